@@ -1,0 +1,51 @@
+"""lightning-audit: does this DP-SGD training give the privacy that it claims?
+
+The names below are imported when they are first used, so that reading a report does not load
+torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from lightning_audit.callbacks.privacy_audit import PrivacyAudit as PrivacyAudit
+    from lightning_audit.checks.resolution import Resolution as Resolution
+    from lightning_audit.claims import PrivacyClaim as PrivacyClaim
+    from lightning_audit.results import AuditReport as AuditReport
+    from lightning_audit.results import InconclusiveAudit as InconclusiveAudit
+    from lightning_audit.results import PrivacyViolation as PrivacyViolation
+    from lightning_audit.results import Verdict as Verdict
+
+_HOMES = {
+    "AuditReport": "lightning_audit.results",
+    "InconclusiveAudit": "lightning_audit.results",
+    "PrivacyAudit": "lightning_audit.callbacks.privacy_audit",
+    "PrivacyClaim": "lightning_audit.claims",
+    "PrivacyViolation": "lightning_audit.results",
+    "Resolution": "lightning_audit.checks.resolution",
+    "Verdict": "lightning_audit.results",
+}
+
+__all__ = [
+    "AuditReport",
+    "InconclusiveAudit",
+    "PrivacyAudit",
+    "PrivacyClaim",
+    "PrivacyViolation",
+    "Resolution",
+    "Verdict",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

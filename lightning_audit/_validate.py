@@ -1,0 +1,59 @@
+"""Argument checks: each error names the argument, the value got, what is allowed and what to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from numbers import Integral, Real
+from typing import Any
+
+
+def _fail(name: str, value: Any, allowed: str, advice: str) -> ValueError:
+    tail = f"; {advice}" if advice else "."
+    return ValueError(f"{name}={value!r} must be {allowed}{tail}")
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def positive(name: str, value: Any, advice: str = "", *, finite: bool = True) -> float:
+    """Return ``value`` as a float if it is a number above zero."""
+    if not _is_real(value) or value <= 0 or (finite and math.isinf(value)):
+        raise _fail(name, value, "a finite number > 0" if finite else "a number > 0", advice)
+    return float(value)
+
+
+def non_negative(name: str, value: Any, advice: str = "") -> float:
+    """Return ``value`` as a float if it is a finite number of at least zero."""
+    if not _is_real(value) or value < 0 or math.isinf(value):
+        raise _fail(name, value, "a finite number >= 0", advice)
+    return float(value)
+
+
+def open_unit(name: str, value: Any, advice: str = "") -> float:
+    """Return ``value`` as a float if it lies strictly between 0 and 1."""
+    if not _is_real(value) or not 0 < value < 1:
+        raise _fail(name, value, "in (0, 1)", advice)
+    return float(value)
+
+
+def rate(name: str, value: Any, advice: str = "") -> float:
+    """Return ``value`` as a float if it lies in (0, 1]."""
+    if not _is_real(value) or not 0 < value <= 1:
+        raise _fail(name, value, "in (0, 1]", advice)
+    return float(value)
+
+
+def positive_int(name: str, value: Any, advice: str = "") -> int:
+    """Return ``value`` as an int if it is a whole number of at least one."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+        raise _fail(name, value, "a whole number >= 1", advice)
+    return int(value)
+
+
+def one_of(name: str, value: Any, allowed: Collection[str], advice: str = "") -> str:
+    """Return ``value`` if it is one of the ``allowed`` strings."""
+    if value not in allowed:
+        raise _fail(name, value, f"one of {sorted(allowed)}", advice)
+    return str(value)

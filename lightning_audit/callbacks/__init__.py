@@ -1,0 +1,5 @@
+"""Lightning callbacks."""
+
+from lightning_audit.callbacks.privacy_audit import PrivacyAudit as PrivacyAudit
+
+__all__ = ["PrivacyAudit"]

@@ -1,0 +1,254 @@
+"""Puts together what a session saw: the metrics of an epoch, and the report."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
+
+from lightning_audit.callbacks.session import AuditSession
+from lightning_audit.callbacks.spending import claimed_epsilon, epsilon_at_ratio, epsilon_spent
+from lightning_audit.checks.accounting import accounting_result, exceeds
+from lightning_audit.checks.family import SHARES
+from lightning_audit.checks.integrity import no_dp_result
+from lightning_audit.checks.resolution import PowerModel, Resolution
+from lightning_audit.checks.sampling import sampling_results
+from lightning_audit.checks.verdict import acknowledge, judge
+from lightning_audit.dpsgd.lints import LoaderFacts
+from lightning_audit.dpsgd.opacus import AccountantLink
+from lightning_audit.results import AuditReport, CheckResult, EpsilonBound, Verdict
+from lightning_audit.store import RECORD_NAME
+
+#: Dashboards draw in single precision; a larger e-value tells nothing more.
+_LARGEST_E_VALUE = 1e30
+_LIBRARIES = ("lightning-audit", "torch", "pytorch-lightning", "opacus", "dp-accounting", "numpy")
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What is claimed and asked for: the callback's arguments that a report depends on."""
+
+    epsilon: float | None
+    delta: float
+    significance: float
+    bound_significance: float
+    resolution: Resolution
+    oversize: float
+    allow: Collection[str]
+    claim_made: bool
+    settings: Mapping[str, Any]
+
+
+@dataclass
+class RunFacts:
+    """What is known of a run beside its observations."""
+
+    loader: LoaderFacts | None = None
+    plain_steps: int = 0
+    plain_name: str = ""
+    accountant: AccountantLink | None = None
+    sample_rate: float | None = None
+    epochs: list[Mapping[str, float]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    break_off: str = ""
+
+
+@dataclass(frozen=True)
+class Epsilons:
+    """The epsilons of a run at one moment; None where no sample rate or claim is known."""
+
+    claimed: float | None
+    source: str
+    spent: float | None
+    ratio_lower: float
+    lower: float | None
+    #: The lower bound at the significance of the verdict rather than of the display.
+    proved: float | None
+
+
+def current_epsilons(session: AuditSession | None, facts: RunFacts, terms: Terms) -> Epsilons:
+    """Compute the epsilons now."""
+    claim = claimed_epsilon(terms.epsilon, facts.accountant, terms.delta)
+    if session is None or not session.monitor.steps:
+        return Epsilons(claim.epsilon, claim.source, None, 0.0, None, None)
+    monitor = session.monitor
+    history = monitor.history
+    ratio = monitor.leakage.ratio_lower(terms.bound_significance)
+    sure = monitor.leakage.ratio_lower(SHARES["epsilon"] * terms.significance)
+    return Epsilons(
+        claim.epsilon,
+        claim.source,
+        epsilon_spent(history, facts.accountant, terms.delta),
+        ratio,
+        epsilon_at_ratio(history, ratio, terms.delta),
+        # Composing once more would only repeat `spent` unless more leaks than is claimed.
+        epsilon_at_ratio(history, sure, terms.delta) if sure > 0 else 0.0,
+    )
+
+
+def run_checks(
+    session: AuditSession | None, facts: RunFacts, terms: Terms, epsilons: Epsilons
+) -> tuple[CheckResult, ...]:
+    """Results of every check now, violated ones first, those that the user allows marked."""
+    steps = session.monitor.steps if session else 0
+    checks = [no_dp_result(facts.plain_steps, steps, terms.claim_made, facts.plain_name)]
+    if session is not None:
+        checks += session.monitor.results()
+        checks.append(_epsilon_result(epsilons, terms))
+        checks.append(
+            accounting_result(epsilons.spent, epsilons.claimed, terms.delta, epsilons.source)
+        )
+        if facts.loader is not None:
+            checks += sampling_results(
+                facts.loader.kind,
+                facts.loader.description,
+                facts.loader.sample_rate,
+                facts.sample_rate,
+                session.batch_sizes,
+            )
+    return acknowledge(checks, terms.allow)
+
+
+def _epsilon_result(epsilons: Epsilons, terms: Terms) -> CheckResult:
+    if epsilons.proved is None or epsilons.claimed is None:
+        return CheckResult("epsilon", "epsilon", "not_run", "no epsilon can be compared")
+    violated = exceeds(epsilons.proved, epsilons.claimed)
+    verb = "above" if violated else "not above"
+    return CheckResult(
+        "epsilon",
+        "epsilon",
+        "violated" if violated else "ok",
+        f"the run leaks at least epsilon {epsilons.proved:.4g} at delta {terms.delta:.3g}, {verb} "
+        f"the claimed {epsilons.claimed:.4g}",
+        "the other findings say whether the noise or the clipping is at fault" if violated else "",
+        share=SHARES["epsilon"],
+        evidence={"epsilon_lower": epsilons.proved, "epsilon_claimed": epsilons.claimed},
+    )
+
+
+def epoch_metrics(
+    session: AuditSession | None, epsilons: Epsilons, checks: Sequence[CheckResult]
+) -> dict[str, float]:
+    """What is logged at an epoch's end; epsilons that are unknown are left out."""
+    metrics: dict[str, float | None] = {
+        "epsilon_lower": epsilons.lower,
+        "epsilon_spent": epsilons.spent,
+        "epsilon_claimed": epsilons.claimed,
+        "violated": float(any(check.status == "violated" for check in checks)),
+    }
+    if session is not None:
+        monitor = session.monitor
+        sigma = monitor.history[-1][0] if monitor.history else 0.0
+        metrics["mu_lower"] = epsilons.ratio_lower / sigma if sigma > 0 else None
+        metrics["e_value"] = min(math.exp(min(monitor.log_e_value, 100.0)), _LARGEST_E_VALUE)
+        metrics["observations"] = float(monitor.sensitivity.observations)
+    return {k: float(v) for k, v in metrics.items() if v is not None and math.isfinite(v)}
+
+
+def build_report(
+    session: AuditSession | None, facts: RunFacts, terms: Terms, *, complete: bool
+) -> AuditReport:
+    """The report now; the power is computed for a complete run only."""
+    epsilons = current_epsilons(session, facts, terms)
+    checks = run_checks(session, facts, terms, epsilons)
+    monitor = session.monitor if session else None
+    model = PowerModel(monitor) if monitor and monitor.steps and complete else None
+    power = model.at(terms.resolution) if model else {}
+    verdict = judge(
+        checks,
+        monitor,
+        power,
+        terms.resolution,
+        terms.oversize,
+        _missing(facts, terms, epsilons, checks, complete),
+    )
+    history = monitor.history if monitor else ()
+    return AuditReport(
+        verdict=verdict,
+        checks=checks,
+        bounds=(_betting_bound(epsilons, history, terms),) if history else (),
+        epsilon_claimed=epsilons.claimed,
+        epsilon_spent=epsilons.spent,
+        epsilon_not_excluded=_not_excluded(model, history, terms, verdict),
+        delta=terms.delta,
+        steps=monitor.steps if monitor else 0,
+        observations=monitor.sensitivity.observations if monitor else 0,
+        history=history,
+        power={part: dataclasses.asdict(value) for part, value in power.items()},
+        epochs=tuple(facts.epochs),
+        settings=terms.settings,
+        environment={name: _version(name) for name in _LIBRARIES},
+        notes=(*facts.notes, *(session.notes if session else ())),
+        record=RECORD_NAME if session and session.store else None,
+        complete=complete,
+    )
+
+
+def _missing(
+    facts: RunFacts,
+    terms: Terms,
+    epsilons: Epsilons,
+    checks: Sequence[CheckResult],
+    complete: bool,
+) -> list[str]:
+    lacks = []
+    if facts.break_off:
+        lacks.append(facts.break_off)
+    elif not complete:
+        lacks.append("the training has not ended")
+    if terms.epsilon is not None and epsilons.spent is None:
+        lacks.append(
+            "the sample rate is unknown, so the claimed epsilon cannot be checked; state it as "
+            "PrivacyAudit(claim=PrivacyClaim(sample_rate=...)) or attach an accountant"
+        )
+    name = "sampling.not_poisson"
+    doubtful = next((c for c in checks if c.name == name and c.status == "not_run"), None)
+    if (
+        doubtful
+        and facts.sample_rate is not None
+        and facts.sample_rate < 1
+        and (name not in terms.allow)
+    ):
+        lacks.append(f"{doubtful.message}; if it does, allow={name!r} says so")
+    return lacks
+
+
+def _betting_bound(epsilons: Epsilons, history: Sequence[Any], terms: Terms) -> EpsilonBound:
+    sigma = history[-1][0]
+    return EpsilonBound(
+        name="betting",
+        epsilon_lower=epsilons.lower,
+        delta=terms.delta,
+        mu_lower=epsilons.ratio_lower / sigma if sigma > 0 else 0.0,
+        significance=terms.bound_significance,
+        interpretation="confidence",
+        threshold="fixed",
+        looks="anytime",
+        assumptions=(
+            "fair private coins",
+            "epsilon from mu: Gaussian noise, independent steps, Poisson sampling at the stated "
+            "rate, the same leakage over claim in every step",
+        ),
+    )
+
+
+def _not_excluded(
+    model: PowerModel | None, history: Sequence[Any], terms: Terms, verdict: Verdict
+) -> float | None:
+    """Epsilon if noise and clipping were as wrong as this run could just not have seen."""
+    if model is None or verdict.outcome == "VIOLATION":
+        return None
+    noise, shift = model.not_excluded()
+    if noise == 0.0 or math.isinf(shift):
+        return math.inf
+    return epsilon_at_ratio(history, shift / noise, terms.delta)
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed as a package"

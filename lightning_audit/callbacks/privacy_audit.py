@@ -1,0 +1,434 @@
+"""`PrivacyAudit`: audits the DP-SGD of an ordinary Lightning training, from inside."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytorch_lightning as pl
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+
+from lightning_audit import _validate
+from lightning_audit.callbacks.evaluation import (
+    RunFacts,
+    Terms,
+    build_report,
+    current_epsilons,
+    epoch_metrics,
+    run_checks,
+)
+from lightning_audit.callbacks.session import AuditSession, SessionSettings
+from lightning_audit.canaries.gradient import GradientCanary, default_mix
+from lightning_audit.checks.resolution import Resolution
+from lightning_audit.claims import PrivacyClaim
+from lightning_audit.dpsgd.lints import loader_facts
+from lightning_audit.dpsgd.opacus import OpacusStep, accountant_link, innermost, private_optimizer
+from lightning_audit.dpsgd.protocol import UnsupportedOptimizer
+from lightning_audit.report.console import print_report
+from lightning_audit.results import (
+    AuditReport,
+    InconclusiveAudit,
+    PrivacyViolation,
+    describe,
+)
+from lightning_audit.store import REPORT_NAME, ObservationStore, RecordHeader, set_aside
+
+_log = logging.getLogger(__name__)
+
+_DEFAULT_DELTA = 1e-5
+_UNSUPPORTED_PRECISION = ("16-mixed", "16-true", "16")
+
+
+class PrivacyAudit(pl.Callback):
+    """Audits the privacy of a DP-SGD training while it runs.
+
+    Each step carries canary gradients through the user's own clipping and noise; what comes out
+    is read before the update, and the canaries are taken out again, so that the trained model is
+    what it would have been. At each epoch's end lower bounds on epsilon are logged; when the
+    training ends, a verdict is given: PASS, VIOLATION or INCONCLUSIVE.
+
+    Without arguments everything is read off the optimizer and its accountant, and the claim is
+    the accountant's own epsilon.
+
+    Args:
+        claimed_epsilon: the epsilon that the whole training must not exceed, > 0; None for the
+            accountant's own.
+        delta: the delta of all epsilons, in (0, 1); None for the claim's, or 1e-5.
+        claim: what cannot be read off the optimizer, or shall be tested instead of what it states.
+        canaries: the canaries of an audited step; None for the default mix.
+        num_canaries: size of the default mix, >= 1; not used where ``canaries`` are given.
+        oversize: norm of the canaries over the clipping norm, >= 1. A canary of norm 1 is blind
+            to clipping faults.
+        every_n_steps: canaries enter each n-th step; None for every step.
+        significance: probability of a false alarm over the whole run, in (0, 1).
+        bound_significance: probability that a logged lower bound is wrong, in (0, 1).
+        resolution: what the audit must be able to see before it may pass; None for noise of 0.8
+            times the claim and a clipping norm twice too large.
+        allow: names of findings that shall not fail the run; they are still shown.
+        on_violation: "raise" `PrivacyViolation` when the training has ended (it is asked to stop
+            at the end of the epoch), "stop" the training only, or "warn" only.
+        on_inconclusive: "warn", or "raise" `InconclusiveAudit` when the training has ended.
+        report_dir: where report and observations go; None for ``default_root_dir/audit``.
+        log_prefix: first part of the names of the logged metrics.
+        seed: of the audit's own coins; None to draw one. It is written to the report.
+
+    Raises:
+        ValueError: an argument is outside its range.
+        MisconfigurationException: when training starts, if this Trainer or optimizer cannot be
+            audited.
+        PrivacyViolation: from ``Trainer.fit``, after the last checkpoint, if the claim is false.
+
+    Example:
+        >>> PrivacyAudit(claimed_epsilon=8.0, delta=1e-5).claimed_epsilon
+        8.0
+    """
+
+    def __init__(
+        self,
+        claimed_epsilon: float | None = None,
+        delta: float | None = None,
+        claim: PrivacyClaim | None = None,
+        canaries: Sequence[GradientCanary] | None = None,
+        num_canaries: int = 8,
+        oversize: float = 1000.0,
+        every_n_steps: int | None = None,
+        significance: float = 1e-3,
+        bound_significance: float = 0.05,
+        resolution: Resolution | None = None,
+        allow: Sequence[str] = (),
+        on_violation: Literal["raise", "stop", "warn"] = "raise",
+        on_inconclusive: Literal["raise", "warn"] = "warn",
+        report_dir: str | Path | None = None,
+        log_prefix: str = "audit",
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.claimed_epsilon = _claimed(claimed_epsilon, claim)
+        self.delta = _delta(delta, claim)
+        self.claim = claim
+        self.canaries = _canaries(canaries, num_canaries)
+        self.oversize = _oversize(oversize)
+        self.every_n_steps = (
+            1 if every_n_steps is None else _validate.positive_int("every_n_steps", every_n_steps)
+        )
+        self.significance = _validate.open_unit("significance", significance, "e.g. 0.001")
+        self.bound_significance = _validate.open_unit(
+            "bound_significance", bound_significance, "e.g. 0.05"
+        )
+        self.resolution = resolution or Resolution()
+        if isinstance(allow, str):
+            allow = (allow,)
+        self.allow = tuple(allow)
+        self.on_violation = _validate.one_of("on_violation", on_violation, _ON_VIOLATION)
+        self.on_inconclusive = _validate.one_of(
+            "on_inconclusive", on_inconclusive, _ON_INCONCLUSIVE
+        )
+        self.report_dir = report_dir
+        self.log_prefix = log_prefix
+        self.seed = int(np.random.SeedSequence().entropy) if seed is None else seed  # type: ignore[arg-type]
+        self._reset()
+
+    def _reset(self) -> None:
+        self._rng = np.random.default_rng(self.seed)
+        self._session: AuditSession | None = None
+        self._facts = RunFacts()
+        self._plain_handles: list[Any] = []
+        self._attached: list[int] = []
+        self._report: AuditReport | None = None
+        self._directory: Path | None = None
+        self._ended = False
+        self._told = False
+
+    @property
+    def report(self) -> AuditReport | None:
+        """The report of the latest training; None before the first epoch has ended."""
+        return self._report
+
+    # ------------------------------------------------------------------ set-up and attachment
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Refuse what cannot be audited, before anything is trained."""
+        if stage != "fit":
+            return
+        self._reset()
+        if trainer.world_size > 1:
+            raise MisconfigurationException(
+                f"PrivacyAudit audits one process, the Trainer has {trainer.world_size}; train "
+                "with devices=1 to audit."
+            )
+        if str(trainer.precision) in _UNSUPPORTED_PRECISION:
+            raise MisconfigurationException(
+                f"PrivacyAudit cannot audit precision={trainer.precision!r}: its gradient scaler "
+                "multiplies per-sample gradients before they are clipped; use '32-true' or "
+                "'bf16-mixed'."
+            )
+        if not _is_trial(trainer):
+            root = self.report_dir or Path(trainer.default_root_dir) / "audit"
+            self._directory = Path(root)
+            if self._directory.is_dir():
+                # A gate must never read the report of an earlier run.
+                set_aside(self._directory)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Attach to the optimizers and read how the loader samples."""
+        if trainer.global_step > 0:
+            self._facts.notes.append(
+                f"the training was resumed at step {trainer.global_step}: earlier steps were not "
+                "observed by this audit"
+            )
+        self._facts.loader = loader_facts(trainer.train_dataloader)
+        self._attach(trainer, pl_module)
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Follow optimizers that were made anew."""
+        if [id(o) for o in trainer.optimizers] != self._attached:
+            self._attach(trainer, pl_module)
+
+    def _attach(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        for handle in self._plain_handles:
+            handle.remove()
+        self._attached = [id(o) for o in trainer.optimizers]
+        private = [o for o in map(private_optimizer, trainer.optimizers) if o is not None]
+        plain = [innermost(o) for o in trainer.optimizers if private_optimizer(o) is None]
+        self._plain_handles = [o.register_step_post_hook(self._count_plain) for o in plain]
+        if len(private) > 1:
+            raise MisconfigurationException(
+                f"PrivacyAudit audits one private optimizer, the module has {len(private)}; give "
+                "all parameters to one optimizer, as parameter groups."
+            )
+        if not private:
+            return
+        names = {id(p): name for name, p in pl_module.named_parameters()}
+        try:
+            step = OpacusStep(private[0], names)
+        except UnsupportedOptimizer as error:
+            raise MisconfigurationException(str(error)) from error
+        self._facts.accountant = accountant_link(private[0])
+        if self._facts.accountant is None and not (self.claim and self.claim.sample_rate):
+            self._facts.notes.append(
+                "no accountant feeds on the optimizer's steps, so no epsilon is composed; each "
+                "step is audited all the same"
+            )
+        if self._session is None:
+            self._session = self._new_session(step)
+        elif not self._session.follow(step):
+            raise MisconfigurationException(
+                "PrivacyAudit cannot follow an optimizer over other parameters during a training; "
+                "keep the parameters and change their learning rates instead."
+            )
+
+    def _new_session(self, step: OpacusStep) -> AuditSession:
+        settings = SessionSettings(
+            canaries=self.canaries,
+            oversize=self.oversize,
+            every_n_steps=self.every_n_steps,
+            significance=self.significance,
+            claim=self.claim,
+        )
+        open_store = self._open_store if self._directory is not None else None
+        return AuditSession(step, settings, self._rng, self._current_rate, open_store)
+
+    def _open_store(self, header: RecordHeader) -> ObservationStore:
+        assert self._directory is not None
+        return ObservationStore(self._directory, header)
+
+    def _current_rate(self) -> float | None:
+        """Sample rate of the present step: stated, or told to the accountant."""
+        if self.claim is not None and self.claim.sample_rate is not None:
+            rate: float | None = self.claim.sample_rate
+        else:
+            link = self._facts.accountant
+            rate = None if link is None else link.sample_rate
+        self._facts.sample_rate = rate
+        return rate
+
+    def _count_plain(self, optimizer: Any, *_: Any) -> None:
+        self._facts.plain_steps += 1
+        self._facts.plain_name = type(optimizer).__name__
+
+    # ------------------------------------------------------------------ each step and epoch
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any
+    ) -> None:
+        """Put the canaries in: after backward, before clipping."""
+        session = self._session
+        if session is not None and private_optimizer(optimizer) is session.step.optimizer:
+            session.epoch = trainer.current_epoch
+            session.inject()
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Log the bounds; ask the training to stop when the claim is false."""
+        epsilons = current_epsilons(self._session, self._facts, self._terms)
+        checks = run_checks(self._session, self._facts, self._terms, epsilons)
+        metrics = epoch_metrics(self._session, epsilons, checks)
+        self._facts.epochs.append({"epoch": trainer.current_epoch, **metrics})
+        pl_module.log_dict({f"{self.log_prefix}/{name}": value for name, value in metrics.items()})
+        self._write_report(complete=False)
+        if self._report and self._report.verdict.outcome == "VIOLATION":
+            if not self._told:
+                _log.error("%s", describe(self._report.verdict))
+                self._told = True
+            if self.on_violation in ("raise", "stop") and not _is_trial(trainer):
+                trainer.should_stop = True
+
+    # ------------------------------------------------------------------ the end
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write the report; raising waits until every other callback has had its end."""
+        self._end(trainer)
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Show the report, and raise if the verdict asks for it."""
+        self._detach()
+        report = self._report
+        if report is None:
+            return
+        if trainer.is_global_zero:
+            path = self._directory / REPORT_NAME if self._directory else None
+            print_report(report, path)
+        if _is_trial(trainer):
+            return
+        if report.verdict.outcome == "VIOLATION" and self.on_violation == "raise":
+            raise PrivacyViolation(report)
+        if report.verdict.outcome == "INCONCLUSIVE" and self.on_inconclusive == "raise":
+            raise InconclusiveAudit(report)
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Leave the user's training as it was found, and what was recorded readable."""
+        if not self._ended:
+            self._facts.break_off = f"the training broke off with {type(exception).__name__}"
+            self._end(trainer)
+        self._detach()
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Take all hooks off."""
+        self._detach()
+
+    def _end(self, trainer: pl.Trainer) -> None:
+        self._ended = True
+        if self._session is None and not self._attached:
+            return  # it ended before it began
+        self._write_report(complete=not self._facts.break_off)
+        if self._session is not None and self._session.store is not None:
+            self._session.store.close()
+
+    def _write_report(self, *, complete: bool) -> None:
+        self._report = build_report(self._session, self._facts, self._terms, complete=complete)
+        if self._directory is None:
+            return
+        if self._session is not None and self._session.store is not None:
+            self._session.store.flush()
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._report.save(self._directory / REPORT_NAME)
+
+    def _detach(self) -> None:
+        for handle in self._plain_handles:
+            handle.remove()
+        self._plain_handles = []
+        if self._session is not None:
+            self._session.detach()
+
+    @property
+    def _terms(self) -> Terms:
+        stated = self.claimed_epsilon is not None or self.claim is not None
+        return Terms(
+            epsilon=self.claimed_epsilon,
+            delta=self.delta,
+            significance=self.significance,
+            bound_significance=self.bound_significance,
+            resolution=self.resolution,
+            oversize=self.oversize,
+            allow=self.allow,
+            claim_made=stated or self._session is not None,
+            settings=self._settings(),
+        )
+
+    def _settings(self) -> dict[str, Any]:
+        """The arguments, as they go into the report."""
+        return {
+            "claimed_epsilon": self.claimed_epsilon,
+            "delta": self.delta,
+            "claim": self.claim.to_dict() if self.claim else None,
+            "canaries": [repr(canary) for canary in self.canaries],
+            "oversize": self.oversize,
+            "every_n_steps": self.every_n_steps,
+            "significance": self.significance,
+            "bound_significance": self.bound_significance,
+            "resolution": {
+                "noise": self.resolution.noise,
+                "sensitivity": self.resolution.sensitivity,
+            },
+            "allow": self.allow,
+            "on_violation": self.on_violation,
+            "on_inconclusive": self.on_inconclusive,
+            "seed": self.seed,
+        }
+
+
+def _is_trial(trainer: pl.Trainer) -> bool:
+    """Whether this is a fast_dev_run: everything is run, nothing written, nothing failed."""
+    return bool(trainer.fast_dev_run)  # type: ignore[attr-defined]  # set by the Trainer at run time
+
+
+_ON_VIOLATION = ("raise", "stop", "warn")
+_ON_INCONCLUSIVE = ("raise", "warn")
+
+
+def _claimed(claimed_epsilon: float | None, claim: PrivacyClaim | None) -> float | None:
+    stated = claim.epsilon if claim is not None else None
+    if claimed_epsilon is None:
+        return stated
+    value = _validate.positive(
+        "claimed_epsilon", claimed_epsilon, "leave it out to audit the accountant's own epsilon"
+    )
+    if stated is not None and stated != value:
+        raise ValueError(
+            f"claimed_epsilon={claimed_epsilon!r} contradicts claim.epsilon={stated!r}; give one "
+            "of them."
+        )
+    return value
+
+
+def _delta(delta: float | None, claim: PrivacyClaim | None) -> float:
+    stated = claim.delta if claim is not None else None
+    if delta is None:
+        return _DEFAULT_DELTA if stated is None else stated
+    value = _validate.open_unit("delta", delta, "take less than one over the number of samples")
+    if stated is not None and stated != value:
+        raise ValueError(f"delta={delta!r} contradicts claim.delta={stated!r}; give one of them.")
+    return value
+
+
+def _canaries(
+    canaries: Sequence[GradientCanary] | None, num_canaries: int
+) -> tuple[GradientCanary, ...]:
+    count = _validate.positive_int("num_canaries", num_canaries, "an audit needs a canary")
+    if canaries is None:
+        return default_mix(count)
+    if not canaries:
+        raise ValueError("canaries=[] must hold a canary; leave it out for the default mix.")
+    for canary in canaries:
+        if not isinstance(canary, GradientCanary):
+            raise ValueError(
+                f"canaries holds {canary!r}; it must hold objects of lightning_audit.canaries, "
+                "such as Dirac()."
+            )
+    return tuple(canaries)
+
+
+def _oversize(oversize: float) -> float:
+    value = _validate.positive("oversize", oversize)
+    if value < 1:
+        raise ValueError(
+            f"oversize={oversize!r} must be >= 1; a canary below the clipping norm adds less than "
+            "one record may."
+        )
+    return value

@@ -1,0 +1,243 @@
+"""One private optimizer under audit: coins, injection, observation, record."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lightning_audit.canaries.gradient import GradientCanary
+from lightning_audit.canaries.placement import place
+from lightning_audit.checks.monitor import AuditMonitor
+from lightning_audit.checks.witnesses import LAGS, WitnessReducer, choose_witnesses
+from lightning_audit.claims import PrivacyClaim
+from lightning_audit.dpsgd.opacus import OpacusStep, innermost
+from lightning_audit.dpsgd.protocol import StepClaim
+from lightning_audit.dpsgd.tap import GradientTap, Reading
+from lightning_audit.layout import Direction, FloatArray, IndexArray
+from lightning_audit.store import DROPPED, INJECTED, NOT_PLANNED, ObservationStore, RecordHeader
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """What the callback's arguments come to.
+
+    Args:
+        canaries: the canaries of every audited step.
+        oversize: their norm over the clipping norm.
+        every_n_steps: canaries enter each n-th step.
+        significance: probability of a false alarm over the run.
+        claim: overrides what the optimizer states.
+    """
+
+    canaries: tuple[GradientCanary, ...]
+    oversize: float
+    every_n_steps: int
+    significance: float
+    claim: PrivacyClaim | None
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A step between injection and observation."""
+
+    claim: StepClaim
+    coins: FloatArray
+    directions: Sequence[Direction]
+    status: int
+
+    def to_remove(self) -> list[tuple[Direction, float]]:
+        """What the canaries that are in add to the gradient under the claim."""
+        if self.status != INJECTED:
+            return []
+        amount = self.claim.max_grad_norm / self.claim.scale
+        chosen = zip(self.coins, self.directions, strict=True)
+        return [(direction, amount) for coin, direction in chosen if coin]
+
+
+class AuditSession:
+    """Audits the steps of one private optimizer.
+
+    Args:
+        step: the adapter.
+        settings: what to audit, and how.
+        rng: the audit's own generator.
+        sample_rate: the accountant's sample rate, asked at each step; None if unknown.
+        open_store: opens the record, given its header; None to keep none.
+    """
+
+    def __init__(
+        self,
+        step: OpacusStep,
+        settings: SessionSettings,
+        rng: np.random.Generator,
+        sample_rate: Callable[[], float | None],
+        open_store: Callable[[RecordHeader], ObservationStore] | None,
+    ) -> None:
+        self.step = step
+        self._settings = settings
+        self._rng = rng
+        self._sample_rate = sample_rate
+        self._placement = place(settings.canaries, step.layout, rng)
+        witnesses = choose_witnesses(step.layout, self._placement.support(), rng)
+        self._reducer = WitnessReducer(witnesses)
+        self._coordinates, self._witness_at, self._canary_at = _reading_order(
+            witnesses.index, self._placement.support()
+        )
+        self.header = RecordHeader(
+            canaries=self._placement.labels,
+            tensors=tuple(slot.name for slot in step.layout),
+            witnesses=witnesses.counts,
+            lags=LAGS,
+        )
+        self.monitor = AuditMonitor(self.header, settings.significance)
+        self.store = open_store(self.header) if open_store else None
+        self.notes = list(self._placement.skipped)
+        self.epoch = 0
+        self.batch_sizes: list[int] = []
+        self._plan: _Plan | None = None
+        # Without a claim nothing is tested: noise multiplier 0 until one was read.
+        self._last_claim = StepClaim(noise_multiplier=0.0, max_grad_norm=1.0, scale=1.0)
+        self._tap = self._attach()
+
+    def _attach(self) -> GradientTap:
+        return GradientTap(
+            innermost(self.step.optimizer),
+            self.step.params,
+            self._coordinates,
+            self._before,
+            self._after,
+        )
+
+    def follow(self, step: OpacusStep) -> bool:
+        """Go on with a new optimizer over the same parameters; False if they differ."""
+        same = [id(p) for p in step.params] == [id(p) for p in self.step.params]
+        if same:
+            self.detach()
+            self.step = step
+            self._tap = self._attach()
+        return same
+
+    def detach(self) -> None:
+        """Take the hooks off; what was observed stays."""
+        self._tap.remove()
+        self._plan = None
+
+    def inject(self) -> None:
+        """Flip the coins of the coming step and put the canaries in, before clipping."""
+        # A closure that runs again inside the step, or a physical batch of a larger logical one.
+        if self._tap.inside_step or not self.step.final_step_of_batch():
+            return
+        size = self.step.batch_size()
+        if size is not None:
+            self.batch_sizes.append(size)
+        claim = self._last_claim = self._claim()
+        number = self.monitor.steps
+        planned = number % self._settings.every_n_steps == 0
+        if not planned or self.monitor.clipping_is_broken:
+            self._plan = _Plan(claim, np.zeros(len(self._placement)), (), NOT_PLANNED)
+            return
+        coins = self._rng.integers(0, 2, size=len(self._placement)).astype(np.float64)
+        directions = self._placement.draw(self._rng)
+        chosen = [d for coin, d in zip(coins, directions, strict=True) if coin]
+        status = INJECTED
+        if chosen:
+            try:
+                self.step.inject(chosen, self._settings.oversize * claim.max_grad_norm)
+            except (ValueError, RuntimeError) as error:
+                # All coins of the step are dropped before anyone looks, so nothing is biased.
+                _log.warning("no canary entered step %d: %s", number, error)
+                status = DROPPED
+        self._plan = _Plan(claim, coins, directions, status)
+
+    def _claim(self) -> StepClaim:
+        """What is claimed of the coming step: by the optimizer, unless stated otherwise."""
+        claim, stated = self.step.claim(), self._settings.claim
+        if stated is None:
+            return claim
+        changes = {
+            "noise_multiplier": stated.noise_multiplier,
+            "max_grad_norm": stated.max_grad_norm,
+            "scale": stated.expected_batch_size,
+        }
+        return replace(claim, **{key: value for key, value in changes.items() if value})
+
+    def _before(self) -> list[tuple[Direction, float]]:
+        return self._plan.to_remove() if self._plan else []
+
+    def _after(self, reading: Reading) -> None:
+        plan, self._plan = self._plan or self._unplanned(), None
+        claim = plan.claim
+        values = reading.values * (claim.scale / claim.max_grad_norm)
+        entry = np.zeros((), dtype=self.header.dtype)
+        rate = self._sample_rate()
+        fields = {
+            "step": self.monitor.steps,
+            "epoch": self.epoch,
+            "canaries": plan.status,
+            "replaced": reading.replaced,
+            "noise_multiplier": claim.noise_multiplier,
+            "max_grad_norm": claim.max_grad_norm,
+            "scale": claim.scale,
+            "sample_rate": math.nan if rate is None else rate,
+            "coins": plan.coins,
+            "readings": self._readings(plan, values),
+        }
+        if claim.noise_multiplier > 0:
+            fields |= self._reducer.reduce(values[self._witness_at], claim.noise_multiplier)
+        for name, value in fields.items():
+            entry[name] = value
+        self.monitor.update(entry)
+        if self.store is not None:
+            self.store.append(entry)
+
+    def _unplanned(self) -> _Plan:
+        """For a step that came without the hook that injects: witnesses are read all the same."""
+        # No per-sample gradients where the optimizer was stepped around Opacus.
+        with contextlib.suppress(ValueError):
+            self._last_claim = self._claim()
+        return _Plan(self._last_claim, np.zeros(len(self._placement)), (), DROPPED)
+
+    def _readings(self, plan: _Plan, values: FloatArray) -> FloatArray:
+        """Inner products with the canaries' directions; what was taken out counts as read."""
+        if plan.status != INJECTED:
+            return np.zeros(len(plan.coins))
+        products = [
+            sum(
+                float(part.value @ values[_positions(self._canary_at[part.tensor], part.index)])
+                for part in direction.parts
+            )
+            for direction in plan.directions
+        ]
+        return np.array(products) + plan.coins
+
+
+def _reading_order(
+    witnesses: dict[int, IndexArray], canaries: dict[int, IndexArray]
+) -> tuple[dict[int, IndexArray], IndexArray, dict[int, tuple[IndexArray, int]]]:
+    """Which coordinates to read, where the witnesses stand among them, and where the canaries.
+
+    Returns:
+        (tensor -> coordinates; positions of all witnesses, tensor by tensor; tensor -> canary
+        coordinates, sorted, and the position of their first).
+    """
+    coordinates, witness_at, canary_at, start = {}, [], {}, 0
+    none = np.zeros(0, dtype=np.int64)
+    for j in sorted(witnesses):
+        own = canaries.get(j, none)
+        coordinates[j] = np.concatenate([witnesses[j], own])
+        witness_at.append(start + np.arange(len(witnesses[j])))
+        canary_at[j] = (own, start + len(witnesses[j]))
+        start += len(coordinates[j])
+    return coordinates, np.concatenate(witness_at), canary_at
+
+
+def _positions(where: tuple[IndexArray, int], index: IndexArray) -> IndexArray:
+    coordinates, start = where
+    return start + np.searchsorted(coordinates, index)

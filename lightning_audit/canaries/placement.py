@@ -1,0 +1,284 @@
+"""Turns canaries into the directions of a step: orthonormal, over any layout of parameters.
+
+Canaries of one step must not share noise: two directions with an inner product of .3 would alarm
+on correct runs. Sparse canaries get disjoint coordinates; dense ones avoid the sparse ones' and
+are made orthogonal to each other. Where a small tensor has no coordinate left, a canary is left
+out and the placement says so; it never shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lightning_audit.canaries.gradient import (
+    LARGEST,
+    LAST_BIAS,
+    BlockPair,
+    Constant,
+    Dirac,
+    GradientCanary,
+    Random,
+    Spread,
+)
+from lightning_audit.layout import Direction, IndexArray, Layout, Part
+
+#: Coordinates among which a moving sparse canary chooses, per tensor.
+POOL = 32
+
+
+@dataclass
+class _Placed:
+    """A canary with the coordinates that are its own: tensor -> flat indices."""
+
+    canary: GradientCanary
+    support: dict[int, IndexArray]
+    fixed: Direction | None = None
+
+
+@dataclass
+class Placement:
+    """The canaries of a run over one layout.
+
+    Args:
+        layout: the trainable tensors.
+        placed: canaries with their coordinates; fill it by `place`.
+        skipped: a sentence for each canary that had to be left out.
+    """
+
+    layout: Layout
+    placed: list[_Placed] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.placed)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """A short name for each canary, with the tensor it lives in."""
+        names = []
+        for item in self.placed:
+            kind = type(item.canary).__name__
+            moving = ", moving" if item.canary.moving else ""
+            tensors = sorted(item.support)
+            place = self.layout[tensors[0]].name if len(tensors) == 1 else f"{len(tensors)} tensors"
+            names.append(f"{kind}({place}{moving})")
+        return tuple(names)
+
+    def support(self) -> dict[int, IndexArray]:
+        """All coordinates that some canary may use, by tensor."""
+        merged: dict[int, list[IndexArray]] = {}
+        for item in self.placed:
+            for tensor, index in item.support.items():
+                merged.setdefault(tensor, []).append(index)
+        return {j: np.unique(np.concatenate(parts)) for j, parts in sorted(merged.items())}
+
+    def draw(self, rng: np.random.Generator) -> list[Direction]:
+        """The orthonormal directions of the coming step; moving ones are drawn from ``rng``."""
+        drawn: list[Direction] = []
+        dense: list[Direction] = []
+        for item in self.placed:
+            direction = item.fixed or _draw(item, rng)
+            if item.canary.moving and _is_dense(item.canary):
+                direction = _orthogonal_to(direction, dense)
+            if _is_dense(item.canary):
+                dense.append(direction)
+            drawn.append(direction)
+        return drawn
+
+
+def place(
+    canaries: Sequence[GradientCanary], layout: Layout, rng: np.random.Generator
+) -> Placement:
+    """Give every canary coordinates of its own.
+
+    Args:
+        canaries: what to place, in the order of their worth.
+        layout: the trainable tensors.
+        rng: the audit's own generator.
+
+    Returns:
+        The placement, in the order of ``canaries`` less those that found no room.
+
+    Raises:
+        ValueError: no trainable tensor, an unknown parameter name, or no canary fits.
+    """
+    if not any(slot.numel for slot in layout):
+        raise ValueError(
+            "canaries have no trainable coordinate: no parameter has requires_grad=True; unfreeze "
+            "at least one parameter or leave the audit out."
+        )
+    free = [rng.permutation(slot.numel).astype(np.int64) for slot in layout]
+    placed: dict[int, _Placed] = {}
+    skipped = []
+    order = sorted(range(len(canaries)), key=lambda i: _is_dense(canaries[i]))
+    for i in order:
+        canary = canaries[i]
+        support = _claim_coordinates(canary, layout, free)
+        if support:
+            placed[i] = _Placed(canary, support)
+        else:
+            skipped.append(f"{canary} was left out: its tensor has no coordinate left")
+    placement = Placement(layout, [placed[i] for i in sorted(placed)], skipped)
+    _fix(placement, rng)
+    if not placement.placed:
+        raise ValueError(
+            f"canaries={list(canaries)!r} have no trainable coordinate to live in; name larger "
+            f"tensors, one of {[slot.name for slot in layout]}."
+        )
+    return placement
+
+
+def _fix(placement: Placement, rng: np.random.Generator) -> None:
+    """Draw the fixed directions, leaving out dense ones that add nothing to those before."""
+    dense: list[Direction] = []
+    kept = []
+    # Fixed ones first: a moving one is made orthogonal to them at every step.
+    for item in sorted(placement.placed, key=lambda item: item.canary.moving):
+        direction = _draw(item, rng)
+        if _is_dense(item.canary):
+            direction = _orthogonal_to(direction, dense)
+            if direction.norm() == 0.0:
+                placement.skipped.append(f"{item.canary} was left out: others span its tensor")
+                continue
+            dense.append(direction)
+        item.fixed = None if item.canary.moving else direction
+        kept.append(item)
+    placement.placed = kept
+
+
+def _is_dense(canary: GradientCanary) -> bool:
+    return isinstance(canary, Constant | Random)
+
+
+def _claim_coordinates(
+    canary: GradientCanary, layout: Layout, free: list[IndexArray]
+) -> dict[int, IndexArray]:
+    """Take coordinates for ``canary`` out of ``free``; dense ones only look."""
+    match canary:
+        case Dirac(tensor=tensor):
+            candidates = _tensors(tensor, layout)
+            chosen = next((j for j in candidates if len(free[j])), None)
+            return {} if chosen is None else {chosen: _take(free, chosen, canary.moving)}
+        case BlockPair() if (pair := _same_shape(layout, free)) is not None:
+            return _take_pair(free, *pair, canary.moving)
+        case Spread() | BlockPair():
+            return {j: _take(free, j, canary.moving) for j in range(len(layout)) if len(free[j])}
+        case Constant(tensor=tensor):
+            j = _tensors(tensor, layout)[0]
+            return {j: np.sort(free[j])} if len(free[j]) else {}
+        case Random(tensor=tensor):
+            named = range(len(layout)) if tensor is None else _tensors(tensor, layout)[:1]
+            return {j: np.sort(free[j]) for j in named if len(free[j])}
+    raise ValueError(
+        f"canaries holds {canary!r}; it must hold Dirac, Spread, BlockPair, Constant or Random."
+    )
+
+
+def _take(free: list[IndexArray], tensor: int, moving: bool) -> IndexArray:
+    """Remove one coordinate, or a moving canary's pool, from a tensor's free ones."""
+    # A pool leaves at least half of a small tensor to the other canaries.
+    size = min(POOL, max(1, len(free[tensor]) // 2)) if moving else 1
+    taken, free[tensor] = free[tensor][:size], free[tensor][size:]
+    return taken
+
+
+def _take_pair(
+    free: list[IndexArray], first: int, second: int, moving: bool
+) -> dict[int, IndexArray]:
+    shared = free[first][np.isin(free[first], free[second])]
+    taken = shared[: min(POOL, max(1, len(shared) // 2)) if moving else 1]
+    for j in (first, second):
+        free[j] = free[j][~np.isin(free[j], taken)]
+    return {first: taken, second: taken}
+
+
+def _same_shape(layout: Layout, free: list[IndexArray]) -> tuple[int, int] | None:
+    """The two largest tensors of one shape that have a coordinate free in common."""
+    by_size = sorted(range(len(layout)), key=lambda j: -layout[j].numel)
+    for position, first in enumerate(by_size):
+        for second in by_size[position + 1 :]:
+            if layout[first].shape == layout[second].shape and (
+                np.isin(free[first], free[second]).any()
+            ):
+                return first, second
+    return None
+
+
+def _tensors(name: str, layout: Layout) -> list[int]:
+    """Positions of the tensor meant by ``name``; for "largest", all from the largest down."""
+    if name == LARGEST:
+        return sorted(range(len(layout)), key=lambda j: -layout[j].numel)
+    if name == LAST_BIAS:
+        vectors = [j for j, slot in enumerate(layout) if len(slot.shape) == 1]
+        biases = [j for j in vectors if layout[j].name.endswith("bias")]
+        return [(biases or vectors or [len(layout) - 1])[-1]]
+    for j, slot in enumerate(layout):
+        if slot.name == name:
+            return [j]
+    raise ValueError(
+        f"tensor={name!r} must be 'largest', 'last_bias' or the name of a trainable parameter, "
+        f"one of {[slot.name for slot in layout]}."
+    )
+
+
+def _draw(item: _Placed, rng: np.random.Generator) -> Direction:
+    """A unit vector on the canary's coordinates."""
+    match item.canary:
+        case Random():
+            values = {j: rng.standard_normal(len(index)) for j, index in item.support.items()}
+            parts = [Part(j, index, values[j]) for j, index in item.support.items()]
+        case Constant():
+            parts = [Part(j, index, np.ones(len(index))) for j, index in item.support.items()]
+        case canary:
+            sizes = [len(index) for index in item.support.values()]
+            # One flat coordinate for both tensors of a pair; one each for the others.
+            picks = [int(rng.integers(n)) if canary.moving and n > 1 else 0 for n in sizes]
+            if isinstance(canary, BlockPair) and _is_pair(item):
+                picks, signs = [picks[0], picks[0]], [1.0, -1.0]
+            else:
+                signs = [1.0] * len(sizes)
+            parts = [
+                Part(j, index[pick : pick + 1], np.array([sign]))
+                for (j, index), pick, sign in zip(item.support.items(), picks, signs, strict=True)
+            ]
+    return _unit(Direction(tuple(parts)))
+
+
+def _is_pair(item: _Placed) -> bool:
+    supports = list(item.support.values())
+    return len(supports) == 2 and np.array_equal(supports[0], supports[1])
+
+
+def _unit(direction: Direction) -> Direction:
+    norm = direction.norm()
+    return Direction(tuple(Part(p.tensor, p.index, p.value / norm) for p in direction.parts))
+
+
+def _orthogonal_to(direction: Direction, others: list[Direction]) -> Direction:
+    """The unit part of ``direction`` orthogonal to ``others``; zero if there is none."""
+    current = direction
+    for _ in range(2):  # the second pass removes what rounding left of the first
+        for other in others:
+            current = _subtract(current, other, current.dot(other))
+    if current.norm() < 1e-6:
+        return Direction(())
+    return _unit(current)
+
+
+def _subtract(direction: Direction, other: Direction, factor: float) -> Direction:
+    """``direction - factor * other``; where the supports differ, the union of both."""
+    parts = {part.tensor: part for part in direction.parts}
+    for theirs in other.parts:
+        mine = parts.get(theirs.tensor)
+        if mine is None:
+            parts[theirs.tensor] = Part(theirs.tensor, theirs.index, -factor * theirs.value)
+            continue
+        index = np.union1d(mine.index, theirs.index)
+        value = np.zeros(len(index))
+        value[np.searchsorted(index, mine.index)] += mine.value
+        value[np.searchsorted(index, theirs.index)] -= factor * theirs.value
+        parts[theirs.tensor] = Part(theirs.tensor, index, value)
+    return Direction(tuple(parts[j] for j in sorted(parts)))

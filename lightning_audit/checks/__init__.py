@@ -1,0 +1,1 @@
+"""Verdicts from observations: one file a family of checks, no torch."""

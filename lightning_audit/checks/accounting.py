@@ -1,0 +1,53 @@
+"""Does the history of the run compose to no more than the claimed epsilon?"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from lightning_audit.results import CheckResult
+
+#: A coarse composition grid overstates epsilon a little; a correct run must not fail for it.
+_RELATIVE, _ABSOLUTE = 1.01, 0.01
+
+
+def exceeds(epsilon: float, claimed: float) -> bool:
+    """Whether ``epsilon`` is above the claim by more than composition's own inaccuracy."""
+    return epsilon > _RELATIVE * claimed + _ABSOLUTE
+
+
+def accounting_result(
+    spent: float | None, claimed: float | None, delta: float, source: str
+) -> CheckResult:
+    """Compare the composed epsilon with the claim.
+
+    Args:
+        spent: epsilon of the steps that ran, composed as privacy loss distributions; None if the
+            sample rate is unknown.
+        claimed: the claim; None if there is none.
+        delta: the delta of both.
+        source: where the claim comes from, in words.
+
+    Returns:
+        The result of the check `accounting`.
+    """
+    name: Final = "accounting"
+    kind: Final = "accounting"
+    if spent is None or claimed is None:
+        lacks = "the sample rate is unknown" if spent is None else "no epsilon is claimed"
+        return CheckResult(name, kind, "not_run", f"not composed: {lacks}")
+    evidence = {"epsilon_spent": spent, "epsilon_claimed": claimed, "delta": delta}
+    numbers = f"epsilon {spent:.4g} at delta {delta:.3g}, {source} says {claimed:.4g}"
+    if not exceeds(spent, claimed):
+        return CheckResult(
+            name, kind, "ok", f"the steps that ran compose to {numbers}", evidence=evidence
+        )
+    advice = (
+        "set noise_multiplier above 0"
+        if math.isinf(spent)
+        else "stop earlier, raise noise_multiplier, lower the sample rate, or claim the epsilon "
+        "that the steps cost; of Opacus' accountants, 'gdp' can report less than the truth"
+    )
+    return CheckResult(
+        name, kind, "violated", f"the steps that ran cost {numbers}", advice, evidence=evidence
+    )

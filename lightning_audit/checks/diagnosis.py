@@ -1,0 +1,139 @@
+"""From findings to the likely fault, in words an engineer can act on.
+
+Rules, in the order in which they are tried; each rests on numbers that the checks show as their
+evidence. The first finding that explains the others gives the name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lightning_audit.checks.monitor import AuditMonitor
+from lightning_audit.results import CheckResult
+
+#: A residual this much smaller than the plain one speaks for re-used noise, not for small noise.
+_REUSE_GAIN = 0.7
+_NOISE = ("noise", "noise.tensor", "noise.canary")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A likely fault.
+
+    Args:
+        sentence: what is wrong, in words.
+        finding: name of the check that shows it.
+    """
+
+    sentence: str
+    finding: str
+
+
+def likely_fault(
+    violated: Sequence[CheckResult], monitor: AuditMonitor | None, oversize: float
+) -> Fault:
+    """Name the fault behind the violated checks.
+
+    Args:
+        violated: the checks that count as violated, at least one.
+        monitor: all checks after the last step; None if no step was observed.
+        oversize: norm of the canaries over the clipping norm.
+
+    Returns:
+        The fault.
+    """
+    names = [check.name for check in violated]
+    if "gradient_replaced" in names:
+        return Fault(
+            "gradient replaced: the closure ran again inside the optimizer's step, and the update "
+            "used the raw gradient, without clipping and noise",
+            "gradient_replaced",
+        )
+    if "no_dp" in names:
+        return Fault("no DP-SGD: an optimizer steps that is not the private one", "no_dp")
+    if monitor is not None:
+        if "sensitivity" in names:
+            return Fault(_clipping_fault(monitor, oversize), "sensitivity")
+        reuse = _reuse_fault(names, monitor)
+        if reuse:
+            return reuse
+        finding = next((name for name in _NOISE if name in names), None)
+        if finding:
+            return Fault(_noise_fault(monitor), finding)
+    finding = next((name for name in ("mu", "epsilon") if name in names), None)
+    if finding:
+        return Fault("more leaks than the claim allows, by noise and clipping together", finding)
+    if "sampling.not_poisson" in names:
+        return Fault(
+            "wrong sampling: the loader is not Poisson although the accountant supposes it",
+            "sampling.not_poisson",
+        )
+    if "sampling.rate" in names:
+        return Fault(
+            "wrong sampling: the loader draws more often than the accountant is told",
+            "sampling.rate",
+        )
+    return Fault("wrong accounting: the steps that ran cost more than is claimed", names[0])
+
+
+def _clipping_fault(monitor: AuditMonitor, oversize: float) -> str:
+    shift = monitor.sensitivity.shift
+    if monitor.sensitivity.sum_is_clipped:
+        return (
+            "clipping after averaging: the batch's mean gradient is clipped, not each sample's "
+            "gradient before the sum"
+        )
+    if shift > 0.5 * oversize:
+        return "no clipping: a canary passes with its full norm"
+    return f"clipping norm too large: gradients are clipped at {shift:.3g} times max_grad_norm"
+
+
+def _reuse_fault(names: Sequence[str], monitor: AuditMonitor) -> Fault | None:
+    reuse = monitor.reuse
+    noise = monitor.witness_noise
+    quiet = float(noise.ratios().min())
+    for name, sentence in (
+        ("reuse.broadcast", "one noise value is shared by all coordinates of a step"),
+        ("reuse.pair", "one noise key is used for several tensors"),
+    ):
+        ratio = reuse.residual_ratio(name)
+        if name in names and ratio is not None and ratio < _REUSE_GAIN * quiet:
+            return Fault(f"noise re-used: {sentence}", name)
+    noise_at = noise.pooled.violated_at
+    lag_at = reuse.evidence["reuse.lag"].violated_at
+    # Too small a noise makes differences of readings small as well, but is seen before them.
+    if "reuse.lag" in names and lag_at is not None and (noise_at is None or lag_at < noise_at):
+        when = "at every step" if reuse.lag == 1 else f"every {reuse.lag} steps"
+        return Fault(f"noise re-used: the same noise is added {when}", "reuse.lag")
+    return None
+
+
+def _noise_fault(monitor: AuditMonitor) -> str:
+    noise = monitor.witness_noise
+    ratios = noise.ratios()
+    flagged = noise.flagged_tensors()
+    smallest = float(ratios.min())
+    if flagged and len(flagged) < len(ratios):
+        shown = ", ".join(f"`{name}`" for name in flagged[:5])
+        what = "is missing" if smallest < 0.1 else f"is {smallest:.3g} times the claim or less"
+        return f"noise of some tensors: the noise of {shown} {what}"
+    if smallest < 0.1:
+        return "no noise: the gradients are released without noise, or with next to none"
+    return f"noise scale too small: the noise is {smallest:.3g} times the claim or less"
+
+
+def loses_no_privacy(violated: Sequence[CheckResult], monitor: AuditMonitor) -> bool:
+    """Whether noise and clipping err together, so that the leakage stays within the claim.
+
+    Args:
+        violated: the checks that count as violated.
+        monitor: all checks after the last step.
+    """
+    if not {check.name for check in violated} <= {*_NOISE, "sensitivity"}:
+        return False
+    ratios = monitor.witness_noise.ratios()
+    signal = monitor.sensitivity
+    # The shift may be as large as its estimate plus its error, the noise as small as in any tensor.
+    upper = 2.0 * signal.shift - signal.shift_lower
+    return upper < 1.05 * float(ratios.min())

@@ -1,0 +1,81 @@
+"""What all checks by e-process have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_audit.results import CheckResult, Kind
+
+#: How the significance of a run is shared. The rest of 1 is kept for checks to come; what is
+#: handed out may never exceed 1 (Ville's inequality for each, the union bound for all).
+SHARES: Mapping[str, float] = {
+    "noise": 0.1,
+    "noise.tensor": 0.1,
+    "noise.canary": 0.1,
+    "sensitivity": 0.1,
+    "mu": 0.1,
+    "epsilon": 0.1,
+    "reuse.lag": 0.1,
+    "reuse.broadcast": 0.1,
+    "reuse.pair": 0.1,
+}
+
+
+@dataclass
+class Evidence:
+    """The largest log e-value of one test so far, and whether it crossed its threshold.
+
+    Args:
+        name: a key of `SHARES`.
+        significance: of the whole run.
+        kind: which claim the test is about.
+    """
+
+    name: str
+    significance: float
+    kind: Kind = "mechanism"
+    log_e: float = 0.0
+    violated_at: int | None = None
+    observed: bool = False
+
+    @property
+    def share(self) -> float:
+        """The test's share of the significance."""
+        return SHARES[self.name]
+
+    @property
+    def threshold(self) -> float:
+        """Log e-value at which the test flags."""
+        return -math.log(self.share * self.significance)
+
+    @property
+    def violated(self) -> bool:
+        """Whether the test has flagged."""
+        return self.violated_at is not None
+
+    def update(self, log_e: float, step: int) -> None:
+        """Take in the log e-value after a step; looks cost nothing."""
+        self.observed = True
+        self.log_e = max(self.log_e, float(log_e))
+        if self.violated_at is None and self.log_e >= self.threshold:
+            self.violated_at = step
+
+    def result(
+        self, fine: str, wrong: str, advice: str, evidence: Mapping[str, Any]
+    ) -> CheckResult:
+        """The check's result: one sentence if nothing is wrong, another with advice if it is."""
+        status = "violated" if self.violated else "ok" if self.observed else "not_run"
+        messages = {"violated": wrong, "ok": fine, "not_run": "nothing was observed"}
+        return CheckResult(
+            name=self.name,
+            kind=self.kind,
+            status=status,  # type: ignore[arg-type]  # the three literals above
+            message=messages[status],
+            advice=advice if self.violated else "",
+            log_e_value=self.log_e,
+            share=self.share,
+            evidence={**evidence, "violated_at_step": self.violated_at},
+        )

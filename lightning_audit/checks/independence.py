@@ -1,0 +1,75 @@
+"""Is the noise drawn anew for every step, coordinate and tensor?
+
+Not by correlations, which data raise in correct runs, but by a residual variance that becomes too
+small once the right centre is taken out: the reading some steps ago, the mean of the earlier
+readings of the step, the same coordinate of another tensor.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_audit.checks.family import Evidence
+from lightning_audit.results import CheckResult
+from lightning_audit.stats.sequential import log_mean_exp, noise_log_e
+from lightning_audit.store import RecordHeader
+
+
+class ReuseCheck:
+    """`reuse.lag`, `reuse.broadcast` and `reuse.pair`, from the witness coordinates."""
+
+    def __init__(self, header: RecordHeader, significance: float) -> None:
+        self._lag_count = np.zeros(header.lags)
+        self._lag_squares = np.zeros(header.lags)
+        self._single = {"broadcast": np.zeros(2), "pair": np.zeros(2)}
+        names = ("reuse.lag", "reuse.broadcast", "reuse.pair")
+        self.evidence = {name: Evidence(name, significance) for name in names}
+
+    def update(self, entry: NDArray[np.void]) -> None:
+        """Take in one entry of the record."""
+        step = int(entry["step"])
+        count, squares = np.asarray(entry["lag_count"]), np.asarray(entry["lag_squares"])
+        if count.any() and np.isfinite(squares).all():
+            self._lag_count += count
+            self._lag_squares += squares
+            log_e = log_mean_exp(noise_log_e(self._lag_count, self._lag_squares))
+            self.evidence["reuse.lag"].update(float(log_e), step)
+        for name, sums in self._single.items():
+            terms = np.array([entry[f"{name}_count"], entry[f"{name}_squares"]], dtype=np.float64)
+            if terms[0] > 0 and np.isfinite(terms).all():
+                sums += terms
+                self.evidence[f"reuse.{name}"].update(float(noise_log_e(*sums)), step)
+
+    @property
+    def lag(self) -> int:
+        """The lag at which readings agree best, in steps."""
+        return int(np.argmax(noise_log_e(self._lag_count, self._lag_squares))) + 1
+
+    def residual_ratio(self, name: str) -> float | None:
+        """Residual of `reuse.broadcast` or `reuse.pair` over the claimed noise, None if unseen."""
+        count, squares = self._single[name.removeprefix("reuse.")]
+        return float(np.sqrt(squares / count)) if count > 0 else None
+
+    def results(self) -> tuple[CheckResult, ...]:
+        """Results of the three checks."""
+        return (
+            self.evidence["reuse.lag"].result(
+                "no noise comes back at a later step",
+                f"the noise of a step comes back {self.lag} step{'s' * (self.lag > 1)} later",
+                "look for a generator that is seeded again, or restored, between steps",
+                {"lag": self.lag, "lags": len(self._lag_count)},
+            ),
+            self.evidence["reuse.broadcast"].result(
+                "coordinates of a step have noise of their own",
+                "the coordinates of a step share one noise value",
+                "look for a noise drawn with too small a shape and broadcast over the gradient",
+                {"residual_ratio": self.residual_ratio("reuse.broadcast")},
+            ),
+            self.evidence["reuse.pair"].result(
+                "tensors have noise of their own",
+                "several tensors receive the same noise",
+                "look for one seed or key that is used for every tensor of a step",
+                {"residual_ratio": self.residual_ratio("reuse.pair")},
+            ),
+        )

@@ -1,0 +1,66 @@
+"""Is the gradient that the update uses the one that DP-SGD made?"""
+
+from __future__ import annotations
+
+from lightning_audit.results import CheckResult
+
+
+def gradient_replaced_result(replaced: int, steps: int) -> CheckResult:
+    """Result of `gradient_replaced`: one such step is enough.
+
+    Args:
+        replaced: steps whose gradient changed between the end of DP-SGD and the update.
+        steps: steps seen.
+    """
+    evidence = {"replaced": replaced, "steps": steps}
+    if not steps:
+        return CheckResult("gradient_replaced", "mechanism", "not_run", "no step was seen")
+    if not replaced:
+        return CheckResult(
+            "gradient_replaced",
+            "mechanism",
+            "ok",
+            "every update used the gradient that DP-SGD made",
+            evidence=evidence,
+        )
+    return CheckResult(
+        "gradient_replaced",
+        "mechanism",
+        "violated",
+        f"in {replaced} of {steps} steps the update used another gradient than the one that was "
+        "clipped and noised",
+        "do not pass the closure on to the inner optimizer, nor change p.grad inside its step: "
+        "run the closure once, before clipping (opacus issue #313)",
+        evidence=evidence,
+    )
+
+
+def no_dp_result(
+    plain_steps: int, private_steps: int, claim_made: bool, plain_name: str
+) -> CheckResult:
+    """Result of `no_dp`: a claim is stated and an optimizer steps that is not private.
+
+    Args:
+        plain_steps: steps of optimizers without DP-SGD.
+        private_steps: steps of the private optimizer.
+        claim_made: whether privacy is claimed.
+        plain_name: type of the plain optimizer.
+    """
+    evidence = {"plain_steps": plain_steps, "private_steps": private_steps}
+    if plain_steps and claim_made:
+        return CheckResult(
+            "no_dp",
+            "mechanism",
+            "violated",
+            f"{plain_name} took {plain_steps} steps without clipping and noise",
+            "return the optimizer that PrivacyEngine.make_private gives from configure_optimizers, "
+            "and give it every trainable parameter",
+            evidence=evidence,
+        )
+    if not private_steps:
+        return CheckResult(
+            "no_dp", "mechanism", "not_run", "no private optimizer took a step", evidence=evidence
+        )
+    return CheckResult(
+        "no_dp", "mechanism", "ok", "only the private optimizer took steps", evidence=evidence
+    )

@@ -1,0 +1,59 @@
+"""How much leaks: the mu of a step, and the epsilon of the run."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_audit.checks.family import Evidence
+from lightning_audit.results import CheckResult
+from lightning_audit.stats.sequential import ErrorRateBet, MuTest
+from lightning_audit.store import RecordHeader
+
+#: Grid of one step's mu, relative to the first step's claim; 2 % apart.
+_MU_GRID = np.geomspace(0.01, 12.0, 359)
+
+
+class MuCheck:
+    """`mu`: shift over standard deviation of a step against 1 / noise_multiplier."""
+
+    def __init__(self, header: RecordHeader, significance: float) -> None:
+        self._test = MuTest((len(header.canaries),))
+        self.evidence = Evidence("mu", significance)
+
+    def update(self, entry: NDArray[np.void]) -> None:
+        """Take in one entry whose coins count."""
+        coins = np.asarray(entry["coins"], dtype=np.float64)
+        self._test.update(coins, np.asarray(entry["readings"]), float(entry["noise_multiplier"]))
+        self.evidence.update(float(self._test.log_e), int(entry["step"]))
+
+    def results(self) -> tuple[CheckResult, ...]:
+        """Result of the check."""
+        return (
+            self.evidence.result(
+                "one step's mu is not above the claim",
+                "one step leaks more than 1 / noise_multiplier (mu) allows",
+                "the other findings say whether the noise or the clipping is at fault",
+                {"frozen": self._test.frozen},
+            ),
+        )
+
+
+class LeakageBound:
+    """Lower bounds on ``r``: not every step was (r / noise_multiplier)-GDP."""
+
+    def __init__(self, header: RecordHeader) -> None:
+        self._k = len(header.canaries)
+        self._bet: ErrorRateBet | None = None
+
+    def update(self, entry: NDArray[np.void]) -> None:
+        """Take in one entry whose coins count."""
+        sigma = float(entry["noise_multiplier"])
+        if self._bet is None:
+            self._bet = ErrorRateBet((self._k,), sigma * _MU_GRID)
+        coins = np.asarray(entry["coins"], dtype=np.float64)
+        self._bet.update(coins, np.asarray(entry["readings"]), sigma)
+
+    def ratio_lower(self, significance: float) -> float:
+        """The bound at ``significance``, valid at all times together; 0 if nothing is proved."""
+        return float(self._bet.ratio_lower(significance)) if self._bet is not None else 0.0

@@ -1,0 +1,123 @@
+"""Feeds the record of a run, entry by entry, to every check.
+
+The checks see nothing but the record, so that `replay` gives the numbers of the run again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_audit.checks.independence import ReuseCheck
+from lightning_audit.checks.integrity import gradient_replaced_result
+from lightning_audit.checks.leakage import LeakageBound, MuCheck
+from lightning_audit.checks.noise import CanaryNoiseCheck, WitnessNoiseCheck
+from lightning_audit.checks.sensitivity import SensitivityCheck
+from lightning_audit.results import CheckResult
+from lightning_audit.store import DROPPED, INJECTED, RecordHeader
+
+#: Share of steps with a failed injection or a non-finite reading above which nothing is concluded.
+MAX_LOST = 0.01
+
+
+class AuditMonitor:
+    """All checks by e-process over one record.
+
+    Args:
+        header: what the entries mean.
+        significance: probability of a false alarm over the whole run.
+    """
+
+    def __init__(self, header: RecordHeader, significance: float) -> None:
+        self.header = header
+        self.significance = significance
+        self.witness_noise = WitnessNoiseCheck(header, significance)
+        self.canary_noise = CanaryNoiseCheck(header, significance)
+        self.sensitivity = SensitivityCheck(header, significance)
+        self.mu = MuCheck(header, significance)
+        self.leakage = LeakageBound(header)
+        self.reuse = ReuseCheck(header, significance)
+        self.steps = 0
+        self.canary_steps = 0
+        self.lost_steps = 0
+        self.replaced_steps = 0
+        self._phases: dict[tuple[float, float | None], int] = {}
+
+    def update(self, entry: NDArray[np.void]) -> None:
+        """Take in one entry of the record."""
+        self.steps += 1
+        self.replaced_steps += int(entry["replaced"])
+        sigma, rate = float(entry["noise_multiplier"]), float(entry["sample_rate"])
+        phase = (sigma, None if math.isnan(rate) else rate)
+        self._phases[phase] = self._phases.get(phase, 0) + 1
+        if sigma <= 0.0:  # nothing is claimed of a step without noise, so nothing can be tested
+            return
+        if not np.isfinite(entry["tensor_squares"]).all():
+            self.lost_steps += 1
+            return
+        self.witness_noise.update(entry)
+        self.reuse.update(entry)
+        if entry["canaries"] == DROPPED:
+            self.lost_steps += 1
+        elif entry["canaries"] == INJECTED:
+            if not np.isfinite(entry["readings"]).all():
+                self.lost_steps += 1
+                return
+            self.canary_steps += 1
+            for check in (self.canary_noise, self.sensitivity, self.mu, self.leakage):
+                check.update(entry)
+
+    @property
+    def history(self) -> tuple[tuple[float, float | None, int], ...]:
+        """Phases of (noise_multiplier, sample_rate, steps), in the order of first appearance."""
+        return tuple((sigma, rate, steps) for (sigma, rate), steps in self._phases.items())
+
+    @property
+    def clipping_is_broken(self) -> bool:
+        """Whether oversized canaries would only harm the model from now on."""
+        return self.sensitivity.evidence.violated
+
+    @property
+    def log_e_value(self) -> float:
+        """Log of the shared e-value: the largest of share times e-value, at least 0.
+
+        The claim is refuted when it reaches ``log(1 / significance)``.
+        """
+        checks = [c for c in self.results() if c.log_e_value is not None and c.share > 0]
+        return max((c.log_e_value or 0.0) + math.log(c.share) for c in [*checks, _NOTHING])
+
+    def results(self) -> tuple[CheckResult, ...]:
+        """Results of the checks that see the record alone."""
+        return (
+            *self.witness_noise.results(),
+            *self.canary_noise.results(),
+            *self.sensitivity.results(),
+            *self.mu.results(),
+            *self.reuse.results(),
+            gradient_replaced_result(self.replaced_steps, self.steps),
+        )
+
+
+_NOTHING = CheckResult("", "mechanism", "ok", "", log_e_value=0.0, share=1.0)
+
+
+def replay(
+    header: RecordHeader, entries: Iterable[NDArray[np.void]], significance: float
+) -> AuditMonitor:
+    """Compute the checks of a record again.
+
+    Args:
+        header: what the entries mean.
+        entries: the entries, in the order of the run.
+        significance: probability of a false alarm over the whole run.
+
+    Returns:
+        The monitor after the last entry.
+    """
+    monitor = AuditMonitor(header, significance)
+    for entry in entries:
+        monitor.update(entry)
+    return monitor

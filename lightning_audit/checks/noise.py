@@ -1,0 +1,157 @@
+"""Is the noise as large as claimed: in all, in every tensor, and on the canaries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_audit.checks.family import Evidence
+from lightning_audit.layout import FloatArray
+from lightning_audit.results import CheckResult
+from lightning_audit.stats.sequential import PredictableCentre, log_mean_exp, noise_log_e
+from lightning_audit.store import RecordHeader
+
+_ADVICE = (
+    "compare what add_noise draws with noise_multiplier * max_grad_norm, and look for code that "
+    "changes the gradient after the noise was added"
+)
+
+
+class PooledSums:
+    """Sums of squares of several units, pooled over those that look quiet.
+
+    A unit is taken in at a step when its mean square so far is below one: the choice rests on the
+    past alone, so the test stays valid, and units where data dominate do not hide the others.
+
+    Args:
+        units: number of units (tensors, or canaries).
+    """
+
+    _DECAY = 0.9
+
+    def __init__(self, units: int) -> None:
+        self.count = np.zeros(units)
+        self.squares = np.zeros(units)
+        self.pooled_count = 0.0
+        self.pooled_squares = 0.0
+        self._recent = np.full(units, 0.99)
+
+    def update(self, counts: FloatArray, squares: FloatArray) -> None:
+        """Take in a step's number of terms and sum of squares of each unit."""
+        chosen = self._recent < 1.0
+        self.pooled_count += float(counts[chosen].sum())
+        self.pooled_squares += float(squares[chosen].sum())
+        self.count += counts
+        self.squares += squares
+        mean = squares / np.maximum(counts, 1.0)
+        self._recent = self._DECAY * self._recent + (1 - self._DECAY) * mean
+
+    @property
+    def mean_square(self) -> FloatArray:
+        """Mean square of each unit so far; 1 where nothing was seen."""
+        return np.where(self.count > 0, self.squares / np.maximum(self.count, 1.0), 1.0)
+
+    @property
+    def unit_log_e(self) -> FloatArray:
+        """Log e-value of each unit."""
+        return noise_log_e(self.count, self.squares)
+
+    @property
+    def pooled_log_e(self) -> float:
+        """Log e-value of the pooled sums."""
+        return float(noise_log_e(self.pooled_count, self.pooled_squares))
+
+
+class WitnessNoiseCheck:
+    """`noise` (all tensors pooled) and `noise.tensor` (each), from the witness coordinates."""
+
+    def __init__(self, header: RecordHeader, significance: float) -> None:
+        self._names = header.tensors
+        self._counts = np.array(header.witnesses, dtype=np.float64)
+        self.sums = PooledSums(len(self._names))
+        self.pooled = Evidence("noise", significance)
+        self.single = Evidence("noise.tensor", significance)
+
+    def update(self, entry: NDArray[np.void]) -> None:
+        """Take in one entry of the record."""
+        squares = np.asarray(entry["tensor_squares"])
+        if not np.isfinite(squares).all():
+            return
+        self.sums.update(self._counts, squares)
+        step = int(entry["step"])
+        self.pooled.update(self.sums.pooled_log_e, step)
+        self.single.update(float(log_mean_exp(self.sums.unit_log_e)), step)
+
+    def ratios(self) -> FloatArray:
+        """Upper estimate of the noise in each tensor over the claim: noise and data together."""
+        return np.sqrt(self.sums.mean_square)
+
+    def flagged_tensors(self) -> list[str]:
+        """Tensors whose own e-value crosses the threshold, the quietest first."""
+        level = self.single.threshold + np.log(len(self._names))
+        ratios = self.ratios()
+        flagged = np.flatnonzero(self.sums.unit_log_e >= level)
+        return [self._names[j] for j in sorted(flagged, key=lambda j: ratios[j])]
+
+    def results(self) -> tuple[CheckResult, ...]:
+        """Results of both checks."""
+        ratios = self.ratios()
+        smallest = float(ratios.min())
+        evidence: dict[str, Any] = {
+            "ratio": dict(zip(self._names, ratios.round(4).tolist(), strict=True)),
+            "smallest_ratio": smallest,
+            "coordinates": int(self._counts.sum()),
+        }
+        flagged = self.flagged_tensors()
+        shown = ", ".join(f"`{name}`" for name in flagged[:5])
+        return (
+            self.pooled.result(
+                "noise and data together are at least the claimed noise",
+                f"the noise is at most {smallest:.3g} times the claim where data are quiet",
+                _ADVICE,
+                evidence,
+            ),
+            self.single.result(
+                "no tensor has less noise than claimed",
+                f"too little noise on {shown or 'some tensor'} "
+                f"({len(flagged)} of {len(self._names)} tensors; "
+                f"at most {smallest:.3g} times the claim)",
+                _ADVICE,
+                {**evidence, "flagged": flagged},
+            ),
+        )
+
+
+class CanaryNoiseCheck:
+    """`noise.canary`: the noise on the canaries' own directions, pooled and one by one."""
+
+    def __init__(self, header: RecordHeader, significance: float) -> None:
+        self._labels = header.canaries
+        self._centre = PredictableCentre((len(self._labels),))
+        self.sums = PooledSums(len(self._labels))
+        self.evidence = Evidence("noise.canary", significance)
+
+    def update(self, entry: NDArray[np.void]) -> None:
+        """Take in one entry whose coins count."""
+        residual = np.asarray(entry["readings"]) - entry["coins"]
+        squares = ((residual - self._centre.value) / float(entry["noise_multiplier"])) ** 2
+        self.sums.update(np.ones(len(squares)), squares)
+        self._centre.update(residual)
+        both = [self.sums.pooled_log_e, float(log_mean_exp(self.sums.unit_log_e))]
+        self.evidence.update(float(log_mean_exp(both)), int(entry["step"]))
+
+    def results(self) -> tuple[CheckResult, ...]:
+        """Result of the check."""
+        ratios = np.sqrt(self.sums.mean_square)
+        quietest = int(np.argmin(ratios))
+        return (
+            self.evidence.result(
+                "the canaries read at least the claimed noise",
+                f"the noise along {self._labels[quietest]} is at most {ratios[quietest]:.3g} times "
+                "the claim",
+                _ADVICE,
+                {"ratio": [round(float(r), 4) for r in ratios], "canaries": list(self._labels)},
+            ),
+        )

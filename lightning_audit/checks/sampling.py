@@ -1,0 +1,94 @@
+"""Does the loader draw its batches as the accountant supposes?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from lightning_audit.results import CheckResult
+
+LoaderKind = Literal["poisson", "not_poisson", "unknown"]
+
+_WRITE_INSTEAD = (
+    "Lightning trains on the loader that the module or data module returns, not on the one that "
+    "PrivacyEngine.make_private returns: write `def train_dataloader(self): return "
+    "DPDataLoader.from_data_loader(loader)` (from opacus.data_loader), or wrap the data module in "
+    "opacus.lightning.DPLightningDataModule"
+)
+
+
+def sampling_results(
+    kind: LoaderKind,
+    description: str,
+    loader_rate: float | None,
+    accounted_rate: float | None,
+    batch_sizes: Sequence[int],
+) -> tuple[CheckResult, ...]:
+    """Compare the loader with the accountant's supposition of Poisson sampling.
+
+    Args:
+        kind: what the loader's type tells.
+        description: the loader's batch sampler, in words.
+        loader_rate: the sampler's rate, None if it has none.
+        accounted_rate: the accountant's rate, None if nothing is accounted.
+        batch_sizes: sizes of the batches so far, the last of each epoch left out; held in memory
+            only, since they are not private.
+
+    Returns:
+        Results of `sampling.not_poisson` and, for a Poisson loader, `sampling.rate`.
+    """
+    name = "sampling.not_poisson"
+    if accounted_rate is None or accounted_rate >= 1.0:
+        return (CheckResult(name, "accounting", "not_run", "no subsampling is accounted for"),)
+    if kind == "unknown" and _too_equal(batch_sizes, accounted_rate):
+        kind, description = "not_poisson", f"{description}, with batches all of one size"
+    if kind == "not_poisson":
+        return (
+            CheckResult(
+                name,
+                "accounting",
+                "violated",
+                f"the accountant supposes Poisson sampling at rate {accounted_rate:.4g}, but the "
+                f"trainer's loader is not Poisson: {description}",
+                _WRITE_INSTEAD,
+                evidence={"loader": description},
+            ),
+        )
+    if kind == "unknown":
+        return (
+            CheckResult(
+                name,
+                "accounting",
+                "not_run",
+                f"it cannot be read off whether {description} draws Poisson batches",
+            ),
+        )
+    results = [CheckResult(name, "accounting", "ok", f"the loader is Poisson: {description}")]
+    if loader_rate is not None:
+        higher = loader_rate > 1.01 * accounted_rate
+        results.append(
+            CheckResult(
+                "sampling.rate",
+                "accounting",
+                "violated" if higher else "ok",
+                f"the loader's sample rate is {loader_rate:.4g}, the accountant's "
+                f"{accounted_rate:.4g}",
+                "give the loader and the accountant the same rate: 1 / len(loader)"
+                if higher
+                else "",
+                evidence={"loader_rate": loader_rate, "accounted_rate": accounted_rate},
+            )
+        )
+    return tuple(results)
+
+
+def _too_equal(sizes: Sequence[int], rate: float) -> bool:
+    """Whether Poisson batches would agree in size so well with probability below 1e-9."""
+    if not sizes or len(set(sizes)) > 1:
+        return False
+    variance = sizes[0] * (1.0 - rate)
+    if variance < 1.0:
+        return False
+    most_likely = 1.0 / math.sqrt(2.0 * math.pi * variance)
+    return (len(sizes) - 1) * math.log(most_likely) < math.log(1e-9)

@@ -1,0 +1,108 @@
+"""Does a canary add more than clipping allows?"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_audit.checks.family import Evidence
+from lightning_audit.results import CheckResult
+from lightning_audit.stats.sequential import CoinBet, PredictableCentre
+from lightning_audit.store import RecordHeader
+
+#: One-sided 95 % point of the normal distribution, for the "is the canary alive" limit.
+_Z95 = 1.6448536269514722
+#: Steps of which the norm of all "in" readings is kept, to tell clipping faults apart.
+_KEPT_NORMS = 64
+
+
+class SensitivityCheck:
+    """`sensitivity`: the shift between readings with and without the canary, against 1.
+
+    Args:
+        header: what the entries mean.
+        significance: of the whole run.
+    """
+
+    def __init__(self, header: RecordHeader, significance: float) -> None:
+        self._k = len(header.canaries)
+        self._bet: CoinBet | None = None
+        self._centre = PredictableCentre((self._k,))
+        self._sums = np.zeros((2, 3))  # out, in: number, sum and sum of squares of residuals
+        self._norms: list[tuple[int, float, float]] = []  # canaries in, norm of readings, scale
+        self.evidence = Evidence("sensitivity", significance)
+
+    def update(self, entry: NDArray[np.void]) -> None:
+        """Take in one entry whose coins count."""
+        coins = np.asarray(entry["coins"], dtype=np.float64)
+        readings = np.asarray(entry["readings"])
+        if self._bet is None:
+            scale = float(entry["noise_multiplier"])
+            self._bet = CoinBet((self._k,), initial_scale=scale)
+        self._bet.update(coins, readings)
+        self.evidence.update(float(self._bet.log_e), int(entry["step"]))
+        residual = readings - coins
+        centred = residual - self._centre.value
+        self._centre.update(residual)
+        for group in (0, 1):
+            x = centred[coins == group]
+            self._sums[group] += (len(x), x.sum(), x @ x)
+        if coins.any() and len(self._norms) < _KEPT_NORMS:
+            norm = float(np.linalg.norm(readings[coins == 1]))
+            self._norms.append((int(coins.sum()), norm, float(entry["scale"])))
+
+    @property
+    def shift(self) -> float:
+        """Estimated signal of a canary: 1 for a correct implementation, 0 for a dead canary."""
+        n = np.maximum(self._sums[:, 0], 1.0)
+        means = self._sums[:, 1] / n
+        return float(1.0 + means[1] - means[0])
+
+    @property
+    def residual_std(self) -> float:
+        """Standard deviation of a reading around its group's mean, in units of the signal."""
+        n = np.maximum(self._sums[:, 0], 1.0)
+        within = self._sums[:, 2] - self._sums[:, 1] ** 2 / n
+        freedom = float(self._sums[:, 0].sum()) - 2.0
+        return math.sqrt(max(float(within.sum()), 0.0) / freedom) if freedom > 0 else math.nan
+
+    @property
+    def shift_lower(self) -> float:
+        """Lower 95 % limit of the shift; -inf before both groups were seen."""
+        if self._sums[:, 0].min() < 2:
+            return -math.inf
+        error = self.residual_std * math.sqrt(float((1.0 / self._sums[:, 0]).sum()))
+        return self.shift - _Z95 * error
+
+    @property
+    def observations(self) -> int:
+        """Readings taken in."""
+        return int(self._sums[:, 0].sum())
+
+    @property
+    def sum_is_clipped(self) -> bool:
+        """Whether the canaries share one norm, as when an average is clipped as a whole.
+
+        Clipped one by one, n canaries give readings of norm ``c * sqrt(n)``; clipped after
+        averaging, they give norm ``scale`` (the expected batch size), whatever n.
+        """
+        big = [(norm, scale) for _, norm, scale in self._norms if norm > 3 * math.sqrt(self._k)]
+        return bool(big) and all(abs(norm / scale - 1.0) < 0.1 for norm, scale in big)
+
+    def results(self) -> tuple[CheckResult, ...]:
+        """Result of the check."""
+        return (
+            self.evidence.result(
+                "a canary adds no more than clipping allows",
+                f"a canary adds {self.shift:.3g} times what clipping to max_grad_norm allows",
+                "clip every per-sample gradient to max_grad_norm before they are summed",
+                {
+                    "shift": self.shift,
+                    "shift_lower": self.shift_lower,
+                    "residual_std": self.residual_std,
+                    "sum_is_clipped": self.sum_is_clipped,
+                },
+            ),
+        )

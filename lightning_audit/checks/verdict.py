@@ -1,0 +1,125 @@
+"""From checks and power to PASS, VIOLATION or INCONCLUSIVE."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from lightning_audit.checks.diagnosis import likely_fault, loses_no_privacy
+from lightning_audit.checks.monitor import MAX_LOST, AuditMonitor
+from lightning_audit.checks.resolution import TARGET, Power, Resolution
+from lightning_audit.results import CheckResult, Kind, Verdict
+
+_KINDS: tuple[Kind, ...] = ("mechanism", "epsilon", "accounting")
+_ORDER = {"violated": 0, "allowed": 1, "ok": 2, "not_run": 3}
+#: A live canary's shift has its lower 95 % limit above this; a dead one reads mu = 0.
+_LIVE = 0.5
+
+
+def acknowledge(checks: Iterable[CheckResult], allow: Collection[str]) -> tuple[CheckResult, ...]:
+    """Mark violated checks whose names the user allows, and put violated ones first."""
+    marked = [
+        dataclasses.replace(check, status="allowed")
+        if check.status == "violated" and check.name in allow
+        else check
+        for check in checks
+    ]
+    return tuple(sorted(marked, key=lambda check: _ORDER[check.status]))
+
+
+def judge(
+    checks: Sequence[CheckResult],
+    monitor: AuditMonitor | None,
+    power: Mapping[str, Power],
+    resolution: Resolution,
+    oversize: float,
+    missing: Sequence[str] = (),
+) -> Verdict:
+    """Give the verdict.
+
+    Args:
+        checks: results of all checks, acknowledged ones marked.
+        monitor: the checks by e-process after the last step; None if no step was observed.
+        power: what the run could have seen, by part of the resolution.
+        resolution: what it must be able to see to pass.
+        oversize: norm of the canaries over the clipping norm.
+        missing: what else stands in the way of a pass, in sentences.
+
+    Returns:
+        The verdict, with the likely fault and what to do.
+    """
+    violated = [check for check in checks if check.status == "violated"]
+    if violated:
+        return _violation(violated, monitor, oversize)
+    lacks = [*missing, *_missing(monitor, power, resolution)]
+    if lacks:
+        return Verdict(
+            "INCONCLUSIVE",
+            None,
+            "nothing contradicts the claim, but this run could not have shown enough",
+            advice="train longer, or see what is missing",
+            missing=tuple(lacks),
+        )
+    return Verdict(
+        "PASS",
+        None,
+        "nothing contradicts the claim, and noise of "
+        f"{resolution.noise:g} times the claim or a clipping norm {resolution.sensitivity:g} "
+        f"times too large would have been seen with probability {TARGET:g} or more",
+    )
+
+
+def _violation(
+    violated: Sequence[CheckResult], monitor: AuditMonitor | None, oversize: float
+) -> Verdict:
+    kind = next(k for k in _KINDS if any(check.kind == k for check in violated))
+    first = next(check for check in violated if check.kind == kind)
+    fault = likely_fault(violated, monitor, oversize)
+    summary = f"{first.name}: {first.message}"
+    if len(violated) > 1:
+        summary += f" (and {', '.join(check.name for check in violated if check is not first)})"
+    if monitor and loses_no_privacy(violated, monitor):
+        summary += (
+            "; noise and clipping err together, so this loses no privacy by itself, but the "
+            "mechanism is not the stated one"
+        )
+    named = next(check for check in violated if check.name == fault.finding)
+    return Verdict("VIOLATION", kind, summary, fault=fault.sentence, advice=named.advice)
+
+
+def _missing(
+    monitor: AuditMonitor | None, power: Mapping[str, Power], resolution: Resolution
+) -> list[str]:
+    if monitor is None or monitor.steps == 0:
+        return ["no step of a private optimizer was observed"]
+    lacks = []
+    if monitor.lost_steps > MAX_LOST * monitor.steps:
+        lacks.append(
+            f"{monitor.lost_steps} of {monitor.steps} steps were lost to failed injections or "
+            "non-finite gradients; look for NaN or Inf in the training"
+        )
+    if monitor.canary_steps == 0:
+        return [*lacks, "no canary was observed"]
+    shift = monitor.sensitivity.shift_lower
+    wanted = {
+        "noise": f"noise of {resolution.noise:g} times the claim",
+        "sensitivity": f"a clipping norm {resolution.sensitivity:g} times too large",
+    }
+    for part, reached in power.items():
+        if reached.power < TARGET:
+            more = reached.steps_needed - monitor.steps
+            need = (
+                f"about {more} more steps are needed"
+                if 0 < more < 10**6
+                else "the data's part of the gradient hides it at any number of steps"
+            )
+            lacks.append(
+                f"{wanted[part]} would have been seen with probability {reached.power:.2f} only; "
+                f"{need}"
+            )
+    if shift <= _LIVE:
+        lacks.append(
+            f"the canary's own signal was not seen (lower limit {shift:.2f} of 1): more steps are "
+            "needed, or something removes it before the update"
+        )
+    return lacks

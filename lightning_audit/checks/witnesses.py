@@ -1,0 +1,163 @@
+"""Witness coordinates: entries of the gradient that carry no canary, read at every step.
+
+They are noise plus data. Their values never leave memory: what is recorded of a step are sums of
+squared residuals, from which the noise and re-use tests can be computed again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lightning_audit.layout import FloatArray, IndexArray, Layout
+from lightning_audit.stats.sequential import PredictableCentre
+
+PER_TENSOR = 64
+IN_ALL = 4096
+#: Witnesses that enter the re-use tests, over all tensors.
+REUSE_IN_ALL = 512
+#: Lags at which a repeated noise is looked for.
+LAGS = 32
+#: Flat coordinates below this are shared by the tensors, so that one key for several shows.
+_SHARED_BELOW = 64
+
+
+@dataclass(frozen=True)
+class Witnesses:
+    """Where the witnesses lie.
+
+    Args:
+        index: tensor -> flat coordinates, distinct, for every tensor of the layout.
+    """
+
+    index: dict[int, IndexArray]
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Witnesses of each tensor."""
+        return tuple(len(self.index[j]) for j in sorted(self.index))
+
+
+def choose_witnesses(
+    layout: Layout, avoid: dict[int, IndexArray], rng: np.random.Generator
+) -> Witnesses:
+    """Choose up to 64 coordinates of every tensor, 4,096 in all.
+
+    Half of them are flat coordinates that the larger tensors have in common; the rest are random.
+    Coordinates of canaries are used only in a tensor that has no others: canaries are taken out
+    of the gradient before it is read.
+
+    Args:
+        layout: the trainable tensors.
+        avoid: coordinates that canaries use, by tensor.
+        rng: the audit's own generator.
+
+    Returns:
+        The witnesses.
+    """
+    each = min(PER_TENSOR, max(1, IN_ALL // len(layout)))
+    common = rng.permutation(_SHARED_BELOW)
+    index = {}
+    for j, slot in enumerate(layout):
+        taken = avoid.get(j, np.zeros(0, dtype=np.int64))
+        shared = common[common < slot.numel]
+        shared = shared[~np.isin(shared, taken)][: max(1, each // 2)]
+        # A few more than needed, because some are taken; rng.choice draws without a permutation.
+        wanted = min(slot.numel, 2 * each + len(taken))
+        drawn = rng.choice(slot.numel, size=wanted, replace=False, shuffle=False)
+        others = drawn[~np.isin(drawn, taken) & ~np.isin(drawn, shared)]
+        chosen = np.concatenate([shared, others])[:each]
+        index[j] = np.sort(chosen if len(chosen) else drawn[:each]).astype(np.int64)
+    return Witnesses(index)
+
+
+class WitnessReducer:
+    """Turns a step's witness readings into the sums that the checks need.
+
+    Args:
+        witnesses: where the readings come from, tensor by tensor.
+        lags: number of lags.
+    """
+
+    #: Memory of the running variance by which tensors are chosen for the re-use tests.
+    _DECAY = 0.9
+
+    def __init__(self, witnesses: Witnesses, lags: int = LAGS) -> None:
+        tensors = sorted(witnesses.index)
+        self._counts = np.array(witnesses.counts)
+        self._tensor = np.repeat(np.arange(len(tensors)), self._counts)
+        self._centre = PredictableCentre((int(self._counts.sum()),))
+        self._variance = np.ones(len(tensors))
+        each = max(1, REUSE_IN_ALL // len(tensors))
+        first = np.concatenate([[0], np.cumsum(self._counts)[:-1]])
+        # The lowest flat coordinates come first, so the shared ones are among them.
+        self._reuse = np.concatenate(
+            [start + np.arange(min(each, n)) for start, n in zip(first, self._counts, strict=True)]
+        )
+        flat = np.concatenate([witnesses.index[j] for j in tensors])[self._reuse]
+        self._partner = _partners(flat)
+        self._past = np.zeros((lags, len(self._reuse)))
+        self._seen = 0
+
+    def reduce(self, readings: FloatArray, noise_multiplier: float) -> dict[str, Any]:
+        """Take in one step and return its sums, by column of the record.
+
+        Args:
+            readings: the final gradient at the witnesses, in units of the clipping norm, ``[n]``.
+            noise_multiplier: claimed standard deviation in the same unit, > 0.
+
+        Returns:
+            Sums of squares in units of the claimed variance, and how many terms they have.
+        """
+        residual = (readings - self._centre.value) / noise_multiplier
+        squares = np.bincount(self._tensor, weights=residual**2, minlength=len(self._counts))
+        # Where data dominate, a repeated noise cannot show; chosen by the past alone.
+        chosen = self._variance < max(1.25, 1.05 * float(self._variance.min()))
+        use = chosen[self._tensor[self._reuse]]
+        raw = readings[self._reuse] / noise_multiplier
+        sums = {
+            "tensor_squares": squares,
+            **self._lags(raw, noise_multiplier, use),
+            **_broadcast(residual[self._reuse][use]),
+            **self._pairs(residual[self._reuse], use),
+        }
+        self._past[self._seen % len(self._past)] = readings[self._reuse]
+        self._seen += 1
+        self._centre.update(readings)
+        self._variance = self._DECAY * self._variance + (1 - self._DECAY) * squares / self._counts
+        return sums
+
+    def _lags(self, raw: FloatArray, noise_multiplier: float, use: Any) -> dict[str, Any]:
+        lags = len(self._past)
+        squares = np.sum(((self._past / noise_multiplier - raw) * use) ** 2, axis=1)
+        ready = min(self._seen, lags)
+        # Row i of the ring holds step i mod lags; lag l is the row of step seen - l.
+        order = (self._seen - 1 - np.arange(lags)) % lags
+        counts = np.where(np.arange(lags) < ready, float(use.sum()), 0.0)
+        return {"lag_count": counts, "lag_squares": np.where(counts > 0, squares[order], 0.0)}
+
+    def _pairs(self, residual: FloatArray, use: Any) -> dict[str, float]:
+        have = (self._partner >= 0) & use & use[self._partner]
+        gap = residual[have] - residual[self._partner[have]]
+        return {"pair_count": float(have.sum()), "pair_squares": float(gap @ gap)}
+
+
+def _partners(flat: IndexArray) -> IndexArray:
+    """For each reading the position of the latest earlier one with the same flat coordinate."""
+    latest: dict[int, int] = {}
+    partner = np.full(len(flat), -1)
+    for position, coordinate in enumerate(flat.tolist()):
+        partner[position] = latest.get(coordinate, -1)
+        latest[coordinate] = position
+    return partner
+
+
+def _broadcast(residual: FloatArray) -> dict[str, float]:
+    """Residuals centred on the mean of the earlier ones of the same step."""
+    if len(residual) < 2:
+        return {"broadcast_count": 0.0, "broadcast_squares": 0.0}
+    earlier = np.cumsum(residual)[:-1] / np.arange(1, len(residual))
+    gap = residual[1:] - earlier
+    return {"broadcast_count": float(len(gap)), "broadcast_squares": float(gap @ gap)}

@@ -1,0 +1,86 @@
+"""The command `lightning-audit`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from lightning_audit import __version__
+from lightning_audit.report.console import print_report
+from lightning_audit.results import EXIT_CODES, AuditReport, ReportError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        arguments: the command line, None for the process's own.
+
+    Returns:
+        Exit code: 0 for a pass, 1 for a violation, 2 for an inconclusive or unreadable report.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        report = AuditReport.load(options.report)
+    except ReportError as error:
+        print(f"lightning-audit: {error}", file=sys.stderr)
+        return EXIT_CODES["INCONCLUSIVE"]
+    print_report(report, options.report)
+    code = report.verdict.exit_code
+    if options.max_epsilon is not None:
+        code = _worse(code, _check_budget(report, options.max_epsilon))
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="lightning-audit", description="Gate on the privacy of a DP-SGD training."
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    check = commands.add_parser(
+        "check",
+        help="show a report; exit code 0 for PASS, 1 for VIOLATION, 2 for INCONCLUSIVE",
+        description="Show a report and exit with its verdict: 0 for PASS, 1 for VIOLATION, "
+        "2 for INCONCLUSIVE or a report that cannot be read.",
+    )
+    check.add_argument("report", help="the report.json that the audit wrote")
+    check.add_argument(
+        "--max-epsilon",
+        type=_positive,
+        metavar="X",
+        help="fail as well if the proved or the spent epsilon exceeds X",
+    )
+    return parser
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} must be > 0")
+    return value
+
+
+def _check_budget(report: AuditReport, limit: float) -> int:
+    """Exit code of the comparison of the report's epsilons with a budget."""
+    numbers = {"proved": report.epsilon_lower, "spent": report.epsilon_spent}
+    for name, value in numbers.items():
+        if value is not None and value > limit:
+            print(f"VIOLATION: the epsilon {name} is {value:.4g}, above --max-epsilon {limit:g}")
+            return EXIT_CODES["VIOLATION"]
+    if report.epsilon_spent is None:
+        print("INCONCLUSIVE: the report holds no epsilon to compare with --max-epsilon")
+        return EXIT_CODES["INCONCLUSIVE"]
+    print(f"the epsilons proved and spent are within --max-epsilon {limit:g}")
+    return EXIT_CODES["PASS"]
+
+
+def _worse(first: int, second: int) -> int:
+    """A violation outweighs an inconclusive report, which outweighs a pass."""
+    order = [EXIT_CODES["PASS"], EXIT_CODES["INCONCLUSIVE"], EXIT_CODES["VIOLATION"]]
+    return max(first, second, key=order.index)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

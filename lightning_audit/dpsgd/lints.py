@@ -1,0 +1,65 @@
+"""What can be read off a run without a canary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from opacus.data_loader import DPDataLoader
+from opacus.utils.uniform_sampler import (
+    DistributedUniformWithReplacementSampler,
+    UniformWithReplacementSampler,
+)
+from torch.utils import _pytree
+from torch.utils.data import BatchSampler, DataLoader
+
+_POISSON = (UniformWithReplacementSampler, DistributedUniformWithReplacementSampler)
+
+
+@dataclass(frozen=True)
+class LoaderFacts:
+    """How a loader draws its batches.
+
+    Args:
+        kind: "poisson", "not_poisson", or "unknown" for a sampler that is not torch's or Opacus'.
+        description: the loader's type and batch sampler.
+        sample_rate: the sampler's rate, None if it states none.
+    """
+
+    kind: Literal["poisson", "not_poisson", "unknown"]
+    description: str
+    sample_rate: float | None = None
+
+
+def loader_facts(loaders: Any) -> LoaderFacts:
+    """Read how the trainer's loaders draw their batches.
+
+    Args:
+        loaders: ``trainer.train_dataloader``: a loader, or a list or dict of them.
+
+    Returns:
+        The facts of the first loader that is not Poisson, else of the first one.
+    """
+    facts = [_facts(loader) for loader in _pytree.tree_leaves(loaders)]
+    doubtful = [fact for fact in facts if fact.kind != "poisson"]
+    return (doubtful or facts or [LoaderFacts("unknown", "no loader")])[0]
+
+
+def _facts(loader: Any) -> LoaderFacts:
+    sampler = getattr(loader, "batch_sampler", None)
+    if isinstance(sampler, _POISSON):
+        return LoaderFacts(
+            "poisson", f"{type(loader).__name__} with {type(sampler).__name__}", sampler.sample_rate
+        )
+    if isinstance(loader, DPDataLoader):
+        return LoaderFacts("poisson", type(loader).__name__)
+    if type(sampler) is BatchSampler:
+        order = type(sampler.sampler).__name__
+        size = f"batches of {sampler.batch_size}"
+        return LoaderFacts("not_poisson", f"{type(loader).__name__} with {order}, {size}")
+    name = type(sampler).__name__ if sampler is not None else "no batch sampler"
+    if isinstance(loader, DataLoader):
+        name = f"{type(loader).__name__} with {name}"
+    else:
+        name = type(loader).__name__
+    return LoaderFacts("unknown", name)

@@ -1,0 +1,190 @@
+"""Opacus' `DPOptimizer`: canaries are rows appended to every parameter's `grad_sample`.
+
+The rows enter upstream of every override of ``step``, ``pre_step``, ``clip_and_accumulate``,
+``add_noise`` and ``scale_grad``, so that what runs is what is audited.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from opacus import optimizers as opacus_optimizers
+from opacus.optimizers import DPOptimizer
+
+from lightning_audit.dpsgd.protocol import StepClaim, UnsupportedOptimizer
+from lightning_audit.layout import Direction, TensorSlot
+
+#: Subclasses of DPOptimizer whose step differs from per-sample, flat, single-process clipping.
+_UNSUPPORTED = {
+    "DPOptimizerFastGradientClipping": "grad_sample_mode='hooks' or 'functorch'",
+    "DistributedDPOptimizerFastGradientClipping": "one process and grad_sample_mode='hooks'",
+    "FSDPOptimizerFastGradientClipping": "one process and grad_sample_mode='hooks'",
+    "DPPerLayerOptimizer": "clipping='flat'",
+    "SimpleDistributedPerLayerOptimizer": "one process and clipping='flat'",
+    "AdaClipDPOptimizer": "clipping='flat'",
+    "DistributedDPOptimizer": "one process (devices=1)",
+}
+
+
+def innermost(optimizer: Any) -> torch.optim.Optimizer:
+    """Follow Lightning's and Opacus' wrappers down to the torch optimizer that updates weights.
+
+    Args:
+        optimizer: a torch optimizer or a wrapper of one.
+
+    Returns:
+        The optimizer whose ``step`` changes the parameters.
+    """
+    last: torch.optim.Optimizer = list(_chain(optimizer))[-1]
+    return last
+
+
+def private_optimizer(optimizer: Any) -> DPOptimizer | None:
+    """The `DPOptimizer` in a chain of wrappers, if there is one."""
+    return next((o for o in _chain(optimizer) if isinstance(o, DPOptimizer)), None)
+
+
+def _chain(optimizer: Any) -> Iterator[Any]:
+    """An optimizer and those that it wraps, outermost first."""
+    while optimizer is not None:
+        yield optimizer
+        inner = getattr(optimizer, "original_optimizer", None)
+        optimizer = inner if inner is not None else getattr(optimizer, "_optimizer", None)
+
+
+@dataclass(frozen=True)
+class AccountantLink:
+    """The accountant that a step hook feeds, and the sample rate it is told.
+
+    Args:
+        accountant: Opacus' accountant.
+        sample_rate: probability with which the accountant supposes a sample to enter a batch.
+    """
+
+    accountant: Any
+    sample_rate: float
+
+
+def accountant_link(optimizer: DPOptimizer) -> AccountantLink | None:
+    """Read the accountant off the optimizer's step hook; None where there is none.
+
+    `IAccountant.get_optimizer_hook_fn` closes over the accountant and the sample rate; they are
+    kept nowhere else on the optimizer.
+    """
+    hook = getattr(optimizer, "step_hook", None)
+    if not inspect.isfunction(hook):
+        return None
+    names = inspect.getclosurevars(hook).nonlocals
+    accountant, sample_rate = names.get("self"), names.get("sample_rate")
+    if accountant is None or sample_rate is None or not hasattr(accountant, "history"):
+        return None
+    return AccountantLink(accountant, float(sample_rate))
+
+
+class OpacusStep:
+    """Adapter for `DPOptimizer` with flat clipping, in hooks and functorch modes.
+
+    Args:
+        optimizer: the private optimizer.
+        names: parameter -> name in the module, by identity; unknown ones are numbered.
+
+    Raises:
+        UnsupportedOptimizer: the optimizer's step is not flat per-sample clipping in one process,
+            or its inner optimizer calls a closure more than once.
+    """
+
+    def __init__(self, optimizer: DPOptimizer, names: dict[int, str]) -> None:
+        refuse_unsupported(optimizer)
+        self.optimizer = optimizer
+        self.params = optimizer.params
+        self.layout = [
+            TensorSlot(names.get(id(p), f"parameter_{j}"), tuple(p.shape))
+            for j, p in enumerate(self.params)
+        ]
+
+    def claim(self) -> StepClaim:
+        """What the optimizer states now; ``scale`` is 1 for ``loss_reduction="sum"``."""
+        o = self.optimizer
+        scale = 1.0
+        if o.loss_reduction == "mean":
+            scale = float(o.expected_batch_size * o.accumulated_iterations)
+        return StepClaim(
+            noise_multiplier=float(o.noise_multiplier),
+            max_grad_norm=float(torch.as_tensor(o.max_grad_norm)),
+            scale=scale,
+        )
+
+    def inject(self, directions: Sequence[Direction], norm: float) -> None:
+        """Append one row a direction to every ``grad_sample``, ``norm`` times the direction.
+
+        Args:
+            directions: unit directions over the layout, ``[n]``.
+            norm: norm of the rows, in the unit of a per-sample gradient.
+
+        Raises:
+            ValueError: a parameter holds no per-sample gradients.
+        """
+        entries: dict[int, list[tuple[int, Any]]] = {}
+        for row, direction in enumerate(directions):
+            for part in direction.parts:
+                entries.setdefault(part.tensor, []).append((row, part))
+        grown = [self._grown(j, len(directions)) for j in range(len(self.params))]
+        for j, parts in entries.items():
+            rows = np.concatenate([np.full(len(p.index), row) for row, p in parts])
+            index = torch.from_numpy(np.concatenate([p.index for _, p in parts]))
+            value = torch.from_numpy(np.concatenate([p.value for _, p in parts]) * norm)
+            samples = grown[j]
+            first = len(samples) - len(directions)
+            at = (torch.from_numpy(rows + first), *torch.unravel_index(index, samples.shape[1:]))
+            where = tuple(i.to(samples.device) for i in at)
+            samples[where] = value.to(samples.device, samples.dtype)
+        # Nothing was changed until here: a failure above leaves the user's gradients as they were.
+        for param, samples in zip(self.params, grown, strict=True):
+            held = param.grad_sample
+            if isinstance(held, list):
+                held[-1] = samples  # a new element would count as one more accumulated iteration
+            else:
+                param.grad_sample = samples
+
+    def _grown(self, tensor: int, rows: int) -> torch.Tensor:
+        """A copy of the latest per-sample gradients of a tensor with ``rows`` rows of zeros."""
+        held = getattr(self.params[tensor], "grad_sample", None)
+        last = held[-1] if isinstance(held, list) and held else held
+        if not isinstance(last, torch.Tensor):
+            raise ValueError(f"{self.layout[tensor].name} holds no per-sample gradients")
+        grown = torch.cat([last, last.new_zeros((rows, *last.shape[1:]))])
+        if hasattr(last, "_processed"):
+            grown._processed = last._processed  # type: ignore[attr-defined]  # Opacus' guard
+        return grown
+
+    def batch_size(self) -> int | None:
+        """Rows of per-sample gradients waiting to be clipped, over all accumulated batches."""
+        held = getattr(self.params[0], "grad_sample", None)
+        batches = held if isinstance(held, list) else [held]
+        sizes = [len(batch) for batch in batches if isinstance(batch, torch.Tensor)]
+        return sum(sizes) if len(sizes) == len(batches) else None
+
+    def final_step_of_batch(self) -> bool:
+        """False while a batch memory manager takes a physical batch of a larger logical one."""
+        return not self.optimizer._check_skip_next_step(pop_next=False)
+
+
+def refuse_unsupported(optimizer: DPOptimizer) -> None:
+    """Raise `UnsupportedOptimizer`, saying what to change, if this adapter cannot audit it."""
+    for name, instead in _UNSUPPORTED.items():
+        kind = getattr(opacus_optimizers, name, None)
+        if kind is not None and isinstance(optimizer, kind):
+            raise UnsupportedOptimizer(
+                f"{type(optimizer).__name__} cannot be audited yet; train with {instead} to audit."
+            )
+    inner = innermost(optimizer)
+    if isinstance(inner, torch.optim.LBFGS):
+        raise UnsupportedOptimizer(
+            "LBFGS runs its closure several times in a step, so no single noisy gradient is the "
+            "step's; use an optimizer that takes one gradient a step, such as SGD or Adam."
+        )

@@ -1,0 +1,50 @@
+"""What an adapter to some implementation of DP-SGD must offer to the audit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from lightning_audit.layout import Direction, Layout
+
+
+class UnsupportedOptimizer(Exception):
+    """The optimizer cannot be audited; the message says why and what to change."""
+
+
+@dataclass(frozen=True)
+class StepClaim:
+    """What the implementation states about the step that is about to be taken.
+
+    Args:
+        noise_multiplier: standard deviation of the noise over the clipping norm.
+        max_grad_norm: clipping norm of a per-sample gradient.
+        scale: what the noisy sum is divided by to give the gradient, e.g. the expected batch size.
+    """
+
+    noise_multiplier: float
+    max_grad_norm: float
+    scale: float
+
+
+class DPSGDStep(Protocol):
+    """An implementation of DP-SGD, seen from the audit."""
+
+    layout: Layout
+    params: Sequence[torch.nn.Parameter]
+    optimizer: Any
+
+    def claim(self) -> StepClaim:
+        """Read what the implementation states now."""
+
+    def inject(self, directions: Sequence[Direction], norm: float) -> None:
+        """Add one per-sample gradient ``norm * direction`` for each direction, before clipping."""
+
+    def batch_size(self) -> int | None:
+        """Number of per-sample gradients waiting to be clipped, None if unknown."""
+
+    def final_step_of_batch(self) -> bool:
+        """Whether the coming call of ``step`` ends a logical batch."""

@@ -1,0 +1,67 @@
+"""What a canary lives in: the trainable tensors of a step, and unit directions over them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+IndexArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TensorSlot:
+    """A trainable tensor: its name in the module and its shape."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """Number of coordinates."""
+        return math.prod(self.shape)
+
+
+Layout = Sequence[TensorSlot]
+
+
+@dataclass(frozen=True)
+class Part:
+    """The entries of a direction in one tensor.
+
+    Args:
+        tensor: position of the tensor in the layout.
+        index: flat coordinates, ``[n]``, distinct.
+        value: the direction's entries there, ``[n]``.
+    """
+
+    tensor: int
+    index: IndexArray
+    value: FloatArray
+
+
+@dataclass(frozen=True)
+class Direction:
+    """A vector over a layout, non-zero in its parts only."""
+
+    parts: tuple[Part, ...]
+
+    def norm(self) -> float:
+        """Euclidean norm."""
+        return math.sqrt(sum(float(part.value @ part.value) for part in self.parts))
+
+    def dot(self, other: Direction) -> float:
+        """Inner product with another direction over the same layout."""
+        total = 0.0
+        for part in self.parts:
+            for theirs in other.parts:
+                if part.tensor == theirs.tensor:
+                    _, mine, other_at = np.intersect1d(
+                        part.index, theirs.index, assume_unique=True, return_indices=True
+                    )
+                    total += float(part.value[mine] @ theirs.value[other_at])
+        return total

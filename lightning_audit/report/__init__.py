@@ -1,0 +1,1 @@
+"""Shows reports; reads results only, never torch or callbacks."""

@@ -1,0 +1,95 @@
+"""A report on the terminal: a table if rich is installed, aligned lines if not."""
+
+from __future__ import annotations
+
+import os
+
+from lightning_audit.results import AuditReport, CheckResult, describe
+
+_MARKS = {"violated": "VIOLATED", "allowed": "allowed", "ok": "ok", "not_run": "not run"}
+_STYLES = {"violated": "bold red", "allowed": "yellow", "ok": "green", "not_run": "dim"}
+_OUTCOME_STYLES = {"PASS": "bold green", "VIOLATION": "bold red", "INCONCLUSIVE": "bold yellow"}
+
+
+def print_report(report: AuditReport, path: str | os.PathLike[str] | None = None) -> None:
+    """Print a report to standard output.
+
+    Args:
+        report: what to show.
+        path: where it was saved, to say so; None if it was not.
+    """
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError:  # the table is a convenience, the text says the same
+        print(as_text(report, path))
+        return
+    console = Console(soft_wrap=False)
+    table = Table(title="Privacy audit", title_justify="left")
+    for column in ("check", "result", "evidence", "what was seen"):
+        table.add_column(column, overflow="fold")
+    for check in report.checks:
+        style = _STYLES[check.status]
+        mark = f"[{style}]{_MARKS[check.status]}[/]"
+        table.add_row(check.name, mark, evidence_of(check), check.message)
+    console.print(table)
+    for line in _epsilon_lines(report):
+        console.print(line, markup=False, highlight=False)
+    style = _OUTCOME_STYLES[report.verdict.outcome]
+    console.print(describe(report.verdict), style=style, markup=False, highlight=False)
+    for line in _closing_lines(report, path):
+        # A path that is broken over lines cannot be copied.
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def as_text(report: AuditReport, path: str | os.PathLike[str] | None = None) -> str:
+    """The report in lines of text.
+
+    Args:
+        report: what to show.
+        path: where it was saved; None if it was not.
+
+    Returns:
+        The text, without a final newline.
+    """
+    width = max((len(check.name) for check in report.checks), default=0)
+    rows = [
+        f"  {check.name:<{width}}  {_MARKS[check.status]:<8}  {evidence_of(check):<12}  "
+        f"{check.message}"
+        for check in report.checks
+    ]
+    return "\n".join(
+        [
+            "Privacy audit",
+            *rows,
+            *_epsilon_lines(report),
+            describe(report.verdict),
+            *_closing_lines(report, path),
+        ]
+    )
+
+
+def evidence_of(check: CheckResult) -> str:
+    """The e-value of a check as a power of ten, or nothing for a deterministic check."""
+    if check.log_e_value is None or check.status == "not_run":
+        return ""
+    return f"e = 1e{check.log_e_value / 2.302585092994046:.1f}"
+
+
+def _epsilon_lines(report: AuditReport) -> list[str]:
+    numbers = {
+        "claimed": report.epsilon_claimed,
+        "spent": report.epsilon_spent,
+        "proved at least": report.epsilon_lower,
+        "not excluded up to": report.epsilon_not_excluded,
+    }
+    shown = [f"{name} {value:.4g}" for name, value in numbers.items() if value is not None]
+    line = f"epsilon at delta {report.delta:g}: {', '.join(shown) or 'unknown'}"
+    return [line, f"{report.steps} steps, {report.observations} canary readings"]
+
+
+def _closing_lines(report: AuditReport, path: str | os.PathLike[str] | None) -> list[str]:
+    lines = [f"Note: {note}" for note in report.notes]
+    if path is not None:
+        lines.append(f"Report: {os.fspath(path)}")
+    return lines

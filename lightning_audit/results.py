@@ -1,0 +1,308 @@
+"""What an audit found: plain, frozen and JSON-able, with no heavy import.
+
+A report holds the verdict, every check with its evidence, the bounds, and the inputs from which
+each number can be computed again; the observations themselves lie beside it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+#: Version of the report's layout; raised when a reader of the old one would misread the new one.
+SCHEMA_VERSION = 1
+
+Outcome = Literal["PASS", "VIOLATION", "INCONCLUSIVE"]
+Kind = Literal["mechanism", "epsilon", "accounting"]
+
+#: Exit codes of the gate.
+EXIT_CODES: Mapping[Outcome, int] = {"PASS": 0, "VIOLATION": 1, "INCONCLUSIVE": 2}
+
+
+class ReportError(Exception):
+    """A report cannot be read; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class EpsilonBound:
+    """A proved lower bound on epsilon.
+
+    Args:
+        name: the method.
+        epsilon_lower: the bound, None where the composition is unknown.
+        delta: the delta that it goes with.
+        mu_lower: the bound on one step's mu.
+        significance: probability that the bound is wrong.
+        interpretation: confidence or credible.
+        threshold: fixed beforehand, or searched on the same data.
+        looks: anytime, or for a single look.
+        assumptions: what it rests on.
+    """
+
+    name: str
+    epsilon_lower: float | None
+    delta: float
+    mu_lower: float
+    significance: float
+    interpretation: Literal["confidence", "credible"]
+    threshold: Literal["fixed", "searched"]
+    looks: Literal["anytime", "single"]
+    assumptions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One check of one property.
+
+    Args:
+        name: the finding's name, as `PrivacyAudit(allow=...)` takes it.
+        kind: which claim it is about.
+        status: "ok", "violated", "allowed" (violated, acknowledged by the user), or "not_run".
+        message: what was seen, in a sentence.
+        advice: what to look at; empty where nothing is wrong.
+        log_e_value: largest natural logarithm of the e-value so far, None for a deterministic one.
+        share: its share of the significance, 0 for a deterministic one.
+        evidence: numbers behind the message.
+    """
+
+    name: str
+    kind: Kind
+    status: Literal["ok", "violated", "allowed", "not_run"]
+    message: str
+    advice: str = ""
+    log_e_value: float | None = None
+    share: float = 0.0
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer of an audit.
+
+    Args:
+        outcome: PASS, VIOLATION or INCONCLUSIVE.
+        kind: for a violation, which claim is false.
+        summary: what was seen, in a sentence.
+        fault: the likely fault in words; empty if none.
+        advice: what to do next.
+        missing: what an inconclusive audit lacks.
+    """
+
+    outcome: Outcome
+    kind: Kind | None
+    summary: str
+    fault: str = ""
+    advice: str = ""
+    missing: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """0 for PASS, 1 for VIOLATION, 2 for INCONCLUSIVE."""
+        return EXIT_CODES[self.outcome]
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """Everything an audit has to say about one run.
+
+    Args:
+        verdict: the answer.
+        checks: every check, violated ones first.
+        bounds: lower bounds on epsilon.
+        epsilon_claimed: the claim, None if none was made.
+        epsilon_spent: epsilon of the steps that ran, by the accountant's history; None if unknown.
+        epsilon_not_excluded: epsilon of the worst mechanism that this run could not have seen.
+        delta: the delta of all epsilons.
+        steps: optimizer steps seen.
+        observations: canary readings that entered the tests.
+        history: phases of (noise_multiplier, sample_rate, steps); sample_rate None if unknown.
+        power: for each part of the resolution, the probability of a flag and the steps it needs.
+        epochs: what was logged at each epoch's end.
+        settings: arguments of the audit, seed included.
+        environment: versions of the libraries.
+        notes: remarks on the run.
+        record: file name of the observations beside the report, None if not kept.
+        complete: False while the run is going on, or if it broke off.
+        schema_version: layout of this report.
+    """
+
+    verdict: Verdict
+    checks: tuple[CheckResult, ...]
+    bounds: tuple[EpsilonBound, ...]
+    epsilon_claimed: float | None
+    epsilon_spent: float | None
+    epsilon_not_excluded: float | None
+    delta: float
+    steps: int
+    observations: int
+    history: tuple[tuple[float, float | None, int], ...]
+    power: Mapping[str, Mapping[str, float]]
+    epochs: tuple[Mapping[str, float], ...]
+    settings: Mapping[str, Any]
+    environment: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+    record: str | None = None
+    complete: bool = True
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def epsilon_lower(self) -> float | None:
+        """The largest of the bounds, None if no epsilon could be composed."""
+        values = [b.epsilon_lower for b in self.bounds if b.epsilon_lower is not None]
+        return max(values, default=None)
+
+    def to_json(self) -> str:
+        """The report as JSON; infinite numbers as the strings "inf" and "-inf"."""
+        return json.dumps(_plain(dataclasses.asdict(self)), indent=2, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> AuditReport:
+        """Read a report.
+
+        Args:
+            text: what `to_json` wrote.
+
+        Returns:
+            The report.
+
+        Raises:
+            ReportError: the text is truncated, is no report, or has a newer layout.
+        """
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ReportError(
+                f"the report is not complete JSON (line {error.lineno}: {error.msg}); it was cut "
+                "short or is another file. Run the training again to write it anew."
+            ) from error
+        version = data.get("schema_version") if isinstance(data, dict) else None
+        if not isinstance(version, int):
+            raise ReportError(
+                "the file is JSON but no audit report: it has no schema_version. Name the "
+                "report.json that the audit wrote."
+            )
+        if version > SCHEMA_VERSION:
+            raise ReportError(
+                f"the report has schema_version={version}, this lightning-audit reads up to "
+                f"{SCHEMA_VERSION}; upgrade lightning-audit to read it."
+            )
+        try:
+            return _report_from(data)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ReportError(
+                f"the report lacks or garbles a field ({type(error).__name__}: {error}); it was "
+                "edited or cut. Run the training again to write it anew."
+            ) from error
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the report so that a reader sees the old file or the new one, never half."""
+        target = Path(path)
+        partial = target.with_name(f".{target.name}.partial")
+        partial.write_text(self.to_json() + "\n", encoding="utf-8")
+        os.replace(partial, target)
+        return target
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> AuditReport:
+        """Read a report from a file.
+
+        Raises:
+            ReportError: the file is absent, cut short, no report, or of a newer layout.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ReportError(f"cannot read {os.fspath(path)!r}: {error}") from error
+        return cls.from_json(text)
+
+
+class PrivacyViolation(Exception):
+    """The training does not give the privacy that it claims.
+
+    Args:
+        report: the audit's report.
+    """
+
+    def __init__(self, report: AuditReport) -> None:
+        super().__init__(describe(report.verdict))
+        self.report = report
+
+
+class InconclusiveAudit(Exception):
+    """The audit could not have seen a violation, and the user asked to be stopped then.
+
+    Args:
+        report: the audit's report.
+    """
+
+    def __init__(self, report: AuditReport) -> None:
+        super().__init__(describe(report.verdict))
+        self.report = report
+
+
+def describe(verdict: Verdict) -> str:
+    """A verdict in a few lines of text."""
+    kind = f" ({verdict.kind})" if verdict.kind else ""
+    lines = [f"{verdict.outcome}{kind}: {verdict.summary}"]
+    if verdict.fault:
+        lines.append(f"Likely fault: {verdict.fault}")
+    lines.extend(f"Missing: {item}" for item in verdict.missing)
+    if verdict.advice:
+        lines.append(f"Next: {verdict.advice}")
+    return "\n".join(lines)
+
+
+def _plain(value: Any) -> Any:
+    """JSON-able form: tuples as lists, infinities as strings, NaN as null."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, bool) or value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, float):
+        if math.isnan(value):
+            return None
+        return value if math.isfinite(value) else str(value)
+    if hasattr(value, "item"):  # a numpy scalar
+        return _plain(value.item())
+    raise TypeError(f"{type(value).__name__} cannot be written to a report: {value!r}")
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _report_from(data: dict[str, Any]) -> AuditReport:
+    values = dict(data)
+    outcome = values["verdict"]["outcome"]
+    if outcome not in EXIT_CODES:
+        raise ValueError(f"verdict.outcome={outcome!r}")
+    values["verdict"] = Verdict(
+        **{**values["verdict"], "missing": tuple(values["verdict"]["missing"])}
+    )
+    values["checks"] = tuple(
+        CheckResult(**{**c, "log_e_value": _number(c["log_e_value"])}) for c in values["checks"]
+    )
+    values["bounds"] = tuple(
+        EpsilonBound(
+            **{
+                **b,
+                "epsilon_lower": _number(b["epsilon_lower"]),
+                "assumptions": tuple(b["assumptions"]),
+            }
+        )
+        for b in values["bounds"]
+    )
+    for name in ("epsilon_claimed", "epsilon_spent", "epsilon_not_excluded"):
+        values[name] = _number(values[name])
+    values["history"] = tuple((float(s), _number(q), int(n)) for s, q, n in values["history"])
+    values["epochs"] = tuple(values["epochs"])
+    values["notes"] = tuple(values["notes"])
+    return AuditReport(**values)

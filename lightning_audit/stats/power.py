@@ -1,0 +1,150 @@
+"""How many steps an audit needs to see a given violation.
+
+A pass is worth what the audit could have seen. These functions answer, without simulation and in
+microseconds, how likely the tests of `lightning_audit.stats.sequential` are to flag a violation
+within a number of steps. They look once, at the last step; the tests look at every step, so the
+true power is a little higher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from scipy import optimize, special
+
+from lightning_audit import _validate
+from lightning_audit.stats.sequential import COIN_SLOPES, LN2, PredictableCentre, noise_log_e
+
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(81)
+_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
+
+
+def noise_power(
+    coordinates: int,
+    steps: int,
+    noise_ratio: float,
+    data_variance: float = 0.0,
+    significance: float = 1e-4,
+) -> float:
+    """Probability that the noise test flags noise of ``noise_ratio`` times the claim.
+
+    The residual's variance is ``noise_ratio^2 + data_variance`` in units of the claimed noise,
+    times what the predictable centre costs. The e-value falls with the sum of squares, so the
+    power is one chi-square probability.
+
+    Args:
+        coordinates: independent coordinates read in a step.
+        steps: number of steps.
+        noise_ratio: true noise over claimed noise, in (0, 1).
+        data_variance: variance of the data term over the variance of the claimed noise.
+        significance: the share of the significance that the test has.
+
+    Returns:
+        Probability of a flag at the last step.
+
+    Raises:
+        ValueError: an argument outside its range, by name.
+
+    Example:
+        >>> round(noise_power(8, 100, 0.8255), 2)
+        0.99
+    """
+    coordinates = _validate.positive_int("coordinates", coordinates)
+    steps = _validate.positive_int("steps", steps)
+    ratio = _validate.open_unit("noise_ratio", noise_ratio)
+    data = _validate.non_negative("data_variance", data_variance)
+    level = -np.log(_validate.open_unit("significance", significance))
+    count = coordinates * steps
+    variance = (ratio**2 + data) * _centring_cost(steps)
+    # Beyond one claimed variance a coordinate the test cannot flag: every bet has lost.
+    largest = _largest_flagged(count, level)
+    return float(special.gammainc(count / 2, largest / variance / 2)) if largest > 0 else 0.0
+
+
+def _centring_cost(steps: int) -> float:
+    """Mean factor by which the noise of the predictable centre widens a residual."""
+    t = np.arange(steps, dtype=np.float64)
+    return float(1.0 + np.mean(t / (t + PredictableCentre.PRIOR) ** 2))
+
+
+def _largest_flagged(count: int, level: float) -> float:
+    """The largest sum of squares that the noise test still flags; 0 if none."""
+
+    def excess(total: float) -> float:
+        return float(noise_log_e(count, total)) - level
+
+    if excess(0.0) <= 0:
+        return 0.0
+    return float(optimize.brentq(excess, 0.0, float(count), xtol=1e-9 * count))
+
+
+def sensitivity_power(
+    canaries: int,
+    steps: int,
+    shift: float,
+    residual_std: float,
+    significance: float = 1e-4,
+) -> float:
+    """Probability that the coin bet flags a canary that adds ``shift`` times what it may.
+
+    The log wealth of the best slope is a sum of independent terms whose mean and variance are
+    integrals over a normal; what the mixture over slopes costs is charged in full.
+
+    Args:
+        canaries: canaries in a step.
+        steps: number of steps.
+        shift: what the canary adds over what clipping allows, > 1.
+        residual_std: standard deviation of a reading (noise and data) in units of the signal.
+        significance: the share of the significance that the test has.
+
+    Returns:
+        Probability of a flag at the last step, to the accuracy of the normal approximation.
+
+    Raises:
+        ValueError: an argument outside its range, by name.
+
+    Example:
+        >>> sensitivity_power(8, 190, 2.0, 3.0) >= 0.95
+        True
+    """
+    canaries = _validate.positive_int("canaries", canaries)
+    steps = _validate.positive_int("steps", steps)
+    effect = _validate.positive("shift", shift - 1.0, "shift must exceed 1")
+    effect /= _validate.positive("residual_std", residual_std)
+    level = -np.log(_validate.open_unit("significance", significance)) + np.log(len(COIN_SLOPES))
+    count = canaries * steps
+    # Centred on the mean of both groups, a residual lies half the effect from it.
+    x = (effect / 2 + _NODES) / np.sqrt(1.0 + effect**2 / 4)
+    gains = LN2 - np.logaddexp(0.0, -COIN_SLOPES[:, None] * x)
+    mean = gains @ _WEIGHTS
+    std = np.sqrt(np.maximum((gains**2) @ _WEIGHTS - mean**2, 1e-30))
+    return float(np.max(special.ndtr((count * mean - level) / (np.sqrt(count) * std))))
+
+
+def steps_needed(power: Callable[[int], float], target: float = 0.95, limit: int = 10**7) -> int:
+    """Smallest number of steps with at least the ``target`` power; ``limit`` if there is none.
+
+    Args:
+        power: probability of a flag as a function of the number of steps, non-decreasing.
+        target: the power asked for.
+        limit: where the search ends.
+
+    Returns:
+        The number of steps.
+
+    Example:
+        >>> steps_needed(lambda steps: noise_power(8, steps, 0.8))
+        61
+    """
+    target = _validate.open_unit("target", target)
+    high = 1
+    while power(high) < target:
+        high *= 2
+        if high >= limit:
+            return limit
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if power(middle) < target else (low, middle)
+    return high

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from lightning_audit import _validate
+
+NOT_NUMBERS = [None, "1", True, math.nan, np.nan, [1.0], 1j]
+
+
+@pytest.mark.parametrize(
+    ("check", "value", "expected"),
+    [
+        (_validate.positive, 3, 3.0),
+        (_validate.positive, 1e-300, 1e-300),
+        (_validate.positive, np.float32(0.5), 0.5),
+        (_validate.positive, Fraction(1, 4), 0.25),
+        (_validate.non_negative, 0, 0.0),
+        (_validate.non_negative, 2.5, 2.5),
+        (_validate.open_unit, 0.5, 0.5),
+        (_validate.open_unit, np.float64(1e-9), 1e-9),
+        (_validate.rate, 1, 1.0),
+        (_validate.rate, 0.01, 0.01),
+        (_validate.positive_int, 1, 1),
+        (_validate.positive_int, np.int64(7), 7),
+    ],
+)
+def test_allowed_numbers_come_back_plain(check, value, expected) -> None:
+    result = check("x", value)
+    assert result == expected
+    assert type(result) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("check", "values"),
+    [
+        (_validate.positive, [0, -1.0, math.inf, -math.inf, *NOT_NUMBERS]),
+        (_validate.non_negative, [-1e-300, math.inf, -math.inf, *NOT_NUMBERS]),
+        (_validate.open_unit, [0, 1, -0.5, 1.5, math.inf, *NOT_NUMBERS]),
+        (_validate.rate, [0, -0.5, 1.0000001, math.inf, *NOT_NUMBERS]),
+        (_validate.positive_int, [0, -1, 1.0, math.inf, *NOT_NUMBERS]),
+    ],
+)
+def test_everything_else_is_refused(check, values) -> None:
+    for value in values:
+        with pytest.raises(ValueError, match=f"^x={re.escape(repr(value))} must be "):
+            check("x", value)
+
+
+def test_infinity_is_allowed_on_request() -> None:
+    assert _validate.positive("x", math.inf, finite=False) == math.inf
+    with pytest.raises(ValueError, match=r"x=0 must be a number > 0\."):
+        _validate.positive("x", 0, finite=False)
+
+
+def test_strings_are_taken_from_a_list() -> None:
+    assert _validate.one_of("mode", "b", ("a", "b")) == "b"
+    with pytest.raises(ValueError, match=r"mode='c' must be one of \['a', 'b'\]; see the guide"):
+        _validate.one_of("mode", "c", ("b", "a"), "see the guide")
+
+
+@pytest.mark.parametrize(
+    ("check", "allowed"),
+    [
+        (_validate.positive, "a finite number > 0"),
+        (_validate.non_negative, "a finite number >= 0"),
+        (_validate.open_unit, "in (0, 1)"),
+        (_validate.rate, "in (0, 1]"),
+        (_validate.positive_int, "a whole number >= 1"),
+    ],
+)
+def test_error_says_name_value_allowed_and_advice(check, allowed) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(f'lr=-2 must be {allowed}; do this')}$"):
+        check("lr", -2, "do this")
+    with pytest.raises(ValueError, match=f"^{re.escape(f'lr=-2 must be {allowed}.')}$"):
+        check("lr", -2)
