@@ -6,8 +6,11 @@ evidence. The first finding that explains the others gives the name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.results import CheckResult
@@ -86,7 +89,22 @@ def _clipping_fault(monitor: AuditMonitor, oversize: float) -> str:
         )
     if shift > 0.5 * oversize:
         return "no clipping: a canary passes with its full norm"
+    spread, single = _shifts_by_width(monitor)
+    if spread > 1.5 and single < 1.25:
+        return (
+            "clipping per tensor: each tensor is clipped to max_grad_norm on its own, so a whole "
+            f"gradient passes with {spread:.3g} times that norm"
+        )
     return f"clipping norm too large: gradients are clipped at {shift:.3g} times max_grad_norm"
+
+
+def _shifts_by_width(monitor: AuditMonitor) -> tuple[float, float]:
+    """Mean shift of the canaries over many tensors, and of those in one; NaN where unseen."""
+    shifts = monitor.sensitivity.shifts()
+    wide = np.array([label.startswith("Spread") for label in monitor.header.canaries])
+    groups = (shifts[wide & ~np.isnan(shifts)], shifts[~wide & ~np.isnan(shifts)])
+    spread, single = (float(np.mean(g)) if len(g) else math.nan for g in groups)
+    return spread, single
 
 
 def _reuse_fault(names: Sequence[str], monitor: AuditMonitor) -> Fault | None:
@@ -118,6 +136,12 @@ def _noise_fault(monitor: AuditMonitor) -> str:
         shown = ", ".join(f"`{name}`" for name in flagged[:5])
         what = "is missing" if smallest < 0.1 else f"is {smallest:.3g} times the claim or less"
         return f"noise of some tensors: the noise of {shown} {what}"
+    batch = float(monitor.last_scale)
+    if batch > 1 and 0.8 < smallest * batch < 1.3:
+        return (
+            f"noise divided by the batch size: the noise is {smallest:.3g} times the claim, which "
+            f"is one over the expected batch size of {batch:g}"
+        )
     if smallest < 0.1:
         return "no noise: the gradients are released without noise, or with next to none"
     return f"noise scale too small: the noise is {smallest:.3g} times the claim or less"

@@ -43,8 +43,13 @@ class ReuseCheck:
 
     @property
     def lag(self) -> int:
-        """The lag at which readings agree best, in steps."""
-        return int(np.argmax(noise_log_e(self._lag_count, self._lag_squares))) + 1
+        """The shortest lag at which readings agree about as well as at any, in steps."""
+        seen = self._lag_count > 0
+        if not seen.any():
+            return 1
+        means = np.where(seen, self._lag_squares / np.maximum(self._lag_count, 1.0), np.inf)
+        # Noise that comes back every l steps comes back every 2 l steps as well.
+        return int(np.flatnonzero(means <= 1.2 * means.min())[0]) + 1
 
     def residual_ratio(self, name: str) -> float | None:
         """Residual of `reuse.broadcast` or `reuse.pair` over the claimed noise, None if unseen."""
@@ -56,19 +61,20 @@ class ReuseCheck:
         return (
             self.evidence["reuse.lag"].result(
                 "no noise comes back at a later step",
-                f"the noise of a step comes back {self.lag} step{'s' * (self.lag > 1)} later",
+                f"readings {self.lag} step{'s' * (self.lag > 1)} apart differ by less than fresh "
+                "noise of the claimed size makes them",
                 "look for a generator that is seeded again, or restored, between steps",
                 {"lag": self.lag, "lags": len(self._lag_count)},
             ),
             self.evidence["reuse.broadcast"].result(
                 "coordinates of a step have noise of their own",
-                "the coordinates of a step share one noise value",
+                "the coordinates of a step differ by less than noise of their own makes them",
                 "look for a noise drawn with too small a shape and broadcast over the gradient",
                 {"residual_ratio": self.residual_ratio("reuse.broadcast")},
             ),
             self.evidence["reuse.pair"].result(
                 "tensors have noise of their own",
-                "several tensors receive the same noise",
+                "tensors differ by less than noise of their own makes them",
                 "look for one seed or key that is used for every tensor of a step",
                 {"residual_ratio": self.residual_ratio("reuse.pair")},
             ),

@@ -44,12 +44,14 @@ class AuditMonitor:
         self.canary_steps = 0
         self.lost_steps = 0
         self.replaced_steps = 0
+        self.last_scale = 1.0
         self._phases: dict[tuple[float, float | None], int] = {}
 
     def update(self, entry: NDArray[np.void]) -> None:
         """Take in one entry of the record."""
         self.steps += 1
         self.replaced_steps += int(entry["replaced"])
+        self.last_scale = float(entry["scale"])
         sigma, rate = float(entry["noise_multiplier"]), float(entry["sample_rate"])
         phase = (sigma, None if math.isnan(rate) else rate)
         self._phases[phase] = self._phases.get(phase, 0) + 1

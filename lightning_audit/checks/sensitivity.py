@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_audit.checks.family import Evidence
+from lightning_audit.layout import FloatArray
 from lightning_audit.results import CheckResult
 from lightning_audit.stats.sequential import CoinBet, PredictableCentre
 from lightning_audit.store import RecordHeader
@@ -27,10 +28,12 @@ class SensitivityCheck:
     """
 
     def __init__(self, header: RecordHeader, significance: float) -> None:
-        self._k = len(header.canaries)
+        self._labels = tuple(f"{i}: {label}" for i, label in enumerate(header.canaries))
+        self._k = len(self._labels)
         self._bet: CoinBet | None = None
         self._centre = PredictableCentre((self._k,))
         self._sums = np.zeros((2, 3))  # out, in: number, sum and sum of squares of residuals
+        self._each = np.zeros((2, 2, self._k))  # out, in: number and sum of residuals, by canary
         self._norms: list[tuple[int, float, float]] = []  # canaries in, norm of readings, scale
         self.evidence = Evidence("sensitivity", significance)
 
@@ -47,8 +50,10 @@ class SensitivityCheck:
         centred = residual - self._centre.value
         self._centre.update(residual)
         for group in (0, 1):
-            x = centred[coins == group]
+            chosen = coins == group
+            x = centred[chosen]
             self._sums[group] += (len(x), x.sum(), x @ x)
+            self._each[group] += (chosen, np.where(chosen, centred, 0.0))
         if coins.any() and len(self._norms) < _KEPT_NORMS:
             norm = float(np.linalg.norm(readings[coins == 1]))
             self._norms.append((int(coins.sum()), norm, float(entry["scale"])))
@@ -59,6 +64,13 @@ class SensitivityCheck:
         n = np.maximum(self._sums[:, 0], 1.0)
         means = self._sums[:, 1] / n
         return float(1.0 + means[1] - means[0])
+
+    def shifts(self) -> FloatArray:
+        """Estimated signal of each canary, NaN where it was not seen both in and out, ``[k]``."""
+        counts, sums = self._each[:, 0], self._each[:, 1]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            means = sums / counts
+        return np.asarray(1.0 + means[1] - means[0])
 
     @property
     def residual_std(self) -> float:
@@ -103,6 +115,9 @@ class SensitivityCheck:
                     "shift_lower": self.shift_lower,
                     "residual_std": self.residual_std,
                     "sum_is_clipped": self.sum_is_clipped,
+                    "shift_by_canary": dict(
+                        zip(self._labels, self.shifts().round(3).tolist(), strict=True)
+                    ),
                 },
             ),
         )
