@@ -73,17 +73,17 @@ def _violation(
     violated: Sequence[CheckResult], monitor: AuditMonitor | None, oversize: float
 ) -> Verdict:
     kind = next(k for k in _KINDS if any(check.kind == k for check in violated))
-    first = next(check for check in violated if check.kind == kind)
     fault = likely_fault(violated, monitor, oversize)
-    summary = f"{first.name}: {first.message}"
-    if len(violated) > 1:
-        summary += f" (and {', '.join(check.name for check in violated if check is not first)})"
+    named = next(check for check in violated if check.name == fault.finding)
+    others = [check.name for check in violated if check is not named]
+    summary = f"{named.name}: {named.message}"
+    if others:
+        summary += f" (also violated: {', '.join(others)})"
     if monitor and loses_no_privacy(violated, monitor):
         summary += (
             "; noise and clipping err together, so this loses no privacy by itself, but the "
             "mechanism is not the stated one"
         )
-    named = next(check for check in violated if check.name == fault.finding)
     return Verdict("VIOLATION", kind, summary, fault=fault.sentence, advice=named.advice)
 
 

@@ -103,7 +103,7 @@ class OpacusStep:
         self.optimizer = optimizer
         self.params = optimizer.params
         self.layout = [
-            TensorSlot(names.get(id(p), f"parameter_{j}"), tuple(p.shape))
+            TensorSlot(_own_name(names.get(id(p), f"parameter_{j}")), tuple(p.shape))
             for j, p in enumerate(self.params)
         ]
 
@@ -172,6 +172,11 @@ class OpacusStep:
     def final_step_of_batch(self) -> bool:
         """False while a batch memory manager takes a physical batch of a larger logical one."""
         return not self.optimizer._check_skip_next_step(pop_next=False)
+
+
+def _own_name(name: str) -> str:
+    """A parameter's name without the level that Opacus' GradSampleModule puts in."""
+    return ".".join(part for part in name.split(".") if part != "_module")
 
 
 def refuse_unsupported(optimizer: DPOptimizer) -> None:

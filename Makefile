@@ -1,0 +1,43 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test lint fast heavy bench clean
+
+# The main job on real data: four trainings, three of them faulty. Ends with a table of reports.
+demo: $(VENV)/.examples
+	$(BIN)/python examples/digits.py --report-dir demo
+
+# Everything that CI runs, in two stages: what is quick first, simulations and long trainings after.
+test: $(VENV)/.dev lint fast heavy
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+fast: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=2 -m "not heavy" tests
+	OMP_NUM_THREADS=1 $(BIN)/pytest --quiet --doctest-modules lightning_audit
+
+heavy: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=2 --dist=worksteal -m heavy tests
+
+# Speed and detection figures, as ratios and counts of one run; they land in benchmarks/results.
+bench: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py
+
+clean:
+	rm -rf $(VENV) demo benchmarks/results
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.examples: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(INSTALL) --editable ".[examples]"
+	touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(INSTALL) --editable ".[dev]"
+	touch $@
