@@ -116,13 +116,18 @@ def _epsilon_result(epsilons: Epsilons, terms: Terms) -> CheckResult:
     if epsilons.proved is None or epsilons.claimed is None:
         return CheckResult("epsilon", "epsilon", "not_run", "no epsilon can be compared")
     violated = exceeds(epsilons.proved, epsilons.claimed)
-    verb = "above" if violated else "not above"
+    claim = f"the claimed {epsilons.claimed:.4g} at delta {terms.delta:.3g}"
+    if violated:
+        message = f"the run leaks at least epsilon {epsilons.proved:.4g}, above {claim}"
+    elif epsilons.proved > 0:
+        message = f"the run leaks at least epsilon {epsilons.proved:.4g}, within {claim}"
+    else:
+        message = f"no leakage is proved at the verdict's significance; within {claim}"
     return CheckResult(
         "epsilon",
         "epsilon",
         "violated" if violated else "ok",
-        f"the run leaks at least epsilon {epsilons.proved:.4g} at delta {terms.delta:.3g}, {verb} "
-        f"the claimed {epsilons.claimed:.4g}",
+        message,
         "the other findings say whether the noise or the clipping is at fault" if violated else "",
         share=SHARES["epsilon"],
         evidence={"epsilon_lower": epsilons.proved, "epsilon_claimed": epsilons.claimed},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 from lightning_audit.results import AuditReport, CheckResult, describe
@@ -73,7 +74,7 @@ def evidence_of(check: CheckResult) -> str:
     """The e-value of a check as a power of ten, or nothing for a deterministic check."""
     if check.log_e_value is None or check.status == "not_run":
         return ""
-    return f"e = 1e{check.log_e_value / 2.302585092994046:.1f}"
+    return f"e = 10^{check.log_e_value / math.log(10.0):.1f}"
 
 
 def _epsilon_lines(report: AuditReport) -> list[str]:

@@ -1,0 +1,174 @@
+"""Trainings that the benchmarks share: real data, real Opacus, a real Trainer."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+
+import pytorch_lightning as pl
+import torch
+from opacus import PrivacyEngine
+from opacus.data_loader import DPDataLoader
+from opacus.layers import DPMultiheadAttention
+from opacus.optimizers import DPOptimizer
+from sklearn.datasets import load_breast_cancer, load_digits
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+DELTA = 1e-5
+
+
+def quiet() -> None:
+    """Silence what Lightning and Opacus say of loaders, hooks and devices."""
+    for name in ("pytorch_lightning", "lightning_audit"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", module="opacus|pytorch_lightning|torch|lightning_utilities")
+    torch.set_num_threads(1)
+
+
+def digits() -> TensorDataset:
+    """1,797 images of 8 x 8 pixels."""
+    data = load_digits()
+    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16
+    return TensorDataset(images, torch.tensor(data.target))
+
+
+def digit_tokens() -> TensorDataset:
+    """The digits as sequences of 16 tokens: the quantised means of 2 x 2 pixels."""
+    images, labels = digits().tensors
+    means = functional.avg_pool2d(images, 2).flatten(1)
+    return TensorDataset((means * 16).round().long(), labels)
+
+
+def cells() -> TensorDataset:
+    """569 records of 30 standardised features, two classes."""
+    data = load_breast_cancer()
+    features = torch.tensor(data.data, dtype=torch.float32)
+    return TensorDataset((features - features.mean(0)) / features.std(0), torch.tensor(data.target))
+
+
+def conv_net() -> nn.Module:
+    """5,994 parameters, for the digits."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(128, 10),
+    )
+
+
+def mlp(inputs: int = 64, hidden: int = 64, classes: int = 10) -> nn.Module:
+    """A net of three linear layers."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(inputs, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, classes),
+    )
+
+
+class Transformer(nn.Module):
+    """One block of attention over 16 tokens: 1.1 million parameters at width 304."""
+
+    def __init__(self, width: int = 304) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(17, width)
+        self.places = nn.Embedding(16, width)
+        self.attention = DPMultiheadAttention(width, 4, batch_first=True)
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Class scores of token sequences, ``[n, 16]`` to ``[n, 10]``."""
+        places = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
+        x = self.norms[0](self.tokens(tokens) + self.places(places))
+        x = x + self.attention(x, x, x)[0]
+        x = self.norms[1](x + self.narrow(torch.relu(self.widen(x))))
+        return self.head(x.mean(1))
+
+
+class ScaledNoise(DPOptimizer):
+    """Adds ``factor`` times the noise that it states."""
+
+    factor = 1.0
+
+    def add_noise(self) -> None:
+        """Draw the noise at another scale than the stated one."""
+        stated = self.noise_multiplier
+        self.noise_multiplier = self.factor * stated
+        super().add_noise()
+        self.noise_multiplier = stated
+
+
+class Classifier(pl.LightningModule):
+    """Any net on any data set, trained with DP-SGD."""
+
+    def __init__(
+        self,
+        net: nn.Module,
+        data: Dataset,
+        *,
+        batch_size: int = 64,
+        noise_multiplier: float = 1.0,
+        max_grad_norm: float = 1.0,
+        learning_rate: float = 0.25,
+        noise_factor: float = 1.0,
+        make_optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+    ) -> None:
+        super().__init__()
+        self.net = net
+        self.data = data
+        self.options = {"noise_multiplier": noise_multiplier, "max_grad_norm": max_grad_norm}
+        self.batch_size, self.learning_rate = batch_size, learning_rate
+        self.noise_factor, self.make_optimizer = noise_factor, make_optimizer
+
+    def training_step(self, batch, _):
+        """Cross-entropy of a batch."""
+        inputs, labels = batch
+        return functional.cross_entropy(self.net(inputs), labels)
+
+    def train_dataloader(self):
+        """Poisson batches."""
+        return DPDataLoader.from_data_loader(DataLoader(self.data, self.batch_size))
+
+    def configure_optimizers(self):
+        """The optimizer of make_private, or a faulty one in its place."""
+        self.net, optimizer, _ = PrivacyEngine().make_private(
+            module=self.net,
+            optimizer=self.make_optimizer(self.net.parameters(), lr=self.learning_rate),
+            data_loader=DataLoader(self.data, self.batch_size),
+            **self.options,
+        )
+        if self.noise_factor == 1.0:
+            return optimizer
+        faulty = ScaledNoise(
+            optimizer.original_optimizer,
+            expected_batch_size=optimizer.expected_batch_size,
+            **self.options,
+        )
+        faulty.factor = self.noise_factor
+        faulty.attach_step_hook(optimizer.step_hook)
+        return faulty
+
+
+def trainer(steps: int, *callbacks: pl.Callback) -> pl.Trainer:
+    """A Trainer of a given number of steps that writes nothing."""
+    return pl.Trainer(
+        max_steps=steps,
+        max_epochs=-1,
+        callbacks=list(callbacks),
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )

@@ -1,0 +1,62 @@
+"""The figures that README and docs state, by the benchmarks that print them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.heavy,
+    # Opacus, Lightning and torch remark on loaders, hooks and secure mode in every training.
+    pytest.mark.filterwarnings("default"),
+]
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+
+    def load(name):
+        return importlib.import_module(name)
+
+    yield load
+    for name in ("support", "detection", "healthy", "transformer", "drift"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(("factor", "limits"), [(0.8255, (20, 150)), (0.5, (5, 15))])
+def test_too_small_a_noise_is_flagged_in_18_of_20_trainings(benchmark, factor, limits):
+    detection = benchmark("detection")
+    assert detection.LIMITS[factor] == limits
+    detection.quiet()
+    found = [detection.steps_to_flag(factor, limits[1], seed) for seed in range(20)]
+    for steps, limit in zip(zip(*found, strict=True), limits, strict=True):
+        assert sum(s is not None and s <= limit for s in steps) >= 18
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_no_correct_training_alarms(benchmark, part):
+    healthy = benchmark("healthy")
+    healthy.quiet()
+    alarms = [
+        summary
+        for number in range(25 * part, 25 * (part + 1))
+        for outcome, summary in [healthy.outcome(number, steps=40)]
+        if outcome == "VIOLATION"
+    ]
+    assert alarms == []
+
+
+def test_a_million_parameters_are_audited(benchmark):
+    results = benchmark("transformer").run()
+    assert results["parameters"] >= 1_000_000
+    assert results["correct"] in ("PASS", "INCONCLUSIVE")
+    assert results["half noise"].startswith("VIOLATION: noise scale too small")
+
+
+def test_the_audited_model_is_the_unaudited_one(benchmark):
+    for distance in benchmark("drift").run().values():
+        assert distance <= 1e-6
