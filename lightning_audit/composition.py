@@ -9,7 +9,7 @@ from functools import lru_cache, reduce
 from typing import TYPE_CHECKING
 
 from lightning_audit import _validate
-from lightning_audit.stats.tradeoff import gaussian_epsilon
+from lightning_audit.stats.gdp import gaussian_epsilon
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution

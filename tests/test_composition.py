@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lightning_audit import composition
 from lightning_audit.composition import Phase, bucket_up, compress, epsilon_of_history
-from lightning_audit.stats.tradeoff import gaussian_epsilon
+from lightning_audit.stats.gdp import gaussian_epsilon
 
 sigmas = st.floats(0.05, 100)
 phases = st.builds(Phase, sigmas, st.sampled_from([0.01, 0.1, 1.0]), st.integers(1, 10_000))

@@ -65,7 +65,8 @@ class Epsilons:
     spent: float | None
     ratio_lower: float
     lower: float | None
-    #: The lower bound at the significance of the verdict rather than of the display.
+    #: As `ratio_lower` and `lower`, at the significance of the verdict rather than of the display.
+    ratio_proved: float
     proved: float | None
 
 
@@ -73,20 +74,18 @@ def current_epsilons(session: AuditSession | None, facts: RunFacts, terms: Terms
     """Compute the epsilons now."""
     claim = claimed_epsilon(terms.epsilon, facts.accountant, terms.delta)
     if session is None or not session.monitor.steps:
-        return Epsilons(claim.epsilon, claim.source, None, 0.0, None, None)
+        return Epsilons(claim.epsilon, claim.source, None, 0.0, None, 0.0, None)
     monitor = session.monitor
     history = monitor.history
     ratio = monitor.leakage.ratio_lower(terms.bound_significance)
     sure = monitor.leakage.ratio_lower(SHARES["epsilon"] * terms.significance)
-    return Epsilons(
-        claim.epsilon,
-        claim.source,
-        epsilon_spent(history, facts.accountant, terms.delta),
-        ratio,
-        epsilon_at_ratio(history, ratio, terms.delta),
-        # Composing once more would only repeat `spent` unless more leaks than is claimed.
-        epsilon_at_ratio(history, sure, terms.delta) if sure > 0 else 0.0,
-    )
+    spent = epsilon_spent(history, facts.accountant, terms.delta)
+    lower = epsilon_at_ratio(history, ratio, terms.delta)
+    # A ratio of at most one proves no more than is spent: nothing to compose unless even that is
+    # above the claim.
+    within = spent is not None and claim.epsilon is not None and spent <= claim.epsilon
+    proved = None if sure <= 1 and within else epsilon_at_ratio(history, sure, terms.delta)
+    return Epsilons(claim.epsilon, claim.source, spent, ratio, lower, sure, proved)
 
 
 def run_checks(
@@ -113,16 +112,18 @@ def run_checks(
 
 
 def _epsilon_result(epsilons: Epsilons, terms: Terms) -> CheckResult:
-    if epsilons.proved is None or epsilons.claimed is None:
+    if epsilons.spent is None or epsilons.claimed is None:
         return CheckResult("epsilon", "epsilon", "not_run", "no epsilon can be compared")
-    violated = exceeds(epsilons.proved, epsilons.claimed)
+    violated = epsilons.proved is not None and exceeds(epsilons.proved, epsilons.claimed)
     claim = f"the claimed {epsilons.claimed:.4g} at delta {terms.delta:.3g}"
-    if violated:
-        message = f"the run leaks at least epsilon {epsilons.proved:.4g}, above {claim}"
-    elif epsilons.proved > 0:
-        message = f"the run leaks at least epsilon {epsilons.proved:.4g}, within {claim}"
+    if epsilons.proved is None:
+        message = (
+            f"at least {epsilons.ratio_proved:.2f} times the stated leakage of a step is proved, "
+            f"which stays within {claim}"
+        )
     else:
-        message = f"no leakage is proved at the verdict's significance; within {claim}"
+        position = "above" if violated else "within"
+        message = f"the run leaks at least epsilon {epsilons.proved:.4g}, {position} {claim}"
     return CheckResult(
         "epsilon",
         "epsilon",
@@ -130,7 +131,11 @@ def _epsilon_result(epsilons: Epsilons, terms: Terms) -> CheckResult:
         message,
         "the other findings say whether the noise or the clipping is at fault" if violated else "",
         share=SHARES["epsilon"],
-        evidence={"epsilon_lower": epsilons.proved, "epsilon_claimed": epsilons.claimed},
+        evidence={
+            "ratio_lower": epsilons.ratio_proved,
+            "epsilon_lower": epsilons.proved,
+            "epsilon_claimed": epsilons.claimed,
+        },
     )
 
 
@@ -154,11 +159,15 @@ def epoch_metrics(
 
 
 def build_report(
-    session: AuditSession | None, facts: RunFacts, terms: Terms, *, complete: bool
+    session: AuditSession | None,
+    facts: RunFacts,
+    terms: Terms,
+    epsilons: Epsilons,
+    checks: tuple[CheckResult, ...],
+    *,
+    complete: bool,
 ) -> AuditReport:
     """The report now; the power is computed for a complete run only."""
-    epsilons = current_epsilons(session, facts, terms)
-    checks = run_checks(session, facts, terms, epsilons)
     monitor = session.monitor if session else None
     model = PowerModel(monitor) if monitor and monitor.steps and complete else None
     power = model.at(terms.resolution) if model else {}

@@ -12,7 +12,14 @@ import pytorch_lightning as pl
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from lightning_audit import _validate
+from lightning_audit.callbacks.arguments import (
+    canaries_of,
+    claimed_of,
+    delta_of,
+    oversize_of,
+)
 from lightning_audit.callbacks.evaluation import (
+    Epsilons,
     RunFacts,
     Terms,
     build_report,
@@ -21,7 +28,7 @@ from lightning_audit.callbacks.evaluation import (
     run_checks,
 )
 from lightning_audit.callbacks.session import AuditSession, SessionSettings
-from lightning_audit.canaries.gradient import GradientCanary, default_mix
+from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.checks.resolution import Resolution
 from lightning_audit.claims import PrivacyClaim
 from lightning_audit.dpsgd.lints import loader_facts
@@ -30,6 +37,7 @@ from lightning_audit.dpsgd.protocol import UnsupportedOptimizer
 from lightning_audit.report.console import print_report
 from lightning_audit.results import (
     AuditReport,
+    CheckResult,
     InconclusiveAudit,
     PrivacyViolation,
     describe,
@@ -38,7 +46,8 @@ from lightning_audit.store import REPORT_NAME, ObservationStore, RecordHeader, s
 
 _log = logging.getLogger(__name__)
 
-_DEFAULT_DELTA = 1e-5
+_ON_VIOLATION = ("raise", "stop", "warn")
+_ON_INCONCLUSIVE = ("raise", "warn")
 _UNSUPPORTED_PRECISION = ("16-mixed", "16-true", "16")
 
 
@@ -106,11 +115,11 @@ class PrivacyAudit(pl.Callback):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        self.claimed_epsilon = _claimed(claimed_epsilon, claim)
-        self.delta = _delta(delta, claim)
+        self.claimed_epsilon = claimed_of(claimed_epsilon, claim)
+        self.delta = delta_of(delta, claim)
         self.claim = claim
-        self.canaries = _canaries(canaries, num_canaries)
-        self.oversize = _oversize(oversize)
+        self.canaries = canaries_of(canaries, num_canaries)
+        self.oversize = oversize_of(oversize)
         self.every_n_steps = (
             1 if every_n_steps is None else _validate.positive_int("every_n_steps", every_n_steps)
         )
@@ -264,12 +273,11 @@ class PrivacyAudit(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the bounds; ask the training to stop when the claim is false."""
-        epsilons = current_epsilons(self._session, self._facts, self._terms)
-        checks = run_checks(self._session, self._facts, self._terms, epsilons)
+        epsilons, checks = self._evaluate()
         metrics = epoch_metrics(self._session, epsilons, checks)
         self._facts.epochs.append({"epoch": trainer.current_epoch, **metrics})
         pl_module.log_dict({f"{self.log_prefix}/{name}": value for name, value in metrics.items()})
-        self._write_report(complete=False)
+        self._write_report(epsilons, checks, complete=False)
         if self._report and self._report.verdict.outcome == "VIOLATION":
             if not self._told:
                 _log.error("%s", describe(self._report.verdict))
@@ -316,12 +324,20 @@ class PrivacyAudit(pl.Callback):
         self._ended = True
         if self._session is None and not self._attached:
             return  # it ended before it began
-        self._write_report(complete=not self._facts.break_off)
+        self._write_report(*self._evaluate(), complete=not self._facts.break_off)
         if self._session is not None and self._session.store is not None:
             self._session.store.close()
 
-    def _write_report(self, *, complete: bool) -> None:
-        self._report = build_report(self._session, self._facts, self._terms, complete=complete)
+    def _evaluate(self) -> tuple[Epsilons, tuple[CheckResult, ...]]:
+        epsilons = current_epsilons(self._session, self._facts, self._terms)
+        return epsilons, run_checks(self._session, self._facts, self._terms, epsilons)
+
+    def _write_report(
+        self, epsilons: Epsilons, checks: tuple[CheckResult, ...], *, complete: bool
+    ) -> None:
+        self._report = build_report(
+            self._session, self._facts, self._terms, epsilons, checks, complete=complete
+        )
         if self._directory is None:
             return
         if self._session is not None and self._session.store is not None:
@@ -376,59 +392,3 @@ class PrivacyAudit(pl.Callback):
 def _is_trial(trainer: pl.Trainer) -> bool:
     """Whether this is a fast_dev_run: everything is run, nothing written, nothing failed."""
     return bool(trainer.fast_dev_run)  # type: ignore[attr-defined]  # set by the Trainer at run time
-
-
-_ON_VIOLATION = ("raise", "stop", "warn")
-_ON_INCONCLUSIVE = ("raise", "warn")
-
-
-def _claimed(claimed_epsilon: float | None, claim: PrivacyClaim | None) -> float | None:
-    stated = claim.epsilon if claim is not None else None
-    if claimed_epsilon is None:
-        return stated
-    value = _validate.positive(
-        "claimed_epsilon", claimed_epsilon, "leave it out to audit the accountant's own epsilon"
-    )
-    if stated is not None and stated != value:
-        raise ValueError(
-            f"claimed_epsilon={claimed_epsilon!r} contradicts claim.epsilon={stated!r}; give one "
-            "of them."
-        )
-    return value
-
-
-def _delta(delta: float | None, claim: PrivacyClaim | None) -> float:
-    stated = claim.delta if claim is not None else None
-    if delta is None:
-        return _DEFAULT_DELTA if stated is None else stated
-    value = _validate.open_unit("delta", delta, "take less than one over the number of samples")
-    if stated is not None and stated != value:
-        raise ValueError(f"delta={delta!r} contradicts claim.delta={stated!r}; give one of them.")
-    return value
-
-
-def _canaries(
-    canaries: Sequence[GradientCanary] | None, num_canaries: int
-) -> tuple[GradientCanary, ...]:
-    count = _validate.positive_int("num_canaries", num_canaries, "an audit needs a canary")
-    if canaries is None:
-        return default_mix(count)
-    if not canaries:
-        raise ValueError("canaries=[] must hold a canary; leave it out for the default mix.")
-    for canary in canaries:
-        if not isinstance(canary, GradientCanary):
-            raise ValueError(
-                f"canaries holds {canary!r}; it must hold objects of lightning_audit.canaries, "
-                "such as Dirac()."
-            )
-    return tuple(canaries)
-
-
-def _oversize(oversize: float) -> float:
-    value = _validate.positive("oversize", oversize)
-    if value < 1:
-        raise ValueError(
-            f"oversize={oversize!r} must be >= 1; a canary below the clipping norm adds less than "
-            "one record may."
-        )
-    return value

@@ -40,8 +40,10 @@ MU_RATIOS: FloatArray = np.array([1.03, 1.06, 1.12, 1.25, 1.5, 2.0, 4.0, 10.0])
 def log_mean_exp(values: ArrayLike, axis: int = -1) -> FloatArray:
     """Return the logarithm of the mean of ``exp(values)`` along ``axis``, without overflow."""
     array = np.asarray(values, dtype=np.float64)
-    total = special.logsumexp(array, axis=axis) - np.log(array.shape[axis])
-    return np.asarray(total, dtype=np.float64)
+    # scipy's logsumexp does the same in ten times the time on the few numbers of a step.
+    top = np.max(array, axis=axis, keepdims=True)
+    mean = np.mean(np.exp(array - top), axis=axis)
+    return np.asarray(np.squeeze(top, axis=axis) + np.log(mean), dtype=np.float64)
 
 
 class PredictableCentre:

@@ -1,0 +1,67 @@
+"""Checks of `PrivacyAudit`'s arguments that concern more than one value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightning_audit import _validate
+from lightning_audit.canaries.gradient import GradientCanary, default_mix
+from lightning_audit.claims import PrivacyClaim
+
+DEFAULT_DELTA = 1e-5
+
+
+def claimed_of(claimed_epsilon: float | None, claim: PrivacyClaim | None) -> float | None:
+    """The stated epsilon, by the argument or by the claim; None if neither states one."""
+    stated = claim.epsilon if claim is not None else None
+    if claimed_epsilon is None:
+        return stated
+    value = _validate.positive(
+        "claimed_epsilon", claimed_epsilon, "leave it out to audit the accountant's own epsilon"
+    )
+    if stated is not None and stated != value:
+        raise ValueError(
+            f"claimed_epsilon={claimed_epsilon!r} contradicts claim.epsilon={stated!r}; give one "
+            "of them."
+        )
+    return value
+
+
+def delta_of(delta: float | None, claim: PrivacyClaim | None) -> float:
+    """The delta of all epsilons, by the argument, by the claim, or the default."""
+    stated = claim.delta if claim is not None else None
+    if delta is None:
+        return DEFAULT_DELTA if stated is None else stated
+    value = _validate.open_unit("delta", delta, "take less than one over the number of samples")
+    if stated is not None and stated != value:
+        raise ValueError(f"delta={delta!r} contradicts claim.delta={stated!r}; give one of them.")
+    return value
+
+
+def canaries_of(
+    canaries: Sequence[GradientCanary] | None, num_canaries: int
+) -> tuple[GradientCanary, ...]:
+    """The canaries that are named, or the default mix."""
+    count = _validate.positive_int("num_canaries", num_canaries, "an audit needs a canary")
+    if canaries is None:
+        return default_mix(count)
+    if not canaries:
+        raise ValueError("canaries=[] must hold a canary; leave it out for the default mix.")
+    for canary in canaries:
+        if not isinstance(canary, GradientCanary):
+            raise ValueError(
+                f"canaries holds {canary!r}; it must hold objects of lightning_audit.canaries, "
+                "such as Dirac()."
+            )
+    return tuple(canaries)
+
+
+def oversize_of(oversize: float) -> float:
+    """The norm of the canaries over the clipping norm."""
+    value = _validate.positive("oversize", oversize)
+    if value < 1:
+        raise ValueError(
+            f"oversize={oversize!r} must be >= 1; a canary below the clipping norm adds less than "
+            "one record may."
+        )
+    return value

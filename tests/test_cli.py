@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_audit import __version__, cli
+from lightning_audit.results import EXIT_CODES, AuditReport, EpsilonBound, Outcome, Verdict
+
+COMMAND = Path(sysconfig.get_path("scripts")) / "lightning-audit"
+
+
+def saved(directory: Path, outcome: Outcome = "PASS", **changes: Any) -> Path:
+    bound = EpsilonBound(
+        "mu", 1.5, 1e-5, 0.25, 0.05, "confidence", "fixed", "anytime", ("flat clipping",)
+    )
+    fields: dict[str, Any] = {
+        "verdict": Verdict(outcome, None, "the summary of the verdict"),
+        "checks": (),
+        "bounds": (bound,),
+        "epsilon_claimed": 8.0,
+        "epsilon_spent": 3.0,
+        "epsilon_not_excluded": 4.0,
+        "delta": 1e-5,
+        "steps": 100,
+        "observations": 800,
+        "history": ((1.0, 0.01, 100),),
+        "power": {},
+        "epochs": (),
+        "settings": {},
+        "environment": {},
+    }
+    return AuditReport(**{**fields, **changes}).save(directory / "report.json")
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(COMMAND), *map(str, arguments)], capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.mark.parametrize("outcome", ["PASS", "VIOLATION", "INCONCLUSIVE"])
+def test_the_exit_code_is_that_of_the_verdict(tmp_path: Path, outcome: Outcome) -> None:
+    done = run("check", saved(tmp_path, outcome))
+    assert done.returncode == {"PASS": 0, "VIOLATION": 1, "INCONCLUSIVE": 2}[outcome]
+    assert f"{outcome}: the summary of the verdict" in done.stdout
+    assert done.stderr == ""
+
+
+def test_a_truncated_report_is_inconclusive_and_says_why_on_stderr(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    path.write_text(path.read_text()[:200])
+    done = run("check", path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "lightning-audit: the report is not complete JSON" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_absent_report_is_inconclusive_and_names_the_file(tmp_path: Path) -> None:
+    done = run("check", tmp_path / "nowhere.json")
+    assert done.returncode == 2
+    assert "nowhere.json" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def check(path: Path, *arguments: str) -> int:
+    return cli.main(["check", str(path), *arguments])
+
+
+@pytest.mark.parametrize(("limit", "code"), [("5", 0), ("3", 0), ("2.9", 1), ("1", 1), ("inf", 0)])
+def test_a_budget_is_kept_when_no_epsilon_exceeds_it(tmp_path: Path, limit: str, code: int) -> None:
+    assert check(saved(tmp_path), "--max-epsilon", limit) == code
+
+
+@pytest.mark.parametrize(
+    ("limit", "which"), [("2", "the epsilon spent is 3"), ("1", "the epsilon proved is 1.5")]
+)
+def test_an_exceeded_budget_names_the_epsilon_that_exceeds_it(
+    tmp_path: Path, limit: str, which: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check(saved(tmp_path), "--max-epsilon", limit)
+    assert f"VIOLATION: {which}, above --max-epsilon {limit}" in capsys.readouterr().out
+
+
+def test_the_budget_is_part_of_the_installed_command(tmp_path: Path) -> None:
+    assert run("check", saved(tmp_path), "--max-epsilon=2").returncode == 1
+
+
+def test_a_proved_epsilon_above_the_budget_fails_where_the_spent_one_is_unknown(
+    tmp_path: Path,
+) -> None:
+    assert check(saved(tmp_path, epsilon_spent=None), "--max-epsilon", "1") == 1
+
+
+@pytest.mark.parametrize("bounds", [True, False])
+def test_an_unknown_spent_epsilon_is_inconclusive(
+    tmp_path: Path, bounds: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = {} if bounds else {"bounds": ()}
+    path = saved(tmp_path, epsilon_spent=None, **changes)
+    assert check(path, "--max-epsilon", "100") == 2
+    assert "INCONCLUSIVE: the report holds no epsilon" in capsys.readouterr().out
+
+
+def test_a_missing_proof_does_not_fail_a_budget_that_is_kept(tmp_path: Path) -> None:
+    assert check(saved(tmp_path, bounds=()), "--max-epsilon", "3.5") == 0
+
+
+@pytest.mark.parametrize(
+    ("outcome", "spent", "expected"),
+    [
+        ("VIOLATION", 1.6, "VIOLATION"),
+        ("VIOLATION", None, "VIOLATION"),
+        ("INCONCLUSIVE", 1.6, "INCONCLUSIVE"),
+        ("INCONCLUSIVE", 9.0, "VIOLATION"),
+        ("PASS", None, "INCONCLUSIVE"),
+        ("PASS", float("inf"), "VIOLATION"),
+    ],
+)
+def test_the_worse_of_verdict_and_budget_decides(
+    tmp_path: Path, outcome: Outcome, spent: float | None, expected: Outcome
+) -> None:
+    path = saved(tmp_path, outcome, epsilon_spent=spent)
+    assert check(path, "--max-epsilon", "2") == EXIT_CODES[expected]
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "nan", "much"])
+def test_a_budget_that_is_no_positive_number_is_a_usage_error(
+    tmp_path: Path, limit: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = saved(tmp_path)
+    with pytest.raises(SystemExit) as exit_:
+        check(path, f"--max-epsilon={limit}")
+    assert exit_.value.code == 2
+    streams = capsys.readouterr()
+    assert "usage:" in streams.err
+    assert limit in streams.err
+    assert streams.out == ""
+
+
+@pytest.mark.parametrize("arguments", [[], ["check"], ["audit"]])
+def test_a_command_without_its_parts_is_a_usage_error(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(arguments)
+    assert exit_.value.code == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["--version"])
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out.strip() == __version__
+
+
+LISTS_MODULES = """
+import sys
+from lightning_audit import cli
+code = cli.main(["check", sys.argv[1], "--max-epsilon", "5"])
+print("loaded:", *sorted({name.partition(".")[0] for name in sys.modules}))
+sys.exit(code)
+"""
+
+
+def test_checking_a_report_loads_neither_torch_nor_lightning_nor_opacus(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LISTS_MODULES, str(saved(tmp_path))],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.splitlines()[-1].split()[1:])
+    assert "lightning_audit" in loaded
+    assert loaded.isdisjoint({"torch", "pytorch_lightning", "lightning", "opacus", "scipy"})
+
+
+def test_the_module_can_be_run_as_a_script(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "lightning_audit.cli", "check", str(saved(tmp_path, "VIOLATION"))],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1, done.stderr
