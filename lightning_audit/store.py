@@ -40,12 +40,14 @@ class RecordHeader:
         tensors: name of each tensor, ``[L]``.
         witnesses: witness coordinates read in each tensor, ``[L]``.
         lags: number of lags at which re-used noise is looked for.
+        signal: largest shift that correct clipping shows: 1, or more where low precision rounds.
     """
 
     canaries: tuple[str, ...]
     tensors: tuple[str, ...]
     witnesses: tuple[int, ...]
     lags: int
+    signal: float = 1.0
 
     @property
     def dtype(self) -> np.dtype[np.void]:
@@ -175,6 +177,7 @@ def read_observations(path: str | os.PathLike[str]) -> tuple[RecordHeader, NDArr
         tensors=tuple(fields["tensors"]),
         witnesses=tuple(fields["witnesses"]),
         lags=fields["lags"],
+        signal=fields["signal"],
     )
     size = header.dtype.itemsize
     whole = len(body) // size * size  # a killed process may have left part of an entry

@@ -48,6 +48,8 @@ _log = logging.getLogger(__name__)
 
 _ON_VIOLATION = ("raise", "stop", "warn")
 _ON_INCONCLUSIVE = ("raise", "warn")
+#: Largest shift that a correctly clipped canary shows where low precision rounds it.
+_SIGNALS = {"bf16": 1.0 + 2.0**-7}
 _UNSUPPORTED_PRECISION = ("16-mixed", "16-true", "16")
 
 
@@ -148,6 +150,7 @@ class PrivacyAudit(pl.Callback):
         self._attached: list[int] = []
         self._report: AuditReport | None = None
         self._directory: Path | None = None
+        self._signal = 1.0
         self._ended = False
         self._told = False
 
@@ -210,11 +213,18 @@ class PrivacyAudit(pl.Callback):
                 f"PrivacyAudit audits one private optimizer, the module has {len(private)}; give "
                 "all parameters to one optimizer, as parameter groups."
             )
+        if not private and self.claim is not None and self.claim.noise_multiplier is not None:
+            raise MisconfigurationException(
+                f"claim.noise_multiplier={self.claim.noise_multiplier!r} states DP-SGD, but no "
+                "optimizer is Opacus' DPOptimizer; hand-written DP-SGD cannot be audited yet: "
+                "train with PrivacyEngine.make_private to audit."
+            )
         if not private:
             return
         names = {id(p): name for name, p in pl_module.named_parameters()}
         try:
             step = OpacusStep(private[0], names)
+            self._signal = _SIGNALS.get(str(trainer.precision).split("-")[0], 1.0)
         except UnsupportedOptimizer as error:
             raise MisconfigurationException(str(error)) from error
         self._facts.accountant = accountant_link(private[0])
@@ -238,6 +248,7 @@ class PrivacyAudit(pl.Callback):
             every_n_steps=self.every_n_steps,
             significance=self.significance,
             claim=self.claim,
+            signal=self._signal,
         )
         open_store = self._open_store if self._directory is not None else None
         return AuditSession(step, settings, self._rng, self._current_rate, open_store)

@@ -23,6 +23,11 @@ from lightning_audit.store import DROPPED, INJECTED, NOT_PLANNED, ObservationSto
 
 _log = logging.getLogger(__name__)
 
+_UNANNOUNCED = (
+    "the optimizer was stepped without Lightning's on_before_optimizer_step, so no canary could "
+    "enter; in manual optimization step what self.optimizers() returns"
+)
+
 
 @dataclass(frozen=True)
 class SessionSettings:
@@ -34,6 +39,7 @@ class SessionSettings:
         every_n_steps: canaries enter each n-th step.
         significance: probability of a false alarm over the run.
         claim: overrides what the optimizer states.
+        signal: largest shift that correct clipping shows in this precision.
     """
 
     canaries: tuple[GradientCanary, ...]
@@ -41,6 +47,7 @@ class SessionSettings:
     every_n_steps: int
     significance: float
     claim: PrivacyClaim | None
+    signal: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,7 @@ class AuditSession:
             tensors=tuple(slot.name for slot in step.layout),
             witnesses=witnesses.counts,
             lags=LAGS,
+            signal=settings.signal,
         )
         self.monitor = AuditMonitor(self.header, settings.significance)
         self.store = open_store(self.header) if open_store else None
@@ -199,6 +207,8 @@ class AuditSession:
 
     def _unplanned(self) -> _Plan:
         """For a step that came without the hook that injects: witnesses are read all the same."""
+        if _UNANNOUNCED not in self.notes:
+            self.notes.append(_UNANNOUNCED)
         # No per-sample gradients where the optimizer was stepped around Opacus.
         with contextlib.suppress(ValueError):
             self._last_claim = self._claim()

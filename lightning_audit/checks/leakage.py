@@ -18,7 +18,7 @@ class MuCheck:
     """`mu`: shift over standard deviation of a step against 1 / noise_multiplier."""
 
     def __init__(self, header: RecordHeader, significance: float) -> None:
-        self._test = MuTest((len(header.canaries),))
+        self._test = MuTest((len(header.canaries),), header.signal)
         self.evidence = Evidence("mu", significance)
 
     def update(self, entry: NDArray[np.void]) -> None:

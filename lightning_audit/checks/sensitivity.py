@@ -30,6 +30,7 @@ class SensitivityCheck:
     def __init__(self, header: RecordHeader, significance: float) -> None:
         self._labels = tuple(f"{i}: {label}" for i, label in enumerate(header.canaries))
         self._k = len(self._labels)
+        self._signal = header.signal
         self._bet: CoinBet | None = None
         self._centre = PredictableCentre((self._k,))
         self._sums = np.zeros((2, 3))  # out, in: number, sum and sum of squares of residuals
@@ -43,7 +44,7 @@ class SensitivityCheck:
         readings = np.asarray(entry["readings"])
         if self._bet is None:
             scale = float(entry["noise_multiplier"])
-            self._bet = CoinBet((self._k,), initial_scale=scale)
+            self._bet = CoinBet((self._k,), self._signal, initial_scale=scale)
         self._bet.update(coins, readings)
         self.evidence.update(float(self._bet.log_e), int(entry["step"]))
         residual = readings - coins

@@ -277,9 +277,11 @@ class MuTest:
 
     Args:
         shape: shape of a step's readings, canaries on the last axis.
+        signal: the largest shift that a correct implementation shows.
     """
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
+    def __init__(self, shape: tuple[int, ...], signal: float = 1.0) -> None:
+        self.signal = signal
         self._centre = PredictableCentre(shape)
         lead = shape[:-1]
         self._n = np.zeros((2, *lead))
@@ -313,6 +315,5 @@ class MuTest:
         within = self._squares - np.sum(self._n * means**2, axis=0)
         # Rounding can leave a tiny negative sum of squares when all readings agree.
         within = np.maximum(within, 0.0)
-        return two_sample_t_log_e(
-            self._n[1], self._n[0], means[1] - means[0], within, 1.0 / self.noise_multiplier
-        )
+        mu0 = self.signal / self.noise_multiplier
+        return two_sample_t_log_e(self._n[1], self._n[0], means[1] - means[0], within, mu0)

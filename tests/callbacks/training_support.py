@@ -20,7 +20,7 @@ from lightning_audit import AuditReport, PrivacyAudit, PrivacyViolation
 from lightning_audit.dpsgd.opacus import innermost
 
 
-def random_data(records: int = 64, width: int = 8, seed: int = 0) -> TensorDataset:
+def random_data(records: int = 512, width: int = 8, seed: int = 0) -> TensorDataset:
     generator = torch.Generator().manual_seed(seed)
     features = torch.randn(records, width, generator=generator)
     return TensorDataset(features, torch.randint(0, 10, (records,), generator=generator))
@@ -57,6 +57,7 @@ class PrivateModule(pl.LightningModule):
         inner: makes the inner optimizer of the parameters.
         optimizer_class: replaces Opacus' `DPOptimizer` after `make_private`.
         poisson: whether the loader that the trainer sees is Poisson.
+        make_poisson: whether `make_private` is told so; without, batches may accumulate.
         accountant: of the engine.
         generator: of the noise.
     """
@@ -73,6 +74,7 @@ class PrivateModule(pl.LightningModule):
         inner: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer] | None = None,
         optimizer_class: type[DPOptimizer] | None = None,
         poisson: bool = True,
+        make_poisson: bool = True,
         accountant: str = "prv",
         generator: torch.Generator | None = None,
     ) -> None:
@@ -86,6 +88,7 @@ class PrivateModule(pl.LightningModule):
         self.inner = inner or (lambda params: torch.optim.SGD(params, lr=0.05))
         self.optimizer_class = optimizer_class
         self.poisson = poisson
+        self.make_poisson = make_poisson
         self.generator = generator
         self.engine = PrivacyEngine(accountant=accountant)
 
@@ -112,6 +115,7 @@ class PrivateModule(pl.LightningModule):
             noise_multiplier=self.noise_multiplier,
             max_grad_norm=self.max_grad_norm,
             grad_sample_mode=self.mode,
+            poisson_sampling=self.make_poisson,
             noise_generator=self.generator,
         )
         if self.optimizer_class is None:
