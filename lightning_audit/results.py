@@ -175,10 +175,10 @@ class AuditReport:
             ReportError: the text is truncated, is no report, or has a newer layout.
         """
         try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
+            data = json.loads(text, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
             raise ReportError(
-                f"the report is not complete JSON (line {error.lineno}: {error.msg}); it was cut "
+                f"the report is not complete JSON ({type(error).__name__}: {error}); it was cut "
                 "short or is another file. Run the training again to write it anew."
             ) from error
         version = data.get("schema_version") if isinstance(data, dict) else None
@@ -275,34 +275,61 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} cannot be written to a report: {value!r}")
 
 
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _restored(value: Any) -> Any:
+    """Undo `_plain`: the strings "inf" and "-inf" are numbers."""
+    if isinstance(value, dict):
+        return {key: _restored(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_restored(item) for item in value]
+    return float(value) if value in ("inf", "-inf") else value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{value!r} is no number")
+    return float(value)
+
+
+def _number_or_none(value: Any) -> float | None:
+    return None if value is None else _number(value)
 
 
 def _report_from(data: dict[str, Any]) -> AuditReport:
-    values = dict(data)
-    outcome = values["verdict"]["outcome"]
-    if outcome not in EXIT_CODES:
-        raise ValueError(f"verdict.outcome={outcome!r}")
-    values["verdict"] = Verdict(
-        **{**values["verdict"], "missing": tuple(values["verdict"]["missing"])}
-    )
-    values["checks"] = tuple(
-        CheckResult(**{**c, "log_e_value": _number(c["log_e_value"])}) for c in values["checks"]
-    )
-    values["bounds"] = tuple(
-        EpsilonBound(
-            **{
-                **b,
-                "epsilon_lower": _number(b["epsilon_lower"]),
-                "assumptions": tuple(b["assumptions"]),
-            }
-        )
-        for b in values["bounds"]
-    )
+    values = _restored(data)
+    verdict = values["verdict"]
+    if verdict["outcome"] not in EXIT_CODES:
+        raise ValueError(f"verdict.outcome={verdict['outcome']!r}")
+    values["verdict"] = Verdict(**{**verdict, "missing": tuple(verdict["missing"])})
+    values["checks"] = tuple(_check_from(check) for check in values["checks"])
+    values["bounds"] = tuple(_bound_from(bound) for bound in values["bounds"])
     for name in ("epsilon_claimed", "epsilon_spent", "epsilon_not_excluded"):
-        values[name] = _number(values[name])
-    values["history"] = tuple((float(s), _number(q), int(n)) for s, q, n in values["history"])
+        values[name] = _number_or_none(values[name])
+    values["delta"] = _number(values["delta"])
+    values["history"] = tuple(
+        (_number(sigma), _number_or_none(rate), int(steps))
+        for sigma, rate, steps in values["history"]
+    )
     values["epochs"] = tuple(values["epochs"])
     values["notes"] = tuple(values["notes"])
     return AuditReport(**values)
+
+
+def _check_from(fields: dict[str, Any]) -> CheckResult:
+    if fields["status"] not in ("violated", "allowed", "ok", "not_run"):
+        raise ValueError(f"status={fields['status']!r}")
+    return CheckResult(**{**fields, "log_e_value": _number_or_none(fields["log_e_value"])})
+
+
+def _bound_from(fields: dict[str, Any]) -> EpsilonBound:
+    return EpsilonBound(
+        **{
+            **fields,
+            "epsilon_lower": _number_or_none(fields["epsilon_lower"]),
+            "mu_lower": _number(fields["mu_lower"]),
+            "assumptions": tuple(fields["assumptions"]),
+        }
+    )

@@ -159,10 +159,18 @@ def read_observations(path: str | os.PathLike[str]) -> tuple[RecordHeader, NDArr
     line, newline, body = data.partition(b"\n")
     try:
         fields = json.loads(line)
-        if fields.pop("format") != _FORMAT or not newline:
+        version = int(fields["version"])
+        if fields["format"] != _FORMAT or not newline:
             raise ValueError("another format")
-        version = fields.pop("version")
-    except (ValueError, KeyError, AttributeError) as error:
+        if version <= _VERSION:
+            header = RecordHeader(
+                canaries=tuple(fields["canaries"]),
+                tensors=tuple(fields["tensors"]),
+                witnesses=tuple(fields["witnesses"]),
+                lags=int(fields["lags"]),
+                signal=float(fields["signal"]),
+            )
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(
             f"path={os.fspath(path)!r} is no record of lightning-audit; name the {RECORD_NAME} of "
             "a report directory."
@@ -172,13 +180,6 @@ def read_observations(path: str | os.PathLike[str]) -> tuple[RecordHeader, NDArr
             f"path={os.fspath(path)!r} has version {version}, this lightning-audit reads up to "
             f"{_VERSION}; upgrade lightning-audit to read it."
         )
-    header = RecordHeader(
-        canaries=tuple(fields["canaries"]),
-        tensors=tuple(fields["tensors"]),
-        witnesses=tuple(fields["witnesses"]),
-        lags=fields["lags"],
-        signal=fields["signal"],
-    )
     size = header.dtype.itemsize
     whole = len(body) // size * size  # a killed process may have left part of an entry
     return header, np.frombuffer(body[:whole], dtype=header.dtype)

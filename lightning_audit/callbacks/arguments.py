@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from lightning_audit import _validate
 from lightning_audit.canaries.gradient import GradientCanary, default_mix
+from lightning_audit.checks.family import SHARES
 from lightning_audit.claims import PrivacyClaim
 
 DEFAULT_DELTA = 1e-5
+
+#: Everything that an audit may find.
+FINDINGS = (
+    *SHARES,
+    "gradient_replaced",
+    "no_dp",
+    "accounting",
+    "sampling.not_poisson",
+    "sampling.rate",
+)
 
 
 def claimed_of(claimed_epsilon: float | None, claim: PrivacyClaim | None) -> float | None:
@@ -45,6 +58,8 @@ def canaries_of(
     count = _validate.positive_int("num_canaries", num_canaries, "an audit needs a canary")
     if canaries is None:
         return default_mix(count)
+    if isinstance(canaries, GradientCanary) or not isinstance(canaries, Sequence):
+        raise ValueError(f"canaries={canaries!r} must be a list; write [Dirac()] for one canary.")
     if not canaries:
         raise ValueError("canaries=[] must hold a canary; leave it out for the default mix.")
     for canary in canaries:
@@ -58,10 +73,28 @@ def canaries_of(
 
 def oversize_of(oversize: float) -> float:
     """The norm of the canaries over the clipping norm."""
-    value = _validate.positive("oversize", oversize)
+    advice = "a canary below the clipping norm adds less than one record may"
+    value = _validate.positive("oversize", oversize, advice)
     if value < 1:
-        raise ValueError(
-            f"oversize={oversize!r} must be >= 1; a canary below the clipping norm adds less than "
-            "one record may."
-        )
+        raise ValueError(f"oversize={oversize!r} must be >= 1; {advice}.")
     return value
+
+
+def seed_of(seed: int | None) -> int:
+    """The seed that is given, or one drawn from the operating system."""
+    if seed is None:
+        return int(np.random.SeedSequence().entropy)  # type: ignore[arg-type]  # an int if drawn
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise ValueError(f"seed={seed!r} must be a whole number >= 0; leave it out to draw one.")
+    return seed
+
+
+def allowed_of(allow: Sequence[str]) -> tuple[str, ...]:
+    """The findings that are allowed, each one that an audit can make."""
+    names = (allow,) if isinstance(allow, str) else tuple(allow)
+    for name in names:
+        if name not in FINDINGS:
+            raise ValueError(
+                f"allow holds {name!r}; it must hold names of findings, of {sorted(FINDINGS)}."
+            )
+    return names

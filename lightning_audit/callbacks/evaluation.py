@@ -256,7 +256,9 @@ def _not_excluded(
     if model is None or verdict.outcome == "VIOLATION":
         return None
     noise, shift = model.not_excluded()
-    if noise == 0.0 or math.isinf(shift):
+    quietest = min(sigma for sigma, *_ in history)
+    # Beyond this mu of a single step epsilon runs into the hundreds: nothing was excluded.
+    if quietest == 0.0 or noise == 0.0 or shift / (noise * quietest) > 20.0:
         return math.inf
     return epsilon_at_ratio(history, shift / noise, terms.delta)
 

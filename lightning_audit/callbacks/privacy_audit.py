@@ -13,10 +13,12 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from lightning_audit import _validate
 from lightning_audit.callbacks.arguments import (
+    allowed_of,
     canaries_of,
     claimed_of,
     delta_of,
     oversize_of,
+    seed_of,
 )
 from lightning_audit.callbacks.evaluation import (
     Epsilons,
@@ -87,7 +89,8 @@ class PrivacyAudit(pl.Callback):
         seed: of the audit's own coins; None to draw one. It is written to the report.
 
     Raises:
-        ValueError: an argument is outside its range.
+        ValueError: an argument is outside its range, or, when training starts, a canary names a
+            tensor that is not trained.
         MisconfigurationException: when training starts, if this Trainer or optimizer cannot be
             audited.
         PrivacyViolation: from ``Trainer.fit``, after the last checkpoint, if the claim is false.
@@ -130,16 +133,14 @@ class PrivacyAudit(pl.Callback):
             "bound_significance", bound_significance, "e.g. 0.05"
         )
         self.resolution = resolution or Resolution()
-        if isinstance(allow, str):
-            allow = (allow,)
-        self.allow = tuple(allow)
+        self.allow = allowed_of(allow)
         self.on_violation = _validate.one_of("on_violation", on_violation, _ON_VIOLATION)
         self.on_inconclusive = _validate.one_of(
             "on_inconclusive", on_inconclusive, _ON_INCONCLUSIVE
         )
         self.report_dir = report_dir
         self.log_prefix = log_prefix
-        self.seed = int(np.random.SeedSequence().entropy) if seed is None else seed  # type: ignore[arg-type]
+        self.seed = seed_of(seed)
         self._reset()
 
     def _reset(self) -> None:
@@ -166,6 +167,12 @@ class PrivacyAudit(pl.Callback):
         if stage != "fit":
             return
         self._reset()
+        audits = [callback for callback in trainer.callbacks if isinstance(callback, PrivacyAudit)]  # type: ignore[attr-defined]
+        if len(audits) > 1:
+            raise MisconfigurationException(
+                f"The Trainer has {len(audits)} PrivacyAudit callbacks; each would take the "
+                "others' canaries for a fault. Keep one."
+            )
         if trainer.world_size > 1:
             raise MisconfigurationException(
                 f"PrivacyAudit audits one process, the Trainer has {trainer.world_size}; train "
@@ -198,6 +205,8 @@ class PrivacyAudit(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Follow optimizers that were made anew."""
+        if self._session is not None:
+            self._session.start_batch()
         if [id(o) for o in trainer.optimizers] != self._attached:
             self._attach(trainer, pl_module)
 
@@ -304,6 +313,8 @@ class PrivacyAudit(pl.Callback):
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Show the report, and raise if the verdict asks for it."""
+        if not self._ended:  # nothing was trained, so that the training had no end either
+            self._end(trainer)
         self._detach()
         report = self._report
         if report is None:
@@ -322,7 +333,7 @@ class PrivacyAudit(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         """Leave the user's training as it was found, and what was recorded readable."""
-        if not self._ended:
+        if not self._ended and self._attached:
             self._facts.break_off = f"the training broke off with {type(exception).__name__}"
             self._end(trainer)
         self._detach()
@@ -333,8 +344,6 @@ class PrivacyAudit(pl.Callback):
 
     def _end(self, trainer: pl.Trainer) -> None:
         self._ended = True
-        if self._session is None and not self._attached:
-            return  # it ended before it began
         self._write_report(*self._evaluate(), complete=not self._facts.break_off)
         if self._session is not None and self._session.store is not None:
             self._session.store.close()

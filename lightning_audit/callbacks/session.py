@@ -27,6 +27,10 @@ _UNANNOUNCED = (
     "the optimizer was stepped without Lightning's on_before_optimizer_step, so no canary could "
     "enter; in manual optimization step what self.optimizers() returns"
 )
+_UNCLEAR = (
+    "the inner optimizer changes p.grad in place inside its step, so it cannot be told which "
+    "gradient the update used; copy the gradient there, or use one of torch's optimizers"
+)
 
 
 @dataclass(frozen=True)
@@ -132,6 +136,11 @@ class AuditSession:
             self._tap = self._attach()
         return same
 
+    def start_batch(self) -> None:
+        """Forget a step that broke off: with a new batch none is under way."""
+        self._tap.reset()
+        self._plan = None
+
     def detach(self) -> None:
         """Take the hooks off; what was observed stays."""
         self._tap.remove()
@@ -181,6 +190,9 @@ class AuditSession:
 
     def _after(self, reading: Reading) -> None:
         plan, self._plan = self._plan or self._unplanned(), None
+        if reading.unclear:
+            plan = replace(plan, status=DROPPED)
+            self._note(_UNCLEAR)
         claim = plan.claim
         values = reading.values * (claim.scale / claim.max_grad_norm)
         entry = np.zeros((), dtype=self.header.dtype)
@@ -207,12 +219,15 @@ class AuditSession:
 
     def _unplanned(self) -> _Plan:
         """For a step that came without the hook that injects: witnesses are read all the same."""
-        if _UNANNOUNCED not in self.notes:
-            self.notes.append(_UNANNOUNCED)
+        self._note(_UNANNOUNCED)
         # No per-sample gradients where the optimizer was stepped around Opacus.
         with contextlib.suppress(ValueError):
             self._last_claim = self._claim()
         return _Plan(self._last_claim, np.zeros(len(self._placement)), (), DROPPED)
+
+    def _note(self, sentence: str) -> None:
+        if sentence not in self.notes:
+            self.notes.append(sentence)
 
     def _readings(self, plan: _Plan, values: FloatArray) -> FloatArray:
         """Inner products with the canaries' directions; what was taken out counts as read."""

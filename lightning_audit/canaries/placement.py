@@ -35,6 +35,7 @@ class _Placed:
 
     canary: GradientCanary
     support: dict[int, IndexArray]
+    paired: bool = False
     fixed: Direction | None = None
 
 
@@ -77,13 +78,12 @@ class Placement:
 
     def draw(self, rng: np.random.Generator) -> list[Direction]:
         """The orthonormal directions of the coming step; moving ones are drawn from ``rng``."""
+        dense = [item.fixed for item in self.placed if item.fixed and _is_dense(item.canary)]
         drawn: list[Direction] = []
-        dense: list[Direction] = []
         for item in self.placed:
             direction = item.fixed or _draw(item, rng)
             if item.canary.moving and _is_dense(item.canary):
                 direction = _orthogonal_to(direction, dense)
-            if _is_dense(item.canary):
                 dense.append(direction)
             drawn.append(direction)
         return drawn
@@ -116,9 +116,9 @@ def place(
     order = sorted(range(len(canaries)), key=lambda i: _is_dense(canaries[i]))
     for i in order:
         canary = canaries[i]
-        support = _claim_coordinates(canary, layout, free)
+        support, paired = _claim_coordinates(canary, layout, free)
         if support:
-            placed[i] = _Placed(canary, support)
+            placed[i] = _Placed(canary, support, paired)
         else:
             skipped.append(f"{canary} was left out: its tensor has no coordinate left")
     placement = Placement(layout, [placed[i] for i in sorted(placed)], skipped)
@@ -134,7 +134,7 @@ def place(
 def _fix(placement: Placement, rng: np.random.Generator) -> None:
     """Draw the fixed directions, leaving out dense ones that add nothing to those before."""
     dense: list[Direction] = []
-    kept = []
+    spanned: set[int] = set()
     # Fixed ones first: a moving one is made orthogonal to them at every step.
     for item in sorted(placement.placed, key=lambda item: item.canary.moving):
         direction = _draw(item, rng)
@@ -142,11 +142,11 @@ def _fix(placement: Placement, rng: np.random.Generator) -> None:
             direction = _orthogonal_to(direction, dense)
             if direction.norm() == 0.0:
                 placement.skipped.append(f"{item.canary} was left out: others span its tensor")
+                spanned.add(id(item))
                 continue
             dense.append(direction)
         item.fixed = None if item.canary.moving else direction
-        kept.append(item)
-    placement.placed = kept
+    placement.placed = [item for item in placement.placed if id(item) not in spanned]
 
 
 def _is_dense(canary: GradientCanary) -> bool:
@@ -155,23 +155,29 @@ def _is_dense(canary: GradientCanary) -> bool:
 
 def _claim_coordinates(
     canary: GradientCanary, layout: Layout, free: list[IndexArray]
-) -> dict[int, IndexArray]:
-    """Take coordinates for ``canary`` out of ``free``; dense ones only look."""
+) -> tuple[dict[int, IndexArray], bool]:
+    """Take coordinates for ``canary`` out of ``free``; dense ones only look.
+
+    Returns:
+        (tensor -> coordinates, whether two tensors share them as a pair).
+    """
     match canary:
         case Dirac(tensor=tensor):
             candidates = _tensors(tensor, layout)
             chosen = next((j for j in candidates if len(free[j])), None)
-            return {} if chosen is None else {chosen: _take(free, chosen, canary.moving)}
+            own = {} if chosen is None else {chosen: _take(free, chosen, canary.moving)}
+            return own, False
         case BlockPair() if (pair := _same_shape(layout, free)) is not None:
-            return _take_pair(free, *pair, canary.moving)
+            return _take_pair(free, *pair, canary.moving), True
         case Spread() | BlockPair():
-            return {j: _take(free, j, canary.moving) for j in range(len(layout)) if len(free[j])}
+            every = [j for j in range(len(layout)) if len(free[j])]
+            return {j: _take(free, j, canary.moving) for j in every}, False
         case Constant(tensor=tensor):
             j = _tensors(tensor, layout)[0]
-            return {j: np.sort(free[j])} if len(free[j]) else {}
+            return {j: np.sort(free[j])} if len(free[j]) else {}, False
         case Random(tensor=tensor):
             named = range(len(layout)) if tensor is None else _tensors(tensor, layout)[:1]
-            return {j: np.sort(free[j]) for j in named if len(free[j])}
+            return {j: np.sort(free[j]) for j in named if len(free[j])}, False
     raise ValueError(
         f"canaries holds {canary!r}; it must hold Dirac, Spread, BlockPair, Constant or Random."
     )
@@ -236,7 +242,7 @@ def _draw(item: _Placed, rng: np.random.Generator) -> Direction:
             sizes = [len(index) for index in item.support.values()]
             # One flat coordinate for both tensors of a pair; one each for the others.
             picks = [int(rng.integers(n)) if canary.moving and n > 1 else 0 for n in sizes]
-            if isinstance(canary, BlockPair) and _is_pair(item):
+            if item.paired:
                 picks, signs = [picks[0], picks[0]], [1.0, -1.0]
             else:
                 signs = [1.0] * len(sizes)
@@ -245,11 +251,6 @@ def _draw(item: _Placed, rng: np.random.Generator) -> Direction:
                 for (j, index), pick, sign in zip(item.support.items(), picks, signs, strict=True)
             ]
     return _unit(Direction(tuple(parts)))
-
-
-def _is_pair(item: _Placed) -> bool:
-    supports = list(item.support.values())
-    return len(supports) == 2 and np.array_equal(supports[0], supports[1])
 
 
 def _unit(direction: Direction) -> Direction:

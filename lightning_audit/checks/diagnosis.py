@@ -60,6 +60,8 @@ def likely_fault(
     if monitor is not None:
         if "sensitivity" in names:
             return Fault(_clipping_fault(monitor, oversize), "sensitivity")
+        if "mu" in names and not set(names) & set(_NOISE) and monitor.sensitivity.shift_lower > 2:
+            return Fault(_clipping_fault(monitor, oversize), "mu")
         reuse = _reuse_fault(names, monitor)
         if reuse:
             return reuse
@@ -135,18 +137,18 @@ def _noise_fault(monitor: AuditMonitor) -> str:
     flagged = noise.flagged_tensors()
     smallest = float(ratios.min())
     others = [r for t, r in zip(monitor.header.tensors, ratios, strict=True) if t not in flagged]
-    # The quietest of the others reads the claimed noise, and they are the majority: the scale is
-    # right there. (A few tensors that read about the claim may do so by their data alone.)
-    right = bool(others) and _HEALTHY[0] < min(others) < _HEALTHY[1]
+    # The others read the claimed noise, and they are the majority: the scale is right there. (A
+    # few tensors that read about the claim may do so by their data alone.)
+    right = bool(others) and _HEALTHY[0] < float(np.median(others)) < _HEALTHY[1]
     if flagged and right and len(flagged) <= len(others):
         shown = ", ".join(f"`{name}`" for name in flagged[:5])
         what = "is missing" if smallest < 0.1 else f"is {smallest:.3g} times the claim or less"
         return f"noise of some tensors: the noise of {shown} {what}"
     batch = float(monitor.last_scale)
-    if batch > 1 and 0.8 < smallest * batch < 1.3:
+    if batch > 1 and 0.97 < smallest * batch < 1.4:
         return (
-            f"noise divided by the batch size: the noise is {smallest:.3g} times the claim, which "
-            f"is one over the expected batch size of {batch:g}"
+            f"noise divided by the batch size: noise and data are {smallest:.3g} times the claimed "
+            f"noise, about one over the expected batch size of {batch:g}"
         )
     if smallest < 0.1:
         return "no noise: the gradients are released without noise, or with next to none"
@@ -160,7 +162,10 @@ def loses_no_privacy(violated: Sequence[CheckResult], monitor: AuditMonitor) -> 
         violated: the checks that count as violated.
         monitor: all checks after the last step.
     """
-    if not {check.name for check in violated} <= {*_NOISE, "sensitivity"}:
+    names = [check.name for check in violated]
+    reuse = [name for name in names if name.startswith("reuse.")]
+    # Too small a noise makes the differences small by which re-use is found.
+    if not set(names) <= {*_NOISE, *reuse, "sensitivity"} or _reuse_fault(names, monitor):
         return False
     ratios = monitor.witness_noise.ratios()
     signal = monitor.sensitivity

@@ -7,6 +7,8 @@ readings of the step, the same coordinate of another tensor.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -48,8 +50,10 @@ class ReuseCheck:
         if not seen.any():
             return 1
         means = np.where(seen, self._lag_squares / np.maximum(self._lag_count, 1.0), np.inf)
-        # Noise that comes back every l steps comes back every 2 l steps as well.
-        return int(np.flatnonzero(means <= 1.2 * means.min())[0]) + 1
+        # Noise that comes back every l steps comes back every 2 l steps as well; fresh noise of
+        # the claimed size reads about 2.
+        clear = max(1.2 * means.min(), min(math.sqrt(means.min()), 0.5))
+        return int(np.flatnonzero(means <= clear)[0]) + 1
 
     def residual_ratio(self, name: str) -> float | None:
         """Residual of `reuse.broadcast` or `reuse.pair` over the claimed noise, None if unseen."""

@@ -43,6 +43,7 @@ class AuditMonitor:
         self.steps = 0
         self.canary_steps = 0
         self.lost_steps = 0
+        self.noiseless_steps = 0
         self.replaced_steps = 0
         self.last_scale = 1.0
         self._phases: dict[tuple[float, float | None], int] = {}
@@ -56,6 +57,7 @@ class AuditMonitor:
         phase = (sigma, None if math.isnan(rate) else rate)
         self._phases[phase] = self._phases.get(phase, 0) + 1
         if sigma <= 0.0:  # nothing is claimed of a step without noise, so nothing can be tested
+            self.noiseless_steps += 1
             return
         if not np.isfinite(entry["tensor_squares"]).all():
             self.lost_steps += 1

@@ -30,13 +30,16 @@ class PooledSums:
     """
 
     _DECAY = 0.9
+    #: A loud step counts as twice the claim: later quiet ones shall be heard soon.
+    _LOUDEST = 2.0
 
     def __init__(self, units: int) -> None:
         self.count = np.zeros(units)
         self.squares = np.zeros(units)
         self.pooled_count = 0.0
         self.pooled_squares = 0.0
-        self._recent = np.full(units, 0.99)
+        # At the first step nothing is known of a unit, and none is pooled.
+        self._recent = np.ones(units)
 
     def update(self, counts: FloatArray, squares: FloatArray) -> None:
         """Take in a step's number of terms and sum of squares of each unit."""
@@ -46,7 +49,8 @@ class PooledSums:
         self.count += counts
         self.squares += squares
         mean = squares / np.maximum(counts, 1.0)
-        self._recent = self._DECAY * self._recent + (1 - self._DECAY) * mean
+        heard = np.where(counts > 0, np.minimum(mean, self._LOUDEST), self._recent)
+        self._recent = self._DECAY * self._recent + (1 - self._DECAY) * heard
 
     @property
     def mean_square(self) -> FloatArray:

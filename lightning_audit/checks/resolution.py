@@ -141,8 +141,9 @@ def _quiet_groups(
     """Coordinates pooled from the quietest unit on, with the data's share of their variance."""
     groups = []
     order = np.argsort(mean_square, kind="stable")
+    order = order[counts[order] > 0]  # a tensor without coordinates has no witness
     # A dozen sizes tell as much as hundreds.
-    for size in np.unique(np.geomspace(1, len(counts), 12).round().astype(int)):
+    for size in np.unique(np.geomspace(1, len(order), 12).round().astype(int)):
         chosen = order[:size]
         weight = counts[chosen]
         mean = float(np.average(mean_square[chosen], weights=weight))

@@ -35,7 +35,8 @@ class SensitivityCheck:
         self._centre = PredictableCentre((self._k,))
         self._sums = np.zeros((2, 3))  # out, in: number, sum and sum of squares of residuals
         self._each = np.zeros((2, 2, self._k))  # out, in: number and sum of residuals, by canary
-        self._norms: list[tuple[int, float, float]] = []  # canaries in, norm of readings, scale
+        # Canaries in, norm of their readings, scale and noise multiplier of the first steps.
+        self._norms: list[tuple[float, float, float, float]] = []
         self.evidence = Evidence("sensitivity", significance)
 
     def update(self, entry: NDArray[np.void]) -> None:
@@ -57,7 +58,8 @@ class SensitivityCheck:
             self._each[group] += (chosen, np.where(chosen, centred, 0.0))
         if coins.any() and len(self._norms) < _KEPT_NORMS:
             norm = float(np.linalg.norm(readings[coins == 1]))
-            self._norms.append((int(coins.sum()), norm, float(entry["scale"])))
+            scale, sigma = float(entry["scale"]), float(entry["noise_multiplier"])
+            self._norms.append((float(coins.sum()), norm, scale, sigma))
 
     @property
     def shift(self) -> float:
@@ -98,11 +100,19 @@ class SensitivityCheck:
     def sum_is_clipped(self) -> bool:
         """Whether the canaries share one norm, as when an average is clipped as a whole.
 
-        Clipped one by one, n canaries give readings of norm ``c * sqrt(n)``; clipped after
-        averaging, they give norm ``scale`` (the expected batch size), whatever n.
+        Clipped one by one at ``c``, n canaries give readings of norm ``c * sqrt(n)``; clipped
+        after averaging, they give norm ``scale`` (the expected batch size), whatever n.
         """
-        big = [(norm, scale) for _, norm, scale in self._norms if norm > 3 * math.sqrt(self._k)]
-        return bool(big) and all(abs(norm / scale - 1.0) < 0.1 for norm, scale in big)
+        if not self._norms:
+            return False
+        number, norm, scale, sigma = np.array(self._norms).T
+        error = np.mean(norm / scale) - 1.0
+        tolerance = 0.1 + 3.0 * np.mean(sigma / scale) / math.sqrt(len(norm))
+        root = np.sqrt(number)
+        one_by_one = norm - root * (norm @ root) / (root @ root)
+        return bool(
+            abs(error) < tolerance and np.sum((norm - norm.mean()) ** 2) <= np.sum(one_by_one**2)
+        )
 
     def results(self) -> tuple[CheckResult, ...]:
         """Result of the check."""

@@ -65,7 +65,8 @@ def judge(
         None,
         "nothing contradicts the claim, and noise of "
         f"{resolution.noise:g} times the claim or a clipping norm {resolution.sensitivity:g} "
-        f"times too large would have been seen with probability {TARGET:g} or more",
+        f"times too large would have been seen with probability {TARGET:g} or more, beside data "
+        "as loud as they look if the noise is right",
     )
 
 
@@ -76,6 +77,8 @@ def _violation(
     fault = likely_fault(violated, monitor, oversize)
     named = next(check for check in violated if check.name == fault.finding)
     others = [check.name for check in violated if check is not named]
+    if named.name.split(".")[0] == "noise":  # too small a noise makes all differences small
+        others = [name for name in others if not name.startswith("reuse.")]
     summary = f"{named.name}: {named.message}"
     if others:
         summary += f" (also violated: {', '.join(others)})"
@@ -98,6 +101,13 @@ def _missing(
             f"{monitor.lost_steps} of {monitor.steps} steps were lost to failed injections or "
             "non-finite gradients; look for NaN or Inf in the training"
         )
+    if monitor.noiseless_steps:
+        lacks.append(
+            f"{monitor.noiseless_steps} of {monitor.steps} steps have noise_multiplier 0, so no "
+            "privacy is claimed of them and nothing can be tested; set it above 0"
+        )
+        if monitor.noiseless_steps == monitor.steps:
+            return lacks
     if monitor.canary_steps == 0:
         return [*lacks, "no canary was observed"]
     shift = monitor.sensitivity.shift_lower

@@ -83,6 +83,8 @@ class WitnessReducer:
 
     #: Memory of the running variance by which tensors are chosen for the re-use tests.
     _DECAY = 0.9
+    #: What a louder step counts as, in claimed variances.
+    _LOUDEST = 4.0
 
     def __init__(self, witnesses: Witnesses, lags: int = LAGS) -> None:
         tensors = sorted(witnesses.index)
@@ -111,10 +113,13 @@ class WitnessReducer:
         Returns:
             Sums of squares in units of the claimed variance, and how many terms they have.
         """
+        if not np.isfinite(readings).all():
+            return self._lost()
         residual = (readings - self._centre.value) / noise_multiplier
         squares = np.bincount(self._tensor, weights=residual**2, minlength=len(self._counts))
         # Where data dominate, a repeated noise cannot show; chosen by the past alone.
         chosen = self._variance < max(1.25, 1.05 * float(self._variance.min()))
+        chosen &= self._seen > 0
         use = chosen[self._tensor[self._reuse]]
         raw = readings[self._reuse] / noise_multiplier
         sums = {
@@ -126,8 +131,23 @@ class WitnessReducer:
         self._past[self._seen % len(self._past)] = readings[self._reuse]
         self._seen += 1
         self._centre.update(readings)
-        self._variance = self._DECAY * self._variance + (1 - self._DECAY) * squares / self._counts
+        mean = np.where(self._counts > 0, squares / np.maximum(self._counts, 1), self._LOUDEST)
+        mean = np.minimum(mean, self._LOUDEST)
+        self._variance = self._DECAY * self._variance + (1 - self._DECAY) * mean
         return sums
+
+    def _lost(self) -> dict[str, Any]:
+        """The sums of a step that holds NaN or Inf; it leaves no trace in later ones."""
+        lags, tensors = len(self._past), len(self._counts)
+        sums = dict.fromkeys(
+            ("broadcast_count", "broadcast_squares", "pair_count", "pair_squares"), 0.0
+        )
+        return {
+            "tensor_squares": np.full(tensors, np.nan),
+            "lag_count": np.zeros(lags),
+            "lag_squares": np.zeros(lags),
+            **sums,
+        }
 
     def _lags(self, raw: FloatArray, noise_multiplier: float, use: Any) -> dict[str, Any]:
         lags = len(self._past)

@@ -21,11 +21,12 @@ from lightning_audit.layout import Direction, TensorSlot
 
 #: Subclasses of DPOptimizer whose step differs from per-sample, flat, single-process clipping.
 _UNSUPPORTED = {
-    "DPOptimizerFastGradientClipping": "grad_sample_mode='hooks' or 'functorch'",
+    # Subclasses before their parents: the first that fits gives the advice.
     "DistributedDPOptimizerFastGradientClipping": "one process and grad_sample_mode='hooks'",
     "FSDPOptimizerFastGradientClipping": "one process and grad_sample_mode='hooks'",
-    "DPPerLayerOptimizer": "clipping='flat'",
+    "DPOptimizerFastGradientClipping": "grad_sample_mode='hooks' or 'functorch'",
     "SimpleDistributedPerLayerOptimizer": "one process and clipping='flat'",
+    "DPPerLayerOptimizer": "clipping='flat'",
     "AdaClipDPOptimizer": "clipping='flat'",
     "DistributedDPOptimizer": "one process (devices=1)",
 }
@@ -46,15 +47,18 @@ def innermost(optimizer: Any) -> torch.optim.Optimizer:
 
 def private_optimizer(optimizer: Any) -> DPOptimizer | None:
     """The `DPOptimizer` in a chain of wrappers, if there is one."""
-    return next((o for o in _chain(optimizer) if isinstance(o, DPOptimizer)), None)
+    # Lightning's wrapper passes for an instance of what it wraps, but writes to it are lost.
+    own = (o for o in _chain(optimizer) if "_optimizer" not in vars(o))
+    return next((o for o in own if isinstance(o, DPOptimizer)), None)
 
 
 def _chain(optimizer: Any) -> Iterator[Any]:
     """An optimizer and those that it wraps, outermost first."""
     while optimizer is not None:
         yield optimizer
-        inner = getattr(optimizer, "original_optimizer", None)
-        optimizer = inner if inner is not None else getattr(optimizer, "_optimizer", None)
+        # Lightning's wrapper shows the attributes of what it wraps, so its own comes first.
+        inner = vars(optimizer).get("_optimizer")
+        optimizer = inner if inner is not None else getattr(optimizer, "original_optimizer", None)
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,7 @@ class OpacusStep:
             scale = float(o.expected_batch_size * o.accumulated_iterations)
         return StepClaim(
             noise_multiplier=float(o.noise_multiplier),
-            max_grad_norm=float(torch.as_tensor(o.max_grad_norm)),
+            max_grad_norm=_number(o.max_grad_norm),
             scale=scale,
         )
 
@@ -172,6 +176,11 @@ class OpacusStep:
     def final_step_of_batch(self) -> bool:
         """False while a batch memory manager takes a physical batch of a larger logical one."""
         return not self.optimizer._check_skip_next_step(pop_next=False)
+
+
+def _number(value: Any) -> float:
+    """A float of a number or a tensor without dimensions."""
+    return float(value.detach() if isinstance(value, torch.Tensor) else value)
 
 
 def _own_name(name: str) -> str:

@@ -25,13 +25,17 @@ class Reading:
 
     Args:
         values: entries of the final gradient, canaries already taken out, ``[n]`` in the order of
-            the tap's coordinates; NaN where a parameter had no gradient.
-        replaced: whether the gradient that the update used differs from the one read before it;
-            then ``values`` are those that were used.
+            the tap's coordinates; NaN where a parameter had no gradient. Where the gradient was
+            replaced, those that were there when the update was done.
+        replaced: a backward pass ran, or another tensor was put in place, between the reading and
+            the end of the update: it used another gradient than the one that was read.
+        unclear: the gradient changed in place, by an optimizer that is not torch's own, so that it
+            cannot be told which gradient the update used.
     """
 
     values: FloatArray
-    replaced: bool
+    replaced: bool = False
+    unclear: bool = False
 
 
 class GradientTap:
@@ -56,32 +60,46 @@ class GradientTap:
     ) -> None:
         self._params = params
         self._before, self._after = before, after
+        # torch's own optimizers may add momentum or weight decay to p.grad in place: the gradient
+        # that the update starts from is the one that was read.
+        self._trusted = type(optimizer).__module__.startswith("torch.optim.")
         self._where = {
-            j: torch.unravel_index(
-                torch.from_numpy(index).to(params[j].device), tuple(params[j].shape)
-            )
+            j: _unravel(torch.from_numpy(index).to(params[j].device), params[j])
             for j, index in coordinates.items()
         }
         self._sizes = {j: len(index) for j, index in coordinates.items()}
         self._left: torch.Tensor | None = None
-        self._handles = [
+        self._tensors: list[int] = []
+        self._depth = 0
+        self._backward_ran = False
+        self._handles: list[Any] = [
             optimizer.register_step_pre_hook(self._pre),
             optimizer.register_step_post_hook(self._post),
         ]
+        for j in coordinates:
+            register = params[j].register_post_accumulate_grad_hook
+            self._handles.append(register(self._note_backward))  # type: ignore[no-untyped-call]
 
     @property
     def inside_step(self) -> bool:
         """Whether the optimizer is between reading the gradient and the end of its update."""
-        return self._left is not None
+        return self._depth > 0
+
+    def reset(self) -> None:
+        """Forget a step that broke off between its hooks."""
+        self._depth, self._left = 0, None
 
     def remove(self) -> None:
         """Take the hooks off."""
         for handle in self._handles:
             handle.remove()
-        self._left = None
+        self.reset()
 
     @torch.no_grad()
     def _pre(self, *_: Any) -> None:
+        self._depth += 1
+        if self._depth > 1:  # a subclass calls its parent's step, which fires the hooks again
+            return
         for direction, amount in self._before():
             for part in direction.parts:
                 grad = self._params[part.tensor].grad
@@ -89,18 +107,32 @@ class GradientTap:
                     continue
                 index = torch.from_numpy(part.index).to(grad.device)
                 value = torch.from_numpy(-amount * part.value).to(grad.device, grad.dtype)
-                grad.index_put_(torch.unravel_index(index, grad.shape), value, accumulate=True)
+                _entries(grad).index_put_(_unravel(index, grad), value, accumulate=True)
         self._left = self._gather()
+        self._tensors = self._identities()
+        self._backward_ran = False
 
     @torch.no_grad()
     def _post(self, *_: Any) -> None:
-        left, used = self._left, self._gather()
-        self._left = None
-        if left is None:  # the hooks came off and on again inside a step
+        self._depth = max(self._depth - 1, 0)
+        left = self._left
+        if self._depth or left is None:  # the hooks may have come off and on inside a step
             return
+        self._left = None
+        used = self._gather()
         # As bits: NaN must equal itself here.
-        same = torch.equal(left.view(torch.int64), used.view(torch.int64))
-        self._after(Reading(used.cpu().numpy(), replaced=not same))
+        if torch.equal(left.view(torch.int64), used.view(torch.int64)):
+            self._after(Reading(used.cpu().numpy()))
+        elif self._backward_ran or self._identities() != self._tensors:
+            self._after(Reading(used.cpu().numpy(), replaced=True))
+        else:
+            self._after(Reading(left.cpu().numpy(), unclear=not self._trusted))
+
+    def _note_backward(self, _: torch.Tensor) -> None:
+        self._backward_ran = True
+
+    def _identities(self) -> list[int]:
+        return [id(self._params[j].grad) for j in self._where]
 
     def _gather(self) -> torch.Tensor:
         pieces = []
@@ -112,5 +144,15 @@ class GradientTap:
                     torch.full((self._sizes[j],), torch.nan, dtype=torch.float64, device=device)
                 )
             else:
-                pieces.append(grad[where].to(torch.float64))
+                pieces.append(_entries(grad)[where].to(torch.float64))
         return torch.cat(pieces)
+
+
+def _entries(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or a view with one axis if it has none: both can be indexed."""
+    return tensor if tensor.dim() else tensor.view(1)
+
+
+def _unravel(index: torch.Tensor, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Indices for each axis; unlike a flat view they serve any memory layout."""
+    return torch.unravel_index(index, _entries(tensor).shape)

@@ -22,25 +22,25 @@ def print_report(report: AuditReport, path: str | os.PathLike[str] | None = None
     try:
         from rich.console import Console
         from rich.table import Table
+        from rich.text import Text
     except ImportError:  # the table is a convenience, the text says the same
         print(as_text(report, path))
         return
-    console = Console(soft_wrap=False)
+    # What is shown comes from names and messages: nothing in it is markup or a picture.
+    console = Console(markup=False, emoji=False, highlight=False)
     table = Table(title="Privacy audit", title_justify="left")
     for column in ("check", "result", "evidence", "what was seen"):
         table.add_column(column, overflow="fold")
     for check in report.checks:
-        style = _STYLES[check.status]
-        mark = f"[{style}]{_MARKS[check.status]}[/]"
-        table.add_row(check.name, mark, evidence_of(check), check.message)
+        mark = Text(_MARKS[check.status], style=_STYLES[check.status])
+        table.add_row(Text(check.name), mark, evidence_of(check), Text(check.message))
     console.print(table)
     for line in _epsilon_lines(report):
-        console.print(line, markup=False, highlight=False)
-    style = _OUTCOME_STYLES[report.verdict.outcome]
-    console.print(describe(report.verdict), style=style, markup=False, highlight=False)
+        console.print(line)
+    console.print(describe(report.verdict), style=_OUTCOME_STYLES[report.verdict.outcome])
     for line in _closing_lines(report, path):
         # A path that is broken over lines cannot be copied.
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def as_text(report: AuditReport, path: str | os.PathLike[str] | None = None) -> str:

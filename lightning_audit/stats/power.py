@@ -16,6 +16,9 @@ from scipy import optimize, special
 from lightning_audit import _validate
 from lightning_audit.stats.sequential import COIN_SLOPES, LN2, PredictableCentre, noise_log_e
 
+#: Steps that the coin bet spends on finding its centre and scale.
+_WARM_UP = 3
+
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(81)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
@@ -64,8 +67,11 @@ def noise_power(
 
 def _centring_cost(steps: int) -> float:
     """Mean factor by which the noise of the predictable centre widens a residual."""
-    t = np.arange(steps, dtype=np.float64)
-    return float(1.0 + np.mean(t / (t + PredictableCentre.PRIOR) ** 2))
+    prior = PredictableCentre.PRIOR
+    # The sum of t / (t + prior)^2 over t < steps.
+    first = special.digamma(steps + prior) - special.digamma(prior)
+    second = special.polygamma(1, prior) - special.polygamma(1, steps + prior)
+    return float(1.0 + (first - prior * second) / steps)
 
 
 def _largest_flagged(count: int, level: float) -> float:
@@ -89,7 +95,8 @@ def sensitivity_power(
     """Probability that the coin bet flags a canary that adds ``shift`` times what it may.
 
     The log wealth of the best slope is a sum of independent terms whose mean and variance are
-    integrals over a normal; what the mixture over slopes costs is charged in full.
+    integrals over a normal; what the mixture over slopes costs is charged in full, and so are
+    three steps in which the bet finds its centre and scale.
 
     Args:
         canaries: canaries in a step.
@@ -105,15 +112,19 @@ def sensitivity_power(
         ValueError: an argument outside its range, by name.
 
     Example:
-        >>> sensitivity_power(8, 190, 2.0, 3.0) >= 0.95
+        >>> sensitivity_power(8, 193, 2.0, 3.0) >= 0.95
         True
     """
     canaries = _validate.positive_int("canaries", canaries)
     steps = _validate.positive_int("steps", steps)
-    effect = _validate.positive("shift", shift - 1.0, "shift must exceed 1")
+    effect = _validate.positive("shift", shift) - 1.0
+    if effect <= 0:
+        raise ValueError(f"shift={shift!r} must be > 1; 1 is what a correct clipping shows.")
     effect /= _validate.positive("residual_std", residual_std)
     level = -np.log(_validate.open_unit("significance", significance)) + np.log(len(COIN_SLOPES))
-    count = canaries * steps
+    count = canaries * max(steps - _WARM_UP, 0)
+    if count == 0:
+        return 0.0
     # Centred on the mean of both groups, a residual lies half the effect from it.
     x = (effect / 2 + _NODES) / np.sqrt(1.0 + effect**2 / 4)
     gains = LN2 - np.logaddexp(0.0, -COIN_SLOPES[:, None] * x)

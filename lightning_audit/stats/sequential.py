@@ -135,7 +135,8 @@ class CoinBet:
         self, shape: tuple[int, ...], signal: float = 1.0, initial_scale: float = 1.0
     ) -> None:
         self.signal = signal
-        self._centre = PredictableCentre(shape)
+        self._total = np.zeros(shape)
+        self._steps = 0
         self._log_wealth = np.zeros((*shape[:-1], len(COIN_SLOPES)))
         self._squares = np.full(shape[:-1], self.PRIOR * initial_scale**2)
         self._count = self.PRIOR
@@ -143,14 +144,22 @@ class CoinBet:
     def update(self, coins: FloatArray, readings: FloatArray) -> None:
         """Take in one step: coins (0 or 1) and readings, both of the shape given."""
         residuals = readings - self.signal * coins
-        centred = residuals - self._centre.value
+        centred = residuals - self._centre
         scale = np.sqrt(self._squares / self._count)
         x = (2.0 * coins - 1.0) * centred / scale[..., None]
         gains = LN2 - np.logaddexp(0.0, -x[..., None] * COIN_SLOPES)
         self._log_wealth += gains.sum(axis=-2)
-        self._centre.update(residuals)
+        self._total += residuals
+        self._steps += 1
         self._squares = self._squares + np.sum(centred**2, axis=-1)
         self._count += readings.shape[-1]
+
+    @property
+    def _centre(self) -> FloatArray:
+        """Past mean of each canary, shrunk to that of all: an excess is common to them."""
+        prior = PredictableCentre.PRIOR
+        pooled = np.mean(self._total, axis=-1, keepdims=True) / max(self._steps, 1)
+        return np.asarray((self._total + prior * pooled) / (self._steps + prior))
 
     @property
     def log_e(self) -> FloatArray:
@@ -259,14 +268,16 @@ def _log_tilted_chi(freedom: Any, slope: Any) -> FloatArray:
     root = np.sqrt(y * y + 4.0 * nu)
     mode = np.where(y >= 0, 0.5 * (y + root), 2.0 * nu / (root - y))  # no cancellation for y < 0
     width = 1.0 / np.sqrt(1.0 + nu / mode**2)
-    # Nine standard deviations around the mode; the integrand is zero below v = 0.
-    v = np.maximum(mode[..., None] + 9.0 * width[..., None] * _NODES, 1e-300)
+    # Nine standard deviations around the mode, of what lies above v = 0.
+    low, high = np.maximum(mode - 9.0 * width, 0.0), mode + 9.0 * width
+    half = 0.5 * (high - low)
+    v = (0.5 * (high + low))[..., None] + half[..., None] * _NODES
     exponent = (
         nu[..., None] * np.log(v / mode[..., None])
         - 0.5 * (v * v - (mode * mode)[..., None])
         + y[..., None] * (v - mode[..., None])
     )
-    integral = 9.0 * width * np.sum(np.exp(exponent) * _WEIGHTS, axis=-1)
+    integral = half * np.sum(np.exp(exponent) * _WEIGHTS, axis=-1)
     return np.asarray(
         nu * np.log(mode) - 0.5 * mode * mode + y * mode + np.log(integral), dtype=np.float64
     )

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from simulated_record import (
+    CLIPPED_AFTER_AVERAGE,
+    LABELS,
+    OVERSIZE,
+    by_name,
+    header,
+    monitor_of,
+    simulate,
+    verdict_of,
+    violated,
+)
+
+from lightning_audit.checks.sensitivity import SensitivityCheck
+
+SPREAD = [label.startswith("Spread") for label in LABELS]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("shift", [0.0, 0.5, 1.0])
+def test_canary_within_the_clipping_norm_is_not_flagged(seed: int, shift: float) -> None:
+    assert violated(monitor_of(simulate(150, seed=seed, shift=shift, data=0.1))) == set()
+
+
+def test_double_clipping_norm_is_flagged_and_named() -> None:
+    record = simulate(150, shift=2.0)
+    assert "sensitivity" in violated(monitor_of(record))
+    verdict = verdict_of(record)
+    assert verdict.fault.startswith("clipping norm too large: gradients are clipped at ")
+    assert verdict.advice.startswith("clip every per-sample gradient")
+    shift = float(verdict.fault.split(" at ")[1].split(" times")[0])
+    assert shift == pytest.approx(2.0, abs=0.2)
+
+
+def test_clipping_after_averaging_is_named() -> None:
+    record = simulate(40, shift=CLIPPED_AFTER_AVERAGE)
+    assert monitor_of(record).sensitivity.sum_is_clipped
+    assert verdict_of(record).fault.startswith("clipping after averaging")
+
+
+def test_missing_clipping_is_named_and_not_taken_for_clipping_after_averaging() -> None:
+    record = simulate(40, shift=OVERSIZE)
+    assert not monitor_of(record).sensitivity.sum_is_clipped
+    assert verdict_of(record).fault == "no clipping: a canary passes with its full norm"
+
+
+def test_clipping_of_each_tensor_is_named() -> None:
+    # The gradient has three tensors: one that is spread over them passes with sqrt(3).
+    shift = np.where(SPREAD, math.sqrt(3), 1.0)
+    record = simulate(600, shift=shift, sigma=0.5)
+    assert verdict_of(record).fault.startswith("clipping per tensor")
+
+
+def test_larger_clipping_norm_of_all_tensors_is_not_taken_for_clipping_of_each() -> None:
+    fault = verdict_of(simulate(600, shift=1.7, sigma=0.5)).fault
+    assert fault.startswith("clipping norm too large")
+
+
+@pytest.mark.parametrize("fault", [OVERSIZE, CLIPPED_AFTER_AVERAGE])
+def test_gross_clipping_faults_tell_the_audit_to_stop_injecting_within_a_dozen_steps(
+    fault: float | str,
+) -> None:
+    monitor = monitor_of(simulate(40, shift=fault))
+    assert monitor.clipping_is_broken
+    assert by_name(monitor)["sensitivity"].evidence["violated_at_step"] < 12
+
+
+def test_shift_and_its_lower_limit_are_estimated() -> None:
+    check = monitor_of(simulate(800, shift=1.0, sigma=1.0)).sensitivity
+    error = 2 / math.sqrt(8 * 800)
+    assert check.shift == pytest.approx(1.0, abs=4 * error)
+    assert check.shift_lower == pytest.approx(check.shift - 1.645 * error, abs=0.2 * error)
+    assert check.residual_std == pytest.approx(1.0, abs=0.05)
+    assert check.observations == 8 * 800
+    assert check.shifts() == pytest.approx(np.ones(8), abs=0.35)
+
+
+def test_lower_limit_of_the_shift_errs_in_one_of_twenty_runs() -> None:
+    # 100 runs; the limit of the binomial is three standard errors.
+    misses = sum(monitor_of(simulate(25, seed=s)).sensitivity.shift_lower > 1 for s in range(100))
+    assert misses <= 100 * 0.05 + 3 * math.sqrt(100 * 0.05 * 0.95)
+
+
+def test_nothing_is_said_before_anything_was_seen() -> None:
+    check = SensitivityCheck(header(), 1e-3)
+    assert check.shift_lower == -math.inf
+    assert math.isnan(check.residual_std)
+    assert np.isnan(check.shifts()).all()
+    assert not check.sum_is_clipped
+    assert check.results()[0].status == "not_run"
+
+
+def test_changing_noise_multipliers_do_not_alarm() -> None:
+    for sigma in (np.geomspace(3, 0.5, 150), np.geomspace(0.5, 3, 150)):
+        assert "sensitivity" not in violated(monitor_of(simulate(150, sigma=sigma)))

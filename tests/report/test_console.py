@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from lightning_audit.report.console import as_text, evidence_of, print_report
+from lightning_audit.results import AuditReport, CheckResult, EpsilonBound, Verdict
+
+Status = Literal["ok", "violated", "allowed", "not_run"]
+
+CHECKS = (
+    CheckResult(
+        "noise.witnesses",
+        "mechanism",
+        "violated",
+        "the noise is about a half of what is claimed, over all tensors that were read",
+        "look at add_noise",
+        log_e_value=100 * math.log(10),
+        share=0.3,
+    ),
+    CheckResult("gradient_replaced", "mechanism", "ok", "the gradient read is the one used"),
+    CheckResult("sampling.poisson", "accounting", "allowed", "batches have a fixed size"),
+    CheckResult("reuse.broadcast", "mechanism", "not_run", "too few coordinates"),
+    CheckResult("accountant.history", "accounting", "ok", "as many entries as steps", "", 0.0),
+)
+VERDICT = Verdict(
+    "VIOLATION",
+    "mechanism",
+    "the noise is smaller than claimed",
+    fault="the noise is divided by the batch size twice",
+    advice="look at scale_grad, and run again",
+)
+
+
+def report(**changes: Any) -> AuditReport:
+    bound = EpsilonBound(
+        "mu", 1.25, 1e-5, 0.25, 0.05, "confidence", "fixed", "anytime", ("flat clipping",)
+    )
+    fields: dict[str, Any] = {
+        "verdict": VERDICT,
+        "checks": CHECKS,
+        "bounds": (bound,),
+        "epsilon_claimed": 8.0,
+        "epsilon_spent": 3.5,
+        "epsilon_not_excluded": 4.0,
+        "delta": 1e-5,
+        "steps": 117,
+        "observations": 819,
+        "history": (),
+        "power": {},
+        "epochs": (),
+        "settings": {},
+        "environment": {},
+        "notes": ("one canary was left out",),
+    }
+    return AuditReport(**{**fields, **changes})
+
+
+@pytest.fixture(params=["rich", "plain"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("COLUMNS", "160")
+    if request.param == "plain":
+        monkeypatch.setitem(sys.modules, "rich.console", None)
+    return request.param
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
+    print_report(*arguments)
+    streams = capsys.readouterr()
+    assert streams.err == ""
+    return streams.out
+
+
+def test_without_rich_the_text_is_printed_and_with_it_a_table(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = printed(capsys, report(), "report.json")
+    assert (out == as_text(report(), "report.json") + "\n") == (kind == "plain")
+    assert ("┃" in out) == (kind == "rich")
+
+
+def test_everything_that_matters_is_shown(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(capsys, report(), "somewhere/report.json")
+    shown = [
+        *(check.name for check in CHECKS),
+        "VIOLATED",
+        "allowed",
+        "not run",
+        "e = 10^100.0",
+        "VIOLATION (mechanism): the noise is smaller than claimed",
+        "Likely fault: the noise is divided by the batch size twice",
+        "Next: look at scale_grad, and run again",
+        "epsilon at delta 1e-05: claimed 8, spent 3.5, proved at least 1.25, not excluded up to 4",
+        "117 steps, 819 canary readings",
+        "Note: one canary was left out",
+        "Report: somewhere/report.json",
+    ]
+    assert [text for text in shown if text not in out] == []
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_check_names_are_whole_on_a_usual_terminal(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    out = printed(capsys, report())
+    assert [check.name for check in CHECKS if check.name not in out] == []
+
+
+def test_what_every_check_saw_is_shown_in_words(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = set(printed(capsys, report()).split())
+    for check in CHECKS:
+        assert set(check.message.split()) <= words
+
+
+def test_what_an_inconclusive_audit_lacks_is_shown(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verdict = Verdict("INCONCLUSIVE", None, "too short", missing=("400 more steps", "a claim"))
+    out = printed(capsys, report(verdict=verdict))
+    assert "Missing: 400 more steps\nMissing: a claim" in out
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_a_long_path_is_not_broken(
+    kind: str, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    path = Path("/home/someone") / "a directory with spaces" / ("deep/" * 40) / "report.json"
+    assert f"Report: {path}\n" in printed(capsys, report(), path)
+
+
+def test_without_a_path_none_is_named(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "Report:" not in printed(capsys, report())
+
+
+def test_unknown_epsilons_are_left_out_and_said_to_be_unknown(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nothing = {"epsilon_claimed": None, "epsilon_spent": None, "epsilon_not_excluded": None}
+    out = printed(capsys, report(bounds=(), **nothing))
+    assert "epsilon at delta 1e-05: unknown\n" in out
+    assert "epsilon at delta 1e-05: spent inf\n" in printed(
+        capsys, report(bounds=(), **{**nothing, "epsilon_spent": math.inf})
+    )
+
+
+def test_a_report_without_checks_can_be_shown(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "VIOLATION (mechanism)" in printed(capsys, report(checks=()))
+
+
+MARKUP = ["[red]", "[/]", "[bold]x[/bold]", "[/tmp/a]", "[link=x]", "layers[0].weight", "\\[x]"]
+
+
+@pytest.mark.parametrize("text", MARKUP)
+@pytest.mark.parametrize("place", ["message", "summary", "fault", "advice", "note", "path"])
+def test_text_that_looks_like_markup_is_shown_as_it_is(
+    kind: str, place: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes: dict[str, Any] = {}
+    if place == "message":
+        changes["checks"] = (CheckResult("a", "mechanism", "ok", f"before {text} after"),)
+    elif place == "note":
+        changes["notes"] = (f"before {text} after",)
+    elif place != "path":
+        fields = {"summary": "short", place: f"before {text} after"}
+        changes["verdict"] = Verdict("PASS", None, **fields)
+    path = f"before {text} after" if place == "path" else None
+    assert f"before {text} after" in printed(capsys, report(**changes), path)
+
+
+@pytest.mark.parametrize("place", ["message", "summary", "path"])
+def test_colons_around_a_word_do_not_turn_into_a_picture(
+    kind: str, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes: dict[str, Any] = {}
+    if place == "message":
+        changes["checks"] = (CheckResult("a", "mechanism", "ok", "epoch:new:5"),)
+    elif place == "summary":
+        changes["verdict"] = Verdict("PASS", None, "epoch:new:5")
+    path = "/runs/epoch:new:5/report.json" if place == "path" else None
+    assert "epoch:new:5" in printed(capsys, report(**changes), path)
+
+
+@pytest.mark.parametrize(
+    ("log_e", "status", "text"),
+    [
+        (None, "violated", ""),
+        (0.0, "ok", "e = 10^0.0"),
+        (math.log(1e6), "violated", "e = 10^6.0"),
+        (math.log(0.01), "ok", "e = 10^-2.0"),
+        (5.0, "not_run", ""),
+    ],
+)
+def test_evidence_is_the_e_value_as_a_power_of_ten(
+    log_e: float | None, status: Status, text: str
+) -> None:
+    assert evidence_of(CheckResult("a", "mechanism", status, "", log_e_value=log_e)) == text
+
+
+def test_columns_of_the_plain_text_line_up() -> None:
+    lines = as_text(report()).splitlines()[1 : 1 + len(CHECKS)]
+    starts = {line.index(check.message) for line, check in zip(lines, CHECKS, strict=True)}
+    assert len(starts) == 1

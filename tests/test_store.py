@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lightning_audit.store import (
+    ARCHIVE_NAME,
+    FLUSH_EVERY,
+    INJECTED,
+    RECORD_NAME,
+    REPORT_NAME,
+    ObservationStore,
+    RecordHeader,
+    read_observations,
+    set_aside,
+)
+
+HEADER = RecordHeader(
+    canaries=("Dirac(weight)", "Spread(2 tensors)"),
+    tensors=("weight", "bias ä"),
+    witnesses=(64, 3),
+    lags=4,
+)
+
+
+def entries(count: int) -> np.ndarray:
+    """Entries in which every byte of every column has something to lose."""
+    rng = np.random.default_rng(1)
+    made = np.zeros(count, dtype=HEADER.dtype)
+    for name in HEADER.dtype.names or ():
+        kind = HEADER.dtype[name].base.kind
+        shape = made[name].shape
+        made[name] = rng.standard_normal(shape) if kind == "f" else rng.integers(0, 200, shape)
+    made["step"] = np.arange(count)
+    made["canaries"] = INJECTED
+    made["sample_rate"][::2] = np.nan
+    return made
+
+
+def written(directory: Path, count: int) -> Path:
+    store = ObservationStore(directory, HEADER)
+    for entry in entries(count):
+        store.append(entry)
+    store.close(archive=False)
+    return directory / RECORD_NAME
+
+
+@pytest.mark.parametrize("count", [0, 1, 7])
+def test_what_is_read_is_what_was_appended(tmp_path: Path, count: int) -> None:
+    header, read = read_observations(written(tmp_path, count))
+    assert header == HEADER
+    assert read.dtype == HEADER.dtype
+    assert read.tobytes() == entries(count).tobytes()
+
+
+def test_a_record_without_canaries_can_be_read(tmp_path: Path) -> None:
+    header = dataclasses.replace(HEADER, canaries=())
+    store = ObservationStore(tmp_path, header)
+    store.append(np.zeros((), dtype=header.dtype))
+    store.close()
+    assert read_observations(tmp_path / RECORD_NAME)[0] == header
+    assert len(read_observations(tmp_path / RECORD_NAME)[1]) == 1
+
+
+def test_a_half_written_last_entry_is_left_out_wherever_it_is_cut(tmp_path: Path) -> None:
+    path = written(tmp_path, 3)
+    data, size = path.read_bytes(), HEADER.dtype.itemsize
+    for cut in range(1, size + 1):
+        path.write_bytes(data[:-cut])
+        assert read_observations(path)[1].tobytes() == entries(3)[:2].tobytes()
+
+
+def test_a_record_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:
+    store = ObservationStore(tmp_path, HEADER)
+    path = tmp_path / RECORD_NAME
+    assert len(read_observations(path)[1]) == 0
+    for entry in entries(5):
+        store.append(entry)
+    store.flush()
+    assert read_observations(path)[1].tobytes() == entries(5).tobytes()
+    store.close(archive=False)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\n",
+        b"step,epoch\n1,2\n",
+        b'{"format": "lightning-audit observations"',
+        b'{"format": "another", "version": 1}\n',
+        b'{"version": 1}\n',
+        b"3\n",
+        b"null\n",
+        b'"text"\n',
+        b"[1, 2]\n",
+        b"\xff\xfe\x00binary\n\x00",
+        b'{"format": "lightning-audit observations", "version": 1}\n',
+        b'{"format": "lightning-audit observations", "version": "1"}\n',
+    ],
+    ids=lambda content: repr(content[:12] + content[-12:]),
+)
+def test_a_foreign_file_is_an_error_that_names_the_file_to_give(
+    tmp_path: Path, content: bytes
+) -> None:
+    path = tmp_path / "foreign.bin"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"foreign\.bin.* is no record .* observations\.bin"):
+        read_observations(path)
+
+
+def test_a_header_cut_anywhere_is_an_error(tmp_path: Path) -> None:
+    path = written(tmp_path, 1)
+    data = path.read_bytes()
+    for cut in range(data.index(b"\n") + 1):
+        path.write_bytes(data[:cut])
+        with pytest.raises(ValueError, match="is no record"):
+            read_observations(path)
+
+
+def test_a_newer_version_is_an_error_that_says_to_upgrade(tmp_path: Path) -> None:
+    path = written(tmp_path, 1)
+    line, _, body = path.read_bytes().partition(b"\n")
+    fields = {**json.loads(line), "version": 2, "unheard_of": True}
+    path.write_bytes(json.dumps(fields).encode() + b"\n" + body)
+    with pytest.raises(ValueError, match=r"version 2.* reads up to 1; upgrade lightning-audit"):
+        read_observations(path)
+
+
+def test_an_earlier_run_is_moved_and_nothing_is_overwritten(tmp_path: Path) -> None:
+    for run in range(3):
+        store = ObservationStore(tmp_path, HEADER)
+        for entry in entries(run + 1):
+            store.append(entry)
+        store.close()
+        (tmp_path / REPORT_NAME).write_text(f"report {run}")
+    lengths = {
+        folder: len(read_observations(tmp_path / folder / RECORD_NAME)[1])
+        for folder in ("previous-1", "previous-2", ".")
+    }
+    assert lengths == {"previous-1": 1, "previous-2": 2, ".": 3}
+    for number in (1, 2):
+        folder = tmp_path / f"previous-{number}"
+        assert (folder / REPORT_NAME).read_text() == f"report {number - 1}"
+        assert len(np.load(folder / ARCHIVE_NAME)["step"]) == number
+
+
+def test_opening_a_record_leaves_no_report_of_another_run_in_place(tmp_path: Path) -> None:
+    (tmp_path / REPORT_NAME).write_text("a pass")
+    ObservationStore(tmp_path, HEADER).close(archive=False)
+    assert not (tmp_path / REPORT_NAME).exists()
+    assert (tmp_path / "previous-1" / REPORT_NAME).read_text() == "a pass"
+
+
+def test_set_aside_moves_its_own_files_only(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert set_aside(tmp_path) is None
+    assert not (tmp_path / "previous-1").exists()
+    (tmp_path / ARCHIVE_NAME).write_bytes(b"npz")
+    assert set_aside(tmp_path) == tmp_path / "previous-1"
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["notes.txt", "previous-1"]
+
+
+def test_a_numbered_folder_in_the_way_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "previous-1").mkdir()
+    (tmp_path / "previous-1" / REPORT_NAME).write_text("old")
+    (tmp_path / REPORT_NAME).write_text("new")
+    assert set_aside(tmp_path) == tmp_path / "previous-2"
+    assert (tmp_path / "previous-1" / REPORT_NAME).read_text() == "old"
+    assert (tmp_path / "previous-2" / REPORT_NAME).read_text() == "new"
+
+
+def test_a_directory_that_does_not_exist_is_made(tmp_path: Path) -> None:
+    assert len(read_observations(written(tmp_path / "a" / "b", 2))[1]) == 2
+
+
+def test_the_archive_holds_the_same_columns(tmp_path: Path) -> None:
+    store = ObservationStore(tmp_path, HEADER)
+    for entry in entries(6):
+        store.append(entry)
+    store.close()
+    with np.load(tmp_path / ARCHIVE_NAME) as archive:
+        assert set(archive.files) == {"header", *(HEADER.dtype.names or ())}
+        for name in HEADER.dtype.names or ():
+            assert archive[name].tobytes() == entries(6)[name].tobytes()
+            assert archive[name].dtype == HEADER.dtype[name].base
+        header = json.loads(str(archive["header"]))
+    assert header == json.loads(json.dumps(dataclasses.asdict(HEADER)))
+    assert sorted(p.name for p in tmp_path.iterdir()) == [RECORD_NAME, ARCHIVE_NAME]
+
+
+def test_closing_twice_is_harmless_and_the_archive_is_optional(tmp_path: Path) -> None:
+    store = ObservationStore(tmp_path, HEADER)
+    store.close(archive=False)
+    store.close()
+    assert not (tmp_path / ARCHIVE_NAME).exists()
+
+
+KILLED = """
+import os, signal, sys
+import numpy as np
+from lightning_audit.store import ObservationStore, RecordHeader
+
+header = RecordHeader(("one", "two"), ("weight",), (64,), 32)
+store = ObservationStore(sys.argv[1], header)
+flush = store.flush
+def told():
+    flush()
+    print("flushed", flush_at, flush=True)
+store.flush = told
+for flush_at in range(1, 2501):
+    entry = np.zeros((), dtype=header.dtype)
+    entry["step"], entry["readings"] = flush_at, [flush_at, -flush_at]
+    store.append(entry)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_process_leaves_every_entry_up_to_the_last_flush(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert done.stdout.split() == ["flushed", "1000", "flushed", "2000"]
+    assert FLUSH_EVERY == 1000
+    header, read = read_observations(tmp_path / RECORD_NAME)
+    assert header.canaries == ("one", "two")
+    assert 2000 <= len(read) <= 2500
+    assert read["step"].tolist() == list(range(1, len(read) + 1))
+    np.testing.assert_array_equal(read["readings"][:, 1], -read["step"])
+    assert not (tmp_path / ARCHIVE_NAME).exists()
+
+
+def test_a_run_after_a_killed_one_keeps_its_record(tmp_path: Path) -> None:
+    path = written(tmp_path, 3)
+    os.truncate(path, path.stat().st_size - 5)
+    ObservationStore(tmp_path, HEADER).close()
+    assert len(read_observations(tmp_path / "previous-1" / RECORD_NAME)[1]) == 2
+    assert len(read_observations(path)[1]) == 0
