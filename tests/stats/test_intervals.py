@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import optimize, special, stats
 
-from lightning_audit.stats.intervals import clopper_pearson_lower, clopper_pearson_upper
 from lightning_audit.stats.gdp import gaussian_epsilon
+from lightning_audit.stats.intervals import clopper_pearson_lower, clopper_pearson_upper
 
 significances = st.sampled_from([1e-12, 1e-3, 0.025, 0.05, 0.5, 0.9])
 

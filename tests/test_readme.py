@@ -1,0 +1,86 @@
+"""README and docs say what happens."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from lightning_audit.callbacks.arguments import FINDINGS
+from lightning_audit.checks.family import SHARES
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+# Opacus, Lightning and torch remark on loaders, hooks and secure mode in every training.
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def normalised(text: str) -> set[str]:
+    """Words without table rules, numbers by their form alone: they differ between processors."""
+    words = re.sub(r"[│┃━┏┓┡┩└┘┴┬┼─╇┳╋┻]", " ", text).split()
+    return {re.sub(r"\d+(\.\d+)?(e-?\d+)?", "#", word) for word in words} - {"..."}
+
+
+@pytest.fixture
+def digits():
+    spec = importlib.util.spec_from_file_location("digits", ROOT / "examples" / "digits.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["digits"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["digits"]
+
+
+def test_the_ten_lines_audit_a_training_and_the_gate_passes_it(digits, tmp_path, monkeypatch):
+    (code,) = blocks("python")
+    assert len([line for line in code.splitlines() if line and not line.startswith("#")]) <= 10
+    monkeypatch.chdir(tmp_path)
+    model = digits.Digits()
+    names = {"model": model, "data": model.train_dataloader()}
+    exec(compile(code, "README.md", "exec"), names)
+    command = next(b for b in blocks("console") if b.startswith("lightning-audit check")).split()
+    script = Path(sysconfig.get_path("scripts")) / command[0]
+    done = subprocess.run([script, *command[1:]], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "PASS" in done.stdout
+
+
+def test_the_failing_audit_ends_as_shown(digits, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "96")
+    outcome, fault = digits.train("half noise", Path("demo/half-noise"))
+    assert outcome == "VIOLATION"
+    assert fault.startswith("noise scale too small")
+    (shown,) = blocks("text")
+    printed = normalised(capsys.readouterr().out)
+    assert normalised(shown) <= printed
+
+
+def test_every_finding_is_explained():
+    table = README.split("| finding |")[1].split("\n\n")[0]
+    assert set(re.findall(r"`([a-z_.]+)`", table)) == set(FINDINGS)
+
+
+def test_the_two_commands_are_targets_of_the_makefile():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    commands = [line.split("#")[0].strip() for line in blocks("console")[0].splitlines()]
+    assert commands == ["make demo", "make test"]
+    for command in commands:
+        assert re.search(rf"^{command.split()[1]}:", makefile, flags=re.MULTILINE)
+    assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def test_the_shares_of_the_significance_are_those_of_the_docs():
+    text = (ROOT / "docs" / "design-decisions.md").read_text(encoding="utf-8")
+    assert "nine shares of a tenth" in text
+    assert list(SHARES.values()) == [0.1] * 9
