@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -50,6 +51,10 @@ _log = logging.getLogger(__name__)
 
 _ON_VIOLATION = ("raise", "stop", "warn")
 _ON_INCONCLUSIVE = ("raise", "warn")
+_NO_ACCOUNTANT = (
+    "no accountant feeds on the optimizer's steps, so no epsilon is composed; each step is audited "
+    "all the same"
+)
 #: Largest shift that a correctly clipped canary shows where low precision rounds it.
 _SIGNALS = {"bf16": 1.0 + 2.0**-7}
 _UNSUPPORTED_PRECISION = ("16-mixed", "16-true", "16")
@@ -148,7 +153,7 @@ class PrivacyAudit(pl.Callback):
         self._session: AuditSession | None = None
         self._facts = RunFacts()
         self._plain_handles: list[Any] = []
-        self._attached: list[int] = []
+        self._attached: list[Any] = []
         self._report: AuditReport | None = None
         self._directory: Path | None = None
         self._signal = 1.0
@@ -207,13 +212,14 @@ class PrivacyAudit(pl.Callback):
         """Follow optimizers that were made anew."""
         if self._session is not None:
             self._session.start_batch()
-        if [id(o) for o in trainer.optimizers] != self._attached:
+        now = trainer.optimizers
+        if len(now) != len(self._attached) or any(map(operator.is_not, now, self._attached)):
             self._attach(trainer, pl_module)
 
     def _attach(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         for handle in self._plain_handles:
             handle.remove()
-        self._attached = [id(o) for o in trainer.optimizers]
+        self._attached = list(trainer.optimizers)
         private = [o for o in map(private_optimizer, trainer.optimizers) if o is not None]
         plain = [innermost(o) for o in trainer.optimizers if private_optimizer(o) is None]
         self._plain_handles = [o.register_step_post_hook(self._count_plain) for o in plain]
@@ -237,11 +243,13 @@ class PrivacyAudit(pl.Callback):
         except UnsupportedOptimizer as error:
             raise MisconfigurationException(str(error)) from error
         self._facts.accountant = accountant_link(private[0])
-        if self._facts.accountant is None and not (self.claim and self.claim.sample_rate):
-            self._facts.notes.append(
-                "no accountant feeds on the optimizer's steps, so no epsilon is composed; each "
-                "step is audited all the same"
-            )
+        stated = self.claim is not None and self.claim.sample_rate is not None
+        if (
+            self._facts.accountant is None
+            and not stated
+            and _NO_ACCOUNTANT not in self._facts.notes
+        ):
+            self._facts.notes.append(_NO_ACCOUNTANT)
         if self._session is None:
             self._session = self._new_session(step)
         elif not self._session.follow(step):
@@ -266,15 +274,16 @@ class PrivacyAudit(pl.Callback):
         assert self._directory is not None
         return ObservationStore(self._directory, header)
 
-    def _current_rate(self) -> float | None:
+    def _current_rate(self, accumulated: int) -> float | None:
         """Sample rate of the present step: stated, or told to the accountant."""
+        link = self._facts.accountant
         if self.claim is not None and self.claim.sample_rate is not None:
-            rate: float | None = self.claim.sample_rate
-        else:
-            link = self._facts.accountant
-            rate = None if link is None else link.sample_rate
-        self._facts.sample_rate = rate
-        return rate
+            self._facts.sample_rate = self.claim.sample_rate
+            return self.claim.sample_rate
+        if link is None:
+            return None
+        self._facts.sample_rate = link.sample_rate
+        return min(link.sample_rate * accumulated, 1.0)
 
     def _count_plain(self, optimizer: Any, *_: Any) -> None:
         self._facts.plain_steps += 1
@@ -293,6 +302,8 @@ class PrivacyAudit(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the bounds; ask the training to stop when the claim is false."""
+        if self._session is not None:
+            self._session.end_epoch()
         epsilons, checks = self._evaluate()
         metrics = epoch_metrics(self._session, epsilons, checks)
         self._facts.epochs.append({"epoch": trainer.current_epoch, **metrics})
@@ -309,12 +320,12 @@ class PrivacyAudit(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write the report; raising waits until every other callback has had its end."""
-        self._end(trainer)
+        self._end()
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Show the report, and raise if the verdict asks for it."""
         if not self._ended:  # nothing was trained, so that the training had no end either
-            self._end(trainer)
+            self._end()
         self._detach()
         report = self._report
         if report is None:
@@ -335,14 +346,17 @@ class PrivacyAudit(pl.Callback):
         """Leave the user's training as it was found, and what was recorded readable."""
         if not self._ended and self._attached:
             self._facts.break_off = f"the training broke off with {type(exception).__name__}"
-            self._end(trainer)
+            try:
+                self._end()
+            except Exception:  # the user must see the training's own exception, not this one
+                _log.exception("the audit's report could not be written")
         self._detach()
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Take all hooks off."""
         self._detach()
 
-    def _end(self, trainer: pl.Trainer) -> None:
+    def _end(self) -> None:
         self._ended = True
         self._write_report(*self._evaluate(), complete=not self._facts.break_off)
         if self._session is not None and self._session.store is not None:

@@ -15,8 +15,8 @@ from lightning_audit.canaries.placement import place
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.witnesses import LAGS, WitnessReducer, choose_witnesses
 from lightning_audit.claims import PrivacyClaim
-from lightning_audit.dpsgd.opacus import OpacusStep, innermost
-from lightning_audit.dpsgd.protocol import StepClaim
+from lightning_audit.dpsgd.opacus import innermost
+from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.dpsgd.tap import GradientTap, Reading
 from lightning_audit.layout import Direction, FloatArray, IndexArray
 from lightning_audit.store import DROPPED, INJECTED, NOT_PLANNED, ObservationStore, RecordHeader
@@ -79,16 +79,17 @@ class AuditSession:
         step: the adapter.
         settings: what to audit, and how.
         rng: the audit's own generator.
-        sample_rate: the accountant's sample rate, asked at each step; None if unknown.
+        sample_rate: gives a step's sample rate for its number of accumulated batches, None if
+            unknown.
         open_store: opens the record, given its header; None to keep none.
     """
 
     def __init__(
         self,
-        step: OpacusStep,
+        step: DPSGDStep,
         settings: SessionSettings,
         rng: np.random.Generator,
-        sample_rate: Callable[[], float | None],
+        sample_rate: Callable[[int], float | None],
         open_store: Callable[[RecordHeader], ObservationStore] | None,
     ) -> None:
         self.step = step
@@ -127,7 +128,7 @@ class AuditSession:
             self._after,
         )
 
-    def follow(self, step: OpacusStep) -> bool:
+    def follow(self, step: DPSGDStep) -> bool:
         """Go on with a new optimizer over the same parameters; False if they differ."""
         same = [id(p) for p in step.params] == [id(p) for p in self.step.params]
         if same:
@@ -140,6 +141,10 @@ class AuditSession:
         """Forget a step that broke off: with a new batch none is under way."""
         self._tap.reset()
         self._plan = None
+
+    def end_epoch(self) -> None:
+        """Forget the size of the epoch's last batch, which is smaller for many loaders."""
+        del self.batch_sizes[-1:]
 
     def detach(self) -> None:
         """Take the hooks off; what was observed stays."""
@@ -164,13 +169,12 @@ class AuditSession:
         directions = self._placement.draw(self._rng)
         chosen = [d for coin, d in zip(coins, directions, strict=True) if coin]
         status = INJECTED
-        if chosen:
-            try:
-                self.step.inject(chosen, self._settings.oversize * claim.max_grad_norm)
-            except (ValueError, RuntimeError) as error:
-                # All coins of the step are dropped before anyone looks, so nothing is biased.
-                _log.warning("no canary entered step %d: %s", number, error)
-                status = DROPPED
+        try:
+            # Also where all coins say "out": whether a step counts must not depend on its coins.
+            self.step.inject(chosen, self._settings.oversize * claim.max_grad_norm)
+        except (ValueError, RuntimeError) as error:
+            _log.warning("no canary entered step %d: %s", number, error)
+            status = DROPPED
         self._plan = _Plan(claim, coins, directions, status)
 
     def _claim(self) -> StepClaim:
@@ -178,12 +182,13 @@ class AuditSession:
         claim, stated = self.step.claim(), self._settings.claim
         if stated is None:
             return claim
-        changes = {
-            "noise_multiplier": stated.noise_multiplier,
-            "max_grad_norm": stated.max_grad_norm,
-            "scale": stated.expected_batch_size,
-        }
-        return replace(claim, **{key: value for key, value in changes.items() if value})
+        batch = stated.expected_batch_size
+        return replace(
+            claim,
+            noise_multiplier=stated.noise_multiplier or claim.noise_multiplier,
+            max_grad_norm=stated.max_grad_norm or claim.max_grad_norm,
+            scale=batch * claim.accumulated if batch else claim.scale,
+        )
 
     def _before(self) -> list[tuple[Direction, float]]:
         return self._plan.to_remove() if self._plan else []
@@ -196,7 +201,7 @@ class AuditSession:
         claim = plan.claim
         values = reading.values * (claim.scale / claim.max_grad_norm)
         entry = np.zeros((), dtype=self.header.dtype)
-        rate = self._sample_rate()
+        rate = self._sample_rate(claim.accumulated)
         fields = {
             "step": self.monitor.steps,
             "epoch": self.epoch,

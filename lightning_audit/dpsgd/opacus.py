@@ -17,7 +17,7 @@ from opacus import optimizers as opacus_optimizers
 from opacus.optimizers import DPOptimizer
 
 from lightning_audit.dpsgd.protocol import StepClaim, UnsupportedOptimizer
-from lightning_audit.layout import Direction, TensorSlot
+from lightning_audit.layout import Direction, Layout, TensorSlot
 
 #: Subclasses of DPOptimizer whose step differs from per-sample, flat, single-process clipping.
 _UNSUPPORTED = {
@@ -106,21 +106,27 @@ class OpacusStep:
         refuse_unsupported(optimizer)
         self.optimizer = optimizer
         self.params = optimizer.params
-        self.layout = [
+        self.layout: Layout = [
             TensorSlot(_own_name(names.get(id(p), f"parameter_{j}")), tuple(p.shape))
             for j, p in enumerate(self.params)
         ]
 
     def claim(self) -> StepClaim:
-        """What the optimizer states now; ``scale`` is 1 for ``loss_reduction="sum"``."""
+        """What the optimizer states now; ``scale`` is 1 for ``loss_reduction="sum"``.
+
+        Raises:
+            ValueError: a parameter holds no per-sample gradients.
+        """
         o = self.optimizer
+        accumulated = int(o.accumulated_iterations)
         scale = 1.0
         if o.loss_reduction == "mean":
-            scale = float(o.expected_batch_size * o.accumulated_iterations)
+            scale = float(o.expected_batch_size * accumulated)
         return StepClaim(
             noise_multiplier=float(o.noise_multiplier),
             max_grad_norm=_number(o.max_grad_norm),
             scale=scale,
+            accumulated=accumulated,
         )
 
     def inject(self, directions: Sequence[Direction], norm: float) -> None:

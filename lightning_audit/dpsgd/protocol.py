@@ -23,11 +23,13 @@ class StepClaim:
         noise_multiplier: standard deviation of the noise over the clipping norm.
         max_grad_norm: clipping norm of a per-sample gradient.
         scale: what the noisy sum is divided by to give the gradient, e.g. the expected batch size.
+        accumulated: batches whose gradients the step adds up.
     """
 
     noise_multiplier: float
     max_grad_norm: float
     scale: float
+    accumulated: int = 1
 
 
 class DPSGDStep(Protocol):

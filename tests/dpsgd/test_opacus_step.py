@@ -266,11 +266,12 @@ def test_the_claim_reads_the_scale_off_the_loss_reduction(
     model, optimizer = private(conv_net(), noise_multiplier=1.5, loss_reduction=reduction)
     for _ in range(batches):
         backward(model, images())
-    assert adapter(model, optimizer).claim() == StepClaim(1.5, C, scale)
+    assert adapter(model, optimizer).claim() == StepClaim(1.5, C, scale, batches)
 
 
 def test_the_claim_follows_changes_and_takes_a_tensor_for_the_clipping_norm() -> None:
     model, optimizer = private(conv_net())
+    backward(model, images())
     step = adapter(model, optimizer)
     optimizer.max_grad_norm, optimizer.noise_multiplier = torch.tensor(0.25), 3
     claim = step.claim()
