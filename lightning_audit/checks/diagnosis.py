@@ -122,10 +122,14 @@ def _reuse_fault(names: Sequence[str], monitor: AuditMonitor) -> Fault | None:
         ratio = reuse.residual_ratio(name)
         if name in names and ratio is not None and ratio < _REUSE_GAIN * quiet:
             return Fault(f"noise re-used: {sentence}", name)
-    noise_at = noise.pooled.violated_at
-    lag_at = reuse.evidence["reuse.lag"].violated_at
-    # Too small a noise makes differences of readings small as well, but is seen before them.
-    if "reuse.lag" in names and lag_at is not None and (noise_at is None or lag_at < noise_at):
+    if "reuse.lag" in names:
+        # Fresh noise differs from earlier noise by sqrt(2) times its size, whatever the size. Where
+        # the noise is constant the centre learns it, and the plain residual is small as well; but
+        # then the re-use is seen first.
+        noise_at, lag_at = noise.pooled.violated_at, reuse.evidence["reuse.lag"].violated_at
+        first = noise_at is None or (lag_at is not None and lag_at < noise_at)
+        if not first and reuse.lag_ratio() / math.sqrt(2.0) >= _REUSE_GAIN * quiet:
+            return None
         when = "at every step" if reuse.lag == 1 else f"every {reuse.lag} steps"
         return Fault(f"noise re-used: the same noise is added {when}", "reuse.lag")
     return None

@@ -55,6 +55,13 @@ class ReuseCheck:
         clear = max(1.2 * means.min(), min(math.sqrt(means.min()), 0.5))
         return int(np.flatnonzero(means <= clear)[0]) + 1
 
+    def lag_ratio(self) -> float:
+        """Smallest root mean square of the differences at any lag, over the claimed noise."""
+        seen = self._lag_count > 0
+        if not seen.any():
+            return math.inf
+        return math.sqrt(float(np.min(self._lag_squares[seen] / self._lag_count[seen])))
+
     def residual_ratio(self, name: str) -> float | None:
         """Residual of `reuse.broadcast` or `reuse.pair` over the claimed noise, None if unseen."""
         count, squares = self._single[name.removeprefix("reuse.")]

@@ -263,7 +263,11 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(60)
 
 
 def _log_tilted_chi(freedom: Any, slope: Any) -> FloatArray:
-    """Log of the integral over v > 0 of v^freedom exp(-v^2/2 + slope v), to 10 digits."""
+    """Log of the integral over v > 0 of v^freedom exp(-v^2/2 + slope v).
+
+    Ten digits, less where both the freedom is below four and the slope is far below zero: there
+    the right tail is cut off, which makes the e-value smaller.
+    """
     nu, y = np.broadcast_arrays(np.asarray(freedom, float), np.asarray(slope, float))
     root = np.sqrt(y * y + 4.0 * nu)
     mode = np.where(y >= 0, 0.5 * (y + root), 2.0 * nu / (root - y))  # no cancellation for y < 0

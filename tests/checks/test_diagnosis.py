@@ -54,9 +54,19 @@ def test_named_finding_is_among_the_violated_ones() -> None:
 def test_noise_and_clipping_that_err_together_lose_no_privacy() -> None:
     monitor = monitor_of(simulate(400, sigma=0.5, noise=0.8, shift=0.8))
     found = [c for c in monitor.results() if c.status == "violated"]
-    assert {c.name for c in found} <= {"noise", "noise.tensor", "noise.canary"}
-    assert found
+    names = {c.name for c in found}
+    # Coordinates that differ by 0.8 times the claim do so because the noise is that small.
+    assert names == {"noise", "noise.tensor", "noise.canary", "reuse.broadcast"}
+    assert monitor.reuse.residual_ratio("reuse.broadcast") == pytest.approx(0.8, abs=0.05)
     assert loses_no_privacy(found, monitor)
+
+
+@pytest.mark.parametrize("reuse", ["broadcast", "pair"])
+def test_noise_that_is_shared_within_a_step_is_never_said_to_lose_no_privacy(reuse: str) -> None:
+    monitor = monitor_of(simulate(400, sigma=0.5, noise=0.8, shift=0.5, reuse=reuse))
+    found = [c for c in monitor.results() if c.status == "violated"]
+    assert f"reuse.{reuse}" in {c.name for c in found}
+    assert not loses_no_privacy(found, monitor)
 
 
 @pytest.mark.parametrize(
@@ -92,3 +102,11 @@ def test_replaced_gradients_are_counted() -> None:
     monitor = monitor_of(simulate(10, replaced=[2, 5]))
     assert "in 2 of 10 steps" in by_name(monitor)["gradient_replaced"].message
     assert violated(monitor) == {"gradient_replaced"}
+
+
+@pytest.mark.parametrize("lag", [5, 16])
+def test_small_noise_that_comes_back_is_named_re_used_and_never_harmless(lag: int) -> None:
+    monitor = monitor_of(simulate(400, sigma=0.5, noise=0.8, shift=0.7, reuse=f"lag {lag}"))
+    found = [check for check in monitor.results() if check.status == "violated"]
+    assert likely_fault(found, monitor, OVERSIZE).finding == "reuse.lag"
+    assert not loses_no_privacy(found, monitor)

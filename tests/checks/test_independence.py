@@ -6,12 +6,14 @@ from simulated_record import (
     PER_TENSOR,
     TENSORS,
     by_name,
+    header,
     monitor_of,
     simulate,
     verdict_of,
     violated,
 )
 
+from lightning_audit.checks.independence import ReuseCheck
 from lightning_audit.checks.witnesses import Witnesses, WitnessReducer
 
 REUSE = {"reuse.lag", "reuse.broadcast", "reuse.pair"}
@@ -51,6 +53,26 @@ def test_shortest_lag_of_noise_that_comes_back_is_told() -> None:
     assert "readings 4 steps apart" in by_name(monitor)["reuse.lag"].message
 
 
+@pytest.mark.parametrize(
+    ("means", "lag"),
+    [
+        ([2.0, 0.3, 0.04, 0.05], 3),  # far below the others: within sqrt(0.04) = 0.2
+        ([2.0, 0.19, 0.04, 0.05], 2),
+        ([2.0, 0.49, 0.26, 2.0], 2),  # up to 0.5 at most, though sqrt(0.26) is more
+        ([2.0, 0.51, 0.26, 2.0], 3),
+        ([1.9, 0.67, 0.55, 2.0], 3),  # within a fifth of the smallest, where that is more
+        ([1.9, 0.65, 0.55, 2.0], 2),
+        ([0.0, 0.0, 0.0, 0.0], 1),
+    ],
+)
+def test_lag_is_the_first_that_reads_about_as_little_as_any(means: list[float], lag: int) -> None:
+    made = header(lags=len(means))
+    check, entry = ReuseCheck(made, 1e-3), np.zeros(1, dtype=made.dtype)
+    entry["lag_count"], entry["lag_squares"] = 10.0, 10.0 * np.array(means)
+    check.update(entry[0])
+    assert check.lag == lag
+
+
 def test_small_noise_is_not_taken_for_reused_noise() -> None:
     assert verdict_of(simulate(60, noise=0.5)).fault.startswith("noise scale too small")
 
@@ -85,11 +107,13 @@ def test_sums_of_a_step_are_those_of_a_plain_loop() -> None:
         centre = sum(past) / (len(past) + 10) if past else np.zeros(8)
         r = (x - centre) / sigma
         assert sums["tensor_squares"] == pytest.approx([r[:4] @ r[:4], r[4:] @ r[4:]])
-        broadcast = sum((r[i] - np.mean(r[:i])) ** 2 for i in range(1, 8))
-        assert (sums["broadcast_count"], sums["broadcast_squares"]) == (7, pytest.approx(broadcast))
+        known = step > 0  # of the tensors: none is used before it was heard
+        broadcast = known * sum((r[i] - np.mean(r[:i])) ** 2 for i in range(1, 8))
+        assert sums["broadcast_count"] == 7 * known
+        assert sums["broadcast_squares"] == pytest.approx(broadcast)
         # Flat coordinates 2 and 3 are in both tensors.
-        pair = (r[4] - r[2]) ** 2 + (r[5] - r[3]) ** 2
-        assert (sums["pair_count"], sums["pair_squares"]) == (2, pytest.approx(pair))
+        pair = known * ((r[4] - r[2]) ** 2 + (r[5] - r[3]) ** 2)
+        assert (sums["pair_count"], sums["pair_squares"]) == (2 * known, pytest.approx(pair))
         for lag in (1, 2, 3):
             seen = len(past) >= lag
             gap = (x - past[-lag]) / sigma if seen else np.zeros(8)
@@ -101,6 +125,7 @@ def test_sums_of_a_step_are_those_of_a_plain_loop() -> None:
 def test_loud_tensor_is_left_out_from_the_step_after_it_is_heard() -> None:
     reducer = two_tensors()
     loud = np.concatenate([np.ones(4), np.full(4, 9.0)])
+    assert reducer.reduce(np.ones(8), 1.0)["broadcast_count"] == 0  # nothing is known of them
     assert reducer.reduce(loud, 1.0)["broadcast_count"] == 7
     assert reducer.reduce(np.ones(8), 1.0)["broadcast_count"] == 3
 

@@ -100,15 +100,32 @@ def test_decaying_noise_multipliers_do_not_alarm_and_half_of_them_do() -> None:
 
 def test_pooled_sums_take_a_unit_in_by_its_past_alone() -> None:
     sums, counts = PooledSums(2), np.array([4.0, 4.0])
-    sums.update(counts, np.array([4.0, 400.0]))  # both start as quiet
-    assert sums.pooled_count == 8
-    assert sums.pooled_squares == 404
-    sums.update(counts, np.array([3.0, 0.0]))  # the second was loud, whatever it is now
-    assert sums.pooled_count == 12
-    assert sums.pooled_squares == 407
-    assert sums.pooled_log_e == pytest.approx(float(noise_log_e(12, 407)))
-    assert sums.unit_log_e == pytest.approx(noise_log_e([8, 8], [7, 400]))
-    assert sums.mean_square == pytest.approx([7 / 8, 50])
+    sums.update(counts, np.array([3.0, 400.0]))  # nothing is known of them yet
+    assert (sums.pooled_count, sums.pooled_squares) == (0, 0)
+    sums.update(counts, np.array([2.0, 0.0]))  # the second was loud, whatever it is now
+    assert (sums.pooled_count, sums.pooled_squares) == (4, 2)
+    assert sums.pooled_log_e == pytest.approx(float(noise_log_e(4, 2)))
+    assert sums.unit_log_e == pytest.approx(noise_log_e([8, 8], [5, 400]))
+    assert sums.mean_square == pytest.approx([5 / 8, 50])
+
+
+def test_unit_that_was_loud_once_is_pooled_again_soon() -> None:
+    sums, counts = PooledSums(1), np.array([4.0])
+    sums.update(counts, np.array([4e6]))  # counts as 2: 0.9 + 0.1 * 2 = 1.1
+    sums.update(counts, np.array([0.0]))  # 0.99
+    assert sums.pooled_count == 0
+    sums.update(counts, np.array([400.0]))
+    assert (sums.pooled_count, sums.pooled_squares) == (4, 400)
+
+
+def test_unit_without_terms_stays_as_loud_or_as_quiet_as_it_was() -> None:
+    sums = PooledSums(2)
+    sums.update(np.array([4.0, 4.0]), np.array([3.0, 8.0]))  # quiet, and loud
+    for _ in range(30):
+        sums.update(np.zeros(2), np.zeros(2))
+    assert sums.pooled_count == 0
+    sums.update(np.array([4.0, 4.0]), np.array([5.0, 6.0]))
+    assert (sums.pooled_count, sums.pooled_squares) == (4, 5)
 
 
 def test_units_that_were_not_seen_read_the_claim() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -47,6 +48,44 @@ def test_missing_clipping_is_named_and_not_taken_for_clipping_after_averaging() 
     record = simulate(40, shift=OVERSIZE)
     assert not monitor_of(record).sensitivity.sum_is_clipped
     assert verdict_of(record).fault == "no clipping: a canary passes with its full norm"
+
+
+def check_of_norms(numbers: Sequence[int], norms: Sequence[float], scale: float) -> bool:
+    """Whether the sum counts as clipped, from the canaries in and the norm of their readings."""
+    made = header()
+    check = SensitivityCheck(made, 1e-3)
+    for number, norm in zip(numbers, norms, strict=True):
+        entry = np.zeros((), dtype=made.dtype)
+        entry["scale"], entry["noise_multiplier"] = scale, 1.0
+        entry["coins"][:number] = 1
+        entry["readings"][:number] = norm / math.sqrt(number)
+        check.update(entry[()])
+    return check.sum_is_clipped
+
+
+def clipped_share(norm_of_one: Callable[[int], float], steps: int, runs: int = 200) -> float:
+    rng, clipped = np.random.default_rng(0), 0
+    for _ in range(runs):
+        numbers = [int(n) for n in rng.binomial(len(LABELS), 0.5, steps) if n]
+        norms = [float(np.linalg.norm(norm_of_one(n) + rng.standard_normal(n))) for n in numbers]
+        clipped += check_of_norms(numbers, norms, scale=16.0)
+    return clipped / runs
+
+
+@pytest.mark.parametrize("numbers", [[2, 4, 6, 3, 5, 4], [4, 5, 3, 4], [1, 7, 4, 4, 3, 5, 2, 6]])
+def test_clipping_one_by_one_is_not_taken_for_that_of_the_sum(numbers: list[int]) -> None:
+    # Four canaries in on average: their norms are those of a clipped sum on average, too.
+    norms = [8.0 * math.sqrt(n) for n in numbers]
+    assert np.mean(norms) == pytest.approx(16.0, rel=0.06)
+    assert not check_of_norms(numbers, norms, scale=16.0)
+    assert clipped_share(lambda _: 8.0, steps=12) <= 0.01
+
+
+def test_clipping_of_the_sum_is_seen_through_the_noise() -> None:
+    assert check_of_norms([3, 5, 4, 4], [17.87, 16.24, 13.3, 15.88], scale=16.0)
+    assert check_of_norms([3, 5, 4, 4], [16.0] * 4, scale=16.0)
+    assert clipped_share(lambda n: 16.0 / math.sqrt(n), steps=12) >= 0.97
+    assert clipped_share(lambda n: 16.0 / math.sqrt(n), steps=4) >= 0.9
 
 
 def test_clipping_of_each_tensor_is_named() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from simulated_record import OVERSIZE, by_name, monitor_of, simulate, verdict_of
+from simulated_record import OVERSIZE, by_name, monitor_of, simulate, verdict_of, violated
 
 from lightning_audit.checks.resolution import Resolution
 from lightning_audit.checks.verdict import acknowledge, judge
@@ -121,3 +121,20 @@ def test_summary_of_a_violation_leads_with_what_was_measured() -> None:
     verdict = verdict_of(record)
     assert verdict.summary.startswith("noise: the noise is at most 0.")
     assert by_name(monitor_of(record))["noise"].message in verdict.summary
+
+
+def test_differences_that_small_noise_makes_small_are_not_told_as_further_violations() -> None:
+    record = simulate(60, noise=0.5)
+    assert "reuse.broadcast" in violated(monitor_of(record))
+    verdict = verdict_of(record)
+    assert verdict.summary.startswith("noise: ")
+    assert "(also violated: noise.tensor, noise.canary, mu)" in verdict.summary
+    assert "reuse." in verdict_of(simulate(60, reuse="broadcast")).summary
+
+
+def test_steps_without_noise_are_inconclusive_and_counted() -> None:
+    made, entries = simulate(60)
+    entries["noise_multiplier"][50:] = 0.0
+    verdict = verdict_of((made, entries))
+    assert verdict.outcome == "INCONCLUSIVE"
+    assert any(m.startswith("10 of 60 steps have noise_multiplier 0") for m in verdict.missing)

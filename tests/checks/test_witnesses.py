@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,15 @@ class NaiveReducer:
 
     def reduce(self, readings: np.ndarray, sigma: float) -> dict[str, Any]:
         steps = len(self.past)
+        if not all(math.isfinite(reading) for reading in readings):
+            return {
+                "tensor_squares": [math.nan] * self.tensors,
+                "lag_count": [0.0] * self.lags,
+                "lag_squares": [0.0] * self.lags,
+                **dict.fromkeys(
+                    ("broadcast_count", "broadcast_squares", "pair_count", "pair_squares"), 0.0
+                ),
+            }
         residual = []
         for i, reading in enumerate(readings):
             centre = sum(earlier[i] for earlier in self.past) / (steps + 10)
@@ -127,6 +137,8 @@ class NaiveReducer:
         limit = max(1.25, 1.05 * min(self.variance))
         used = [i for i in self.reuse if self.variance[self.where[i][0]] < limit]
         self.excluded += len(used) < len(self.reuse)
+        if steps == 0:
+            used = []
 
         lag_count, lag_squares = [0.0] * self.lags, [0.0] * self.lags
         for lag in range(1, min(steps, self.lags) + 1):
@@ -151,7 +163,8 @@ class NaiveReducer:
 
         self.past.append(readings.copy())
         self.variance = [
-            0.9 * v + 0.1 * s / n for v, s, n in zip(self.variance, squares, counts, strict=True)
+            0.9 * v + 0.1 * (min(s / n, 4.0) if n else 4.0)
+            for v, s, n in zip(self.variance, squares, counts, strict=True)
         ]
         return {
             "tensor_squares": squares,
@@ -183,6 +196,8 @@ def test_sums_are_those_of_plain_loops_over_the_whole_past(sigmas: str, lags: in
         sigma = 1.3 if sigmas == "constant" else float(rng.uniform(0.3, 4.0))
         readings = sigma * rng.standard_normal(size) + 0.2
         readings[tensor == 1] *= 5.0 if 10 <= step < 20 else 1.0
+        if step in (0, 15, 40, 41):  # a step that is lost, before the first and among the others
+            readings[step % size] = np.nan if step < 41 else np.inf
         assert_same(fast.reduce(readings, sigma), naive.reduce(readings, sigma))
     assert 0 < naive.excluded < 75
 
@@ -213,6 +228,7 @@ def test_one_key_for_two_tensors_shows_as_a_small_pair_residual() -> None:
     rng = generator()
     reducer = WitnessReducer(Witnesses({0: index(0, 3, 7), 1: index(0, 3, 9), 2: index(3, 4)}))
     noise = rng.standard_normal(12)
+    assert reducer.reduce(np.zeros(8), 1.0)["pair_count"] == 0  # nothing is known of them yet
     sums = reducer.reduce(noise[[0, 3, 7, 0, 3, 9, 3, 4]], 1.0)
     assert (sums["pair_count"], sums["pair_squares"]) == (3.0, 0.0)
     fresh = reducer.reduce(rng.standard_normal(8), 1.0)
@@ -220,7 +236,9 @@ def test_one_key_for_two_tensors_shows_as_a_small_pair_residual() -> None:
 
 
 def test_one_number_for_all_coordinates_shows_as_no_broadcast_residual() -> None:
-    sums = WitnessReducer(Witnesses({0: np.arange(10)})).reduce(np.full(10, 2.5), 1.0)
+    reducer = WitnessReducer(Witnesses({0: np.arange(10)}))
+    assert reducer.reduce(np.full(10, 0.5), 1.0)["broadcast_count"] == 0  # nothing is known yet
+    sums = reducer.reduce(np.full(10, 2.5), 1.0)
     assert sums["broadcast_count"] == 9
     assert sums["broadcast_squares"] == pytest.approx(0, abs=1e-24)
 
@@ -246,3 +264,28 @@ def test_a_tensor_without_coordinates_has_no_witness_and_disturbs_no_sum() -> No
         sums = reducer.reduce(np.arange(5.0), 1.0)
     assert sums["tensor_squares"][0] == 0
     assert sums["lag_count"][0] == 5
+
+
+def test_a_tensor_without_coordinates_is_not_the_quietest() -> None:
+    # Data are loud everywhere: the quietest tensor that has coordinates is used all the same.
+    rng, witnesses = generator(), Witnesses({0: index(), 1: np.arange(20), 2: np.arange(20)})
+    fast, naive = WitnessReducer(witnesses), NaiveReducer(witnesses, LAGS)
+    for _ in range(20):
+        readings = rng.standard_normal(40) * np.repeat([1.6, 4.0], 20)
+        sums = fast.reduce(readings, 1.0)
+        assert_same(sums, naive.reduce(readings, 1.0))
+    assert sums["broadcast_count"] == 19
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_step_that_is_lost_gives_no_sums_and_leaves_no_trace(value: float) -> None:
+    rng, witnesses = generator(), Witnesses({0: np.arange(6), 1: np.arange(4)})
+    with_it, without = WitnessReducer(witnesses, lags=3), WitnessReducer(witnesses, lags=3)
+    for step in range(12):
+        if step in (0, 1, 5, 9):
+            lost = with_it.reduce(np.where(np.arange(10) == step, value, 1e9), 1.0)
+            assert np.isnan(lost["tensor_squares"]).all()
+            assert lost["lag_count"].tolist() == [0, 0, 0]
+            assert lost["broadcast_count"] == lost["pair_count"] == 0
+        readings = rng.standard_normal(10)
+        assert_same(with_it.reduce(readings, 1.0), without.reduce(readings, 1.0))

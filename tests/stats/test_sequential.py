@@ -66,7 +66,8 @@ def test_coin_bet_equals_a_plain_loop(signal: float, k: int) -> None:
         scale = math.sqrt(squares / number)
         residuals = readings - signal * coins
         for i in range(k):
-            centre = sum(r[i] for r in past) / (len(past) + 10)
+            pooled = sum(sum(r) for r in past) / (k * len(past)) if past else 0.0
+            centre = (sum(r[i] for r in past) + 10 * pooled) / (len(past) + 10)
             centred = residuals[i] - centre
             side = 1 if coins[i] == 1 else -1
             for j, slope in enumerate(COIN_SLOPES):
@@ -144,7 +145,9 @@ def test_t_log_e_equals_the_ratio_of_the_densities_in_thirty_digits(
 def test_t_log_e_has_its_digits_from_the_third_reading_on(n1: int, n0: int, effect: float) -> None:
     ss = 0.9 * (n1 + n0 - 2)
     ours = float(two_sample_t_log_e(n1, n0, effect, ss, 1.0))
-    assert ours == pytest.approx(mpmath_twin(n1, n0, effect, ss, 1.0), rel=1e-9, abs=1e-9)
+    # At one degree of freedom a tail of 2e-8 at most, for negative effects, is cut off.
+    digits = 5e-8 if n1 + n0 == 3 else 1e-9
+    assert ours == pytest.approx(mpmath_twin(n1, n0, effect, ss, 1.0), rel=1e-9, abs=digits)
 
 
 def mpmath_twin(n1: float, n0: float, d: float, ss: float, mu0: float) -> float:
@@ -372,6 +375,16 @@ def test_first_step_is_judged_by_its_size_and_not_by_its_own_centre() -> None:
     assert float(bet.log_e) == pytest.approx(
         math.log(np.mean(2 / (1 + np.exp(-5 * COIN_SLOPES)))), abs=1e-12
     )
+
+
+def test_coin_bet_flags_a_missing_clipping_within_four_steps() -> None:
+    rng, runs = np.random.default_rng(0), 20_000
+    bet, flagged = CoinBet((runs, 8), initial_scale=1.0), np.zeros(runs, dtype=bool)
+    for _ in range(4):
+        coins = rng.integers(0, 2, (runs, 8)).astype(float)
+        bet.update(coins, 1000 * coins + rng.standard_normal((runs, 8)))
+        flagged |= bet.log_e >= -math.log(1e-4)
+    assert flagged.mean() >= 0.95
 
 
 def test_mu_test_freezes_for_good_when_the_noise_multiplier_changes() -> None:

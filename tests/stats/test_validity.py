@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from lightning_audit.checks.family import SHARES
+from lightning_audit.checks.noise import PooledSums
 from lightning_audit.checks.witnesses import Witnesses, WitnessReducer
 from lightning_audit.stats import sequential
 from lightning_audit.stats.sequential import (
@@ -157,14 +158,14 @@ class ManyPooled:
         self._count = 0.0
         self._squares = np.zeros((runs, len(counts)))
         self._pooled = np.zeros((2, runs))
-        self._recent = np.full((runs, len(counts)), 0.99)
+        self._recent = np.ones((runs, len(counts)))
 
     def update(self, squares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         chosen = self._recent < 1.0
         self._pooled += (chosen * self._counts).sum(axis=-1), (chosen * squares).sum(axis=-1)
         self._count += 1
         self._squares += squares
-        self._recent = 0.9 * self._recent + 0.1 * squares / self._counts
+        self._recent = 0.9 * self._recent + 0.1 * np.minimum(squares / self._counts, 2.0)
         units = quick_log_mean_exp(noise_log_e(self._count * self._counts, self._squares))
         return noise_log_e(*self._pooled), units
 
@@ -190,6 +191,7 @@ class ManyWitnesses:
         pooled, units = self._pooled.update(squares)
         quietest = self._variance.min(axis=-1, keepdims=True)
         use = self._variance < np.maximum(1.25, 1.05 * quietest)
+        use &= bool(self._past)  # nothing is known of a tensor at the first step
         for lag, past in enumerate(reversed(self._past[-LAGS:])):
             gap = ((past - readings) / sigma * use[..., None]) ** 2
             self._lag[0, :, lag] += EACH * use.sum(axis=-1)
@@ -197,7 +199,7 @@ class ManyWitnesses:
         self._within_step(residual, use)
         self._past = [*self._past[-LAGS + 1 :], readings]
         self._centre.update(readings)
-        self._variance = 0.9 * self._variance + 0.1 * squares / EACH
+        self._variance = 0.9 * self._variance + 0.1 * np.minimum(squares / EACH, 4.0)
         return {
             "noise": pooled,
             "noise.tensor": units,
@@ -325,6 +327,7 @@ def test_witnesses_of_many_runs_are_reduced_as_those_of_one() -> None:
     rng = np.random.default_rng(0)
     many, reducer = ManyWitnesses(2), WitnessReducer(Witnesses(index), lags=LAGS)
     lags, pair, broadcast = np.zeros((2, LAGS)), np.zeros(2), np.zeros(2)
+    pooled = PooledSums(TENSORS)
     for t in range(40):
         # A tensor that is loud for a while, so that the choice of quiet ones matters.
         loud = np.array([[1.0], [4.0 if 10 < t < 20 else 1.0]])
@@ -334,6 +337,10 @@ def test_witnesses_of_many_runs_are_reduced_as_those_of_one() -> None:
         lags += sums["lag_count"], sums["lag_squares"]
         pair += sums["pair_count"], sums["pair_squares"]
         broadcast += sums["broadcast_count"], sums["broadcast_squares"]
+        pooled.update(np.full(TENSORS, float(EACH)), sums["tensor_squares"])
+        assert log_e["noise"][1] == pytest.approx(pooled.pooled_log_e)
+        units = float(log_mean_exp(pooled.unit_log_e))
+        assert log_e["noise.tensor"][1] == pytest.approx(units)
         assert log_e["reuse.lag"][1] == pytest.approx(float(log_mean_exp(noise_log_e(*lags))))
         assert log_e["reuse.pair"][1] == pytest.approx(float(noise_log_e(*pair)))
         assert log_e["reuse.broadcast"][1] == pytest.approx(float(noise_log_e(*broadcast)))
