@@ -56,19 +56,22 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} must be > 0")
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number > 0")
     return value
 
 
 def _check_budget(report: AuditReport, limit: float) -> int:
     """Exit code of the comparison of the report's epsilons with a budget."""
     numbers = {"proved": report.epsilon_lower, "spent": report.epsilon_spent}
-    for name, value in numbers.items():
-        if value is not None and value > limit:
-            print(f"VIOLATION: the epsilon {name} is {value:.4g}, above --max-epsilon {limit:g}")
-            return EXIT_CODES["VIOLATION"]
+    above = [f"{n} {v:.4g}" for n, v in numbers.items() if v is not None and v > limit]
+    if above:
+        print(f"VIOLATION of --max-epsilon {limit:g}: epsilon {', '.join(above)}")
+        return EXIT_CODES["VIOLATION"]
     if report.epsilon_spent is None:
         print("INCONCLUSIVE: the report holds no epsilon to compare with --max-epsilon")
         return EXIT_CODES["INCONCLUSIVE"]

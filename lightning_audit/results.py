@@ -128,6 +128,7 @@ class AuditReport:
         environment: versions of the libraries.
         notes: remarks on the run.
         record: file name of the observations beside the report, None if not kept.
+        created: when the report was written, in ISO 8601 with the zone.
         complete: False while the run is going on, or if it broke off.
         schema_version: layout of this report.
     """
@@ -148,6 +149,7 @@ class AuditReport:
     environment: Mapping[str, str]
     notes: tuple[str, ...] = ()
     record: str | None = None
+    created: str = ""
     complete: bool = True
     schema_version: int = SCHEMA_VERSION
 

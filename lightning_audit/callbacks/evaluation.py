@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from importlib import metadata
 from typing import Any
 
@@ -38,7 +39,6 @@ class Terms:
     resolution: Resolution
     oversize: float
     allow: Collection[str]
-    claim_made: bool
     settings: Mapping[str, Any]
 
 
@@ -54,6 +54,7 @@ class RunFacts:
     epochs: list[Mapping[str, float]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     break_off: str = ""
+    resumed: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def run_checks(
 ) -> tuple[CheckResult, ...]:
     """Results of every check now, violated ones first, those that the user allows marked."""
     steps = session.monitor.steps if session else 0
-    checks = [no_dp_result(facts.plain_steps, steps, terms.claim_made, facts.plain_name)]
+    checks = [no_dp_result(facts.plain_steps, steps, facts.plain_name)]
     if session is not None:
         checks += session.monitor.results()
         checks.append(_epsilon_result(epsilons, terms))
@@ -116,7 +117,9 @@ def _epsilon_result(epsilons: Epsilons, terms: Terms) -> CheckResult:
         return CheckResult("epsilon", "epsilon", "not_run", "no epsilon can be compared")
     violated = epsilons.proved is not None and exceeds(epsilons.proved, epsilons.claimed)
     claim = f"the claimed {epsilons.claimed:.4g} at delta {terms.delta:.3g}"
-    if epsilons.proved is None:
+    if epsilons.ratio_proved == 0.0:
+        message = f"no leakage is proved at the verdict's significance; within {claim}"
+    elif epsilons.proved is None:
         message = (
             f"at least {epsilons.ratio_proved:.2f} times the stated leakage of a step is proved, "
             f"which stays within {claim}"
@@ -197,6 +200,7 @@ def build_report(
         environment={name: _version(name) for name in _LIBRARIES},
         notes=(*facts.notes, *(session.notes if session else ())),
         record=RECORD_NAME if session and session.store else None,
+        created=datetime.now().astimezone().isoformat(timespec="seconds"),
         complete=complete,
     )
 
@@ -208,7 +212,7 @@ def _missing(
     checks: Sequence[CheckResult],
     complete: bool,
 ) -> list[str]:
-    lacks = []
+    lacks = [facts.resumed] if facts.resumed else []
     if facts.break_off:
         lacks.append(facts.break_off)
     elif not complete:

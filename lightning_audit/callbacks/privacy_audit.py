@@ -199,7 +199,7 @@ class PrivacyAudit(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Attach to the optimizers and read how the loader samples."""
         if trainer.global_step > 0:
-            self._facts.notes.append(
+            self._facts.resumed = (
                 f"the training was resumed at step {trainer.global_step}: earlier steps were not "
                 "observed by this audit"
             )
@@ -311,7 +311,7 @@ class PrivacyAudit(pl.Callback):
         self._write_report(epsilons, checks, complete=False)
         if self._report and self._report.verdict.outcome == "VIOLATION":
             if not self._told:
-                _log.error("%s", describe(self._report.verdict))
+                _log.error("privacy audit: %s", self._report.verdict.summary)
                 self._told = True
             if self.on_violation in ("raise", "stop") and not _is_trial(trainer):
                 trainer.should_stop = True
@@ -333,6 +333,8 @@ class PrivacyAudit(pl.Callback):
         if trainer.is_global_zero:
             path = self._directory / REPORT_NAME if self._directory else None
             print_report(report, path)
+            if path is None:
+                print("Report: none is written in a fast_dev_run")
         if _is_trial(trainer):
             return
         if report.verdict.outcome == "VIOLATION" and self.on_violation == "raise":
@@ -348,13 +350,17 @@ class PrivacyAudit(pl.Callback):
             self._facts.break_off = f"the training broke off with {type(exception).__name__}"
             try:
                 self._end()
+                self._tell_of_report()
             except Exception:  # the user must see the training's own exception, not this one
                 _log.exception("the audit's report could not be written")
         self._detach()
+        self._release()
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Take all hooks off."""
+        """Take all hooks off and let go of the training; the report stays."""
         self._detach()
+        if stage == "fit":
+            self._release()
 
     def _end(self) -> None:
         self._ended = True
@@ -379,6 +385,17 @@ class PrivacyAudit(pl.Callback):
         self._directory.mkdir(parents=True, exist_ok=True)
         self._report.save(self._directory / REPORT_NAME)
 
+    def _tell_of_report(self) -> None:
+        if self._report is not None and self._directory is not None:
+            path = self._directory / REPORT_NAME
+            _log.warning("privacy audit: %s\nReport: %s", describe(self._report.verdict), path)
+
+    def _release(self) -> None:
+        """Keep no optimizer and no file: the callback can be copied and pickled again."""
+        self._session = None
+        self._attached = []
+        self._facts = RunFacts()
+
     def _detach(self) -> None:
         for handle in self._plain_handles:
             handle.remove()
@@ -388,7 +405,6 @@ class PrivacyAudit(pl.Callback):
 
     @property
     def _terms(self) -> Terms:
-        stated = self.claimed_epsilon is not None or self.claim is not None
         return Terms(
             epsilon=self.claimed_epsilon,
             delta=self.delta,
@@ -397,7 +413,6 @@ class PrivacyAudit(pl.Callback):
             resolution=self.resolution,
             oversize=self.oversize,
             allow=self.allow,
-            claim_made=stated or self._session is not None,
             settings=self._settings(),
         )
 

@@ -40,7 +40,7 @@ def accounting_result(
     numbers = f"epsilon {spent:.4g} at delta {delta:.3g}, {source} says {claimed:.4g}"
     if not exceeds(spent, claimed):
         return CheckResult(
-            name, kind, "ok", f"the steps that ran compose to {numbers}", evidence=evidence
+            name, kind, "ok", f"the steps so far compose to {numbers}", evidence=evidence
         )
     advice = (
         "set noise_multiplier above 0"
@@ -49,5 +49,5 @@ def accounting_result(
         "that the steps cost; of Opacus' accountants, 'gdp' can report less than the truth"
     )
     return CheckResult(
-        name, kind, "violated", f"the steps that ran cost {numbers}", advice, evidence=evidence
+        name, kind, "violated", f"the steps so far cost {numbers}", advice, evidence=evidence
     )

@@ -35,19 +35,16 @@ def gradient_replaced_result(replaced: int, steps: int) -> CheckResult:
     )
 
 
-def no_dp_result(
-    plain_steps: int, private_steps: int, claim_made: bool, plain_name: str
-) -> CheckResult:
-    """Result of `no_dp`: a claim is stated and an optimizer steps that is not private.
+def no_dp_result(plain_steps: int, private_steps: int, plain_name: str) -> CheckResult:
+    """Result of `no_dp`: whoever audits a training claims privacy, and an optimizer steps without.
 
     Args:
         plain_steps: steps of optimizers without DP-SGD.
         private_steps: steps of the private optimizer.
-        claim_made: whether privacy is claimed.
         plain_name: type of the plain optimizer.
     """
     evidence = {"plain_steps": plain_steps, "private_steps": private_steps}
-    if plain_steps and claim_made:
+    if plain_steps:
         return CheckResult(
             "no_dp",
             "mechanism",

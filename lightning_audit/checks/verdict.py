@@ -57,7 +57,7 @@ def judge(
             "INCONCLUSIVE",
             None,
             "nothing contradicts the claim, but this run could not have shown enough",
-            advice="train longer, or see what is missing",
+            advice="mend what is missing; on_inconclusive='raise' makes such a run fail",
             missing=tuple(lacks),
         )
     return Verdict(
@@ -119,9 +119,10 @@ def _missing(
         if reached.power < TARGET:
             more = reached.steps_needed - monitor.steps
             need = (
-                f"about {more} more steps are needed"
+                f"about {more} more steps are needed if the data stay as loud"
                 if 0 < more < 10**6
-                else "the data's part of the gradient hides it at any number of steps"
+                else "the data's part of the gradient hides it so far; it may fall as the training "
+                "converges"
             )
             lacks.append(
                 f"{wanted[part]} would have been seen with probability {reached.power:.2f} only; "

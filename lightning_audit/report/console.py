@@ -34,6 +34,7 @@ def print_report(report: AuditReport, path: str | os.PathLike[str] | None = None
     for check in report.checks:
         mark = Text(_MARKS[check.status], style=_STYLES[check.status])
         table.add_row(Text(check.name), mark, evidence_of(check), Text(check.message))
+    console.print()  # a progress bar may stand on the line
     console.print(table)
     for line in _epsilon_lines(report):
         console.print(line)
@@ -61,6 +62,7 @@ def as_text(report: AuditReport, path: str | os.PathLike[str] | None = None) -> 
     ]
     return "\n".join(
         [
+            "",
             "Privacy audit",
             *rows,
             *_epsilon_lines(report),
@@ -82,7 +84,7 @@ def _epsilon_lines(report: AuditReport) -> list[str]:
         "claimed": report.epsilon_claimed,
         "spent": report.epsilon_spent,
         "proved at least": report.epsilon_lower,
-        "not excluded up to": report.epsilon_not_excluded,
+        "largest this run could have missed": report.epsilon_not_excluded,
     }
     shown = [f"{name} {value:.4g}" for name, value in numbers.items() if value is not None]
     line = f"epsilon at delta {report.delta:g}: {', '.join(shown) or 'unknown'}"
@@ -92,5 +94,6 @@ def _epsilon_lines(report: AuditReport) -> list[str]:
 def _closing_lines(report: AuditReport, path: str | os.PathLike[str] | None) -> list[str]:
     lines = [f"Note: {note}" for note in report.notes]
     if path is not None:
-        lines.append(f"Report: {os.fspath(path)}")
+        written = f" (written {report.created})" if report.created else ""
+        lines.append(f"Report: {os.fspath(path)}{written}")
     return lines
