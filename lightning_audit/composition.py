@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from lightning_audit import _validate
 from lightning_audit.stats.gdp import gaussian_epsilon
@@ -162,25 +162,28 @@ def bucket_up(sigma: float, ratio: float = 1.02) -> float:
     return float(ratio**power)
 
 
-def compress(history: Sequence[Phase], max_phases: int = 8) -> list[Phase]:
-    """Shorten a history: merge equal mechanisms, and bucket noise multipliers if many remain.
+def compress(
+    history: Sequence[Phase], max_phases: int = 8, *, rounding: Literal["up", "mean"] = "up"
+) -> list[Phase]:
+    """Shorten a history: merge equal mechanisms, and like noise multipliers if many remain.
 
     Phases of equal noise multiplier and sample rate are merged, which changes nothing: composition
-    does not depend on the order. If more than ``max_phases`` mechanisms remain, every noise
-    multiplier is rounded *upward* on a 2 % grid, and equal ones are merged again; more than
-    ``max_phases`` may be left, if they differ by more than 2 % or in the sample rate.
+    does not depend on the order. If more than ``max_phases`` mechanisms remain, noise multipliers
+    are put into buckets of a geometric grid, 2 % wide and wider until few enough remain, and each
+    bucket becomes one phase.
 
-    More noise spends less: epsilon gets lower, by at most what 2 % of the noise multiplier make.
-    For a lower bound on epsilon this is the safe side. An epsilon spent that is computed from the
-    result is too low by as much, which has to be stated beside it; `epsilon_of_history` itself
-    rounds no noise multiplier.
+    With ``rounding="up"`` a bucket counts with its upper end: epsilon gets lower, which is the safe
+    side for a lower bound. With ``"mean"`` it counts with the noise multiplier that keeps the sum
+    of steps over squared noise, to which epsilon is most sensitive: for an epsilon spent.
 
     Args:
         history: Phases in any order.
         max_phases: Number of different mechanisms up to which nothing is rounded.
+        rounding: What a bucket counts with.
 
     Returns:
-        The phases in the order of their first appearance, with the same number of steps in all.
+        The phases in the order of their first appearance, with the same number of steps in all;
+        more than ``max_phases`` only where there are more sample rates than that.
 
     Raises:
         ValueError: If ``max_phases`` is no whole number >= 1.
@@ -193,11 +196,29 @@ def compress(history: Sequence[Phase], max_phases: int = 8) -> list[Phase]:
     """
     _validate.positive_int("max_phases", max_phases)
     merged = _merge(history)
-    if len(merged) <= max_phases:
-        return merged
-    return _merge(
-        Phase(bucket_up(phase.noise_multiplier), phase.sample_rate, phase.steps) for phase in merged
-    )
+    enough = max(max_phases, len({phase.sample_rate for phase in merged}))
+    ratio, short = 1.02, merged
+    while len(short) > enough and ratio < 1e6:
+        short = _bucketed(merged, ratio, rounding)
+        ratio **= 2
+    return short
+
+
+def _bucketed(
+    history: Sequence[Phase], ratio: float, rounding: Literal["up", "mean"]
+) -> list[Phase]:
+    buckets: dict[tuple[float, float], list[Phase]] = {}
+    for phase in history:
+        key = (bucket_up(phase.noise_multiplier, ratio), phase.sample_rate)
+        buckets.setdefault(key, []).append(phase)
+    short = []
+    for (upper, rate), phases in buckets.items():
+        steps = sum(phase.steps for phase in phases)
+        sigma = upper
+        if rounding == "mean" and upper > 0:
+            sigma = math.sqrt(steps / sum(p.steps / p.noise_multiplier**2 for p in phases))
+        short.append(Phase(sigma, rate, steps))
+    return short
 
 
 def _merge(history: Iterable[Phase]) -> list[Phase]:

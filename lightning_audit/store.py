@@ -68,6 +68,8 @@ class RecordHeader:
                 ("tensor_squares", "<f8", (tensors,)),
                 ("lag_count", "<f8", (self.lags,)),
                 ("lag_squares", "<f8", (self.lags,)),
+                ("epoch_count", "<f8", (2,)),  # same place in the previous, the first epoch
+                ("epoch_squares", "<f8", (2,)),
                 ("broadcast_count", "<f8"),
                 ("broadcast_squares", "<f8"),
                 ("pair_count", "<f8"),
@@ -155,8 +157,10 @@ def read_observations(path: str | os.PathLike[str]) -> tuple[RecordHeader, NDArr
     Raises:
         ValueError: the file is no record, or was written by a newer version.
     """
-    data = Path(path).read_bytes()
-    line, newline, body = data.partition(b"\n")
+    with open(path, "rb") as file:
+        line = file.readline()
+        start = file.tell()
+    newline = line.endswith(b"\n")
     try:
         fields = json.loads(line)
         version = int(fields["version"])
@@ -180,6 +184,9 @@ def read_observations(path: str | os.PathLike[str]) -> tuple[RecordHeader, NDArr
             f"path={os.fspath(path)!r} has version {version}, this lightning-audit reads up to "
             f"{_VERSION}; upgrade lightning-audit to read it."
         )
-    size = header.dtype.itemsize
-    whole = len(body) // size * size  # a killed process may have left part of an entry
-    return header, np.frombuffer(body[:whole], dtype=header.dtype)
+    # A killed process may have left part of an entry.
+    whole = (os.path.getsize(path) - start) // header.dtype.itemsize
+    if not whole:
+        return header, np.zeros(0, dtype=header.dtype)
+    # Not read into memory: the record of a million steps takes a gigabyte.
+    return header, np.memmap(path, header.dtype, mode="r", offset=start, shape=(whole,))

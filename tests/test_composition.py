@@ -259,12 +259,25 @@ def test_bucket_of_no_noise_is_no_noise() -> None:
 
 @given(histories)
 def test_compressing_keeps_the_steps_and_never_lowers_noise(history: list[Phase]) -> None:
-    short = compress(history)
+    short = compress(history, max_phases=8, rounding="up")
+    assert len(short) <= max(8, len({phase.sample_rate for phase in history}))
     assert sum(phase.steps for phase in short) == sum(phase.steps for phase in history)
     assert len({(phase.noise_multiplier, phase.sample_rate) for phase in short}) == len(short)
     before = sum(phase.steps / phase.noise_multiplier**2 for phase in history)
     after = sum(phase.steps / phase.noise_multiplier**2 for phase in short)
-    assert before / 1.02**2 * (1 - 1e-9) <= after <= before * (1 + 1e-9)
+    assert after <= before * (1 + 1e-9)
+    kept = compress(history, max_phases=8, rounding="mean")
+    mean = sum(phase.steps / phase.noise_multiplier**2 for phase in kept)
+    assert mean == pytest.approx(before, rel=1e-9)
+
+
+def test_a_schedule_of_many_noise_multipliers_is_spent_to_half_a_percent() -> None:
+    history = [Phase(2.0 * 0.98**step, 0.1, 1) for step in range(60)]
+    short = compress(history, rounding="mean")
+    assert len(short) <= 8
+    exact = epsilon_of_history(history, 1e-5, grid=1e-3)
+    assert epsilon_of_history(short, 1e-5, grid=1e-3) == pytest.approx(exact, rel=5e-3)
+    assert epsilon_of_history(compress(history), 1e-5, grid=1e-3) <= exact
 
 
 def test_few_mechanisms_are_merged_exactly() -> None:

@@ -82,5 +82,5 @@ def test_the_two_commands_are_targets_of_the_makefile():
 
 def test_the_shares_of_the_significance_are_those_of_the_docs():
     text = (ROOT / "docs" / "design-decisions.md").read_text(encoding="utf-8")
-    assert "nine shares of a tenth" in text
-    assert list(SHARES.values()) == [0.1] * 9
+    assert "ten shares of a tenth" in text
+    assert list(SHARES.values()) == [0.1] * 10

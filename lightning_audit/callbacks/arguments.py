@@ -21,6 +21,7 @@ FINDINGS = (
     "accounting",
     "sampling.not_poisson",
     "sampling.rate",
+    "unaudited",
 )
 
 

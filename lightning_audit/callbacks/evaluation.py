@@ -55,6 +55,8 @@ class RunFacts:
     notes: list[str] = field(default_factory=list)
     break_off: str = ""
     resumed: str = ""
+    #: Parameters that no private optimizer trains, and that changed all the same.
+    unaudited: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -172,15 +174,16 @@ def build_report(
 ) -> AuditReport:
     """The report now; the power is computed for a complete run only."""
     monitor = session.monitor if session else None
-    model = PowerModel(monitor) if monitor and monitor.steps and complete else None
+    model = PowerModel(monitor, terms.oversize) if monitor and monitor.steps and complete else None
     power = model.at(terms.resolution) if model else {}
+    missing = _missing(facts, terms, epsilons, checks, complete)
     verdict = judge(
         checks,
         monitor,
         power,
         terms.resolution,
         terms.oversize,
-        _missing(facts, terms, epsilons, checks, complete),
+        [*missing, *(session.missing if session else ())],
     )
     history = monitor.history if monitor else ()
     return AuditReport(
@@ -221,6 +224,13 @@ def _missing(
         lacks.append(
             "the sample rate is unknown, so the claimed epsilon cannot be checked; state it as "
             "PrivacyAudit(claim=PrivacyClaim(sample_rate=...)) or attach an accountant"
+        )
+    if facts.unaudited and "unaudited" not in terms.allow:
+        shown = ", ".join(f"`{parameter}`" for parameter in facts.unaudited[:5])
+        lacks.append(
+            f"{shown} changed although the private optimizer does not train it: what it learned "
+            "was not audited; if that is nothing of the data (an average of weights, say), "
+            "allow='unaudited' says so"
         )
     name = "sampling.not_poisson"
     doubtful = next((c for c in checks if c.name == name and c.status == "not_run"), None)

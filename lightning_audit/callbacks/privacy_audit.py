@@ -34,7 +34,7 @@ from lightning_audit.callbacks.session import AuditSession, SessionSettings
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.checks.resolution import Resolution
 from lightning_audit.claims import PrivacyClaim
-from lightning_audit.dpsgd.lints import loader_facts
+from lightning_audit.dpsgd.lints import fingerprints, loader_facts
 from lightning_audit.dpsgd.opacus import OpacusStep, accountant_link, innermost, private_optimizer
 from lightning_audit.dpsgd.protocol import UnsupportedOptimizer
 from lightning_audit.report.console import print_report
@@ -157,6 +157,7 @@ class PrivacyAudit(pl.Callback):
         self._report: AuditReport | None = None
         self._directory: Path | None = None
         self._signal = 1.0
+        self._untrained: dict[str, tuple[float, float]] = {}
         self._ended = False
         self._told = False
 
@@ -252,6 +253,9 @@ class PrivacyAudit(pl.Callback):
             self._facts.notes.append(_NO_ACCOUNTANT)
         if self._session is None:
             self._session = self._new_session(step)
+            kind = self._facts.loader.kind if self._facts.loader else "unknown"
+            self._session.track_batch_sizes = kind == "unknown"
+            self._untrained = fingerprints(pl_module, step.params)
         elif not self._session.follow(step):
             raise MisconfigurationException(
                 "PrivacyAudit cannot follow an optimizer over other parameters during a training; "
@@ -304,6 +308,10 @@ class PrivacyAudit(pl.Callback):
         """Log the bounds; ask the training to stop when the claim is false."""
         if self._session is not None:
             self._session.end_epoch()
+            now = fingerprints(pl_module, self._session.step.params)
+            self._facts.unaudited = tuple(
+                name for name, sums in self._untrained.items() if now.get(name, sums) != sums
+            )
         epsilons, checks = self._evaluate()
         metrics = epoch_metrics(self._session, epsilons, checks)
         self._facts.epochs.append({"epoch": trainer.current_epoch, **metrics})

@@ -28,8 +28,8 @@ _UNANNOUNCED = (
     "enter; in manual optimization step what self.optimizers() returns"
 )
 _UNCLEAR = (
-    "the inner optimizer changes p.grad in place inside its step, so it cannot be told which "
-    "gradient the update used; copy the gradient there, or use one of torch's optimizers"
+    "the inner optimizer changes p.grad inside its step, so it cannot be told which gradient the "
+    "update used; change a copy there, or use one of torch's optimizers"
 )
 
 
@@ -113,7 +113,11 @@ class AuditSession:
         self.store = open_store(self.header) if open_store else None
         self.notes = list(self._placement.skipped)
         self.epoch = 0
+        #: Sizes are kept only where the loader's type does not tell how it samples.
+        self.track_batch_sizes = False
         self.batch_sizes: list[int] = []
+        self.missing: list[str] = []
+        self._changed_at: int | None = None
         self._plan: _Plan | None = None
         # Without a claim nothing is tested: noise multiplier 0 until one was read.
         self._last_claim = StepClaim(noise_multiplier=0.0, max_grad_norm=1.0, scale=1.0)
@@ -156,11 +160,17 @@ class AuditSession:
         # A closure that runs again inside the step, or a physical batch of a larger logical one.
         if self._tap.inside_step or not self.step.final_step_of_batch():
             return
-        size = self.step.batch_size()
+        if not self._layout_holds():
+            return
+        size = self.step.batch_size() if self.track_batch_sizes else None
         if size is not None:
             self.batch_sizes.append(size)
-        claim = self._last_claim = self._claim()
         number = self.monitor.steps
+        try:
+            claim = self._last_claim = self._claim()
+        except ValueError as error:
+            _log.warning("nothing can be claimed of step %d: %s", number, error)
+            return
         planned = number % self._settings.every_n_steps == 0
         if not planned or self.monitor.clipping_is_broken:
             self._plan = _Plan(claim, np.zeros(len(self._placement)), (), NOT_PLANNED)
@@ -177,6 +187,16 @@ class AuditSession:
             status = DROPPED
         self._plan = _Plan(claim, coins, directions, status)
 
+    def _layout_holds(self) -> bool:
+        """Whether the same parameters are trained as at the start; if not, nothing is touched."""
+        if self._changed_at is None and not self.step.same_params():
+            self._changed_at = self.monitor.steps
+            self.missing.append(
+                f"the set of trained parameters changed at step {self._changed_at}; later steps "
+                "are not audited: freeze before the training starts"
+            )
+        return self._changed_at is None
+
     def _claim(self) -> StepClaim:
         """What is claimed of the coming step: by the optimizer, unless stated otherwise."""
         claim, stated = self.step.claim(), self._settings.claim
@@ -191,15 +211,26 @@ class AuditSession:
         )
 
     def _before(self) -> list[tuple[Direction, float]]:
-        return self._plan.to_remove() if self._plan else []
+        if self._plan is None:
+            return []
+        # What is stated when the noise is in: modules may change it after the canaries went in. Of
+        # two noise multipliers the smaller counts, so that raising it for a moment gains nothing.
+        with contextlib.suppress(ValueError):
+            now = self._claim()
+            sigma = min(now.noise_multiplier, self._plan.claim.noise_multiplier)
+            self._plan = replace(self._plan, claim=replace(now, noise_multiplier=sigma))
+        return self._plan.to_remove()
 
     def _after(self, reading: Reading) -> None:
         plan, self._plan = self._plan or self._unplanned(), None
-        if reading.unclear:
-            plan = replace(plan, status=DROPPED)
-            self._note(_UNCLEAR)
+        if reading.unclear and _UNCLEAR not in self.missing:
+            self.missing.append(_UNCLEAR)
+        values = reading.values
+        if reading.replaced or self._changed_at is not None:
+            # Raw gradients, or those of another set of parameters: nothing to test or to keep.
+            values = np.full(len(values), np.nan)
         claim = plan.claim
-        values = reading.values * (claim.scale / claim.max_grad_norm)
+        values = values * (claim.scale / claim.max_grad_norm)
         entry = np.zeros((), dtype=self.header.dtype)
         rate = self._sample_rate(claim.accumulated)
         fields = {
@@ -215,7 +246,8 @@ class AuditSession:
             "readings": self._readings(plan, values),
         }
         if claim.noise_multiplier > 0:
-            fields |= self._reducer.reduce(values[self._witness_at], claim.noise_multiplier)
+            witnesses = values[self._witness_at]
+            fields |= self._reducer.reduce(witnesses, claim.noise_multiplier, self.epoch)
         for name, value in fields.items():
             entry[name] = value
         self.monitor.update(entry)
@@ -224,7 +256,8 @@ class AuditSession:
 
     def _unplanned(self) -> _Plan:
         """For a step that came without the hook that injects: witnesses are read all the same."""
-        self._note(_UNANNOUNCED)
+        if self._changed_at is None:
+            self._note(_UNANNOUNCED)
         # No per-sample gradients where the optimizer was stepped around Opacus.
         with contextlib.suppress(ValueError):
             self._last_claim = self._claim()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from lightning_audit.composition import Phase, compress, epsilon_of_history
 from lightning_audit.dpsgd.opacus import AccountantLink
@@ -48,8 +48,8 @@ def claimed_epsilon(
 def epsilon_spent(history: History, link: AccountantLink | None, delta: float) -> float | None:
     """Epsilon of all steps that ran, composed anew as privacy loss distributions.
 
-    The accountant's history counts where it is longer than what this audit saw (an earlier
-    training of the same model), and not where it lost steps.
+    The larger of two: of the steps that this audit saw, and of the accountant's history, which is
+    longer where the model was trained before, and shorter or of too much noise where it is wrong.
 
     Args:
         history: phases of (noise_multiplier, sample_rate, steps) that the audit saw.
@@ -59,9 +59,12 @@ def epsilon_spent(history: History, link: AccountantLink | None, delta: float) -
     Returns:
         Epsilon, None where a sample rate is unknown.
     """
+    seen = _composed(history, delta, "mean")
     recorded: Any = tuple(link.accountant.history) if link else ()
-    longer = sum(n for *_, n in recorded) >= sum(n for *_, n in history)
-    return epsilon_at_ratio(recorded if recorded and longer else history, 1.0, delta)
+    if seen is None or not recorded or compress(_phases(recorded)) == compress(_phases(history)):
+        return seen
+    told = _composed(recorded, delta, "mean")
+    return seen if told is None else max(seen, told)
 
 
 def epsilon_at_ratio(history: History, ratio: float, delta: float) -> float | None:
@@ -75,9 +78,17 @@ def epsilon_at_ratio(history: History, ratio: float, delta: float) -> float | No
     Returns:
         Epsilon, None where a sample rate is unknown.
     """
+    if ratio == 0.0:
+        return None if any(rate is None for _, rate, _ in history) else 0.0
+    scaled = tuple((sigma / ratio, rate, steps) for sigma, rate, steps in history)
+    return _composed(scaled, delta, "mean" if ratio == 1.0 else "up")
+
+
+def _composed(history: History, delta: float, rounding: Literal["mean", "up"]) -> float | None:
     if any(rate is None for _, rate, _ in history):
         return None
-    if ratio == 0.0 or not history:
-        return 0.0
-    phases = [Phase(sigma / ratio, rate, int(n)) for sigma, rate, n in history if rate]
-    return epsilon_of_history(compress(phases), delta)
+    return epsilon_of_history(compress(_phases(history), rounding=rounding), delta)
+
+
+def _phases(history: History) -> list[Phase]:
+    return [Phase(sigma, rate, int(steps)) for sigma, rate, steps in history if rate]

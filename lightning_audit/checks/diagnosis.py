@@ -19,7 +19,7 @@ from lightning_audit.results import CheckResult
 _REUSE_GAIN = 0.7
 #: Ratios of reading to claim at which the noise of a tensor is taken to be right.
 _HEALTHY = (0.95, 1.08)
-_NOISE = ("noise", "noise.tensor", "noise.canary")
+_NOISE = ("noise", "noise.tensor", "noise.canary", "noise.step")
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,8 @@ def likely_fault(
         if reuse:
             return reuse
         finding = next((name for name in _NOISE if name in names), None)
+        if finding == "noise.step":
+            return Fault("noise of some steps: a few steps have too little noise, or none", finding)
         if finding:
             return Fault(_noise_fault(monitor), finding)
     finding = next((name for name in ("mu", "epsilon") if name in names), None)
@@ -130,8 +132,7 @@ def _reuse_fault(names: Sequence[str], monitor: AuditMonitor) -> Fault | None:
         first = noise_at is None or (lag_at is not None and lag_at < noise_at)
         if not first and reuse.lag_ratio() / math.sqrt(2.0) >= _REUSE_GAIN * quiet:
             return None
-        when = "at every step" if reuse.lag == 1 else f"every {reuse.lag} steps"
-        return Fault(f"noise re-used: the same noise is added {when}", "reuse.lag")
+        return Fault(f"noise re-used: the same noise is added {reuse.period}", "reuse.lag")
     return None
 
 

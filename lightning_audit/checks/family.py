@@ -9,11 +9,12 @@ from typing import Any
 
 from lightning_audit.results import CheckResult, Kind
 
-#: How the significance of a run is shared. The rest of 1 is kept for checks to come; what is
-#: handed out may never exceed 1 (Ville's inequality for each, the union bound for all).
+#: How the significance of a run is shared. What is handed out may never exceed 1 (Ville's
+#: inequality for each, the union bound for all).
 SHARES: Mapping[str, float] = {
     "noise": 0.1,
     "noise.tensor": 0.1,
+    "noise.step": 0.1,
     "noise.canary": 0.1,
     "sensitivity": 0.1,
     "mu": 0.1,

@@ -22,8 +22,10 @@ class ReuseCheck:
     """`reuse.lag`, `reuse.broadcast` and `reuse.pair`, from the witness coordinates."""
 
     def __init__(self, header: RecordHeader, significance: float) -> None:
-        self._lag_count = np.zeros(header.lags)
-        self._lag_squares = np.zeros(header.lags)
+        # The short lags, then the same place in the previous and in the first epoch.
+        self._lags = header.lags
+        self._lag_count = np.zeros(header.lags + 2)
+        self._lag_squares = np.zeros(header.lags + 2)
         self._single = {"broadcast": np.zeros(2), "pair": np.zeros(2)}
         names = ("reuse.lag", "reuse.broadcast", "reuse.pair")
         self.evidence = {name: Evidence(name, significance) for name in names}
@@ -32,6 +34,8 @@ class ReuseCheck:
         """Take in one entry of the record."""
         step = int(entry["step"])
         count, squares = np.asarray(entry["lag_count"]), np.asarray(entry["lag_squares"])
+        count = np.concatenate([count, entry["epoch_count"]])
+        squares = np.concatenate([squares, entry["epoch_squares"]])
         if count.any() and np.isfinite(squares).all():
             self._lag_count += count
             self._lag_squares += squares
@@ -44,8 +48,18 @@ class ReuseCheck:
                 self.evidence[f"reuse.{name}"].update(float(noise_log_e(*sums)), step)
 
     @property
+    def period(self) -> str:
+        """How often the noise comes back, in words."""
+        if self.lag > self._lags:
+            return "in every epoch"
+        return "at every step" if self.lag == 1 else f"every {self.lag} steps"
+
+    @property
     def lag(self) -> int:
-        """The shortest lag at which readings agree about as well as at any, in steps."""
+        """The shortest lag at which readings agree about as well as at any, in steps.
+
+        More than the number of lags stands for the same place in another epoch.
+        """
         seen = self._lag_count > 0
         if not seen.any():
             return 1
@@ -72,10 +86,10 @@ class ReuseCheck:
         return (
             self.evidence["reuse.lag"].result(
                 "no noise comes back at a later step",
-                f"readings {self.lag} step{'s' * (self.lag > 1)} apart differ by less than fresh "
-                "noise of the claimed size makes them",
+                "readings of different steps differ by less than fresh noise of the claimed size "
+                f"makes them: as if the noise came back {self.period}",
                 "look for a generator that is seeded again, or restored, between steps",
-                {"lag": self.lag, "lags": len(self._lag_count)},
+                {"lag": self.lag, "lags": self._lags},
             ),
             self.evidence["reuse.broadcast"].result(
                 "coordinates of a step have noise of their own",

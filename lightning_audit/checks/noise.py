@@ -10,7 +10,12 @@ from numpy.typing import NDArray
 from lightning_audit.checks.family import Evidence
 from lightning_audit.layout import FloatArray
 from lightning_audit.results import CheckResult
-from lightning_audit.stats.sequential import PredictableCentre, log_mean_exp, noise_log_e
+from lightning_audit.stats.sequential import (
+    PredictableCentre,
+    SingleStepBet,
+    log_mean_exp,
+    noise_log_e,
+)
 from lightning_audit.store import RecordHeader
 
 _ADVICE = (
@@ -22,8 +27,9 @@ _ADVICE = (
 class PooledSums:
     """Sums of squares of several units, pooled over those that look quiet.
 
-    A unit is taken in at a step when its mean square so far is below one: the choice rests on the
-    past alone, so the test stays valid, and units where data dominate do not hide the others.
+    A unit is taken in at a step when the mean square of its recent past is below one: the choice
+    rests on the past alone, so the test stays valid, and units where data dominate do not hide the
+    others.
 
     Args:
         units: number of units (tensors, or canaries).
@@ -69,13 +75,16 @@ class PooledSums:
 
 
 class WitnessNoiseCheck:
-    """`noise` (all tensors pooled) and `noise.tensor` (each), from the witness coordinates."""
+    """`noise` (all tensors pooled), `noise.tensor` (each) and `noise.step`, from the witnesses."""
 
     def __init__(self, header: RecordHeader, significance: float) -> None:
         self._names = header.tensors
         self._counts = np.array(header.witnesses, dtype=np.float64)
         self.sums = PooledSums(len(self._names))
         self.pooled = Evidence("noise", significance)
+        self.burst = Evidence("noise.step", significance)
+        self._bet = SingleStepBet()
+        self._flagged: list[str] = []
         self.single = Evidence("noise.tensor", significance)
 
     def update(self, entry: NDArray[np.void]) -> None:
@@ -86,18 +95,25 @@ class WitnessNoiseCheck:
         self.sums.update(self._counts, squares)
         step = int(entry["step"])
         self.pooled.update(self.sums.pooled_log_e, step)
-        self.single.update(float(log_mean_exp(self.sums.unit_log_e)), step)
+        unit_log_e = self.sums.unit_log_e
+        self.single.update(float(log_mean_exp(unit_log_e)), step)
+        level = self.single.threshold + np.log(len(self._names))
+        for j in np.flatnonzero(unit_log_e >= level):
+            if self._names[j] not in self._flagged:
+                self._flagged.append(self._names[j])
+        together = float(noise_log_e(self._counts.sum(), squares.sum()))
+        each = float(log_mean_exp(noise_log_e(self._counts, squares)))
+        self._bet.update(log_mean_exp([together, each]))
+        self.burst.update(float(self._bet.log_e), step)
 
     def ratios(self) -> FloatArray:
         """Upper estimate of the noise in each tensor over the claim: noise and data together."""
         return np.sqrt(self.sums.mean_square)
 
     def flagged_tensors(self) -> list[str]:
-        """Tensors whose own e-value crosses the threshold, the quietest first."""
-        level = self.single.threshold + np.log(len(self._names))
-        ratios = self.ratios()
-        flagged = np.flatnonzero(self.sums.unit_log_e >= level)
-        return [self._names[j] for j in sorted(flagged, key=lambda j: ratios[j])]
+        """Tensors whose own e-value crossed the threshold at some step, the quietest first."""
+        ratios = dict(zip(self._names, self.ratios(), strict=True))
+        return sorted(self._flagged, key=lambda name: ratios[name])
 
     def results(self) -> tuple[CheckResult, ...]:
         """Results of both checks."""
@@ -113,7 +129,8 @@ class WitnessNoiseCheck:
         return (
             self.pooled.result(
                 "noise and data together are at least the claimed noise",
-                f"the noise is at most {smallest:.3g} times the claim where data are quiet",
+                f"the noise is at most {smallest:.3g} times the claim, over the run and where data "
+                "are quiet",
                 _ADVICE,
                 evidence,
             ),
@@ -124,6 +141,12 @@ class WitnessNoiseCheck:
                 f"at most {smallest:.3g} times the claim)",
                 _ADVICE,
                 {**evidence, "flagged": flagged},
+            ),
+            self.burst.result(
+                "no few steps have less noise than claimed",
+                "some steps have too little noise",
+                _ADVICE,
+                {},
             ),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -61,9 +62,11 @@ class PowerModel:
 
     Args:
         monitor: the checks after the last step.
+        oversize: norm of the canaries over the clipping norm; no canary adds more than that.
     """
 
-    def __init__(self, monitor: AuditMonitor) -> None:
+    def __init__(self, monitor: AuditMonitor, oversize: float = math.inf) -> None:
+        self._oversize = oversize
         self._significance = monitor.significance
         self._steps = max(monitor.steps, 1)
         self._canary_rate = monitor.canary_steps / self._steps
@@ -98,7 +101,7 @@ class PowerModel:
         """Probability of a flag for a canary that adds ``shift`` times what it may."""
         steps = self._steps if steps is None else steps
         seen = int(steps * self._canary_rate)
-        if not seen or not np.isfinite(self._std) or self._std <= 0:
+        if not seen or not np.isfinite(self._std) or self._std <= 0 or shift > self._oversize:
             return 0.0
         significance = SHARES["sensitivity"] * self._significance
         return sensitivity_power(self._canaries, seen, shift, self._std, significance)

@@ -52,6 +52,11 @@ def judge(
     if violated:
         return _violation(violated, monitor, oversize)
     lacks = [*missing, *_missing(monitor, power, resolution)]
+    if oversize < resolution.sensitivity:
+        lacks.append(
+            f"canaries of {oversize:g} times max_grad_norm cannot show a clipping norm "
+            f"{resolution.sensitivity:g} times too large; set oversize to 1000"
+        )
     if lacks:
         return Verdict(
             "INCONCLUSIVE",
@@ -63,7 +68,7 @@ def judge(
     return Verdict(
         "PASS",
         None,
-        "nothing contradicts the claim, and noise of "
+        "nothing contradicts the claim, and in every step noise of "
         f"{resolution.noise:g} times the claim or a clipping norm {resolution.sensitivity:g} "
         f"times too large would have been seen with probability {TARGET:g} or more, beside data "
         "as loud as they look if the noise is right",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from opacus.data_loader import DPDataLoader
 from opacus.utils.uniform_sampler import (
     DistributedUniformWithReplacementSampler,
@@ -63,3 +65,24 @@ def _facts(loader: Any) -> LoaderFacts:
     else:
         name = type(loader).__name__
     return LoaderFacts("unknown", name)
+
+
+def fingerprints(
+    module: torch.nn.Module, trained: Iterable[torch.nn.Parameter]
+) -> dict[str, tuple[float, float]]:
+    """Two sums of every parameter that a private optimizer does not train, to see it change.
+
+    Args:
+        module: the module whose parameters are looked at.
+        trained: the parameters of the private optimizer.
+
+    Returns:
+        Parameter name -> (sum, sum of absolute values).
+    """
+    known = {id(p) for p in trained}
+    with torch.no_grad():
+        return {
+            name: (float(p.double().sum()), float(p.double().abs().sum()))
+            for name, p in module.named_parameters()
+            if id(p) not in known
+        }

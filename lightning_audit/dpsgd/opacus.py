@@ -7,6 +7,7 @@ The rows enter upstream of every override of ``step``, ``pre_step``, ``clip_and_
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -111,6 +112,11 @@ class OpacusStep:
             for j, p in enumerate(self.params)
         ]
 
+    def same_params(self) -> bool:
+        """Whether the optimizer still trains the parameters that it trained at the start."""
+        now = self.optimizer.params
+        return len(now) == len(self.params) and all(map(operator.is_, now, self.params))
+
     def claim(self) -> StepClaim:
         """What the optimizer states now; ``scale`` is 1 for ``loss_reduction="sum"``.
 
@@ -202,6 +208,11 @@ def refuse_unsupported(optimizer: DPOptimizer) -> None:
             raise UnsupportedOptimizer(
                 f"{type(optimizer).__name__} cannot be audited yet; train with {instead} to audit."
             )
+    if optimizer.loss_reduction == "mean" and not optimizer.expected_batch_size > 0:
+        raise UnsupportedOptimizer(
+            f"expected_batch_size={optimizer.expected_batch_size!r} must be > 0: gradients are "
+            "divided by it. Opacus computes int(len(dataset) * sample_rate); use a larger batch."
+        )
     inner = innermost(optimizer)
     if isinstance(inner, torch.optim.LBFGS):
         raise UnsupportedOptimizer(

@@ -39,6 +39,9 @@ class DPSGDStep(Protocol):
     params: Sequence[torch.nn.Parameter]
     optimizer: Any
 
+    def same_params(self) -> bool:
+        """Whether the parameters in ``params`` are those that are trained now."""
+
     def claim(self) -> StepClaim:
         """Read what the implementation states now."""
 

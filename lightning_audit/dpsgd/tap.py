@@ -27,10 +27,10 @@ class Reading:
         values: entries of the final gradient, canaries already taken out, ``[n]`` in the order of
             the tap's coordinates; NaN where a parameter had no gradient. Where the gradient was
             replaced, those that were there when the update was done.
-        replaced: a backward pass ran, or another tensor was put in place, between the reading and
-            the end of the update: it used another gradient than the one that was read.
-        unclear: the gradient changed in place, by an optimizer that is not torch's own, so that it
-            cannot be told which gradient the update used.
+        replaced: a backward pass ran between the reading and the end of the update, which used
+            another gradient than the one that was read.
+        unclear: the gradient was changed without a backward pass, by an optimizer that is not
+            torch's own, so that it cannot be told which gradient the update used.
     """
 
     values: FloatArray
@@ -69,7 +69,6 @@ class GradientTap:
         }
         self._sizes = {j: len(index) for j, index in coordinates.items()}
         self._left: torch.Tensor | None = None
-        self._tensors: list[int] = []
         self._depth = 0
         self._backward_ran = False
         self._handles: list[Any] = [
@@ -109,7 +108,6 @@ class GradientTap:
                 value = torch.from_numpy(-amount * part.value).to(grad.device, grad.dtype)
                 _entries(grad).index_put_(_unravel(index, grad), value, accumulate=True)
         self._left = self._gather()
-        self._tensors = self._identities()
         self._backward_ran = False
 
     @torch.no_grad()
@@ -122,17 +120,14 @@ class GradientTap:
         used = self._gather()
         # As bits: NaN must equal itself here.
         if torch.equal(left.view(torch.int64), used.view(torch.int64)):
-            self._after(Reading(used.cpu().numpy()))
-        elif self._backward_ran or self._identities() != self._tensors:
+            self._after(Reading(left.cpu().numpy()))
+        elif self._backward_ran:
             self._after(Reading(used.cpu().numpy(), replaced=True))
         else:
             self._after(Reading(left.cpu().numpy(), unclear=not self._trusted))
 
     def _note_backward(self, _: torch.Tensor) -> None:
         self._backward_ran = True
-
-    def _identities(self) -> list[int]:
-        return [id(self._params[j].grad) for j in self._where]
 
     def _gather(self) -> torch.Tensor:
         pieces = []

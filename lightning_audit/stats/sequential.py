@@ -30,7 +30,10 @@ NOISE_PRECISIONS: FloatArray = 1.0 / np.array([0.97, 0.93, 0.88, 0.8, 0.7, 0.55,
 #: Slopes over which `CoinBet` mixes, per standard deviation of the residual.
 COIN_SLOPES: FloatArray = np.array([0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6])
 
-#: Stakes over which `ErrorRateBet` mixes (section 1 of Waudby-Smith & Ramdas' notation: lambda).
+#: Parts of the wealth that `SingleStepBet` stakes on every step.
+STEP_STAKES: FloatArray = 10.0 ** -np.arange(1.0, 7.0)
+
+#: Stakes over which `ErrorRateBet` mixes.
 ERROR_STAKES: FloatArray = np.array([0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64])
 
 #: Multiples of the claimed mu over which `two_sample_t_log_e` mixes.
@@ -160,6 +163,31 @@ class CoinBet:
         prior = PredictableCentre.PRIOR
         pooled = np.mean(self._total, axis=-1, keepdims=True) / max(self._steps, 1)
         return np.asarray((self._total + prior * pooled) / (self._steps + prior))
+
+    @property
+    def log_e(self) -> FloatArray:
+        """Log e-value now, of the leading shape."""
+        return log_mean_exp(self._log_wealth)
+
+
+class SingleStepBet:
+    """E-process for faults in a few steps, from the e-value of each step on its own.
+
+    A cumulative test forgets a few bad steps among many good ones: each of its bets is held over
+    all steps. Here a small part ``w`` of the wealth is staked on every step anew,
+    ``prod (1 + w (e_t - 1))``, averaged over `STEP_STAKES`. A good step costs at most ``w``.
+
+    Args:
+        shape: leading shape: independent runs, ``()`` for one.
+    """
+
+    def __init__(self, shape: tuple[int, ...] = ()) -> None:
+        self._log_wealth = np.zeros((*shape, len(STEP_STAKES)))
+
+    def update(self, step_log_e: ArrayLike) -> None:
+        """Take in the log e-value of one step, of the leading shape."""
+        log_e = np.asarray(step_log_e, dtype=np.float64)[..., None]
+        self._log_wealth += np.logaddexp(np.log1p(-STEP_STAKES), np.log(STEP_STAKES) + log_e)
 
     @property
     def log_e(self) -> FloatArray:

@@ -56,7 +56,7 @@ def test_noise_and_clipping_that_err_together_lose_no_privacy() -> None:
     found = [c for c in monitor.results() if c.status == "violated"]
     names = {c.name for c in found}
     # Coordinates that differ by 0.8 times the claim do so because the noise is that small.
-    assert names == {"noise", "noise.tensor", "noise.canary", "reuse.broadcast"}
+    assert names == {"noise", "noise.tensor", "noise.step", "noise.canary", "reuse.broadcast"}
     assert monitor.reuse.residual_ratio("reuse.broadcast") == pytest.approx(0.8, abs=0.05)
     assert loses_no_privacy(found, monitor)
 
@@ -91,11 +91,11 @@ def test_other_findings_are_never_said_to_lose_no_privacy() -> None:
     assert not loses_no_privacy([*found, check("gradient_replaced")], monitor)
 
 
-def test_optimizer_without_dp_is_named_only_where_privacy_is_claimed() -> None:
-    assert no_dp_result(3, 0, True, "Adam").status == "violated"
-    assert "Adam took 3 steps" in no_dp_result(3, 0, True, "Adam").message
-    assert no_dp_result(3, 0, False, "Adam").status == "not_run"
-    assert no_dp_result(0, 5, True, "").status == "ok"
+def test_optimizer_without_dp_is_named() -> None:
+    assert no_dp_result(3, 0, "Adam").status == "violated"
+    assert "Adam took 3 steps" in no_dp_result(3, 0, "Adam").message
+    assert no_dp_result(0, 0, "").status == "not_run"
+    assert no_dp_result(0, 5, "").status == "ok"
 
 
 def test_replaced_gradients_are_counted() -> None:

@@ -1,0 +1,134 @@
+"""What changes during a training: layers, noise, seeds, parameters beside the private ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from opacus.optimizers import DPOptimizer
+from torch import nn
+from training_support import ClipAtTwice, PrivateModule, trainer_for
+
+from lightning_audit import AuditReport, PrivacyAudit
+
+
+def _report(tmp_path: Path, module: pl.LightningModule, *callbacks: Any, **options: Any):
+    audit = PrivacyAudit(on_violation="warn", seed=1, **options.pop("audit", {}))
+    trainer_for(tmp_path, audit, *callbacks, **options).fit(module)
+    return audit.report
+
+
+class NoNoiseForThreeSteps(DPOptimizer):
+    """Steps 150 to 152 go out without noise."""
+
+    taken = 0
+
+    def add_noise(self) -> None:
+        stated = self.noise_multiplier
+        self.noise_multiplier = 0.0 if 150 <= self.taken < 153 else stated
+        super().add_noise()
+        self.noise_multiplier = stated
+        self.taken += 1
+
+
+def test_three_steps_without_noise_among_three_hundred_are_seen(tmp_path: Path) -> None:
+    report = _report(tmp_path, PrivateModule(optimizer_class=NoNoiseForThreeSteps), max_steps=300)
+    assert report.verdict.outcome == "VIOLATION"
+    assert "noise of some steps" in report.verdict.fault
+
+
+class SeedsEveryEpoch(PrivateModule):
+    """An epoch of 57 steps, longer than the lags: the noise starts anew with each."""
+
+    def on_train_epoch_start(self) -> None:
+        private = self.trainer.optimizers[0]
+        private.generator = torch.Generator().manual_seed(5)
+
+
+def test_noise_seeded_anew_in_each_epoch_is_seen(tmp_path: Path) -> None:
+    report = _report(tmp_path, SeedsEveryEpoch(batch_size=9), max_epochs=4)
+    assert report.verdict.outcome == "VIOLATION"
+    assert "the same noise is added in every epoch" in report.verdict.fault
+
+
+class FreezesALayer(PrivateModule):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self.trainer.global_step == 20:
+            next(self.net.parameters()).requires_grad_(False)
+
+
+def test_a_layer_frozen_midway_is_left_alone_and_said(tmp_path: Path) -> None:
+    def trained(*callbacks: Any) -> torch.Tensor:
+        pl.seed_everything(3, verbose=False)
+        module = FreezesALayer()
+        trainer_for(tmp_path, *callbacks, max_steps=40).fit(module)
+        return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+    audit = PrivacyAudit(on_violation="warn", seed=1)
+    audited, plain = trained(audit), trained()
+    assert torch.linalg.norm(audited - plain) <= 1e-6 * torch.linalg.norm(plain)
+    assert audit.report.verdict.outcome == "INCONCLUSIVE"
+    assert any("trained parameters changed at step 20" in m for m in audit.report.verdict.missing)
+
+
+class NoiseFallsInTheModulesHook(PrivateModule):
+    """Runs after the callbacks' hook: what the audit read before is no longer stated."""
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        private = self.trainer.optimizers[0]
+        private.noise_multiplier = 2.0 if self.trainer.global_step < 3 else 0.5
+
+
+def test_noise_that_the_module_lowers_just_before_the_step_is_no_fault(tmp_path: Path) -> None:
+    module = NoiseFallsInTheModulesHook(noise_multiplier=2.0)
+    report = _report(tmp_path, module, max_steps=60)
+    assert report.verdict.outcome != "VIOLATION", report.verdict
+    assert {sigma for sigma, *_ in report.history} == {2.0, 0.5}
+
+
+class TrainsAHeadAside(PrivateModule):
+    """A second net, trained on the same data by an optimizer that Lightning does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 10)
+        self.aside = torch.optim.SGD(self.head.parameters(), lr=0.1)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        features, labels = batch
+        with torch.enable_grad():
+            nn.functional.cross_entropy(self.head(features.detach()), labels).backward()
+        self.aside.step()
+        self.aside.zero_grad()
+
+
+@pytest.mark.parametrize(("allow", "outcome"), [((), "INCONCLUSIVE"), (("unaudited",), "PASS")])
+def test_parameters_trained_aside_stand_in_the_way_of_a_pass(
+    tmp_path: Path, allow: tuple[str, ...], outcome: str
+) -> None:
+    report: AuditReport = _report(
+        tmp_path, TrainsAHeadAside(), max_steps=64, audit={"allow": allow}
+    )
+    assert report.verdict.outcome == outcome, report.verdict
+    assert any("`head.weight`" in item for item in report.verdict.missing) == (not allow)
+
+
+def test_canaries_of_the_clipping_norm_cannot_pass(tmp_path: Path) -> None:
+    module = PrivateModule(optimizer_class=ClipAtTwice)
+    report = _report(tmp_path, module, max_steps=150, audit={"oversize": 1.0})
+    assert report.verdict.outcome == "INCONCLUSIVE"
+    assert any("set oversize to 1000" in item for item in report.verdict.missing)
+
+
+def test_an_expected_batch_of_zero_is_refused_with_its_reason(tmp_path: Path) -> None:
+    class ZeroBatch(PrivateModule):
+        def configure_optimizers(self) -> Any:
+            optimizer = super().configure_optimizers()
+            optimizer.expected_batch_size = 0
+            return optimizer
+
+    with pytest.raises(Exception, match="expected_batch_size=0 must be > 0"):
+        trainer_for(tmp_path, PrivacyAudit(), max_steps=2).fit(ZeroBatch())
