@@ -35,7 +35,7 @@ def builds(monkeypatch: pytest.MonkeyPatch):
     return built
 
 
-# STATISTICS.md, section E; the last column is the finest grid that is printed.
+# Reference numbers; the last column is the finest grid that is printed.
 
 TABLE = [
     (1.0, 0.01, 1000, {1e-3: 1.828934, 1e-4: 1.828244}, 1.828244),
@@ -84,13 +84,13 @@ def test_reference_noise_multipliers_of_claims(
 
 
 def test_noise_a_fifth_too_small_doubles_the_claim() -> None:
-    # STATISTICS.md, section 1 (power): sigma .7512 claims 8, x0.8 spends 15.84.
+    # Reference: sigma .7512 claims 8, x0.8 spends 15.84.
     epsilon = epsilon_of_history([Phase(0.8 * 0.7512, 0.00512, 20_000)], 1e-5, grid=5e-4)
     assert epsilon == pytest.approx(15.84, abs=0.02)
 
 
 def test_full_batches_compose_exactly() -> None:
-    # STATISTICS.md prints 33.103748 and 33.103733 on grids of 1e-3 and 1e-4.
+    # The references are 33.103748 and 33.103733 on grids of 1e-3 and 1e-4.
     assert epsilon_of_history([Phase(2.0, 1.0, 100)], 1e-5) == pytest.approx(33.103733, abs=1e-6)
     mixed = [Phase(2.0, 1.0, 10), Phase(5.0, 1.0, 40), Phase(2.0, 1.0, 7)]
     mu = math.sqrt(17 / 4 + 40 / 25)

@@ -30,6 +30,7 @@ from lightning_audit.callbacks.evaluation import (
     epoch_metrics,
     run_checks,
 )
+from lightning_audit.callbacks.refusals import chosen_optimizer, refuse_trainer
 from lightning_audit.callbacks.session import AuditSession, SessionSettings
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.checks.resolution import Resolution
@@ -57,7 +58,6 @@ _NO_ACCOUNTANT = (
 )
 #: Largest shift that a correctly clipped canary shows where low precision rounds it.
 _SIGNALS = {"bf16": 1.0 + 2.0**-7}
-_UNSUPPORTED_PRECISION = ("16-mixed", "16-true", "16")
 
 
 class PrivacyAudit(pl.Callback):
@@ -174,22 +174,7 @@ class PrivacyAudit(pl.Callback):
             return
         self._reset()
         audits = [callback for callback in trainer.callbacks if isinstance(callback, PrivacyAudit)]  # type: ignore[attr-defined]
-        if len(audits) > 1:
-            raise MisconfigurationException(
-                f"The Trainer has {len(audits)} PrivacyAudit callbacks; each would take the "
-                "others' canaries for a fault. Keep one."
-            )
-        if trainer.world_size > 1:
-            raise MisconfigurationException(
-                f"PrivacyAudit audits one process, the Trainer has {trainer.world_size}; train "
-                "with devices=1 to audit."
-            )
-        if str(trainer.precision) in _UNSUPPORTED_PRECISION:
-            raise MisconfigurationException(
-                f"PrivacyAudit cannot audit precision={trainer.precision!r}: its gradient scaler "
-                "multiplies per-sample gradients before they are clipped; use '32-true' or "
-                "'bf16-mixed'."
-            )
+        refuse_trainer(trainer, len(audits))
         if not _is_trial(trainer):
             root = self.report_dir or Path(trainer.default_root_dir) / "audit"
             self._directory = Path(root)
@@ -221,29 +206,18 @@ class PrivacyAudit(pl.Callback):
         for handle in self._plain_handles:
             handle.remove()
         self._attached = list(trainer.optimizers)
-        private = [o for o in map(private_optimizer, trainer.optimizers) if o is not None]
         plain = [innermost(o) for o in trainer.optimizers if private_optimizer(o) is None]
         self._plain_handles = [o.register_step_post_hook(self._count_plain) for o in plain]
-        if len(private) > 1:
-            raise MisconfigurationException(
-                f"PrivacyAudit audits one private optimizer, the module has {len(private)}; give "
-                "all parameters to one optimizer, as parameter groups."
-            )
-        if not private and self.claim is not None and self.claim.noise_multiplier is not None:
-            raise MisconfigurationException(
-                f"claim.noise_multiplier={self.claim.noise_multiplier!r} states DP-SGD, but no "
-                "optimizer is Opacus' DPOptimizer; hand-written DP-SGD cannot be audited yet: "
-                "train with PrivacyEngine.make_private to audit."
-            )
-        if not private:
+        private = chosen_optimizer(trainer, self.claim)
+        if private is None:
             return
         names = {id(p): name for name, p in pl_module.named_parameters()}
         try:
-            step = OpacusStep(private[0], names)
-            self._signal = _SIGNALS.get(str(trainer.precision).split("-")[0], 1.0)
+            step = OpacusStep(private, names)
         except UnsupportedOptimizer as error:
             raise MisconfigurationException(str(error)) from error
-        self._facts.accountant = accountant_link(private[0])
+        self._signal = _SIGNALS.get(str(trainer.precision).split("-")[0], 1.0)
+        self._facts.accountant = accountant_link(private)
         stated = self.claim is not None and self.claim.sample_rate is not None
         if (
             self._facts.accountant is None

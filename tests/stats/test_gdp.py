@@ -35,7 +35,7 @@ def relative_error(value, exact):
     return float(abs(mpmath.mpf(value) / exact - 1))
 
 
-# STATISTICS.md, sections 0 and E.
+# Reference numbers, to the digits given.
 
 
 @pytest.mark.parametrize(

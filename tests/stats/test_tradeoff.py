@@ -105,7 +105,7 @@ def test_named_points() -> None:
         [0.8, 0.3, 0.0, 0.0]
     )
     assert ApproxDPTradeoff(1000.0, 0.2)(np.array([0.0, 0.5])).tolist() == [0.8, 0.0]
-    # STATISTICS.md, section E: epsilon 6.9533 at 1e-5 as a Gaussian has FNR .4204 at FPR .1.
+    # Reference: epsilon 6.9533 at 1e-5 as a Gaussian has FNR .4204 at FPR .1.
     assert GaussianTradeoff(gaussian_mu(6.9533, 1e-5))(0.1) == pytest.approx(0.4204, abs=6e-5)
 
 

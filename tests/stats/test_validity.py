@@ -430,7 +430,7 @@ def median_step(log_e_of_steps: Iterator[np.ndarray], significance: float) -> fl
 
 @pytest.mark.parametrize(
     ("noise", "shift", "test", "steps"),
-    # STATISTICS.md section D at 1e-3: observations a world, two worlds, eight canaries a step;
+    # Reference medians at 1e-3: observations a world, two worlds, eight canaries a step;
     # it looked every 10 observations (50 for noise x0.8), so one more look is granted.
     [
         (0.5, 1.0, "noise.canary", (20 + 10) * 2 / 8),

@@ -1,0 +1,65 @@
+"""Configurations that cannot be audited, refused before the first step with what to change."""
+
+from __future__ import annotations
+
+import pytorch_lightning as pl
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+from opacus.optimizers import DPOptimizer
+
+from lightning_audit.claims import PrivacyClaim
+from lightning_audit.dpsgd.opacus import private_optimizer
+
+_UNSUPPORTED_PRECISION = ("16-mixed", "16-true", "16")
+
+
+def refuse_trainer(trainer: pl.Trainer, audits: int) -> None:
+    """Raise if this Trainer cannot be audited.
+
+    Args:
+        trainer: the Trainer.
+        audits: number of audits among its callbacks.
+
+    Raises:
+        MisconfigurationException: several audits, several processes, or fp16.
+    """
+    if audits > 1:
+        raise MisconfigurationException(
+            f"The Trainer has {audits} PrivacyAudit callbacks; each would take the others' "
+            "canaries for a fault. Keep one."
+        )
+    if trainer.world_size > 1:
+        raise MisconfigurationException(
+            f"PrivacyAudit audits one process, the Trainer has {trainer.world_size}; train with "
+            "devices=1 to audit."
+        )
+    if str(trainer.precision) in _UNSUPPORTED_PRECISION:
+        raise MisconfigurationException(
+            f"PrivacyAudit cannot audit precision={trainer.precision!r}: its gradient scaler "
+            "multiplies per-sample gradients before they are clipped; use '32-true' or "
+            "'bf16-mixed'."
+        )
+
+
+def chosen_optimizer(trainer: pl.Trainer, claim: PrivacyClaim | None) -> DPOptimizer | None:
+    """The private optimizer of a training, None if it has none.
+
+    Args:
+        trainer: the Trainer, with its optimizers set up.
+        claim: what the user states of the training.
+
+    Raises:
+        MisconfigurationException: several private optimizers, or DP-SGD that is not Opacus'.
+    """
+    private = [o for o in map(private_optimizer, trainer.optimizers) if o is not None]
+    if len(private) > 1:
+        raise MisconfigurationException(
+            f"PrivacyAudit audits one private optimizer, the module has {len(private)}; give all "
+            "parameters to one optimizer, as parameter groups."
+        )
+    if not private and claim is not None and claim.noise_multiplier is not None:
+        raise MisconfigurationException(
+            f"claim.noise_multiplier={claim.noise_multiplier!r} states DP-SGD, but no optimizer is "
+            "Opacus' DPOptimizer; hand-written DP-SGD cannot be audited yet: train with "
+            "PrivacyEngine.make_private to audit."
+        )
+    return private[0] if private else None
