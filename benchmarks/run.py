@@ -12,7 +12,15 @@ import json
 import sys
 from pathlib import Path
 
-NAMES = ("detection", "healthy", "transformer", "drift", "epoch_cost", "overhead")
+NAMES = (
+    "detection",
+    "late_faults",
+    "healthy",
+    "transformer",
+    "drift",
+    "epoch_cost",
+    "overhead",
+)
 
 
 def main(names: list[str]) -> None:

@@ -23,7 +23,7 @@ def benchmark(monkeypatch):
         return importlib.import_module(name)
 
     yield load
-    for name in ("support", "detection", "healthy", "transformer", "drift"):
+    for name in ("support", "detection", "healthy", "transformer", "drift", "late_faults"):
         sys.modules.pop(name, None)
 
 
@@ -48,6 +48,12 @@ def test_no_correct_training_alarms(benchmark, part):
         if outcome == "VIOLATION"
     ]
     assert alarms == []
+
+
+def test_noise_that_goes_wrong_after_thousands_of_steps_is_flagged(benchmark):
+    late = benchmark("late_faults")
+    assert all(late.steps_to_flag(8000, 0.0, seed) == 1 for seed in range(3))
+    assert all(late.steps_to_flag(8000, 0.8, seed) <= 60 for seed in range(3))
 
 
 def test_a_million_parameters_are_audited(benchmark):

@@ -1,0 +1,51 @@
+"""Steps until a noise that is wrong from some step on is flagged, by simulation of the witnesses.
+
+Six tensors of 64 witnesses, data of a tenth of the noise's variance, the audit's own checks.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+import numpy as np
+
+from lightning_audit.checks.noise import WitnessNoiseCheck
+from lightning_audit.store import RecordHeader
+
+TENSORS, WITNESSES, DATA = 6, 64, 0.1
+SIGNIFICANCE = 1e-3
+
+
+def steps_to_flag(onset: int, factor: float, seed: int, limit: int = 2000) -> int | None:
+    """Steps after the onset until some noise check flags; None if none does within the limit.
+
+    Args:
+        onset: correct steps before the fault.
+        factor: true noise over the claim from then on.
+        seed: of the simulation.
+        limit: faulty steps at most.
+    """
+    rng = np.random.default_rng(seed)
+    names = tuple(f"tensor {j}" for j in range(TENSORS))
+    header = RecordHeader(("none",), names, (WITNESSES,) * TENSORS, lags=1)
+    check = WitnessNoiseCheck(header, SIGNIFICANCE)
+    entry = np.zeros((), dtype=header.dtype)
+    for step in range(onset + limit):
+        variance = (1.0 if step < onset else factor**2) + DATA
+        entry["step"] = step
+        entry["tensor_squares"] = variance * rng.chisquare(WITNESSES, TENSORS)
+        check.update(entry)
+        if any(test.violated for test in (check.pooled, check.single, check.burst)):
+            return step - onset + 1
+    return None
+
+
+def run(seeds: int = 5) -> dict[str, object]:
+    """Median steps after the onset, for noise that vanishes and noise of 0.8 times the claim."""
+    results: dict[str, object] = {}
+    for factor in (0.0, 0.8):
+        for onset in (0, 2000, 8000):
+            found = [steps_to_flag(onset, factor, seed) for seed in range(seeds)]
+            seen = [steps if steps is not None else 10**9 for steps in found]
+            results[f"noise x{factor:g} after {onset} correct steps"] = statistics.median(seen)
+    return results
