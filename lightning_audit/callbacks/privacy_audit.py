@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import operator
 from collections.abc import Sequence
@@ -409,10 +410,7 @@ class PrivacyAudit(pl.Callback):
             "every_n_steps": self.every_n_steps,
             "significance": self.significance,
             "bound_significance": self.bound_significance,
-            "resolution": {
-                "noise": self.resolution.noise,
-                "sensitivity": self.resolution.sensitivity,
-            },
+            "resolution": dataclasses.asdict(self.resolution),
             "allow": self.allow,
             "on_violation": self.on_violation,
             "on_inconclusive": self.on_inconclusive,

@@ -61,7 +61,7 @@ def epsilon_spent(history: History, link: AccountantLink | None, delta: float) -
     """
     seen = _composed(history, delta, "mean")
     recorded: Any = tuple(link.accountant.history) if link else ()
-    if seen is None or not recorded or compress(_phases(recorded)) == compress(_phases(history)):
+    if seen is None or _merged(recorded) in (set(), _merged(history)):
         return seen
     told = _composed(recorded, delta, "mean")
     return seen if told is None else max(seen, told)
@@ -81,7 +81,7 @@ def epsilon_at_ratio(history: History, ratio: float, delta: float) -> float | No
     if ratio == 0.0:
         return None if any(rate is None for _, rate, _ in history) else 0.0
     scaled = tuple((sigma / ratio, rate, steps) for sigma, rate, steps in history)
-    return _composed(scaled, delta, "mean" if ratio == 1.0 else "up")
+    return _composed(scaled, delta, "up")
 
 
 def _composed(history: History, delta: float, rounding: Literal["mean", "up"]) -> float | None:
@@ -90,6 +90,11 @@ def _composed(history: History, delta: float, rounding: Literal["mean", "up"]) -
     # Twelve buckets leave a noise schedule's epsilon right to half a percent.
     short = compress(_phases(history), max_phases=12, rounding=rounding)
     return epsilon_of_history(short, delta)
+
+
+def _merged(history: History) -> set[Phase]:
+    """The phases with equal ones merged, in no order and without any rounding."""
+    return set(compress(_phases(history), max_phases=max(len(history), 1)))
 
 
 def _phases(history: History) -> list[Phase]:

@@ -116,7 +116,7 @@ class WitnessNoiseCheck:
         return sorted(self._flagged, key=lambda name: ratios[name])
 
     def results(self) -> tuple[CheckResult, ...]:
-        """Results of both checks."""
+        """Results of the three checks."""
         ratios = self.ratios()
         smallest = float(ratios.min())
         evidence: dict[str, Any] = {

@@ -13,6 +13,7 @@ from torch import nn
 from training_support import ClipAtTwice, PrivateModule, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit
+from lightning_audit.dpsgd.opacus import accountant_link
 
 
 def _report(tmp_path: Path, module: pl.LightningModule, *callbacks: Any, **options: Any):
@@ -132,3 +133,23 @@ def test_an_expected_batch_of_zero_is_refused_with_its_reason(tmp_path: Path) ->
 
     with pytest.raises(Exception, match="expected_batch_size=0 must be > 0"):
         trainer_for(tmp_path, PrivacyAudit(), max_steps=2).fit(ZeroBatch())
+
+
+class AccountantIsToldTwiceTheNoise(PrivateModule):
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        accountant = accountant_link(optimizer).accountant
+        step = accountant.step
+
+        def told(*, noise_multiplier: float, sample_rate: float) -> None:
+            step(noise_multiplier=2 * noise_multiplier, sample_rate=sample_rate)
+
+        accountant.step = told
+        return optimizer
+
+
+def test_an_accountant_that_is_told_more_noise_than_there_is_does_not_count(tmp_path: Path) -> None:
+    report = _report(tmp_path, AccountantIsToldTwiceTheNoise(), max_steps=64)
+    assert report.verdict.outcome == "VIOLATION"
+    assert report.verdict.kind == "accounting"
+    assert report.epsilon_spent > 1.5 * report.epsilon_claimed
