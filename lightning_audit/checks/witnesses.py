@@ -101,7 +101,7 @@ class WitnessReducer:
         flat = np.concatenate([witnesses.index[j] for j in tensors])[self._reuse]
         self._partner = _partners(flat)
         self._past = np.zeros((lags, len(self._reuse)))
-        self._epochs = _Epochs()
+        self._epochs = _Epochs(len(self._reuse))
         self._seen = 0
 
     def reduce(
@@ -177,41 +177,80 @@ class _Epochs:
 
     A generator that is seeded again at each epoch's start repeats its noise at distances that no
     short lag sees.
+
+    Args:
+        width: readings of a step.
     """
 
     #: Steps of an epoch that are kept, 8 MB at 512 witnesses.
     _KEPT = 4096
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         self._epoch: int | None = None
-        self._first: list[FloatArray | None] = []
-        self._previous: list[FloatArray | None] = []
-        self._current: list[FloatArray | None] = []
+        self._ended = 0
+        self._first = _Trace(width, self._KEPT)
+        self._previous = _Trace(width, self._KEPT)
+        self._current = _Trace(width, self._KEPT)
 
     def compare(
         self, epoch: int, readings: FloatArray, noise_multiplier: float, use: Any
     ) -> dict[str, Any]:
         """Sums of squared differences from both epochs, in units of the claimed variance."""
-        place = self.advance(epoch, readings.astype(np.float32))
+        place = self.advance(epoch, readings)
         counts, squares = np.zeros(2), np.zeros(2)
         # In the second epoch the previous one is the first: it counts once.
-        others = (self._previous, self._first if self._first is not self._previous else [])
+        others = (self._previous, self._first)[: self._ended]
         for i, other in enumerate(others):
-            past = other[place] if place < len(other) else None
+            past = other.at(place)
             if past is not None:
                 gap = (readings - past)[use] / noise_multiplier
                 counts[i], squares[i] = len(gap), gap @ gap
         return {"epoch_count": counts, "epoch_squares": squares}
 
-    def advance(self, epoch: int, readings: Any) -> int:
+    def advance(self, epoch: int, readings: FloatArray | None) -> int:
         """Keep a step's readings (None if they are lost); return its place in the epoch."""
         if epoch != self._epoch:
-            self._previous, self._current, self._epoch = self._current, [], epoch
-            self._first = self._first or self._previous
-        if len(self._current) < self._KEPT:
-            self._current.append(readings)
-            return len(self._current) - 1
-        return self._KEPT
+            if len(self._current):
+                self._previous, self._ended = self._current, self._ended + 1
+                if self._ended == 1:
+                    self._first = self._previous
+            self._current, self._epoch = _Trace(*self._current.shape), epoch
+        return self._current.append(readings)
+
+
+class _Trace:
+    """Readings of the first steps of an epoch, in single precision.
+
+    Args:
+        width: readings of a step.
+        kept: steps that are kept.
+    """
+
+    def __init__(self, width: int, kept: int) -> None:
+        self.shape = (width, kept)
+        self._rows = np.zeros((0, width), dtype=np.float32)
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def append(self, readings: FloatArray | None) -> int:
+        """Keep a step's readings, None if they are lost; return its place."""
+        width, kept = self.shape
+        place, self._length = self._length, self._length + 1
+        if place >= kept:
+            return place
+        if place == len(self._rows):
+            more = np.zeros((min(max(place, 16), kept - place), width), dtype=np.float32)
+            self._rows = np.concatenate([self._rows, more])
+        self._rows[place] = np.nan if readings is None else readings
+        return place
+
+    def at(self, place: int) -> FloatArray | None:
+        """The readings of a step, None if they were lost or not kept."""
+        if place >= min(self._length, len(self._rows)) or np.isnan(self._rows[place]).any():
+            return None
+        return np.asarray(self._rows[place], dtype=np.float64)
 
 
 def _partners(flat: IndexArray) -> IndexArray:

@@ -1,0 +1,104 @@
+"""Turns this package's objects into plain data and back, so that a run can go on after a stop.
+
+A snapshot is made of dicts, lists, strings, numbers and arrays only: whoever reads it runs no code
+but this package's. It holds every attribute, so that a new one cannot be forgotten.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+
+_PACKAGE = "lightning_audit"
+
+
+def snapshot(value: Any) -> Any:
+    """Plain data that `restore` turns into an equal value.
+
+    Args:
+        value: None, a bool, number, string, numpy array, an object of this package's classes, or a
+            list, tuple or dict of such.
+
+    Returns:
+        The same as dicts, lists and plain values; arrays as they are.
+
+    Raises:
+        TypeError: a value of another kind.
+
+    Example:
+        >>> snapshot((1, {"a": 2.0}))
+        {'tuple': [1, {'dict': [['a', 2.0]]}]}
+    """
+    match value:
+        case None | bool() | int() | float() | str():
+            # A subclass, such as numpy's float64 or a string enumeration, is stored as what it is.
+            return value.item() if isinstance(value, np.generic) else value
+        case np.generic():
+            return value.item()
+        case np.ndarray():
+            return value.copy()
+        case list():
+            return [snapshot(item) for item in value]
+        case tuple():
+            return {"tuple": [snapshot(item) for item in value]}
+        case dict():
+            return {"dict": [[snapshot(k), snapshot(v)] for k, v in value.items()]}
+    kind = type(value)
+    if kind.__module__.split(".")[0] != _PACKAGE:
+        raise TypeError(f"{kind.__module__}.{kind.__qualname__} cannot be part of a snapshot.")
+    state = {name: snapshot(item) for name, item in vars(value).items()}
+    return {"object": f"{kind.__module__}:{kind.__qualname__}", "state": state}
+
+
+def restore(data: Any) -> Any:
+    """The value that `snapshot` was given.
+
+    Args:
+        data: what `snapshot` returned.
+
+    Returns:
+        A value that is equal and shares no array with ``data``.
+
+    Raises:
+        ValueError: the data are no snapshot, or of a class that this version does not have.
+
+    Example:
+        >>> restore({"tuple": [1, {"dict": [["a", 2.0]]}]})
+        (1, {'a': 2.0})
+    """
+    match data:
+        case {"tuple": items}:
+            return tuple(restore(item) for item in items)
+        case {"dict": items}:
+            return {restore(k): restore(v) for k, v in items}
+        case {"object": name, "state": state}:
+            kind = _class(name)
+            value = object.__new__(kind)
+            for attribute, item in state.items():
+                # Frozen dataclasses refuse plain assignment.
+                object.__setattr__(value, attribute, restore(item))
+            return value
+        case dict():
+            raise ValueError(f"keys {sorted(data)} are no part of a snapshot.")
+        case list():
+            return [restore(item) for item in data]
+        case np.ndarray():
+            return data.copy()
+    return data
+
+
+def _class(name: str) -> type:
+    module, _, qualified = name.partition(":")
+    if module.split(".")[0] == _PACKAGE:
+        try:
+            kind = getattr(importlib.import_module(module), qualified)
+        except (ImportError, AttributeError):
+            kind = None
+        if isinstance(kind, type):
+            return kind
+    raise ValueError(
+        f"the snapshot holds a {name!r}, which this version of lightning-audit does not have; "
+        "resume with the version that wrote it."
+    )
