@@ -65,3 +65,28 @@ class Direction:
                     )
                     total += float(part.value[mine] @ theirs.value[other_at])
         return total
+
+
+def by_tensor(
+    directions: Sequence[Direction],
+) -> dict[int, tuple[IndexArray, IndexArray, FloatArray]]:
+    """The entries of several directions, tensor by tensor.
+
+    Args:
+        directions: directions over one layout, ``[n]``.
+
+    Returns:
+        Tensor -> (number of the direction, flat coordinate, entry), each ``[m]``.
+    """
+    found: dict[int, list[tuple[int, Part]]] = {}
+    for row, direction in enumerate(directions):
+        for part in direction.parts:
+            found.setdefault(part.tensor, []).append((row, part))
+    return {
+        j: (
+            np.repeat([row for row, _ in parts], [len(p.index) for _, p in parts]),
+            np.concatenate([p.index for _, p in parts]),
+            np.concatenate([p.value for _, p in parts]),
+        )
+        for j, parts in found.items()
+    }

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 #: Version of the report's layout; raised when a reader of the old one would misread the new one.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Outcome = Literal["PASS", "VIOLATION", "INCONCLUSIVE"]
 Kind = Literal["mechanism", "epsilon", "accounting"]
@@ -43,17 +43,39 @@ class EpsilonBound:
         threshold: fixed beforehand, or searched on the same data.
         looks: anytime, or for a single look.
         assumptions: what it rests on.
+        epsilon_step_lower: the bound on one step's epsilon at ``delta`` (at 0 for "katz"), None
+            where the method bounds mu only through a whole run.
     """
 
     name: str
     epsilon_lower: float | None
     delta: float
-    mu_lower: float
+    mu_lower: float | None
     significance: float
     interpretation: Literal["confidence", "credible"]
     threshold: Literal["fixed", "searched"]
     looks: Literal["anytime", "single"]
     assumptions: tuple[str, ...]
+    epsilon_step_lower: float | None = None
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """How often the coins were guessed wrong at one threshold, over the whole run.
+
+    Args:
+        threshold: a reading above it is guessed "in": 0.5 is half way between out and in.
+        fn: canary in, guessed out.
+        tp: canary in, guessed in.
+        fp: canary out, guessed in.
+        tn: canary out, guessed out.
+    """
+
+    threshold: float
+    fn: int
+    tp: int
+    fp: int
+    tn: int
 
 
 @dataclass(frozen=True)
@@ -130,6 +152,7 @@ class AuditReport:
         record: file name of the observations beside the report, None if not kept.
         created: when the report was written, in ISO 8601 with the zone.
         complete: False while the run is going on, or if it broke off.
+        operating_points: how well the coins were guessed, at several thresholds.
         schema_version: layout of this report.
     """
 
@@ -151,6 +174,7 @@ class AuditReport:
     record: str | None = None
     created: str = ""
     complete: bool = True
+    operating_points: tuple[OperatingPoint, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -316,6 +340,10 @@ def _report_from(data: dict[str, Any]) -> AuditReport:
         for sigma, rate, steps in values["history"]
     )
     values["epochs"] = tuple(values["epochs"])
+    # Version 1 had no operating points.
+    values["operating_points"] = tuple(
+        OperatingPoint(**point) for point in values.get("operating_points", ())
+    )
     values["notes"] = tuple(values["notes"])
     return AuditReport(**values)
 
@@ -331,7 +359,8 @@ def _bound_from(fields: dict[str, Any]) -> EpsilonBound:
         **{
             **fields,
             "epsilon_lower": _number_or_none(fields["epsilon_lower"]),
-            "mu_lower": _number(fields["mu_lower"]),
+            "mu_lower": _number_or_none(fields["mu_lower"]),
+            "epsilon_step_lower": _number_or_none(fields.get("epsilon_step_lower")),
             "assumptions": tuple(fields["assumptions"]),
         }
     )

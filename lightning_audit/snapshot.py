@@ -75,7 +75,7 @@ def restore(data: Any) -> Any:
             return {restore(k): restore(v) for k, v in items}
         case {"object": name, "state": state}:
             kind = _class(name)
-            value = object.__new__(kind)
+            value: Any = object.__new__(kind)
             for attribute, item in state.items():
                 # Frozen dataclasses refuse plain assignment.
                 object.__setattr__(value, attribute, restore(item))

@@ -57,6 +57,7 @@ _NO_ACCOUNTANT = (
     "no accountant feeds on the optimizer's steps, so no epsilon is composed; each step is audited "
     "all the same"
 )
+_FULL_PRECISION = ("32-true", "64-true", "bf16-true")
 #: Largest shift that a correctly clipped canary shows where low precision rounds it.
 _SIGNALS = {"bf16": 1.0 + 2.0**-7}
 
@@ -81,7 +82,8 @@ class PrivacyAudit(pl.Callback):
         num_canaries: size of the default mix, >= 1; not used where ``canaries`` are given.
         oversize: norm of the canaries over the clipping norm, >= 1. A canary of norm 1 is blind
             to clipping faults.
-        every_n_steps: canaries enter each n-th step; None for every step.
+        every_n_steps: canaries enter each n-th step; None for every step, and for fewer after the
+            first 500 where per-sample gradients must be copied for it.
         significance: probability of a false alarm over the whole run, in (0, 1).
         bound_significance: probability that a logged lower bound is wrong, in (0, 1).
         resolution: what the audit must be able to see before it may pass; None for noise of 0.8
@@ -132,7 +134,9 @@ class PrivacyAudit(pl.Callback):
         self.canaries = canaries_of(canaries, num_canaries)
         self.oversize = oversize_of(oversize)
         self.every_n_steps = (
-            1 if every_n_steps is None else _validate.positive_int("every_n_steps", every_n_steps)
+            None
+            if every_n_steps is None
+            else _validate.positive_int("every_n_steps", every_n_steps)
         )
         self.significance = _validate.open_unit("significance", significance, "e.g. 0.001")
         self.bound_significance = _validate.open_unit(
@@ -214,7 +218,7 @@ class PrivacyAudit(pl.Callback):
             return
         names = {id(p): name for name, p in pl_module.named_parameters()}
         try:
-            step = OpacusStep(private, names)
+            step = OpacusStep(private, names, pl_module.modules())
         except UnsupportedOptimizer as error:
             raise MisconfigurationException(str(error)) from error
         self._signal = _SIGNALS.get(str(trainer.precision).split("-")[0], 1.0)
@@ -269,6 +273,16 @@ class PrivacyAudit(pl.Callback):
         self._facts.plain_name = type(optimizer).__name__
 
     # ------------------------------------------------------------------ each step and epoch
+
+    def on_before_backward(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Any
+    ) -> None:
+        """Lay the canaries' rows out before Opacus fills in the others, which spares a copy."""
+        # Where batches accumulate the step comes later; under autocast the rows' type is unknown.
+        whole = trainer.accumulate_grad_batches == 1 and str(trainer.precision) in _FULL_PRECISION
+        if self._session is not None and whole:
+            self._session.epoch = trainer.current_epoch
+            self._session.prepare()
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any

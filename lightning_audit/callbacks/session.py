@@ -27,10 +27,15 @@ _UNANNOUNCED = (
     "the optimizer was stepped without Lightning's on_before_optimizer_step, so no canary could "
     "enter; in manual optimization step what self.optimizers() returns"
 )
+_COPIED = "per-sample gradients had to be copied to add canaries, which costs time"
 _UNCLEAR = (
     "the inner optimizer changes p.grad inside its step, so it cannot be told which gradient the "
     "update used; change a copy there, or use one of torch's optimizers"
 )
+
+#: Where rows must be copied and the user does not say how often: steps that all carry canaries,
+#: enough for the power that a pass needs at common noise multipliers, and one in so many later.
+FULL_STEPS, THINNED = 500, 10
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,8 @@ class SessionSettings:
     Args:
         canaries: the canaries of every audited step.
         oversize: their norm over the clipping norm.
-        every_n_steps: canaries enter each n-th step.
+        every_n_steps: canaries enter each n-th step; None for every step, and where rows must be
+            copied for every step at first and fewer later.
         significance: probability of a false alarm over the run.
         claim: overrides what the optimizer states.
         signal: largest shift that correct clipping shows in this precision.
@@ -48,7 +54,7 @@ class SessionSettings:
 
     canaries: tuple[GradientCanary, ...]
     oversize: float
-    every_n_steps: int
+    every_n_steps: int | None
     significance: float
     claim: PrivacyClaim | None
     signal: float = 1.0
@@ -62,14 +68,13 @@ class _Plan:
     coins: FloatArray
     directions: Sequence[Direction]
     status: int
+    #: Whether the canaries' rows were laid out before the backward pass, and nobody looked since.
+    prepared: bool = False
 
-    def to_remove(self) -> list[tuple[Direction, float]]:
-        """What the canaries that are in add to the gradient under the claim."""
-        if self.status != INJECTED:
-            return []
-        amount = self.claim.max_grad_norm / self.claim.scale
-        chosen = zip(self.coins, self.directions, strict=True)
-        return [(direction, amount) for coin, direction in chosen if coin]
+    @property
+    def chosen(self) -> list[Direction]:
+        """Directions of the canaries that are in."""
+        return [d for coin, d in zip(self.coins, self.directions, strict=False) if coin]
 
 
 class AuditSession:
@@ -99,9 +104,11 @@ class AuditSession:
         self._placement = place(settings.canaries, step.layout, rng)
         witnesses = choose_witnesses(step.layout, self._placement.support(), rng)
         self._reducer = WitnessReducer(witnesses)
-        self._coordinates, self._witness_at, self._canary_at = _reading_order(
+        self._coordinates, self._start, self._witness_at = _reading_order(
             witnesses.index, self._placement.support()
         )
+        self._read = sum(map(len, self._coordinates.values()))
+        self._located: dict[int, tuple[IndexArray, FloatArray]] = {}
         self.header = RecordHeader(
             canaries=self._placement.labels,
             tensors=tuple(slot.name for slot in step.layout),
@@ -144,7 +151,7 @@ class AuditSession:
     def start_batch(self) -> None:
         """Forget a step that broke off: with a new batch none is under way."""
         self._tap.reset()
-        self._plan = None
+        self._withdraw()
 
     def end_epoch(self) -> None:
         """Forget the size of the epoch's last batch, which is smaller for many loaders."""
@@ -153,7 +160,30 @@ class AuditSession:
     def detach(self) -> None:
         """Take the hooks off; what was observed stays."""
         self._tap.remove()
+        self._withdraw()
+
+    def _withdraw(self) -> None:
+        """Give up a step that was planned."""
+        if self._plan is not None and self._plan.prepared:
+            self.step.withdraw()
         self._plan = None
+
+    def prepare(self) -> None:
+        """Before a backward pass: lay out the canaries' rows, where that spares copying them."""
+        if self._plan is not None or self._tap.inside_step or not self._may_inject():
+            return
+        every = self._settings.every_n_steps
+        if self.monitor.steps % (every or 1):
+            return
+        try:
+            plan = self._flip(self._claim(accumulated=1))
+            obstacle = self.step.prepare(plan.chosen, self._norm(plan.claim))
+        except ValueError as error:
+            obstacle = str(error)
+        if obstacle:
+            self._note(f"{_COPIED}: {obstacle}")
+        else:
+            self._plan = replace(plan, prepared=True)
 
     def inject(self) -> None:
         """Flip the coins of the coming step and put the canaries in, before clipping."""
@@ -162,30 +192,61 @@ class AuditSession:
             return
         if not self._layout_holds():
             return
+        plan = self._confirmed()
         size = self.step.batch_size() if self.track_batch_sizes else None
         if size is not None:
-            self.batch_sizes.append(size)
+            self.batch_sizes.append(size - (len(plan.chosen) if plan else 0))
+        self._plan = plan
         number = self.monitor.steps
         try:
             claim = self._last_claim = self._claim()
         except ValueError as error:
             _log.warning("nothing can be claimed of step %d: %s", number, error)
             return
-        planned = number % self._settings.every_n_steps == 0
-        if not planned or self.monitor.clipping_is_broken:
+        if plan is not None:
+            self._plan = replace(plan, claim=claim)
+            return
+        if not self._copying_is_due(number) or self.monitor.clipping_is_broken:
             self._plan = _Plan(claim, np.zeros(len(self._placement)), (), NOT_PLANNED)
             return
-        coins = self._rng.integers(0, 2, size=len(self._placement)).astype(np.float64)
-        directions = self._placement.draw(self._rng)
-        chosen = [d for coin, d in zip(coins, directions, strict=True) if coin]
-        status = INJECTED
+        plan = self._flip(claim)
         try:
             # Also where all coins say "out": whether a step counts must not depend on its coins.
-            self.step.inject(chosen, self._settings.oversize * claim.max_grad_norm)
+            self.step.inject(plan.chosen, self._norm(claim))
         except (ValueError, RuntimeError) as error:
             _log.warning("no canary entered step %d: %s", number, error)
-            status = DROPPED
-        self._plan = _Plan(claim, coins, directions, status)
+            plan = replace(plan, status=DROPPED)
+        self._plan = plan
+
+    def _may_inject(self) -> bool:
+        return (
+            self.step.final_step_of_batch()
+            and self._layout_holds()
+            and not self.monitor.clipping_is_broken
+        )
+
+    def _flip(self, claim: StepClaim) -> _Plan:
+        """Draw the coins and directions of a step."""
+        coins = self._rng.integers(0, 2, size=len(self._placement)).astype(np.float64)
+        return _Plan(claim, coins, self._placement.draw(self._rng), INJECTED)
+
+    def _norm(self, claim: StepClaim) -> float:
+        return self._settings.oversize * claim.max_grad_norm
+
+    def _copying_is_due(self, number: int) -> bool:
+        """Whether canaries enter this step although their rows must be copied."""
+        every = self._settings.every_n_steps
+        if every is None:
+            every = 1 if self.monitor.canary_steps < FULL_STEPS else THINNED
+        return number % every == 0
+
+    def _confirmed(self) -> _Plan | None:
+        """The plan whose rows were laid out beforehand, if they are in the step's gradients."""
+        plan, self._plan = self._plan, None
+        if plan is None or not plan.prepared:
+            return None
+        # If not, the backward pass was another one than it seemed, or its gradients were dropped.
+        return replace(plan, prepared=False) if self.step.confirm() else None
 
     def _layout_holds(self) -> bool:
         """Whether the same parameters are trained as at the start; if not, nothing is touched."""
@@ -197,9 +258,9 @@ class AuditSession:
             )
         return self._changed_at is None
 
-    def _claim(self) -> StepClaim:
+    def _claim(self, accumulated: int | None = None) -> StepClaim:
         """What is claimed of the coming step: by the optimizer, unless stated otherwise."""
-        claim, stated = self.step.claim(), self._settings.claim
+        claim, stated = self.step.claim(accumulated), self._settings.claim
         if stated is None:
             return claim
         batch = stated.expected_batch_size
@@ -210,16 +271,45 @@ class AuditSession:
             scale=batch * claim.accumulated if batch else claim.scale,
         )
 
-    def _before(self) -> list[tuple[Direction, float]]:
+    def _before(self) -> FloatArray | None:
+        """What the canaries that are in add to the gradient under the claim, by coordinate."""
+        if self._plan is not None and self._plan.prepared:
+            self._plan = self._confirmed()
         if self._plan is None:
-            return []
+            return None
         # What is stated when the noise is in: modules may change it after the canaries went in. Of
         # two noise multipliers the smaller counts, so that raising it for a moment gains nothing.
         with contextlib.suppress(ValueError):
             now = self._claim()
             sigma = min(now.noise_multiplier, self._plan.claim.noise_multiplier)
             self._plan = replace(self._plan, claim=replace(now, noise_multiplier=sigma))
-        return self._plan.to_remove()
+        plan = self._plan
+        if plan.status != INJECTED or not plan.coins.any():
+            return None
+        row, at, value = self._entries_of(plan)
+        amounts = plan.coins[row] * value * (plan.claim.max_grad_norm / plan.claim.scale)
+        return np.bincount(at, weights=amounts, minlength=self._read).astype(np.float64)
+
+    def _entries_of(self, plan: _Plan) -> tuple[IndexArray, IndexArray, FloatArray]:
+        """The directions of a step: (canary, position among what is read, entry), each ``[m]``."""
+        found = []
+        for row, direction in enumerate(plan.directions):
+            entries = self._located.get(id(direction))
+            if entries is None:
+                entries = self._locate(direction)
+                if not self._placement.placed[row].canary.moving:
+                    # A fixed direction lives as long as the placement does.
+                    self._located[id(direction)] = entries
+            found.append((np.full(len(entries[0]), row), *entries))
+        row, at, value = zip(*found, strict=True)
+        return np.concatenate(row), np.concatenate(at), np.concatenate(value)
+
+    def _locate(self, direction: Direction) -> tuple[IndexArray, FloatArray]:
+        at = [
+            self._start[p.tensor] + np.searchsorted(self._coordinates[p.tensor], p.index)
+            for p in direction.parts
+        ]
+        return np.concatenate(at), np.concatenate([p.value for p in direction.parts])
 
     def _after(self, reading: Reading) -> None:
         plan, self._plan = self._plan or self._unplanned(), None
@@ -271,36 +361,26 @@ class AuditSession:
         """Inner products with the canaries' directions; what was taken out counts as read."""
         if plan.status != INJECTED:
             return np.zeros(len(plan.coins))
-        products = [
-            sum(
-                float(part.value @ values[_positions(self._canary_at[part.tensor], part.index)])
-                for part in direction.parts
-            )
-            for direction in plan.directions
-        ]
-        return np.array(products) + plan.coins
+        row, at, value = self._entries_of(plan)
+        products = np.bincount(row, weights=value * values[at], minlength=len(plan.coins))
+        return np.asarray(products + plan.coins)
 
 
 def _reading_order(
     witnesses: dict[int, IndexArray], canaries: dict[int, IndexArray]
-) -> tuple[dict[int, IndexArray], IndexArray, dict[int, tuple[IndexArray, int]]]:
-    """Which coordinates to read, where the witnesses stand among them, and where the canaries.
+) -> tuple[dict[int, IndexArray], dict[int, int], IndexArray]:
+    """Which coordinates to read, and where the witnesses stand among them.
 
     Returns:
-        (tensor -> coordinates; positions of all witnesses, tensor by tensor; tensor -> canary
-        coordinates, sorted, and the position of their first).
+        (tensor -> coordinates, sorted and distinct; tensor -> position of its first one; positions
+        of all witnesses, tensor by tensor).
     """
-    coordinates, witness_at, canary_at, start = {}, [], {}, 0
+    coordinates, start, witness_at, total = {}, {}, [], 0
     none = np.zeros(0, dtype=np.int64)
     for j in sorted(witnesses):
-        own = canaries.get(j, none)
-        coordinates[j] = np.concatenate([witnesses[j], own])
-        witness_at.append(start + np.arange(len(witnesses[j])))
-        canary_at[j] = (own, start + len(witnesses[j]))
-        start += len(coordinates[j])
-    return coordinates, np.concatenate(witness_at), canary_at
-
-
-def _positions(where: tuple[IndexArray, int], index: IndexArray) -> IndexArray:
-    coordinates, start = where
-    return start + np.searchsorted(coordinates, index)
+        # A tensor that canaries fill has witnesses among their coordinates.
+        coordinates[j] = np.union1d(witnesses[j], canaries.get(j, none))
+        start[j] = total
+        witness_at.append(total + np.searchsorted(coordinates[j], witnesses[j]))
+        total += len(coordinates[j])
+    return coordinates, start, np.concatenate(witness_at)

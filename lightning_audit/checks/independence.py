@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lightning_audit.checks.family import Evidence
 from lightning_audit.results import CheckResult
-from lightning_audit.stats.sequential import log_mean_exp, noise_log_e
+from lightning_audit.stats.sequential import is_look, log_mean_exp, noise_log_e
 from lightning_audit.store import RecordHeader
 
 
@@ -24,6 +24,7 @@ class ReuseCheck:
     def __init__(self, header: RecordHeader, significance: float) -> None:
         # The short lags, then the same place in the previous and in the first epoch.
         self._lags = header.lags
+        self._seen = 0
         self._lag_count = np.zeros(header.lags + 2)
         self._lag_squares = np.zeros(header.lags + 2)
         self._single = {"broadcast": np.zeros(2), "pair": np.zeros(2)}
@@ -36,16 +37,20 @@ class ReuseCheck:
         count, squares = np.asarray(entry["lag_count"]), np.asarray(entry["lag_squares"])
         count = np.concatenate([count, entry["epoch_count"]])
         squares = np.concatenate([squares, entry["epoch_squares"]])
+        self._seen += 1
+        look = is_look(self._seen)
         if count.any() and np.isfinite(squares).all():
             self._lag_count += count
             self._lag_squares += squares
-            log_e = log_mean_exp(noise_log_e(self._lag_count, self._lag_squares))
-            self.evidence["reuse.lag"].update(float(log_e), step)
+            if look:
+                log_e = log_mean_exp(noise_log_e(self._lag_count, self._lag_squares))
+                self.evidence["reuse.lag"].update(float(log_e), step)
         for name, sums in self._single.items():
             terms = np.array([entry[f"{name}_count"], entry[f"{name}_squares"]], dtype=np.float64)
             if terms[0] > 0 and np.isfinite(terms).all():
                 sums += terms
-                self.evidence[f"reuse.{name}"].update(float(noise_log_e(*sums)), step)
+                if look:
+                    self.evidence[f"reuse.{name}"].update(float(noise_log_e(*sums)), step)
 
     @property
     def period(self) -> str:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from lightning_audit.checks.family import Evidence
 from lightning_audit.results import CheckResult
-from lightning_audit.stats.sequential import ErrorRateBet, MuTest
+from lightning_audit.stats.sequential import ErrorRateBet, MuTest, is_look
 from lightning_audit.store import RecordHeader
 
 #: Grid of one step's mu, relative to the first step's claim; 2 % apart.
@@ -27,8 +27,7 @@ class MuCheck:
         coins = np.asarray(entry["coins"], dtype=np.float64)
         self._test.update(coins, np.asarray(entry["readings"]), float(entry["noise_multiplier"]))
         self._seen += 1
-        # The dearest of the tests: after a hundred steps it looks at every tenth only.
-        if self._seen < 100 or self._seen % 10 == 0:
+        if is_look(self._seen):
             self.evidence.update(float(self._test.log_e), int(entry["step"]))
 
     def results(self) -> tuple[CheckResult, ...]:

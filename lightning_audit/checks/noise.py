@@ -13,6 +13,7 @@ from lightning_audit.results import CheckResult
 from lightning_audit.stats.sequential import (
     PredictableCentre,
     SingleStepBet,
+    is_look,
     log_mean_exp,
     noise_log_e,
 )
@@ -84,6 +85,7 @@ class WitnessNoiseCheck:
         self.pooled = Evidence("noise", significance)
         self.burst = Evidence("noise.step", significance)
         self._bet = SingleStepBet()
+        self._seen = 0
         self._flagged: list[str] = []
         self.single = Evidence("noise.tensor", significance)
 
@@ -94,6 +96,15 @@ class WitnessNoiseCheck:
             return
         self.sums.update(self._counts, squares)
         step = int(entry["step"])
+        together = float(noise_log_e(self._counts.sum(), squares.sum()))
+        each = float(log_mean_exp(noise_log_e(self._counts, squares)))
+        self._bet.update(log_mean_exp([together, each]))
+        self.burst.update(float(self._bet.log_e), step)
+        self._seen += 1
+        if is_look(self._seen):
+            self._look(step)
+
+    def _look(self, step: int) -> None:
         self.pooled.update(self.sums.pooled_log_e, step)
         unit_log_e = self.sums.unit_log_e
         self.single.update(float(log_mean_exp(unit_log_e)), step)
@@ -101,10 +112,6 @@ class WitnessNoiseCheck:
         for j in np.flatnonzero(unit_log_e >= level):
             if self._names[j] not in self._flagged:
                 self._flagged.append(self._names[j])
-        together = float(noise_log_e(self._counts.sum(), squares.sum()))
-        each = float(log_mean_exp(noise_log_e(self._counts, squares)))
-        self._bet.update(log_mean_exp([together, each]))
-        self.burst.update(float(self._bet.log_e), step)
 
     def ratios(self) -> FloatArray:
         """Upper estimate of the noise in each tensor over the claim: noise and data together."""
@@ -159,6 +166,7 @@ class CanaryNoiseCheck:
         self._centre = PredictableCentre((len(self._labels),))
         self.sums = PooledSums(len(self._labels))
         self.evidence = Evidence("noise.canary", significance)
+        self._seen = 0
 
     def update(self, entry: NDArray[np.void]) -> None:
         """Take in one entry whose coins count."""
@@ -166,8 +174,10 @@ class CanaryNoiseCheck:
         squares = ((residual - self._centre.value) / float(entry["noise_multiplier"])) ** 2
         self.sums.update(np.ones(len(squares)), squares)
         self._centre.update(residual)
-        both = [self.sums.pooled_log_e, float(log_mean_exp(self.sums.unit_log_e))]
-        self.evidence.update(float(log_mean_exp(both)), int(entry["step"]))
+        self._seen += 1
+        if is_look(self._seen):
+            both = [self.sums.pooled_log_e, float(log_mean_exp(self.sums.unit_log_e))]
+            self.evidence.update(float(log_mean_exp(both)), int(entry["step"]))
 
     def results(self) -> tuple[CheckResult, ...]:
         """Result of the check."""

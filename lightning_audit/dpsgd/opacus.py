@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from opacus import optimizers as opacus_optimizers
 from opacus.optimizers import DPOptimizer
 
+from lightning_audit.dpsgd.prefill import RowPrefill, write_rows
 from lightning_audit.dpsgd.protocol import StepClaim, UnsupportedOptimizer
 from lightning_audit.layout import Direction, Layout, TensorSlot
 
@@ -97,16 +97,23 @@ class OpacusStep:
     Args:
         optimizer: the private optimizer.
         names: parameter -> name in the module, by identity; unknown ones are numbered.
+        modules: modules whose backward computes the gradients; without them rows are copied.
 
     Raises:
         UnsupportedOptimizer: the optimizer's step is not flat per-sample clipping in one process,
             or its inner optimizer calls a closure more than once.
     """
 
-    def __init__(self, optimizer: DPOptimizer, names: dict[int, str]) -> None:
+    def __init__(
+        self,
+        optimizer: DPOptimizer,
+        names: dict[int, str],
+        modules: Iterable[torch.nn.Module] = (),
+    ) -> None:
         refuse_unsupported(optimizer)
         self.optimizer = optimizer
         self.params = optimizer.params
+        self._prefill = RowPrefill(self.params, modules)
         self.layout: Layout = [
             TensorSlot(_own_name(names.get(id(p), f"parameter_{j}")), tuple(p.shape))
             for j, p in enumerate(self.params)
@@ -117,14 +124,18 @@ class OpacusStep:
         now = self.optimizer.params
         return len(now) == len(self.params) and all(map(operator.is_, now, self.params))
 
-    def claim(self) -> StepClaim:
+    def claim(self, accumulated: int | None = None) -> StepClaim:
         """What the optimizer states now; ``scale`` is 1 for ``loss_reduction="sum"``.
+
+        Args:
+            accumulated: batches that the step adds up, None to count those that wait.
 
         Raises:
             ValueError: a parameter holds no per-sample gradients.
         """
         o = self.optimizer
-        accumulated = int(o.accumulated_iterations)
+        if accumulated is None:
+            accumulated = int(o.accumulated_iterations)
         scale = 1.0
         if o.loss_reduction == "mean":
             scale = float(o.expected_batch_size * accumulated)
@@ -145,20 +156,8 @@ class OpacusStep:
         Raises:
             ValueError: a parameter holds no per-sample gradients.
         """
-        entries: dict[int, list[tuple[int, Any]]] = {}
-        for row, direction in enumerate(directions):
-            for part in direction.parts:
-                entries.setdefault(part.tensor, []).append((row, part))
         grown = [self._grown(j, len(directions)) for j in range(len(self.params))]
-        for j, parts in entries.items():
-            rows = np.concatenate([np.full(len(p.index), row) for row, p in parts])
-            index = torch.from_numpy(np.concatenate([p.index for _, p in parts]))
-            value = torch.from_numpy(np.concatenate([p.value for _, p in parts]) * norm)
-            samples = grown[j]
-            first = len(samples) - len(directions)
-            at = (torch.from_numpy(rows + first), *torch.unravel_index(index, samples.shape[1:]))
-            where = tuple(i.to(samples.device) for i in at)
-            samples[where] = value.to(samples.device, samples.dtype)
+        write_rows(grown, directions, norm)
         # Nothing was changed until here: a failure above leaves the user's gradients as they were.
         for param, samples in zip(self.params, grown, strict=True):
             held = param.grad_sample
@@ -166,6 +165,29 @@ class OpacusStep:
                 held[-1] = samples  # a new element would count as one more accumulated iteration
             else:
                 param.grad_sample = samples
+
+    def prepare(self, directions: Sequence[Direction], norm: float) -> str:
+        """Before the backward pass: give the canaries rows of their own, without a copy.
+
+        Args:
+            directions: unit directions over the layout, ``[n]``.
+            norm: norm of the rows, in the unit of a per-sample gradient.
+
+        Returns:
+            Why that cannot be done; empty if it is done.
+        """
+        obstacle = self._prefill.obstacle()
+        if not obstacle:
+            self._prefill.fill(directions, norm)
+        return obstacle
+
+    def confirm(self) -> bool:
+        """Whether the rows of `prepare` are in the gradients that wait, all of them or none."""
+        return self._prefill.confirm()
+
+    def withdraw(self) -> None:
+        """Take the rows of `prepare` out again; nothing happens where there are none."""
+        self._prefill.withdraw()
 
     def _grown(self, tensor: int, rows: int) -> torch.Tensor:
         """A copy of the latest per-sample gradients of a tensor with ``rows`` rows of zeros."""

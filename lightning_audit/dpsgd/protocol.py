@@ -42,8 +42,17 @@ class DPSGDStep(Protocol):
     def same_params(self) -> bool:
         """Whether the parameters in ``params`` are those that are trained now."""
 
-    def claim(self) -> StepClaim:
-        """Read what the implementation states now."""
+    def claim(self, accumulated: int | None = None) -> StepClaim:
+        """Read what the implementation states now, for so many batches or those that wait."""
+
+    def prepare(self, directions: Sequence[Direction], norm: float) -> str:
+        """Before the backward pass: make room for `inject`'s gradients; why not, if not."""
+
+    def confirm(self) -> bool:
+        """Whether what `prepare` laid out is in the gradients that wait, all of it or nothing."""
+
+    def withdraw(self) -> None:
+        """Undo `prepare`."""
 
     def inject(self, directions: Sequence[Direction], norm: float) -> None:
         """Add one per-sample gradient ``norm * direction`` for each direction, before clipping."""

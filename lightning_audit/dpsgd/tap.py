@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lightning_audit.layout import Direction, IndexArray
+from lightning_audit.layout import IndexArray
 
 FloatArray = NDArray[np.float64]
 
@@ -44,9 +44,9 @@ class GradientTap:
     Args:
         optimizer: the innermost optimizer.
         params: the parameters to read, in the order of the layout.
-        coordinates: tensor -> flat coordinates to read, distinct.
-        before: called first in every step; returns what to take out of the gradient: pairs of
-            (direction, amount in the unit of the gradient).
+        coordinates: tensor -> flat coordinates to read, distinct in a tensor.
+        before: called first in every step; returns what to take out of the gradient: an amount for
+            each coordinate, ``[n]``, or None for nothing.
         after: called when the update is done, with the `Reading`.
     """
 
@@ -55,7 +55,7 @@ class GradientTap:
         optimizer: torch.optim.Optimizer,
         params: Sequence[torch.nn.Parameter],
         coordinates: dict[int, IndexArray],
-        before: Callable[[], Sequence[tuple[Direction, float]]],
+        before: Callable[[], FloatArray | None],
         after: Callable[[Reading], None],
     ) -> None:
         self._params = params
@@ -63,11 +63,10 @@ class GradientTap:
         # torch's own optimizers may add momentum or weight decay to p.grad in place: the gradient
         # that the update starts from is the one that was read.
         self._trusted = type(optimizer).__module__.startswith("torch.optim.")
-        self._where = {
-            j: _unravel(torch.from_numpy(index).to(params[j].device), params[j])
-            for j, index in coordinates.items()
-        }
-        self._sizes = {j: len(index) for j, index in coordinates.items()}
+        self._where = {j: _unravel(index, params[j]) for j, index in coordinates.items()}
+        sizes = [len(index) for index in coordinates.values()]
+        ends = np.cumsum(sizes).tolist()
+        self._spans = dict(zip(coordinates, zip([0, *ends], ends, strict=False), strict=True))
         self._left: torch.Tensor | None = None
         self._depth = 0
         self._backward_ran = False
@@ -99,16 +98,19 @@ class GradientTap:
         self._depth += 1
         if self._depth > 1:  # a subclass calls its parent's step, which fires the hooks again
             return
-        for direction, amount in self._before():
-            for part in direction.parts:
-                grad = self._params[part.tensor].grad
-                if grad is None:
-                    continue
-                index = torch.from_numpy(part.index).to(grad.device)
-                value = torch.from_numpy(-amount * part.value).to(grad.device, grad.dtype)
-                _entries(grad).index_put_(_unravel(index, grad), value, accumulate=True)
+        taken = self._before()
+        if taken is not None:
+            self._subtract(taken)
         self._left = self._gather()
         self._backward_ran = False
+
+    def _subtract(self, taken: FloatArray) -> None:
+        for j, (start, end) in self._spans.items():
+            grad = self._params[j].grad
+            if grad is not None and taken[start:end].any():
+                off = torch.from_numpy(taken[start:end]).to(grad.device, grad.dtype)
+                entries, where = _entries(grad), self._where[j]
+                entries[where] = entries[where] - off
 
     @torch.no_grad()
     def _post(self, *_: Any) -> None:
@@ -134,9 +136,10 @@ class GradientTap:
         for j, where in self._where.items():
             grad = self._params[j].grad
             if grad is None:
+                start, end = self._spans[j]
                 device = self._params[j].device
                 pieces.append(
-                    torch.full((self._sizes[j],), torch.nan, dtype=torch.float64, device=device)
+                    torch.full((end - start,), torch.nan, dtype=torch.float64, device=device)
                 )
             else:
                 pieces.append(_entries(grad)[where].to(torch.float64))
@@ -148,6 +151,7 @@ def _entries(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dim() else tensor.view(1)
 
 
-def _unravel(index: torch.Tensor, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Indices for each axis; unlike a flat view they serve any memory layout."""
-    return torch.unravel_index(index, _entries(tensor).shape)
+def _unravel(index: IndexArray, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Indices for each axis, on the tensor's device; unlike a flat view they serve any layout."""
+    axes = np.unravel_index(index, _entries(tensor).shape)
+    return tuple(torch.from_numpy(axis).to(tensor.device) for axis in axes)

@@ -70,14 +70,21 @@ def add(direction: Direction, amount: float, grads: Sequence[torch.Tensor]) -> N
             grads[part.tensor][np.unravel_index(index, shape)] += amount * value
 
 
-def nothing() -> Sequence[tuple[Direction, float]]:
-    return ()
+def nothing() -> None:
+    return None
+
+
+def of_canary(amount: float) -> np.ndarray:
+    """What a canary leaves at `every_coordinate`."""
+    grads = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
+    add(canary(), amount, grads)
+    return flat(grads)
 
 
 def tapped(
     optimizer: torch.optim.Optimizer,
     params: Sequence[nn.Parameter],
-    before: Callable[[], Sequence[tuple[Direction, float]]] = nothing,
+    before: Callable[[], np.ndarray | None] = nothing,
     coordinates: dict[int, np.ndarray] | None = None,
 ) -> tuple[GradientTap, list[Reading]]:
     readings: list[Reading] = []
@@ -127,7 +134,7 @@ def test_the_update_with_a_canary_taken_out_is_the_one_without_it_bit_for_bit(
     build = getattr(torch.optim, case[0])
     plain = build(clean, lr=0.1, foreach=foreach, **case[1])
     watched = build(audited, lr=0.1, foreach=foreach, **case[1])
-    _, readings = tapped(watched, audited, lambda: [(canary(), 0.5), (canary(), 2.0)])
+    _, readings = tapped(watched, audited, lambda: of_canary(0.5) + of_canary(2.0))
     for step in range(3):
         set_gradients(clean, gradients(step))
         with_canaries = gradients(step)
@@ -152,7 +159,7 @@ def test_a_canary_of_any_size_is_taken_out_up_to_rounding() -> None:
     add(canary(), amount, noisy)
     set_gradients(audited, noisy)
     tapped_optimizer = torch.optim.SGD(audited, lr=1.0)
-    _, readings = tapped(tapped_optimizer, audited, lambda: [(canary(), amount)])
+    _, readings = tapped(tapped_optimizer, audited, lambda: of_canary(amount))
     tapped_optimizer.step()
     np.testing.assert_allclose(readings[0].values, flat(grads), rtol=0, atol=1e-7)
     np.testing.assert_allclose(flat(audited), flat(clean), rtol=0, atol=5e-7)
@@ -161,7 +168,7 @@ def test_a_canary_of_any_size_is_taken_out_up_to_rounding() -> None:
 def test_exactly_the_stated_amount_is_taken_out_whatever_the_gradient_holds() -> None:
     params = parameters()
     optimizer = torch.optim.SGD(params, lr=1.0)
-    _, readings = tapped(optimizer, params, lambda: [(canary(), 2.0)])
+    _, readings = tapped(optimizer, params, lambda: of_canary(2.0))
     set_gradients(params, gradients(0))  # no canary had been added
     optimizer.step()
     expected = gradients(0)
@@ -244,7 +251,7 @@ def sgd_was_used_before() -> None:
 def test_a_subclass_that_calls_its_parent_has_the_canary_taken_out_once() -> None:
     params = parameters()
     optimizer = CallsItsParent(params, lr=0.1)
-    _, readings = tapped(optimizer, params, lambda: [(canary(), 2.0)])
+    _, readings = tapped(optimizer, params, lambda: of_canary(2.0))
     grads = gradients(0)
     add(canary(), 2.0, grads)
     set_gradients(params, grads)
@@ -280,7 +287,7 @@ def test_nan_equals_itself_and_is_read_as_nan() -> None:
 def test_a_parameter_without_gradient_reads_as_nan_and_takes_no_removal() -> None:
     params = parameters()
     optimizer = torch.optim.SGD(params, lr=0.1)
-    _, readings = tapped(optimizer, params, lambda: [(canary(), 1.0)])
+    _, readings = tapped(optimizer, params, lambda: of_canary(1.0))
     set_gradients(params, gradients(0))
     params[0].grad = None
     before = params[0].detach().clone()
@@ -304,9 +311,9 @@ def test_remove_takes_the_hooks_off() -> None:
     optimizer = torch.optim.SGD(params, lr=0.1)
     asked = []
 
-    def before() -> list[tuple[Direction, float]]:
+    def before() -> np.ndarray:
         asked.append(1)
-        return [(canary(), 1.0)]
+        return of_canary(1.0)
 
     tap, readings = tapped(optimizer, params, before)
     set_gradients(params, gradients(0))
@@ -346,7 +353,7 @@ def test_gradients_of_any_memory_layout_are_read_and_cleaned_by_flat_coordinate(
         params = [nn.Parameter(strided(p.detach())) for p in params]
     start = [p.detach().clone() for p in params]
     optimizer = torch.optim.SGD(params, lr=1.0)
-    _, readings = tapped(optimizer, params, lambda: [(canary(), 2.0)])
+    _, readings = tapped(optimizer, params, lambda: of_canary(2.0))
     grads = gradients(0)
     add(canary(), 2.0, grads)
     for param, grad in zip(params, grads, strict=True):
@@ -362,7 +369,7 @@ def test_gradients_of_any_memory_layout_are_read_and_cleaned_by_flat_coordinate(
 def test_gradients_of_other_precisions_are_read_and_cleaned(dtype: torch.dtype) -> None:
     params = [nn.Parameter(p.detach().to(dtype)) for p in parameters()]
     optimizer = torch.optim.SGD(params, lr=0.1)
-    _, readings = tapped(optimizer, params, lambda: [(canary(), 2.0)])
+    _, readings = tapped(optimizer, params, lambda: of_canary(2.0))
     grads = gradients(0)
     add(canary(), 2.0, grads)
     set_gradients(params, [g.to(dtype) for g in grads])
@@ -374,9 +381,8 @@ def test_gradients_of_other_precisions_are_read_and_cleaned(dtype: torch.dtype) 
 def test_a_parameter_of_no_dimension_is_read_and_cleaned() -> None:
     params = [nn.Parameter(torch.tensor(1.0)), nn.Parameter(torch.ones(2))]
     optimizer = torch.optim.SGD(params, lr=1.0)
-    direction = Direction((Part(0, np.array([0]), np.array([1.0])),))
     where = {0: np.array([0]), 1: np.array([0, 1])}
-    _, readings = tapped(optimizer, params, lambda: [(direction, 0.5)], where)
+    _, readings = tapped(optimizer, params, lambda: np.array([0.5, 0.0, 0.0]), where)
     set_gradients(params, [torch.tensor(0.75), torch.tensor([3.0, 4.0])])
     optimizer.step()
     assert readings[0].values.tolist() == [0.25, 3.0, 4.0]

@@ -1,0 +1,139 @@
+"""Canary rows without a copy: written beforehand into the buffer that Opacus fills in backward.
+
+Opacus adds each layer's per-sample gradients to ``param._current_grad_sample`` and makes that
+tensor the ``grad_sample`` when the layer's backward is done. A buffer that is there before the
+backward, with rows to spare that hold the canaries, ends up as the same tensor that appending the
+rows would give, bit for bit, and nothing is copied. Where that is not certain `obstacle` says why,
+and the rows are appended by copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from opacus.layers.dp_rnn import RNNLinear
+
+from lightning_audit.layout import Direction, by_tensor
+
+_BUFFER = "_current_grad_sample"
+
+
+class RowPrefill:
+    """Buffers for the per-sample gradients of one backward pass.
+
+    Args:
+        params: the parameters of the private optimizer.
+        modules: all modules that may compute their gradients.
+    """
+
+    def __init__(
+        self, params: Sequence[torch.nn.Parameter], modules: Iterable[torch.nn.Module]
+    ) -> None:
+        self._params = params
+        self._hooked = [module for module in modules if _hook(module) is not None]
+        self._buffers: list[torch.Tensor] = []
+        self._batch = 0
+
+    def obstacle(self) -> str:
+        """Why the coming backward's rows cannot be written beforehand; empty if they can."""
+        if not self._hooked:
+            return "no module computes its per-sample gradients in Opacus' backward hooks"
+        if any(getattr(p, "grad_sample", None) is not None for p in self._params):
+            return "several backward passes are summed up in one step"
+        if any(hasattr(p, _BUFFER) for p in self._params):
+            return "an earlier backward pass was not finished"
+        if any(getattr(p, "_forward_counter", 0) < 1 for p in self._params):
+            return "not every trained parameter took part in the forward pass"
+        sizes = set()
+        for module in self._hooked:
+            recorded = module.__dict__.get("activations") or []
+            if not recorded:
+                continue
+            hook = _hook(module)
+            if isinstance(module, RNNLinear) or hasattr(module, "max_batch_len"):
+                return "a recurrent layer's batches have several sizes"
+            if hook is None or not hook.keywords.get("batch_first", False):
+                return "the batch is not the first dimension"
+            sizes |= {
+                tensor.shape[0] if tensor.dim() else -1
+                for first in recorded
+                for tensor in first[:1]
+            }
+        if len(sizes) != 1 or min(sizes) < 0:
+            return "layers see batches of several sizes"
+        self._batch = sizes.pop()
+        return ""
+
+    def fill(self, directions: Sequence[Direction], norm: float) -> None:
+        """Lay out buffers with a row for each direction behind the batch's; see `write_rows`.
+
+        Only where `obstacle` is empty.
+        """
+        rows = self._batch + len(directions)
+        self._buffers = [p.new_zeros((rows, *p.shape)) for p in self._params]
+        write_rows(self._buffers, directions, norm)
+        for param, buffer in zip(self._params, self._buffers, strict=True):
+            setattr(param, _BUFFER, buffer)
+
+    def confirm(self) -> bool:
+        """Whether every buffer has become a parameter's gradients; if not, none is left there."""
+        if not self._buffers:
+            return False
+        arrived = all(
+            any(held is buffer for held in _held(param))
+            for param, buffer in zip(self._params, self._buffers, strict=True)
+        )
+        if not arrived:
+            self.withdraw()
+        # The step frees the gradients when it is done; a reference here would keep them.
+        self._buffers = []
+        return arrived
+
+    def withdraw(self) -> None:
+        """Take the canary rows out of whatever the buffers have become."""
+        for param, buffer in zip(self._params, self._buffers, strict=False):
+            if getattr(param, _BUFFER, None) is buffer:
+                delattr(param, _BUFFER)
+            if not any(held is buffer for held in _held(param)):
+                continue
+            own = buffer[: self._batch]
+            kept = [own if held is buffer else held for held in _held(param)]
+            listed = isinstance(getattr(param, "grad_sample", None), list)
+            setattr(param, "grad_sample", kept if listed else own)  # noqa: B010  # Opacus' own
+        self._buffers = []
+
+
+def write_rows(
+    buffers: Sequence[torch.Tensor], directions: Sequence[Direction], norm: float
+) -> None:
+    """Write ``norm`` times each direction into the last rows of the buffers, which hold zeros.
+
+    Args:
+        buffers: a tensor ``[rows, *shape]`` for each tensor of the layout.
+        directions: unit directions over the layout, ``[n]``.
+        norm: norm of the rows, in the unit of a per-sample gradient.
+    """
+    for j, (row, index, value) in by_tensor(directions).items():
+        buffer = buffers[j]
+        target = buffer if buffer.dim() > 1 else buffer[:, None]
+        first = len(buffer) - len(directions)
+        at = (first + row, *np.unravel_index(index, target.shape[1:]))
+        where = tuple(torch.from_numpy(i).to(buffer.device) for i in at)
+        target[where] = torch.from_numpy(norm * value).to(buffer.device, buffer.dtype)
+
+
+def _held(param: torch.nn.Parameter) -> list[Any]:
+    held = getattr(param, "grad_sample", None)
+    return held if isinstance(held, list) else [held]
+
+
+def _hook(module: torch.nn.Module) -> partial[Any] | None:
+    """Opacus' backward hook on a module, with the arguments it was given."""
+    for hook in module._backward_hooks.values():
+        if isinstance(hook, partial) and hook.func.__name__ == "capture_backprops_hook":
+            return hook
+    return None
