@@ -180,7 +180,7 @@ def simulated_limits(n_in: int, n_out: int, mu: float, repetitions: int) -> np.n
 @pytest.mark.parametrize("epsilon", [0.0, 1.0, 4.0, 8.0])
 @pytest.mark.parametrize(("n_in", "n_out"), [(50, 50), (500, 500), (5000, 5000), (40, 900)])
 def test_limit_misses_exactly_as_often_as_it_says(n_in: int, n_out: int, epsilon: float) -> None:
-    repetitions = 100_000
+    repetitions = 40_000
     mu = gaussian_mu(epsilon, 1e-5) if epsilon else 0.0
     miss = float(np.mean(simulated_limits(n_in, n_out, mu, repetitions) > mu))
     assert miss == pytest.approx(0.05, abs=4 * math.sqrt(0.05 * 0.95 / repetitions))
