@@ -294,12 +294,14 @@ def _candidates(inside: Floats, outside: Floats) -> Floats:
     if not values.size:
         return np.zeros(1)
     low, high = values[:-1], values[1:]
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
+        below = np.nextafter(values[0], -np.inf)
         middle = 0.5 * low + 0.5 * high
         # Between neighbouring floats or infinities there is no number halfway; the lower score
         # itself separates them, because "in" means strictly above.
         middle = np.where((low < middle) & (middle < high), middle, low)
-    return np.concatenate([[np.nextafter(values[0], -np.inf)], middle, values[-1:]])
+    # Below minus infinity there is nothing: then two of these are the same.
+    return np.unique(np.concatenate([[below], middle, values[-1:]]))
 
 
 def _best(
