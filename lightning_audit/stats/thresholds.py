@@ -140,9 +140,8 @@ class Maximum:
     more scores there are. For comparison with published numbers only.
 
     References:
-        Zanella-Béguelin et al., "Bayesian estimation of differential privacy", ICML 2023, section
-        4.2. Nasr et al., "Tight auditing of differentially private machine learning", USENIX
-        Security 2023, Algorithm 2.
+        Zanella-Béguelin et al., "Bayesian estimation of differential privacy", ICML 2023. Nasr
+        et al., "Tight auditing of differentially private machine learning", USENIX Security 2023.
     """
 
     label: ClassVar[Label] = "searched"
