@@ -83,6 +83,30 @@ def test_reference_noise_multipliers_of_claims(
     assert epsilon == pytest.approx(expected, rel=2e-3)
 
 
+@pytest.mark.parametrize(
+    ("sigma", "rate", "steps", "claimed", "mu"),
+    [(0.75120, 0.00512, 20_000, 8.0, 1.33120), (1.41576, 0.01, 1000, 1.0, 0.70633)],
+)
+def test_reference_noise_multipliers_are_right_to_the_last_digit(
+    sigma: float, rate: float, steps: int, claimed: float, mu: float
+) -> None:
+    assert 1 / sigma == pytest.approx(mu, abs=6e-6)
+    spent = [
+        epsilon_of_history([Phase(sigma + off, rate, steps)], 1e-5, grid=1e-3)
+        for off in (-6e-6, 6e-6)
+    ]
+    assert spent[1] < claimed < spent[0]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("sigma", "rate", "steps", "by_grid", "finest"), TABLE[2:])
+def test_reference_epsilons_on_the_finest_grid(
+    sigma: float, rate: float, steps: int, by_grid: dict[float, float], finest: float
+) -> None:
+    epsilon = epsilon_of_history([Phase(sigma, rate, steps)], 1e-5, grid=3e-5)
+    assert epsilon == pytest.approx(finest, abs=6e-7)
+
+
 def test_noise_a_fifth_too_small_doubles_the_claim() -> None:
     # Reference: sigma .7512 claims 8, x0.8 spends 15.84.
     epsilon = epsilon_of_history([Phase(0.8 * 0.7512, 0.00512, 20_000)], 1e-5, grid=5e-4)

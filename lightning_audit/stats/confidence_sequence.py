@@ -1,0 +1,179 @@
+"""Upper limits on an error rate that hold at all times together."""
+
+from __future__ import annotations
+
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from lightning_audit import _validate
+from lightning_audit.stats._arguments import each, like_input
+
+__all__ = ["error_rate_confidence_sequence", "error_rate_log_e"]
+
+Floats = NDArray[np.float64]
+
+#: Weight of the null rate in the mixture of `error_rate_log_e`, in observations.
+CONCENTRATION = 1000.0
+
+# Halvings of an interval of at most one: to the last digit of a double next to one.
+_HALVINGS = 60
+
+
+def error_rate_log_e(
+    errors: int | NDArray[Any],
+    trials: int | NDArray[Any],
+    rate: float | NDArray[Any],
+    concentration: float = CONCENTRATION,
+) -> Floats:
+    r"""Log e-value for "the error rate of every guess, given the past, is at least ``rate``".
+
+    Every guess at a fair private coin has the error rate (FNR + FPR) / 2 given all that happened
+    before, whatever the two rates are; an attack and a mechanism that change over time are allowed.
+    The process is the likelihood of the guesses under lower rates against that under ``rate``,
+
+    .. math:: E = \int_0^{e} \Big(\frac{p}{e}\Big)^{k} \Big(\frac{1 - p}{1 - e}\Big)^{n - k}
+        \, \mathrm{d}\pi_e(p), \qquad \pi_e = \mathrm{Beta}(\kappa e,\, \kappa (1 - e))
+        \text{ cut off at } e .
+
+    Each factor has expectation at most one if the rate is at least e, because it falls with the
+    number of errors; so the process is a supermartingale and may be looked at at any time. The same
+    holds for pairs of one guess in either world, by the inequality of arithmetic and geometric
+    means. Several guesses of one step must be independent given the past.
+
+    Args:
+        errors: Number k of wrong guesses so far, a whole number in [0, trials].
+        trials: Number n of guesses so far, >= 0; broadcast against ``errors``.
+        rate: Rate e in (0, 1) of the null hypothesis; broadcast against the counts.
+        concentration: Weight kappa > 0 of the prior around the null rate: the larger, the smaller
+            the differences and the longer the times at which the test is best.
+
+    Returns:
+        Log e-value, of the broadcast shape; flag at ``>= log(1 / significance)``.
+
+    Raises:
+        ValueError: If a count is no whole number, is negative, or exceeds ``trials``; if ``rate``
+            is not in (0, 1) or ``concentration`` is not positive.
+
+    Example:
+        >>> float(error_rate_log_e(0, 0, 0.4))
+        0.0
+        >>> bool(error_rate_log_e(3600, 10_000, 0.4) > np.log(1e6))
+        True
+
+    References:
+        Robbins, "Statistical methods related to the law of the iterated logarithm", Annals of
+        Mathematical Statistics 41, 1970. Ville, "Étude critique de la notion de collectif", 1939.
+    """
+    k, n = _counts(errors, trials)
+    e = each(_validate.open_unit, "rate", rate)
+    _validate.positive("concentration", concentration)
+    k, n, e = np.broadcast_arrays(k, n, e)
+    return _log_e(k, n, e, concentration)
+
+
+@overload
+def error_rate_confidence_sequence(
+    errors: int, trials: int, significance: float, *, concentration: float = ...
+) -> float: ...
+@overload
+def error_rate_confidence_sequence(
+    errors: NDArray[Any],
+    trials: int | NDArray[Any],
+    significance: float,
+    *,
+    concentration: float = ...,
+) -> Floats: ...
+@overload
+def error_rate_confidence_sequence(
+    errors: int, trials: NDArray[Any], significance: float, *, concentration: float = ...
+) -> Floats: ...
+def error_rate_confidence_sequence(
+    errors: int | NDArray[Any],
+    trials: int | NDArray[Any],
+    significance: float,
+    *,
+    concentration: float = CONCENTRATION,
+) -> float | Floats:
+    r"""Upper limit of an error rate that may be looked at after every guess.
+
+    With probability at least ``1 - significance`` the limits of *all* times together are at or
+    above the true rate, so their running minimum is one as well. It is the rate from which on
+    `error_rate_log_e` rejects, with its assumptions: for the guesses of a fair private coin the
+    rate is (FNR + FPR) / 2. As mu-GDP leaves an error rate of at least Phi(-mu/2), the number -2
+    Phi^-1(limit) is at all times a lower bound on the mu of the worst step.
+
+    .. math:: e_+ = \inf\{e > k / n : \log E(k, n; e') \ge \ln(1 / \text{significance})\
+        \text{ for all } e' \ge e\}
+
+    Args:
+        errors: Number k of wrong guesses so far, a whole number in [0, trials].
+        trials: Number n of guesses so far, >= 0; broadcast against ``errors``.
+        significance: Probability in (0, 1) with which any of the limits may fail.
+        concentration: As of `error_rate_log_e`, to be fixed beforehand.
+
+    Returns:
+        The limit in (0, 1]: a float for numbers, an array of the broadcast shape for arrays.
+
+    Raises:
+        ValueError: As `error_rate_log_e`; if ``significance`` is not in (0, 1).
+
+    Example:
+        >>> limit = error_rate_confidence_sequence(617, 2000, 0.05)
+        >>> round(limit, 4), round(-2 * float(special.ndtri(limit)), 3)
+        (0.3393, 0.829)
+        >>> error_rate_confidence_sequence(0, 0, 0.05)
+        1.0
+
+    References:
+        Robbins, "Statistical methods related to the law of the iterated logarithm", Annals of
+        Mathematical Statistics 41, 1970. Howard et al., "Time-uniform, nonparametric, nonasymptotic
+        confidence sequences", Annals of Statistics 49, 2021.
+    """
+    k, n = _counts(errors, trials)
+    level = _validate.open_unit(
+        "significance", significance, "it is the probability with which a limit may fail"
+    )
+    _validate.positive("concentration", concentration)
+    low, high = np.where(n > 0, k / np.maximum(n, 1.0), 1.0), np.ones(k.shape)
+    for _ in range(_HALVINGS):
+        middle = 0.5 * (low + high)
+        # At the ends of the interval the rate itself may round to zero or one.
+        inside = (middle > 0) & (middle < 1)
+        log_e = _log_e(k, n, np.where(inside, middle, 0.5), concentration)
+        rejected = inside & (log_e >= -np.log(level))
+        low, high = np.where(rejected, low, middle), np.where(rejected, middle, high)
+    return like_input(high)
+
+
+def _log_e(k: Floats, n: Floats, e: Floats, concentration: float) -> Floats:
+    a, b = concentration * e, concentration * (1.0 - e)
+    posterior = special.betainc(a + k, b + n - k, e)
+    with np.errstate(divide="ignore"):
+        log_e = (
+            special.betaln(a + k, b + n - k)
+            - special.betaln(a, b)
+            + np.log(posterior)
+            - np.log(special.betainc(a, b, e))
+            - special.xlogy(k, e)
+            - special.xlog1py(n - k, -e)
+        )
+    return np.asarray(log_e, dtype=np.float64)
+
+
+def _counts(errors: int | NDArray[Any], trials: int | NDArray[Any]) -> tuple[Floats, Floats]:
+    checked = []
+    for name, value in (("errors", errors), ("trials", trials)):
+        counts = np.asarray(value)
+        if counts.dtype.kind not in "iu" or np.any(counts < 0):
+            raise ValueError(f"{name}={value!r} must hold whole numbers >= 0; pass event counts.")
+        checked.append(counts.astype(np.float64))
+    k, n = np.broadcast_arrays(*checked)
+    if np.any(k > n):
+        raise ValueError(
+            f"errors={errors!r} must be at most trials={trials!r}; pass the wrong guesses and all "
+            "guesses."
+        )
+    return k, n

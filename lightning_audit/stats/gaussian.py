@@ -1,0 +1,249 @@
+"""Exact lower confidence limit on mu for Gaussian observations: the noncentral t."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
+
+from lightning_audit import _validate
+from lightning_audit.stats._arguments import each, like_input
+
+__all__ = ["mu_noncentral_t", "mu_noncentral_t_from_scores"]
+
+Floats = NDArray[np.float64]
+# From noncentralities to the tail there and its slope.
+_Tail = Callable[[Floats], tuple[Floats, Floats]]
+_TailFactory = Callable[[Floats, Floats, float], _Tail]
+
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(128)
+_SQRT_2PI = np.sqrt(2.0 * np.pi)
+# Share of the significance that the quadrature may leave out at either end.
+_LEFT_OUT = 1e-18
+# Newton's error squares at each step: after a relative step of this size nothing is left to gain.
+_LAST_STEP = 1e-9
+_MAX_ITERATIONS = 100
+# Observations solved at once: each takes a row of nodes in memory.
+_BLOCK = 4096
+
+
+@overload
+def mu_noncentral_t(
+    n_in: int, n_out: int, difference: float, sum_squares: float, significance: float
+) -> float: ...
+@overload
+def mu_noncentral_t(
+    n_in: int | NDArray[Any],
+    n_out: int | NDArray[Any],
+    difference: NDArray[Any],
+    sum_squares: NDArray[Any],
+    significance: float,
+) -> Floats: ...
+def mu_noncentral_t(
+    n_in: int | NDArray[Any],
+    n_out: int | NDArray[Any],
+    difference: float | NDArray[Any],
+    sum_squares: float | NDArray[Any],
+    significance: float,
+) -> float | Floats:
+    r"""Lower confidence limit on mu = shift / standard deviation of two Gaussian groups.
+
+    With independent observations N(a + shift, s^2) in one group and N(a, s^2) in the other, the
+    limit exceeds mu = shift / s with probability exactly ``significance`` where it is positive (and
+    at most that for mu = 0), whatever a and s. The numbers of observations must not depend on the
+    data. The level rests on the Gaussian form: for other noise this is an estimate.
+
+    .. math:: t = \sqrt{w}\, D \Big/ \sqrt{\mathrm{SS} / \nu}, \qquad
+        w = \tfrac{n_1 n_0}{n_1 + n_0},\quad \nu = n_1 + n_0 - 2, \qquad
+        \mu_- = \tfrac{1}{\sqrt w} \sup\{\lambda \ge 0 :
+        \Pr[T_\nu(\lambda) \ge t] \le \text{significance}\}
+
+    where T is noncentral t: (Z + lambda) over an independent S = chi / sqrt(nu). Its upper tail is
+    E Phi(lambda - t S), computed by Gauss-Legendre quadrature over S, or over Z where t is so large
+    that Phi is a step against the density of S. As a distribution function in lambda it is
+    log-concave, so Newton's method on its logarithm converges. The relative error of the limit is
+    below 1e-9 for up to 1e6 observations a group.
+
+    Args:
+        n_in: Number n_1 of observations with the shift, a whole number >= 0.
+        n_out: Number n_0 without it.
+        difference: Mean with the shift minus mean without, D; a number or an array, broadcast
+            against the other statistics.
+        sum_squares: Sum SS of squared deviations from the group means, > 0, in the squared unit of
+            ``difference``.
+        significance: Probability in (0, 1) with which the limit may fail.
+
+    Returns:
+        The limit >= 0: a float for numbers, an array of the broadcast shape for arrays. It is 0
+        where a group is empty or fewer than three observations were made.
+
+    Raises:
+        ValueError: If a number of observations is negative or no whole number, ``difference`` is
+            not finite, ``sum_squares`` is not positive where there are enough observations, or
+            ``significance`` is not in (0, 1).
+
+    Example:
+        >>> round(mu_noncentral_t(1000, 1000, 1.0, 1998.0, 0.05), 4)
+        0.9219
+        >>> mu_noncentral_t(1, 1, 1.0, 0.0, 0.05)
+        0.0
+
+    References:
+        Johnson and Welch, "Applications of the non-central t-distribution", Biometrika 31, 1940.
+        Hedges and Olkin, "Statistical methods for meta-analysis", 1985, chapter 5.
+    """
+    level = _validate.open_unit(
+        "significance", significance, "it is the probability with which the limit may fail"
+    )
+    n1, n0, d, ss = np.broadcast_arrays(
+        _numbers("n_in", n_in),
+        _numbers("n_out", n_out),
+        each(_finite, "difference", difference),
+        each(_validate.non_negative, "sum_squares", sum_squares),
+    )
+    enough = (n1 > 0) & (n0 > 0) & (n1 + n0 > 2)
+    if np.any(enough & (ss == 0)):
+        raise ValueError(
+            "sum_squares=0.0 must be > 0 for more than two observations; readings that do not "
+            "vary have no Gaussian noise, and no limit on mu follows from them."
+        )
+    limit = np.zeros(d.shape)
+    n1, n0, d, ss = (values[enough] for values in (n1, n0, d, ss))
+    freedom, weight = n1 + n0 - 2.0, n1 * n0 / (n1 + n0)
+    t = np.sqrt(weight) * d / np.sqrt(ss / freedom)
+    limit[enough] = _noncentrality(t, freedom, level) / np.sqrt(weight)
+    return like_input(limit)
+
+
+def mu_noncentral_t_from_scores(
+    scores_in: ArrayLike, scores_out: ArrayLike, significance: float
+) -> float:
+    r"""Lower confidence limit on mu from the observations of two Gaussian groups.
+
+    `mu_noncentral_t` of the two sample means and the pooled sum of squares; its assumptions hold:
+    independent Gaussian scores of one variance, and their numbers fixed beforehand.
+
+    .. math:: D = \bar x_1 - \bar x_0, \qquad
+        \mathrm{SS} = \sum_i (x_{1i} - \bar x_1)^2 + \sum_j (x_{0j} - \bar x_0)^2
+
+    Args:
+        scores_in: Scores with the canary in, ``[n_in]``, in any unit.
+        scores_out: Scores with the canary out, ``[n_out]``, in the same unit.
+        significance: Probability in (0, 1) with which the limit may fail.
+
+    Returns:
+        The limit >= 0; 0 where a group is empty or fewer than three scores were given.
+
+    Raises:
+        ValueError: If scores are not one-dimensional, not finite or all alike within both groups,
+            or ``significance`` is not in (0, 1).
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> inside, outside = 1.0 + rng.standard_normal(500), rng.standard_normal(700)
+        >>> 0.8 < mu_noncentral_t_from_scores(inside, outside, 0.05) < 1.0
+        True
+
+    References:
+        Johnson and Welch, "Applications of the non-central t-distribution", Biometrika 31, 1940.
+    """
+    groups = [np.asarray(scores, dtype=np.float64) for scores in (scores_in, scores_out)]
+    for name, scores in zip(("scores_in", "scores_out"), groups, strict=True):
+        if scores.ndim != 1:
+            raise ValueError(f"{name} has shape {scores.shape}, must be [n]; ravel it.")
+        each(_finite, name, scores)
+    means = [float(scores.mean()) if scores.size else 0.0 for scores in groups]
+    within = [float(np.sum((s - mean) ** 2)) for s, mean in zip(groups, means, strict=True)]
+    return mu_noncentral_t(
+        groups[0].size, groups[1].size, means[0] - means[1], sum(within), significance
+    )
+
+
+def _finite(name: str, value: Any) -> None:
+    _validate.non_negative(name, abs(value) if np.isfinite(value) else value)
+
+
+def _numbers(name: str, value: int | NDArray[Any]) -> Floats:
+    numbers = np.asarray(value)
+    if numbers.dtype.kind not in "iu" or np.any(numbers < 0):
+        raise ValueError(f"{name}={value!r} must be a whole number >= 0; count the observations.")
+    return numbers.astype(np.float64)
+
+
+def _noncentrality(t: Floats, freedom: Floats, significance: float) -> Floats:
+    """Lower limit of the noncentrality, at least zero, for arrays ``[m]``."""
+    limit = np.zeros(t.shape)
+    # At lambda = 0 the tail is that of Student's t; if it exceeds the significance, zero is left.
+    positive = special.stdtr(freedom, -t) < significance
+    # The density of S is the wider factor up to here, and the normal density from here on.
+    steep = t > np.sqrt(2.0 * freedom)
+    for tail, chosen in ((_tail_over_scale, ~steep), (_tail_over_normal, steep)):
+        rows = np.flatnonzero(positive & chosen)
+        for start in range(0, rows.size, _BLOCK):
+            block = rows[start : start + _BLOCK]
+            limit[block] = _solve(tail, t[block], freedom[block], significance)
+    return limit
+
+
+def _solve(tail_of: _TailFactory, t: Floats, freedom: Floats, significance: float) -> Floats:
+    """Newton's method on the logarithm of the tail, which is concave in the noncentrality."""
+    tail = tail_of(t, freedom, significance)
+    log_level = np.log(significance)
+    spread = np.sqrt(1.0 + t * t / (2.0 * freedom))
+    value = np.maximum(t + special.ndtri(significance) * spread, 0.0)
+    low, high = np.zeros(t.shape), np.full(t.shape, np.inf)
+    for _ in range(_MAX_ITERATIONS):
+        probability, slope = tail(value)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            excess = np.log(probability) - log_level
+            following = value - excess * probability / slope
+        low = np.where(excess < 0, value, low)
+        high = np.where(excess < 0, high, value)
+        # Where the tail underflows, or is one, its logarithm points nowhere.
+        inside = (following > low) & (following < high)
+        halved = np.where(np.isfinite(high), 0.5 * (low + high), low + spread)
+        done = np.abs(following - value) <= _LAST_STEP * (1.0 + value)
+        value = np.where(inside | done, following, halved)
+        if np.all(done):
+            break
+    return np.maximum(value, 0.0)
+
+
+def _tail_over_scale(t: Floats, freedom: Floats, significance: float) -> _Tail:
+    """The tail and its slope as E Phi(lambda - t S), integrated over the density of S."""
+    left_out = significance * _LEFT_OUT
+    low = np.sqrt(2.0 * special.gammaincinv(freedom / 2.0, left_out) / freedom)
+    high = np.sqrt(2.0 * special.gammainccinv(freedom / 2.0, left_out) / freedom)
+    off = 0.5 * (low + high)[:, None] - 1.0 + 0.5 * (high - low)[:, None] * _NODES
+    # Log density of S = 1 + off up to a constant, without the cancellation of two large terms.
+    log_density = (freedom[:, None] - 1.0) * np.log1p(off) - freedom[:, None] * (off + 0.5 * off**2)
+    weights = _WEIGHTS * np.exp(log_density - log_density.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    middle, steps = t, t[:, None] * off
+
+    def tail(noncentrality: Floats) -> tuple[Floats, Floats]:
+        x = (noncentrality - middle)[:, None] - steps
+        density = np.exp(-0.5 * x * x) / _SQRT_2PI
+        return (weights * special.ndtr(x)).sum(axis=1), (weights * density).sum(axis=1)
+
+    return tail
+
+
+def _tail_over_normal(t: Floats, freedom: Floats, significance: float) -> _Tail:
+    """The tail and its slope as E Pr[S <= (Z + lambda) / t], integrated over the density of Z."""
+    reach = -special.ndtri_exp(np.log(significance) + np.log(_LEFT_OUT))
+
+    def tail(noncentrality: Floats) -> tuple[Floats, Floats]:
+        low = np.maximum(-reach, -noncentrality)
+        half = 0.5 * (reach - low)[:, None]
+        z = 0.5 * (reach + low)[:, None] + half * _NODES
+        scale = np.maximum(z + noncentrality[:, None], 0.0) / t[:, None]
+        cumulated = special.gammainc(freedom[:, None] / 2.0, 0.5 * freedom[:, None] * scale**2)
+        mass = half * _WEIGHTS * np.exp(-0.5 * z * z) / _SQRT_2PI * cumulated
+        # By parts: the derivative of the normal density brings the factor z.
+        return mass.sum(axis=1), (mass * z).sum(axis=1)
+
+    return tail
