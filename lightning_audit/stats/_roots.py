@@ -64,4 +64,5 @@ def _outside(newton: Floats, low: Floats, high: Floats, here: Floats) -> Floats:
     with np.errstate(invalid="ignore"):
         middle = 0.5 * (np.maximum(low, 0.0) + high)
     widened = np.where(np.isfinite(high), middle, 2.0 * here + 0.1)
-    return np.where((low < 0) & (newton <= 0), 0.0, widened)
+    # Where Newton's method has no next point, as far above the root, zero is the one to look at.
+    return np.where((low < 0) & ~(newton > 0), 0.0, widened)
