@@ -24,6 +24,8 @@ Rows = NDArray[np.intp] | slice
 
 # exp of the largest epsilon must be a double; e^-700 is a rate that no posterior reaches.
 _LARGEST_EPSILON = 700.0
+# Two rates whose probits are further apart than that are not both doubles.
+_LARGEST_MU = 75.0
 
 
 @lru_cache(maxsize=8)
@@ -160,8 +162,9 @@ class EpsilonSides:
 class MuSides:
     r"""Boundary of mu-GDP: Phi^-1(x) + Phi^-1(y) = -mu.
 
-    .. math:: \Pr[\text{below}] = \int_0^1 f_Y(y) F_X(\Phi(-\mu - \Phi^{-1}(y)))\,dy,
-        \qquad y = \sin^2 \theta
+    .. math:: \Pr[\text{below}] = \int f_Y(\Phi(t))\,\varphi(t)\, F_X(\Phi(-\mu - t))\,dt
+
+    where both factors are bells and steps on the scale of probits, whatever the shapes.
     """
 
     x: Beta
@@ -175,23 +178,19 @@ class MuSides:
         return replace(self, x=self.x.take(rows), y=self.y.take(rows))
 
     def below(self, value: Floats, rest: bool) -> tuple[Floats, Floats]:
-        x, y = self.x, self.y
+        x, y, mu = self.x, self.y, np.minimum(value, _LARGEST_MU)
         # Probits of y: up to `surely` x lies below the boundary but for its tail.
-        surely = special.ndtri(x.lower_rest) - value
-        never = -special.ndtri(x.lower) - value
-        start = np.maximum(_probit_angle(surely), _angle(y.lower, 1.0 - y.lower))
-        stop = np.minimum(_probit_angle(never), _angle(1.0 - y.lower_rest, y.lower_rest))
-        theta, weight = _nodes(start, stop, self.nodes)
-        sine, cosine = np.sin(theta), np.cos(theta)
-        large, large_rest = sine * sine, cosine * cosine
-        probit = np.where(large < 0.5, special.ndtri(large), -special.ndtri(large_rest))
-        z = -value[:, None] - probit
+        surely = special.ndtri(x.lower_rest) - mu
+        never = -special.ndtri(x.lower) - mu
+        start = np.maximum(surely, special.ndtri(y.lower))
+        stop = np.minimum(never, -special.ndtri(y.lower_rest))
+        t, weight = _nodes(start, stop, self.nodes)
+        z = -mu[:, None] - t
         small, small_rest = special.ndtr(z), special.ndtr(-z)
-        weight = weight * y.density_of_logit(large, large_rest) * 2.0 / (sine * cosine)
-        # In logs: the product of both tails of the normal underflows before their ratio does.
-        log_slope = -0.5 * z * z - special.log_ndtr(z) - special.log_ndtr(-z)
-        slope = np.exp(log_slope) / np.sqrt(2.0 * np.pi)
-        density = np.sum(weight * slope * x.density_of_logit(small, small_rest), axis=1)
+        density_of_t = y.density_of_logit(special.ndtr(t), special.ndtr(-t)) * _logit_slope(t)
+        density_of_z = x.density_of_logit(small, small_rest) * _logit_slope(z)
+        weight = weight * density_of_t
+        density = np.sum(weight * density_of_z, axis=1)
         if rest:
             inner = np.sum(weight * x.above(small, small_rest), axis=1)
             sure = y.above(special.ndtr(never), special.ndtr(-never))
@@ -228,10 +227,8 @@ def _arccos_sqrt(square: Floats) -> Floats:
     return angle
 
 
-def _angle(rate: Floats, rest: Floats) -> Floats:
-    angle: Floats = np.arctan2(np.sqrt(rate), np.sqrt(rest))
-    return angle
-
-
-def _probit_angle(probit: Floats) -> Floats:
-    return _angle(special.ndtr(probit), special.ndtr(-probit))
+def _logit_slope(probit: Floats) -> Floats:
+    """Derivative of log(Phi / (1 - Phi)); in logs, since both tails may underflow."""
+    tails = special.log_ndtr(probit) + special.log_ndtr(-probit)
+    slope: Floats = np.exp(-0.5 * probit * probit - tails) / np.sqrt(2.0 * np.pi)
+    return slope
