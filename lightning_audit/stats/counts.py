@@ -272,7 +272,8 @@ def epsilon_katz(counts: ConfusionCounts, significance: float) -> float | Floats
 
     The larger of both log ratios, each at half of ``significance``. It holds its level in the limit
     of large counts only, and for pure DP only: a mechanism that is (epsilon, delta)-DP with
-    delta > 0 may exceed it.
+    delta > 0 may exceed it. It is not monotone at small counts: with k errors of n and
+    k (n - k) / n below z^2 / 4, one error less widens the limit by more than it moves it.
 
     Args:
         counts: Outcomes at a threshold fixed beforehand.
@@ -298,7 +299,7 @@ def epsilon_katz(counts: ConfusionCounts, significance: float) -> float | Floats
 
 def _epsilon_below(x: Floats, y: Floats, delta: float) -> Floats:
     """The part of `epsilon_at_rates` that errors below the diagonal refute, 0 above it."""
-    return _log_ratio(1.0 - x - y - delta, np.minimum(x, y))
+    return _log_ratio(1.0 - (x + y) - delta, np.minimum(x, y))
 
 
 def _epsilon_above(x: Floats, y: Floats, delta: float) -> Floats:

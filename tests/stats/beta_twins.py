@@ -67,7 +67,7 @@ def _epsilon_below(a, b, c, d, eps, delta):
         points = marks(c, d) + [span - x / shrink for x in marks(a, b)]
         inner = sorted(y for y in points if vertex < y < span)
         cuts = [mp.asin(mp.sqrt(y / span)) for y in [vertex, *inner, span]]
-        return mp.quad(integrand, cuts, maxdegree=5)
+        return mp.quad(integrand, cuts, maxdegree=4)
 
     corner = beta_cdf(a, b, vertex) * beta_cdf(c, d, vertex)
     return corner + strip(a, b, c, d) + strip(c, d, a, b)
@@ -90,4 +90,4 @@ def _mu_below(a, b, c, d, mu):
 
     points = [probit(p) for p in marks(c, d) if 1e-18 < p < 1 - 1e-18]
     points += [-mu - probit(p) for p in marks(a, b) if 1e-18 < p < 1 - 1e-18]
-    return mp.quad(integrand, sorted([mp.mpf(-14), *points, mp.mpf(14)]), maxdegree=5)
+    return mp.quad(integrand, sorted([mp.mpf(-14), *points, mp.mpf(14)]), maxdegree=4)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 from beta_twins import mu_outside
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, special
 
@@ -122,6 +122,7 @@ def test_agrees_with_draws_from_the_posterior(counts, prior: float) -> None:
 # Laws.
 
 
+@settings(max_examples=40)
 @given(counts_of(), probabilities, regions)
 def test_quantile_undoes_the_distribution_function(counts, probability, region) -> None:
     quantile = mu_posterior_quantile(probability, counts, region=region)
@@ -132,6 +133,7 @@ def test_quantile_undoes_the_distribution_function(counts, probability, region) 
         assert inside >= probability - 1e-14
 
 
+@settings(max_examples=40)
 @given(counts_of(), probabilities, regions)
 def test_worlds_may_be_swapped(counts, probability, region) -> None:
     swapped = ConfusionCounts(counts.fp, counts.tn, counts.fn, counts.tp)
@@ -141,6 +143,7 @@ def test_worlds_may_be_swapped(counts, probability, region) -> None:
     )
 
 
+@settings(max_examples=40)
 @given(counts_of(), probabilities)
 def test_fewer_errors_give_a_larger_one_sided_quantile(counts, probability) -> None:
     fewer = np.minimum(counts.fp, 1)

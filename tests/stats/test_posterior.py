@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 from beta_twins import epsilon_outside
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
@@ -221,6 +221,7 @@ def test_agrees_with_draws_from_the_posterior(counts, prior: float) -> None:
 # Laws.
 
 
+@settings(max_examples=40)
 @given(counts_of(), deltas, probabilities, regions)
 def test_quantile_undoes_the_distribution_function(counts, delta, probability, region) -> None:
     quantile = epsilon_posterior_quantile(probability, counts, delta, region=region)
@@ -232,6 +233,7 @@ def test_quantile_undoes_the_distribution_function(counts, delta, probability, r
         assert inside >= probability - 1e-14
 
 
+@settings(max_examples=40)
 @given(counts_of(), deltas, probabilities, regions)
 def test_worlds_may_be_swapped(counts, delta, probability, region) -> None:
     swapped = ConfusionCounts(counts.fp, counts.tn, counts.fn, counts.tp)
@@ -240,6 +242,7 @@ def test_worlds_may_be_swapped(counts, delta, probability, region) -> None:
     )
 
 
+@settings(max_examples=40)
 @given(counts_of(), deltas, probabilities)
 def test_published_region_ignores_the_attack_s_direction(counts, delta, probability) -> None:
     turned = ConfusionCounts(counts.tp, counts.fn, counts.tn, counts.fp)
@@ -248,6 +251,7 @@ def test_published_region_ignores_the_attack_s_direction(counts, delta, probabil
     )
 
 
+@settings(max_examples=40)
 @given(counts_of(), deltas, probabilities)
 def test_fewer_errors_give_a_larger_one_sided_quantile(counts, delta, probability) -> None:
     better = ConfusionCounts(
@@ -263,6 +267,7 @@ def test_fewer_errors_give_a_larger_one_sided_quantile(counts, delta, probabilit
     assert second >= first * (1 - 1e-9)
 
 
+@settings(max_examples=40)
 @given(counts_of(), deltas, regions)
 def test_quantiles_rise_with_probability(counts, delta, region) -> None:
     levels = (1e-9, 1e-3, 0.05, 0.5, 0.9, 1 - 1e-6)
