@@ -7,16 +7,16 @@ from their prior; their failure probability for a given mechanism is shown, not 
 that the .05 quantile of the two-sided (one-sided) posterior exceeds the truth, +- .005, as printed
 by `test_frequentist_failures_of_the_posterior`:
 
-                           | mu                                    | epsilon at delta .01
-observations a world       | 50           500          5000        | 50           500          5000
-null, midpoint             | 1.000 (.050)  1.000 (.051)  1.000 (.052) | .373 (.050)  .068 (.023)  .004 (.002)
-null, few guesses          | 1.000 (.063)  1.000 (.069)  1.000 (.048) | .147 (.027)  .018 (.012)  .001 (.000)
-Gaussian mu=.5, midpoint   | .054 (.054)  .045 (.045)  .053 (.053) | .068 (.068)  .076 (.076)  .071 (.071)
-Gaussian mu=2, midpoint    | .068 (.068)  .059 (.059)  .051 (.051) | .148 (.148)  .156 (.156)  .155 (.155)
-Gaussian mu=2, off centre  | .016 (.016)  .059 (.059)  .058 (.058) | .000 (.000)  .055 (.055)  .058 (.058)
-Laplace b=1, midpoint      | .043 (.043)  .055 (.055)  .051 (.051) | .104 (.104)  .098 (.098)  .098 (.098)
-Laplace b=1, tail          | .003 (.003)  .000 (.000)  .000 (.000) | .048 (.048)  .056 (.056)  .061 (.061)
-randomized response        | .050 (.050)  .049 (.049)  .050 (.050) | .103 (.103)  .109 (.109)  .112 (.112)
+                           mu                                 epsilon at delta .01
+observations a world       50          500         5000       50          500         5000
+null, midpoint             1.00 (.050) 1.00 (.051) 1.00 (.052)  .373 (.050) .068 (.023) .004 (.002)
+null, few guesses          1.00 (.063) 1.00 (.069) 1.00 (.048)  .147 (.027) .018 (.012) .001 (.000)
+Gaussian mu=.5, midpoint   .054 (.054) .045 (.045) .053 (.053)  .068 (.068) .076 (.076) .071 (.071)
+Gaussian mu=2, midpoint    .068 (.068) .059 (.059) .051 (.051)  .148 (.148) .156 (.156) .155 (.155)
+Gaussian mu=2, off centre  .016 (.016) .059 (.059) .058 (.058)  .000 (.000) .055 (.055) .058 (.058)
+Laplace b=1, midpoint      .043 (.043) .055 (.055) .051 (.051)  .104 (.104) .098 (.098) .098 (.098)
+Laplace b=1, tail          .003 (.003) .000 (.000) .000 (.000)  .048 (.048) .056 (.056) .061 (.061)
+randomized response        .050 (.050) .049 (.049) .050 (.050)  .103 (.103) .109 (.109) .112 (.112)
 
 Where both fractions of epsilon are close, at symmetric rates, its posterior is up to three times as
 often too high as it says: epsilon is the larger of two noisy numbers.

@@ -92,6 +92,13 @@ def test_mass_has_twelve_digits_inside_and_outside(counts, mu: float) -> None:
     assert_mass_is_exact(counts, mu)
 
 
+def test_small_quantiles_have_nine_digits() -> None:
+    counts = (10, 990, 5, 995)
+    quantile = mu_posterior_quantile(1e-10, ConfusionCounts(*counts))
+    below, above = mu_outside(quantile, *counts)
+    assert float(1 - below - above) == pytest.approx(1e-10, rel=1e-9)
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("counts", "mu"),

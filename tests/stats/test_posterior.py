@@ -164,6 +164,18 @@ def test_mass_has_twelve_digits_inside_and_outside(counts, delta: float, epsilon
     assert_mass_is_exact(counts, delta, epsilon)
 
 
+@pytest.mark.parametrize(
+    ("counts", "delta", "probability"),
+    [((10, 990, 5, 995), 1e-5, 1e-10), ((3, 97, 30, 70), 0.0, 1e-6), ((0, 50, 0, 50), 0.05, 1e-8)],
+)
+def test_small_quantiles_have_nine_digits(counts, delta: float, probability: float) -> None:
+    quantile = epsilon_posterior_quantile(
+        probability, ConfusionCounts(*counts), delta, region="one_sided"
+    )
+    below, _ = epsilon_outside(quantile, *counts, delta)
+    assert float(1 - below) == pytest.approx(probability, rel=1e-9)
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("counts", "delta", "epsilon"),
