@@ -91,9 +91,11 @@ class ClaimPosterior:
             outside = self._mass_of(best, under[rows], above=False)
             if self.two_sided:
                 outside = outside + self._mass_of(best, over[rows], above=True)
-            alive[rows] = outside > 1.0 - probability
+            # The margin is the rounding of a sum next to one.
+            alive[rows] = outside > 1.0 - probability - 1e-13
             rows = np.flatnonzero(alive)
-            inside = self._evaluate(np.full(rows.size, best), rows, small=False)[0]
+            claim = np.full(rows.size, best)
+            inside = self._evaluate(claim, rows, small=probability < _SMALL)[0]
             alive[rows] = inside < probability
             candidates = rows[np.argsort(inside)[:_TOGETHER]]
             candidates = candidates[alive[candidates]]
