@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -40,3 +41,40 @@ def closed_unit(name: str, value: Any) -> None:
 
 def like_input(values: Floats) -> float | Floats:
     return float(values) if values.ndim == 0 else values
+
+
+def significance_level(significance: float) -> float:
+    advice = "it is the probability with which the limit may fail, such as 0.05"
+    return _validate.open_unit("significance", significance, advice)
+
+
+def delta_or_zero(delta: float) -> float:
+    if isinstance(delta, Real) and not isinstance(delta, bool) and delta == 0:
+        return 0.0
+    return _validate.open_unit("delta", delta, "or 0 for pure DP; delta = 1 is no privacy")
+
+
+def whole_counts(
+    successes: int | NDArray[Any], trials: int | NDArray[Any]
+) -> tuple[Floats, Floats]:
+    """Successes k and trials n as floats of one shape, with k at most n."""
+    k, n = np.broadcast_arrays(_whole("successes", successes), _whole("trials", trials))
+    excess = k > n
+    if np.any(excess):
+        raise ValueError(
+            f"successes={int(k[excess][0])} must be at most trials={int(n[excess][0])}; "
+            "pass the number of events and the number of all observations."
+        )
+    return k, n
+
+
+def _whole(name: str, value: int | NDArray[Any]) -> Floats:
+    counts = np.asarray(value)
+    advice = "pass event counts, not rates or scores"
+    # A boolean array is usually the outcomes themselves, passed where their sum is meant.
+    if counts.dtype.kind not in "iuf":
+        raise ValueError(f"{name} has dtype {counts.dtype}, must hold whole numbers >= 0; {advice}")
+    bad = ~((counts >= 0) & (counts == np.floor(counts)) & np.isfinite(counts))
+    if np.any(bad):
+        raise ValueError(f"{name}={counts[bad][0].item()!r} must be a whole number >= 0; {advice}")
+    return counts.astype(np.float64)

@@ -1,4 +1,4 @@
-"""Exact one-sided confidence limits for a binomial rate."""
+"""One-sided limits for a binomial rate: exact confidence limits and Bayesian ones."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from lightning_audit import _validate
+from lightning_audit.stats._arguments import like_input, significance_level, whole_counts
 
-__all__ = ["clopper_pearson_lower", "clopper_pearson_upper"]
+__all__ = ["clopper_pearson_lower", "clopper_pearson_upper", "jeffreys_lower", "jeffreys_upper"]
 
 
 @overload
@@ -57,11 +57,11 @@ def clopper_pearson_lower(
         Clopper and Pearson, "The use of confidence or fiducial limits illustrated in the case of
         the binomial", Biometrika 26, 1934.
     """
-    k, n = _counts(successes, trials)
-    level = _validate.open_unit("significance", significance, _SIGNIFICANCE_ADVICE)
+    k, n = whole_counts(successes, trials)
+    level = significance_level(significance)
     # k = 0 is outside the domain of the Beta quantile; the stand-in 1 is overwritten below.
     quantile = special.betaincinv(np.maximum(k, 1.0), n - k + 1.0, level)
-    return _like_input(np.where(k > 0, quantile, 0.0))
+    return like_input(np.where(k > 0, quantile, 0.0))
 
 
 @overload
@@ -110,43 +110,107 @@ def clopper_pearson_upper(
         Clopper and Pearson, "The use of confidence or fiducial limits illustrated in the case of
         the binomial", Biometrika 26, 1934.
     """
-    k, n = _counts(successes, trials)
-    level = _validate.open_unit("significance", significance, _SIGNIFICANCE_ADVICE)
+    k, n = whole_counts(successes, trials)
+    level = significance_level(significance)
     # k = n is outside the domain of the Beta quantile; the stand-in 1 is overwritten below. The
     # complemented inverse keeps the digits of a small significance.
     quantile = special.betainccinv(k + 1.0, np.maximum(n - k, 1.0), level)
-    return _like_input(np.where(k < n, quantile, 1.0))
+    return like_input(np.where(k < n, quantile, 1.0))
 
 
-_SIGNIFICANCE_ADVICE = "it is the probability with which the limit may fail, such as 0.05"
+@overload
+def jeffreys_lower(successes: int, trials: int, significance: float) -> float: ...
+@overload
+def jeffreys_lower(
+    successes: NDArray[Any], trials: int | NDArray[Any], significance: float
+) -> NDArray[np.float64]: ...
+@overload
+def jeffreys_lower(
+    successes: int, trials: NDArray[Any], significance: float
+) -> NDArray[np.float64]: ...
+def jeffreys_lower(
+    successes: int | NDArray[Any], trials: int | NDArray[Any], significance: float
+) -> float | NDArray[np.float64]:
+    r"""One-sided Jeffreys lower limit of a binomial rate.
+
+    A quantile of the posterior for the prior Beta(1/2, 1/2). It fails with probability close to
+    ``significance`` on average over rates, and more often at some rates: it is no confidence limit.
+
+    .. math:: p_- = I^{-1}_{\text{significance}}(k + \tfrac12,\, n - k + \tfrac12),
+        \qquad p_-(k = 0) = 0
+
+    Args:
+        successes: Number k of successes, a whole number in [0, trials]; a number or an array.
+        trials: Number n of trials, a whole number >= 0; broadcast against ``successes``.
+        significance: Probability in (0, 1) of a rate below the limit.
+
+    Returns:
+        The limit in [0, 1]: a float for numbers, an array of the broadcast shape for arrays.
+
+    Raises:
+        ValueError: If a count is no whole number, is negative, or exceeds ``trials``; if
+            ``significance`` is not in (0, 1).
+
+    Example:
+        >>> round(jeffreys_lower(65, 100, 0.05), 6)
+        0.56906
+        >>> jeffreys_lower(0, 100, 0.05)
+        0.0
+
+    References:
+        Brown, Cai and DasGupta, "Interval estimation for a binomial proportion", Statistical
+        Science 16, 2001, section 4.1.
+    """
+    k, n = whole_counts(successes, trials)
+    level = significance_level(significance)
+    quantile = special.betaincinv(k + 0.5, n - k + 0.5, level)
+    # Without a success no rate however small can be ruled out, whatever the prior says.
+    return like_input(np.where(k > 0, quantile, 0.0))
 
 
-def _counts(
-    successes: int | NDArray[Any], trials: int | NDArray[Any]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    k = _whole("successes", successes)
-    n = _whole("trials", trials)
-    k, n = np.broadcast_arrays(k, n)
-    excess = k > n
-    if np.any(excess):
-        raise ValueError(
-            f"successes={int(k[excess][0])} must be at most trials={int(n[excess][0])}; "
-            "pass the number of events and the number of all observations."
-        )
-    return k, n
+@overload
+def jeffreys_upper(successes: int, trials: int, significance: float) -> float: ...
+@overload
+def jeffreys_upper(
+    successes: NDArray[Any], trials: int | NDArray[Any], significance: float
+) -> NDArray[np.float64]: ...
+@overload
+def jeffreys_upper(
+    successes: int, trials: NDArray[Any], significance: float
+) -> NDArray[np.float64]: ...
+def jeffreys_upper(
+    successes: int | NDArray[Any], trials: int | NDArray[Any], significance: float
+) -> float | NDArray[np.float64]:
+    r"""One-sided Jeffreys upper limit of a binomial rate.
 
+    The mirror image of `jeffreys_lower`, with the same reservation: it is no confidence limit.
 
-def _whole(name: str, value: int | NDArray[Any]) -> NDArray[np.float64]:
-    counts = np.asarray(value)
-    advice = "pass event counts, not rates or scores"
-    # A boolean array is usually the outcomes themselves, passed where their sum is meant.
-    if counts.dtype.kind not in "iuf":
-        raise ValueError(f"{name} has dtype {counts.dtype}, must hold whole numbers >= 0; {advice}")
-    bad = ~((counts >= 0) & (counts == np.floor(counts)) & np.isfinite(counts))
-    if np.any(bad):
-        raise ValueError(f"{name}={counts[bad][0].item()!r} must be a whole number >= 0; {advice}")
-    return counts.astype(np.float64)
+    .. math:: p_+ = I^{-1}_{1 - \text{significance}}(k + \tfrac12,\, n - k + \tfrac12),
+        \qquad p_+(k = n) = 1
 
+    Args:
+        successes: Number k of successes, a whole number in [0, trials]; a number or an array.
+        trials: Number n of trials, a whole number >= 0; broadcast against ``successes``.
+        significance: Probability in (0, 1) of a rate above the limit.
 
-def _like_input(values: NDArray[np.float64]) -> float | NDArray[np.float64]:
-    return float(values) if values.ndim == 0 else values
+    Returns:
+        The limit in [0, 1]: a float for numbers, an array of the broadcast shape for arrays.
+
+    Raises:
+        ValueError: If a count is no whole number, is negative, or exceeds ``trials``; if
+            ``significance`` is not in (0, 1).
+
+    Example:
+        >>> round(jeffreys_upper(0, 1000, 0.05), 8)
+        0.00191841
+        >>> jeffreys_upper(np.array([0, 500, 1000]), 1000, 0.05).round(4)
+        array([0.0019, 0.526 , 1.    ])
+
+    References:
+        Brown, Cai and DasGupta, "Interval estimation for a binomial proportion", Statistical
+        Science 16, 2001, section 4.1.
+    """
+    k, n = whole_counts(successes, trials)
+    level = significance_level(significance)
+    quantile = special.betainccinv(k + 0.5, n - k + 0.5, level)
+    return like_input(np.where(k < n, quantile, 1.0))

@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 from scipy import optimize, special, stats
 
 from lightning_audit.stats.gdp import gaussian_epsilon
-from lightning_audit.stats.intervals import clopper_pearson_lower, clopper_pearson_upper
+from lightning_audit.stats.intervals import (
+    clopper_pearson_lower,
+    clopper_pearson_upper,
+    jeffreys_lower,
+    jeffreys_upper,
+)
 
 significances = st.sampled_from([1e-12, 1e-3, 0.025, 0.05, 0.5, 0.9])
 
@@ -141,7 +146,56 @@ def test_numbers_give_floats_and_arrays_broadcast() -> None:
     assert clopper_pearson_lower(np.array([], dtype=int), 3, 0.05).shape == (0,)
 
 
-@pytest.mark.parametrize("limit", [clopper_pearson_lower, clopper_pearson_upper])
+@pytest.mark.parametrize(("k", "n"), [(1, 5), (4, 5), (117, 200), (199, 200), (30, 10**6)])
+def test_jeffreys_limits_are_quantiles_of_the_posterior(k: int, n: int) -> None:
+    posterior = stats.beta(k + 0.5, n - k + 0.5)
+    assert jeffreys_lower(k, n, 0.05) == pytest.approx(posterior.ppf(0.05), rel=1e-10)
+    assert jeffreys_upper(k, n, 0.05) == pytest.approx(posterior.isf(0.05), rel=1e-10)
+
+
+@given(counts(), significances)
+def test_jeffreys_limits_are_inside_the_exact_ones(
+    count: tuple[int, int], significance: float
+) -> None:
+    k, n = count
+    lower, upper = jeffreys_lower(k, n, significance), jeffreys_upper(k, n, significance)
+    assert clopper_pearson_lower(k, n, significance) <= lower
+    assert upper <= clopper_pearson_upper(k, n, significance)
+    assert 1 - jeffreys_upper(n - k, n, significance) == pytest.approx(lower, abs=1e-12)
+
+
+def test_jeffreys_limits_at_the_ends_are_the_ends() -> None:
+    for n in (0, 7):
+        assert jeffreys_lower(0, n, 0.05) == 0.0
+        assert jeffreys_upper(n, n, 0.05) == 1.0
+    assert type(jeffreys_lower(1, 2, 0.05)) is float
+    assert jeffreys_upper(np.array([[0], [3]]), np.array([3, 5, 7]), 0.05).shape == (2, 3)
+
+
+def test_jeffreys_limits_hold_their_level_averaged_over_the_prior() -> None:
+    # Where k = 0 or n the limits are clipped, so that they fail less often than they say.
+    rng, n = np.random.default_rng(0), 20
+    rates = rng.beta(0.5, 0.5, 200_000)
+    k = rng.binomial(n, rates)
+    inner = (k > 0) & (k < n)
+    for missed in (jeffreys_lower(k, n, 0.05) > rates, jeffreys_upper(k, n, 0.05) < rates):
+        error = 3 * math.sqrt(0.05 * 0.95 / inner.sum())
+        assert abs(missed[inner].mean() - 0.05) < error
+        assert missed.mean() <= 0.05
+
+
+def test_a_jeffreys_limit_fails_more_often_than_it_says_at_some_rates() -> None:
+    # Just beyond the limit for no success in a thousand, no success still has a chance of .147.
+    rate = jeffreys_upper(0, 1000, 0.05) * 1.000001
+    missed = stats.binom.pmf(0, 1000, rate)
+    assert missed == pytest.approx(0.147, abs=5e-4)
+    assert stats.binom.pmf(0, 1000, clopper_pearson_upper(0, 1000, 0.05)) <= 0.05
+
+
+LIMITS = [clopper_pearson_lower, clopper_pearson_upper, jeffreys_lower, jeffreys_upper]
+
+
+@pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize(
     ("successes", "trials", "message"),
     [
@@ -160,6 +214,7 @@ def test_impossible_counts_are_refused(limit, successes, trials, message) -> Non
 
 
 @pytest.mark.parametrize("significance", [0.0, 1.0, -0.1, float("nan"), "0.05"])
-def test_impossible_significance_is_refused(significance) -> None:
+@pytest.mark.parametrize("limit", LIMITS)
+def test_impossible_significance_is_refused(limit, significance) -> None:
     with pytest.raises(ValueError, match=r"significance=.* must be in \(0, 1\); it is the prob"):
-        clopper_pearson_upper(1, 2, significance)
+        limit(1, 2, significance)

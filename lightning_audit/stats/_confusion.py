@@ -1,0 +1,121 @@
+"""Outcomes of an attack: the argument of every bound from counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Counts = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+_NAMES = ("fn", "tp", "fp", "tn")
+
+
+@dataclass(frozen=True, eq=False)
+class ConfusionCounts:
+    """Outcomes of guessing "in" or "out" in two worlds, at one threshold or at many.
+
+    The direction of the attack is fixed beforehand: a large score means "in". An attack that is
+    right more often when turned round proves nothing unless it was announced that way.
+
+    Args:
+        fn: canary in, guessed out (type II errors); whole numbers >= 0, any common shape.
+        tp: canary in, guessed in.
+        fp: canary out, guessed in (type I errors).
+        tn: canary out, guessed out.
+
+    Raises:
+        ValueError: A count is no whole number or is negative.
+
+    Example:
+        >>> counts = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
+        >>> int(counts.n_in), int(counts.n_out)
+        (100, 100)
+    """
+
+    fn: Counts
+    tp: Counts
+    fp: Counts
+    tn: Counts
+
+    def __init__(self, fn: ArrayLike, tp: ArrayLike, fp: ArrayLike, tn: ArrayLike) -> None:
+        checked = [_whole(name, v) for name, v in zip(_NAMES, (fn, tp, fp, tn), strict=True)]
+        shape = np.broadcast_shapes(*(value.shape for value in checked))
+        for name, value in zip(_NAMES, checked, strict=True):
+            # A view that nobody can write to: the counts stay what was checked.
+            object.__setattr__(self, name, np.broadcast_to(value, shape))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Common shape of the counts; () for one threshold."""
+        return self.fn.shape
+
+    @property
+    def n_in(self) -> Counts:
+        """Observations with the canary in."""
+        return np.asarray(self.fn + self.tp)
+
+    @property
+    def n_out(self) -> Counts:
+        """Observations with the canary out."""
+        return np.asarray(self.fp + self.tn)
+
+    @classmethod
+    def from_scores(
+        cls, scores_in: ArrayLike, scores_out: ArrayLike, thresholds: ArrayLike
+    ) -> ConfusionCounts:
+        """Count the guesses "in if the score exceeds the threshold".
+
+        Args:
+            scores_in: scores with the canary in, ``[n_in]``.
+            scores_out: scores with the canary out, ``[n_out]``.
+            thresholds: a number, or an array of any shape.
+
+        Returns:
+            The counts, of the shape of ``thresholds``.
+
+        Raises:
+            ValueError: The scores are no vector, or a score or threshold is not a number.
+
+        Example:
+            >>> ConfusionCounts.from_scores([0.2, 0.9, 1.4], [-0.3, 0.6], thresholds=0.5).tp
+            array(2)
+        """
+        inside = np.sort(_scores("scores_in", scores_in))
+        outside = np.sort(_scores("scores_out", scores_out))
+        cuts = _numbers("thresholds", thresholds)
+        fn = np.searchsorted(inside, cuts, side="right")
+        tn = np.searchsorted(outside, cuts, side="right")
+        return cls(fn=fn, tp=len(inside) - fn, fp=len(outside) - tn, tn=tn)
+
+
+def _whole(name: str, value: Any) -> Counts:
+    counts = np.asarray(value)
+    advice = "pass event counts, not rates or scores"
+    # An empty list has no dtype of its own. A boolean array is usually the outcomes themselves.
+    if counts.dtype.kind not in "iu" and counts.size:
+        raise ValueError(f"{name}={value!r} must hold whole numbers >= 0; {advice}")
+    if np.any(counts < 0):
+        first = int(counts[counts < 0].flat[0])
+        raise ValueError(f"{name}={first} must be a whole number >= 0; {advice}")
+    return counts.astype(np.int64)
+
+
+def _numbers(name: str, value: ArrayLike) -> Floats:
+    numbers = np.asarray(value, dtype=np.float64)
+    if np.any(np.isnan(numbers)):
+        raise ValueError(f"{name} holds nan, must hold numbers; a failed reading is no evidence")
+    return numbers
+
+
+def _scores(name: str, value: ArrayLike) -> Floats:
+    scores = _numbers(name, value)
+    if scores.ndim != 1:
+        raise ValueError(
+            f"{name} has shape {scores.shape}, must be one vector of scores; "
+            "pool the observations first, one score each"
+        )
+    return scores
