@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 RECORD_NAME = "observations.bin"
 ARCHIVE_NAME = "observations.npz"
 REPORT_NAME = "report.json"
+_NAMES = (RECORD_NAME, ARCHIVE_NAME, REPORT_NAME)
 
 _FORMAT = "lightning-audit observations"
 _VERSION = 1
@@ -87,27 +88,67 @@ class ObservationStore:
     Args:
         directory: where the record lies; made if absent.
         header: what the entries mean.
+        run: name of the run, by which it is known when it goes on after a stop.
 
     Raises:
         OSError: the directory cannot be written.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], header: RecordHeader) -> None:
+    def __init__(
+        self, directory: str | os.PathLike[str], header: RecordHeader, run: str = ""
+    ) -> None:
         self.directory = Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)
         set_aside(self.directory)
-        self.header = header
+        self._start_at(header)
         line = json.dumps(
-            {"format": _FORMAT, "version": _VERSION, **dataclasses.asdict(header)}
+            {"format": _FORMAT, "version": _VERSION, "run": run, **dataclasses.asdict(header)}
         ).encode()
         self._file = open(self.directory / RECORD_NAME, "wb")  # noqa: SIM115  # lives with the run
         self._file.write(line + b"\n")
         self._file.flush()
+
+    def _start_at(self, header: RecordHeader, entries: int = 0) -> None:
+        self.header = header
+        self.entries = entries
         self._pending = 0
+
+    @classmethod
+    def resume(
+        cls, directory: str | os.PathLike[str], header: RecordHeader, run: str, entries: int
+    ) -> ObservationStore | None:
+        """Go on with the record of a run that stopped, cut to the entries that are known.
+
+        Args:
+            directory: where the record lies.
+            header: what the entries must mean.
+            run: name of the run.
+            entries: entries that are kept; later ones are of steps that were undone.
+
+        Returns:
+            The record, open for the next entry; None where the directory has no record of this run
+            that is as long.
+        """
+        store = cls.__new__(cls)
+        store.directory = Path(directory)
+        path = store.directory / RECORD_NAME
+        try:
+            found, whole = _read_header(path)
+            length = len(read_observations(path)[1])
+        except (OSError, ValueError):
+            return None
+        if found.header != header or found.run != run or length < entries:
+            return None
+        store._start_at(header, entries)
+        store._file = open(path, "r+b")  # noqa: SIM115  # lives with the run
+        store._file.truncate(whole + entries * header.dtype.itemsize)
+        store._file.seek(0, os.SEEK_END)
+        return store
 
     def append(self, entry: NDArray[np.void]) -> None:
         """Add one entry of the header's dtype."""
         self._file.write(entry.tobytes())
+        self.entries += 1
         self._pending += 1
         if self._pending >= FLUSH_EVERY:
             self.flush()
@@ -130,16 +171,26 @@ class ObservationStore:
             os.replace(partial, self.directory / ARCHIVE_NAME)
 
 
-def set_aside(directory: Path) -> Path | None:
-    """Move an earlier run's files into a numbered folder beside them; None if there are none."""
-    names = [n for n in (RECORD_NAME, ARCHIVE_NAME, REPORT_NAME) if (directory / n).exists()]
+def set_aside(directory: Path, *, but_the_record: bool = False) -> Path | None:
+    """Move an earlier run's files into a numbered folder beside them; None if there are none.
+
+    Args:
+        directory: a report directory.
+        but_the_record: leave the observations, for a run that may go on with them.
+    """
+    names = [ARCHIVE_NAME, REPORT_NAME] if but_the_record else list(_NAMES)
+    names = [n for n in names if (directory / n).exists()]
     if not names:
         return None
     number = 1
     while (directory / f"previous-{number}").exists():
         number += 1
     folder = directory / f"previous-{number}"
-    folder.mkdir()
+    # What was left for a run that might have gone on belongs to the report moved before it.
+    last = directory / f"previous-{number - 1}"
+    if names == [RECORD_NAME] and last.is_dir() and not (last / RECORD_NAME).exists():
+        folder = last
+    folder.mkdir(exist_ok=True)
     for name in names:
         os.replace(directory / name, folder / name)
     return folder
@@ -157,6 +208,24 @@ def read_observations(path: str | os.PathLike[str]) -> tuple[RecordHeader, NDArr
     Raises:
         ValueError: the file is no record, or was written by a newer version.
     """
+    found, start = _read_header(path)
+    header = found.header
+    # A killed process may have left part of an entry.
+    whole = (os.path.getsize(path) - start) // header.dtype.itemsize
+    if not whole:
+        return header, np.zeros(0, dtype=header.dtype)
+    # Not read into memory: the record of a million steps takes a gigabyte.
+    return header, np.memmap(path, header.dtype, mode="r", offset=start, shape=(whole,))
+
+
+@dataclass(frozen=True)
+class _FirstLine:
+    header: RecordHeader
+    run: str
+
+
+def _read_header(path: str | os.PathLike[str]) -> tuple[_FirstLine, int]:
+    """The first line of a record, and where the entries start."""
     with open(path, "rb") as file:
         line = file.readline()
         start = file.tell()
@@ -174,6 +243,8 @@ def read_observations(path: str | os.PathLike[str]) -> tuple[RecordHeader, NDArr
                 lags=int(fields["lags"]),
                 signal=float(fields["signal"]),
             )
+            # The first release named no run.
+            found = _FirstLine(header, str(fields.get("run", "")))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(
             f"path={os.fspath(path)!r} is no record of lightning-audit; name the {RECORD_NAME} of "
@@ -184,9 +255,4 @@ def read_observations(path: str | os.PathLike[str]) -> tuple[RecordHeader, NDArr
             f"path={os.fspath(path)!r} has version {version}, this lightning-audit reads up to "
             f"{_VERSION}; upgrade lightning-audit to read it."
         )
-    # A killed process may have left part of an entry.
-    whole = (os.path.getsize(path) - start) // header.dtype.itemsize
-    if not whole:
-        return header, np.zeros(0, dtype=header.dtype)
-    # Not read into memory: the record of a million steps takes a gigabyte.
-    return header, np.memmap(path, header.dtype, mode="r", offset=start, shape=(whole,))
+    return found, start

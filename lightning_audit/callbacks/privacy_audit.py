@@ -363,6 +363,7 @@ class PrivacyAudit(pl.Callback):
         self._ended = True
         self._write_report(*self._evaluate(), complete=not self._facts.break_off)
         if self._session is not None and self._session.store is not None:
+            self._session.recorder.digest()
             self._session.store.close()
 
     def _evaluate(self) -> tuple[Epsilons, tuple[CheckResult, ...]]:
@@ -378,6 +379,7 @@ class PrivacyAudit(pl.Callback):
         if self._directory is None:
             return
         if self._session is not None and self._session.store is not None:
+            self._session.recorder.digest()
             self._session.store.flush()
         self._directory.mkdir(parents=True, exist_ok=True)
         self._report.save(self._directory / REPORT_NAME)

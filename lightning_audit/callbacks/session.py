@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lightning_audit.callbacks.coordinates import Coordinates, Located
+from lightning_audit.callbacks.recorder import Recorder, SeenStep
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.placement import place
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.checks.witnesses import LAGS, WitnessReducer, choose_witnesses
+from lightning_audit.checks.witnesses import LAGS, choose_witnesses
 from lightning_audit.claims import PrivacyClaim
 from lightning_audit.dpsgd.opacus import innermost
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.dpsgd.tap import GradientTap, Reading
-from lightning_audit.layout import Direction, FloatArray, IndexArray
+from lightning_audit.layout import Direction, FloatArray
 from lightning_audit.store import DROPPED, INJECTED, NOT_PLANNED, ObservationStore, RecordHeader
 
 _log = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class _Plan:
     coins: FloatArray
     directions: Sequence[Direction]
     status: int
+    located: Located | None = None
     #: Whether the canaries' rows were laid out before the backward pass, and nobody looked since.
     prepared: bool = False
 
@@ -103,21 +105,17 @@ class AuditSession:
         self._sample_rate = sample_rate
         self._placement = place(settings.canaries, step.layout, rng)
         witnesses = choose_witnesses(step.layout, self._placement.support(), rng)
-        self._reducer = WitnessReducer(witnesses)
-        self._coordinates, self._start, self._witness_at = _reading_order(
-            witnesses.index, self._placement.support()
-        )
-        self._read = sum(map(len, self._coordinates.values()))
-        self._located: dict[int, tuple[IndexArray, FloatArray]] = {}
-        self.header = RecordHeader(
+        self._coordinates = Coordinates(witnesses, self._placement)
+        header = RecordHeader(
             canaries=self._placement.labels,
             tensors=tuple(slot.name for slot in step.layout),
             witnesses=witnesses.counts,
             lags=LAGS,
             signal=settings.signal,
         )
-        self.monitor = AuditMonitor(self.header, settings.significance)
-        self.store = open_store(self.header) if open_store else None
+        store = open_store(header) if open_store else None
+        self.recorder = Recorder(header, settings.significance, witnesses, store)
+        self._canary_steps = 0
         self.notes = list(self._placement.skipped)
         self.epoch = 0
         #: Sizes are kept only where the loader's type does not tell how it samples.
@@ -130,11 +128,21 @@ class AuditSession:
         self._last_claim = StepClaim(noise_multiplier=0.0, max_grad_norm=1.0, scale=1.0)
         self._tap = self._attach()
 
+    @property
+    def monitor(self) -> AuditMonitor:
+        """The checks after the last step."""
+        return self.recorder.monitor
+
+    @property
+    def store(self) -> ObservationStore | None:
+        """The record on disk, if one is kept."""
+        return self.recorder.store
+
     def _attach(self) -> GradientTap:
         return GradientTap(
             innermost(self.step.optimizer),
             self.step.params,
-            self._coordinates,
+            self._coordinates.by_tensor,
             self._before,
             self._after,
         )
@@ -173,7 +181,7 @@ class AuditSession:
         if self._plan is not None or self._tap.inside_step or not self._may_inject():
             return
         every = self._settings.every_n_steps
-        if self.monitor.steps % (every or 1):
+        if self.recorder.steps % (every or 1):
             return
         try:
             plan = self._flip(self._claim(accumulated=1))
@@ -197,7 +205,7 @@ class AuditSession:
         if size is not None:
             self.batch_sizes.append(size - (len(plan.chosen) if plan else 0))
         self._plan = plan
-        number = self.monitor.steps
+        number = self.recorder.steps
         try:
             claim = self._last_claim = self._claim()
         except ValueError as error:
@@ -206,7 +214,7 @@ class AuditSession:
         if plan is not None:
             self._plan = replace(plan, claim=claim)
             return
-        if not self._copying_is_due(number) or self.monitor.clipping_is_broken:
+        if not self._copying_is_due(number) or self.recorder.clipping_is_broken:
             self._plan = _Plan(claim, np.zeros(len(self._placement)), (), NOT_PLANNED)
             return
         plan = self._flip(claim)
@@ -222,13 +230,14 @@ class AuditSession:
         return (
             self.step.final_step_of_batch()
             and self._layout_holds()
-            and not self.monitor.clipping_is_broken
+            and not self.recorder.clipping_is_broken
         )
 
     def _flip(self, claim: StepClaim) -> _Plan:
         """Draw the coins and directions of a step."""
         coins = self._rng.integers(0, 2, size=len(self._placement)).astype(np.float64)
-        return _Plan(claim, coins, self._placement.draw(self._rng), INJECTED)
+        directions = self._placement.draw(self._rng)
+        return _Plan(claim, coins, directions, INJECTED, self._coordinates.locate(directions))
 
     def _norm(self, claim: StepClaim) -> float:
         return self._settings.oversize * claim.max_grad_norm
@@ -237,7 +246,7 @@ class AuditSession:
         """Whether canaries enter this step although their rows must be copied."""
         every = self._settings.every_n_steps
         if every is None:
-            every = 1 if self.monitor.canary_steps < FULL_STEPS else THINNED
+            every = 1 if self._canary_steps < FULL_STEPS else THINNED
         return number % every == 0
 
     def _confirmed(self) -> _Plan | None:
@@ -251,7 +260,7 @@ class AuditSession:
     def _layout_holds(self) -> bool:
         """Whether the same parameters are trained as at the start; if not, nothing is touched."""
         if self._changed_at is None and not self.step.same_params():
-            self._changed_at = self.monitor.steps
+            self._changed_at = self.recorder.steps
             self.missing.append(
                 f"the set of trained parameters changed at step {self._changed_at}; later steps "
                 "are not audited: freeze before the training starts"
@@ -284,32 +293,10 @@ class AuditSession:
             sigma = min(now.noise_multiplier, self._plan.claim.noise_multiplier)
             self._plan = replace(self._plan, claim=replace(now, noise_multiplier=sigma))
         plan = self._plan
-        if plan.status != INJECTED or not plan.coins.any():
+        if plan.status != INJECTED or plan.located is None or not plan.coins.any():
             return None
-        row, at, value = self._entries_of(plan)
-        amounts = plan.coins[row] * value * (plan.claim.max_grad_norm / plan.claim.scale)
-        return np.bincount(at, weights=amounts, minlength=self._read).astype(np.float64)
-
-    def _entries_of(self, plan: _Plan) -> tuple[IndexArray, IndexArray, FloatArray]:
-        """The directions of a step: (canary, position among what is read, entry), each ``[m]``."""
-        found = []
-        for row, direction in enumerate(plan.directions):
-            entries = self._located.get(id(direction))
-            if entries is None:
-                entries = self._locate(direction)
-                if not self._placement.placed[row].canary.moving:
-                    # A fixed direction lives as long as the placement does.
-                    self._located[id(direction)] = entries
-            found.append((np.full(len(entries[0]), row), *entries))
-        row, at, value = zip(*found, strict=True)
-        return np.concatenate(row), np.concatenate(at), np.concatenate(value)
-
-    def _locate(self, direction: Direction) -> tuple[IndexArray, FloatArray]:
-        at = [
-            self._start[p.tensor] + np.searchsorted(self._coordinates[p.tensor], p.index)
-            for p in direction.parts
-        ]
-        return np.concatenate(at), np.concatenate([p.value for p in direction.parts])
+        amount = plan.claim.max_grad_norm / plan.claim.scale
+        return plan.located.combined(amount * plan.coins, self._coordinates.size)
 
     def _after(self, reading: Reading) -> None:
         plan, self._plan = self._plan or self._unplanned(), None
@@ -321,28 +308,19 @@ class AuditSession:
             values = np.full(len(values), np.nan)
         claim = plan.claim
         values = values * (claim.scale / claim.max_grad_norm)
-        entry = np.zeros((), dtype=self.header.dtype)
-        rate = self._sample_rate(claim.accumulated)
-        fields = {
-            "step": self.monitor.steps,
-            "epoch": self.epoch,
-            "canaries": plan.status,
-            "replaced": reading.replaced,
-            "noise_multiplier": claim.noise_multiplier,
-            "max_grad_norm": claim.max_grad_norm,
-            "scale": claim.scale,
-            "sample_rate": math.nan if rate is None else rate,
-            "coins": plan.coins,
-            "readings": self._readings(plan, values),
-        }
-        if claim.noise_multiplier > 0:
-            witnesses = values[self._witness_at]
-            fields |= self._reducer.reduce(witnesses, claim.noise_multiplier, self.epoch)
-        for name, value in fields.items():
-            entry[name] = value
-        self.monitor.update(entry)
-        if self.store is not None:
-            self.store.append(entry)
+        self.recorder.take(
+            SeenStep(
+                claim=claim,
+                status=plan.status,
+                coins=plan.coins,
+                readings=self._readings(plan, values),
+                witnesses=values[self._coordinates.witness_at],
+                epoch=self.epoch,
+                replaced=reading.replaced,
+                sample_rate=self._sample_rate(claim.accumulated),
+            )
+        )
+        self._canary_steps += plan.status == INJECTED
 
     def _unplanned(self) -> _Plan:
         """For a step that came without the hook that injects: witnesses are read all the same."""
@@ -359,28 +337,6 @@ class AuditSession:
 
     def _readings(self, plan: _Plan, values: FloatArray) -> FloatArray:
         """Inner products with the canaries' directions; what was taken out counts as read."""
-        if plan.status != INJECTED:
+        if plan.status != INJECTED or plan.located is None:
             return np.zeros(len(plan.coins))
-        row, at, value = self._entries_of(plan)
-        products = np.bincount(row, weights=value * values[at], minlength=len(plan.coins))
-        return np.asarray(products + plan.coins)
-
-
-def _reading_order(
-    witnesses: dict[int, IndexArray], canaries: dict[int, IndexArray]
-) -> tuple[dict[int, IndexArray], dict[int, int], IndexArray]:
-    """Which coordinates to read, and where the witnesses stand among them.
-
-    Returns:
-        (tensor -> coordinates, sorted and distinct; tensor -> position of its first one; positions
-        of all witnesses, tensor by tensor).
-    """
-    coordinates, start, witness_at, total = {}, {}, [], 0
-    none = np.zeros(0, dtype=np.int64)
-    for j in sorted(witnesses):
-        # A tensor that canaries fill has witnesses among their coordinates.
-        coordinates[j] = np.union1d(witnesses[j], canaries.get(j, none))
-        start[j] = total
-        witness_at.append(total + np.searchsorted(coordinates[j], witnesses[j]))
-        total += len(coordinates[j])
-    return coordinates, start, np.concatenate(witness_at)
+        return plan.located.products(values, len(plan.coins)) + plan.coins

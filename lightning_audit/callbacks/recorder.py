@@ -1,0 +1,151 @@
+"""Turns what was read of each step into entries of the record, and hands them to the checks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lightning_audit.checks.monitor import AuditMonitor
+from lightning_audit.checks.witnesses import Witnesses, WitnessReducer
+from lightning_audit.dpsgd.protocol import StepClaim
+from lightning_audit.layout import FloatArray
+from lightning_audit.snapshot import restore, snapshot
+from lightning_audit.store import ObservationStore, RecordHeader
+
+
+@dataclass(frozen=True)
+class SeenStep:
+    """One step of the optimizer, as it was read.
+
+    Args:
+        claim: what was claimed of it.
+        status: NOT_PLANNED, INJECTED or DROPPED.
+        coins: whether each canary was in, ``[k]``.
+        readings: inner products with the canaries' directions, in units of the signal, ``[k]``.
+        witnesses: entries of the gradient that carry no canary, in the same unit, ``[n]``.
+        epoch: number of the epoch.
+        replaced: whether the update used another gradient than the one that was read.
+        sample_rate: None if unknown.
+    """
+
+    claim: StepClaim
+    status: int
+    coins: FloatArray
+    readings: FloatArray
+    witnesses: FloatArray
+    epoch: int
+    replaced: bool
+    sample_rate: float | None
+
+
+class Recorder:
+    """Feeds steps to the record and to the checks, ten at a time once the first hundred are done.
+
+    Ten steps in a row cost half of what ten single ones cost, each with the training's data in the
+    processor's caches. A reading that no correct step gives is fed at once.
+
+    Args:
+        header: what the entries mean.
+        significance: of the whole run.
+        witnesses: where the witnesses lie.
+        store: the record on disk; None to keep none.
+    """
+
+    #: Steps that are fed at once, and steps at the start that are fed one by one.
+    BLOCK, PROMPT = 10, 100
+
+    def __init__(
+        self,
+        header: RecordHeader,
+        significance: float,
+        witnesses: Witnesses,
+        store: ObservationStore | None,
+    ) -> None:
+        self.header = header
+        self.store = store
+        self.clipping_is_broken = False
+        self._monitor = AuditMonitor(header, significance)
+        self._reducer = WitnessReducer(witnesses)
+        self._waiting: list[SeenStep] = []
+
+    @property
+    def steps(self) -> int:
+        """Steps taken in."""
+        return self._monitor.steps + len(self._waiting)
+
+    @property
+    def monitor(self) -> AuditMonitor:
+        """The checks after the last step."""
+        self.digest()
+        return self._monitor
+
+    def take(self, step: SeenStep) -> None:
+        """Take in a step."""
+        self._waiting.append(step)
+        if self.steps <= self.PROMPT or self.steps % self.BLOCK == 0 or _is_striking(step):
+            self.digest()
+            # Looked at here alone, so that asking for the monitor changes nothing of the run.
+            self.clipping_is_broken = self._monitor.clipping_is_broken
+
+    def digest(self) -> None:
+        """Feed the steps that wait."""
+        waiting, self._waiting = self._waiting, []
+        for step in waiting:
+            entry = self._entry(step)
+            self._monitor.update(entry)
+            if self.store is not None:
+                self.store.append(entry)
+
+    def _entry(self, step: SeenStep) -> Any:
+        claim = step.claim
+        fields = {
+            "step": self._monitor.steps,
+            "epoch": step.epoch,
+            "canaries": step.status,
+            "replaced": step.replaced,
+            "noise_multiplier": claim.noise_multiplier,
+            "max_grad_norm": claim.max_grad_norm,
+            "scale": claim.scale,
+            "sample_rate": math.nan if step.sample_rate is None else step.sample_rate,
+            "coins": step.coins,
+            "readings": step.readings,
+        }
+        if claim.noise_multiplier > 0:
+            sums = self._reducer.reduce(step.witnesses, claim.noise_multiplier, step.epoch)
+            fields |= sums
+        entry = np.zeros((), dtype=self.header.dtype)
+        for name, value in fields.items():
+            entry[name] = value
+        return entry
+
+    def state(self) -> dict[str, Any]:
+        """Everything that `load` needs, as plain data; the entries so far are flushed first."""
+        self.digest()
+        if self.store is not None:
+            self.store.flush()
+        return {
+            "header": snapshot(self.header),
+            "monitor": snapshot(self._monitor),
+            "reducer": snapshot(self._reducer),
+            "clipping_is_broken": self.clipping_is_broken,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a state.
+
+        Raises:
+            ValueError: the state is of another version of this package.
+        """
+        significance = self._monitor.significance
+        self._monitor, self._reducer = restore(state["monitor"]), restore(state["reducer"])
+        self._monitor.significance = significance
+        self.clipping_is_broken = state["clipping_is_broken"]
+
+
+def _is_striking(step: SeenStep) -> bool:
+    """Whether a reading is ten standard deviations off, or the update used another gradient."""
+    off = np.abs(step.readings - step.coins).max(initial=0.0)
+    return step.replaced or not off <= 1.0 + 10.0 * step.claim.noise_multiplier
