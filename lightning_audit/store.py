@@ -13,7 +13,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,7 +104,7 @@ class ObservationStore:
         line = json.dumps(
             {"format": _FORMAT, "version": _VERSION, "run": run, **dataclasses.asdict(header)}
         ).encode()
-        self._file = open(self.directory / RECORD_NAME, "wb")  # noqa: SIM115  # lives with the run
+        self._file: BinaryIO = open(self.directory / RECORD_NAME, "wb")  # noqa: SIM115  # kept
         self._file.write(line + b"\n")
         self._file.flush()
 
@@ -140,7 +140,7 @@ class ObservationStore:
         if found.header != header or found.run != run or length < entries:
             return None
         store._start_at(header, entries)
-        store._file = open(path, "r+b")  # noqa: SIM115  # lives with the run
+        store._file = open(path, "r+b")  # noqa: SIM115  # kept
         store._file.truncate(whole + entries * header.dtype.itemsize)
         store._file.seek(0, os.SEEK_END)
         return store
@@ -155,7 +155,8 @@ class ObservationStore:
 
     def flush(self) -> None:
         """Hand all entries to the operating system: they outlive this process from then on."""
-        self._file.flush()
+        if not self._file.closed:
+            self._file.flush()
         self._pending = 0
 
     def close(self, *, archive: bool = True) -> None:

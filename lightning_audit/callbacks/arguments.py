@@ -17,6 +17,7 @@ DEFAULT_DELTA = 1e-5
 FINDINGS = (
     *SHARES,
     "gradient_replaced",
+    "reuse.resume",
     "no_dp",
     "accounting",
     "sampling.not_poisson",

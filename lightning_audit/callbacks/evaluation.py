@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -14,7 +15,7 @@ from lightning_audit.callbacks.session import AuditSession
 from lightning_audit.callbacks.spending import claimed_epsilon, epsilon_at_ratio, epsilon_spent
 from lightning_audit.checks.accounting import accounting_result, exceeds
 from lightning_audit.checks.family import SHARES
-from lightning_audit.checks.integrity import no_dp_result
+from lightning_audit.checks.integrity import no_dp_result, noise_restarted_result
 from lightning_audit.checks.resolution import PowerModel, Resolution
 from lightning_audit.checks.sampling import sampling_results
 from lightning_audit.checks.verdict import acknowledge, judge
@@ -55,8 +56,24 @@ class RunFacts:
     notes: list[str] = field(default_factory=list)
     break_off: str = ""
     resumed: str = ""
+    #: Whether a resumed training's noise repeats that of its beginning; None if it never stopped.
+    noise_restarted: bool | None = None
     #: Parameters that no private optimizer trains, and that changed all the same.
     unaudited: tuple[str, ...] = ()
+
+    #: What a run that goes on after a stop cannot find out again.
+    _KEPT = ("plain_steps", "plain_name", "epochs", "notes", "resumed", "noise_restarted")
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds of the facts, as plain values."""
+        return {name: copy.deepcopy(getattr(self, name)) for name in self._KEPT}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint's facts; what was noted since stays."""
+        since = self.notes
+        for name in self._KEPT:
+            setattr(self, name, copy.deepcopy(state[name]))
+        self.notes += [note for note in since if note not in self.notes]
 
 
 @dataclass(frozen=True)
@@ -99,6 +116,8 @@ def run_checks(
     checks = [no_dp_result(facts.plain_steps, steps, facts.plain_name)]
     if session is not None:
         checks += session.monitor.results()
+        if facts.noise_restarted is not None:
+            checks.append(noise_restarted_result(facts.noise_restarted))
         checks.append(_epsilon_result(epsilons, terms))
         checks.append(
             accounting_result(epsilons.spent, epsilons.claimed, terms.delta, epsilons.source)

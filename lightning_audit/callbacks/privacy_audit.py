@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import operator
+import uuid
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +24,13 @@ from lightning_audit.callbacks.arguments import (
     oversize_of,
     seed_of,
 )
+from lightning_audit.callbacks.checkpoint import (
+    VERSION,
+    accountant_history,
+    restore_accountant,
+    to_arrays,
+    to_tensors,
+)
 from lightning_audit.callbacks.evaluation import (
     Epsilons,
     RunFacts,
@@ -34,6 +43,7 @@ from lightning_audit.callbacks.evaluation import (
 from lightning_audit.callbacks.refusals import chosen_optimizer, refuse_trainer
 from lightning_audit.callbacks.session import AuditSession, SessionSettings
 from lightning_audit.canaries.gradient import GradientCanary
+from lightning_audit.checks.integrity import noise_restarted_result
 from lightning_audit.checks.resolution import Resolution
 from lightning_audit.claims import PrivacyClaim
 from lightning_audit.dpsgd.lints import fingerprints, loader_facts
@@ -151,6 +161,8 @@ class PrivacyAudit(pl.Callback):
         self.report_dir = report_dir
         self.log_prefix = log_prefix
         self.seed = seed_of(seed)
+        #: State of a checkpoint from which this training goes on, or of the training that ended.
+        self._kept: dict[str, Any] = {}
         self._reset()
 
     def _reset(self) -> None:
@@ -165,6 +177,9 @@ class PrivacyAudit(pl.Callback):
         self._untrained: dict[str, tuple[float, float]] = {}
         self._ended = False
         self._told = False
+        self._run = uuid.uuid4().hex
+        self._first_noise: str | None = None
+        self._noise_known = False
 
     @property
     def report(self) -> AuditReport | None:
@@ -178,21 +193,22 @@ class PrivacyAudit(pl.Callback):
         if stage != "fit":
             return
         self._reset()
+        self._kept = {}  # Lightning loads a checkpoint after this hook
         audits = [callback for callback in trainer.callbacks if isinstance(callback, PrivacyAudit)]  # type: ignore[attr-defined]
         refuse_trainer(trainer, len(audits))
         if not _is_trial(trainer):
             root = self.report_dir or Path(trainer.default_root_dir) / "audit"
             self._directory = Path(root)
             if self._directory.is_dir():
-                # A gate must never read the report of an earlier run.
-                set_aside(self._directory)
+                # A gate must never read the report of an earlier run; its record may go on.
+                set_aside(self._directory, but_the_record=True)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Attach to the optimizers and read how the loader samples."""
-        if trainer.global_step > 0:
+        if trainer.global_step > 0 and not self._kept.get("session"):
             self._facts.resumed = (
-                f"the training was resumed at step {trainer.global_step}: earlier steps were not "
-                "observed by this audit"
+                f"the training was resumed at step {trainer.global_step} from a checkpoint without "
+                "this audit's state: earlier steps were not observed"
             )
         self._facts.loader = loader_facts(trainer.train_dataloader)
         self._attach(trainer, pl_module)
@@ -231,15 +247,61 @@ class PrivacyAudit(pl.Callback):
         ):
             self._facts.notes.append(_NO_ACCOUNTANT)
         if self._session is None:
-            self._session = self._new_session(step)
-            kind = self._facts.loader.kind if self._facts.loader else "unknown"
-            self._session.track_batch_sizes = kind == "unknown"
             self._untrained = fingerprints(pl_module, step.params)
+            self._start(step)
         elif not self._session.follow(step):
             raise MisconfigurationException(
                 "PrivacyAudit cannot follow an optimizer over other parameters during a training; "
                 "keep the parameters and change their learning rates instead."
             )
+
+    def _start(self, step: OpacusStep) -> None:
+        """Begin the audit of a training, or go on with the one that a checkpoint holds."""
+        kept = self._kept
+        if kept.get("session"):
+            self.seed, self._run = kept["seed"], kept["run"]
+            self._rng = np.random.default_rng(self.seed)
+        self._session = self._new_session(step)
+        kind = self._facts.loader.kind if self._facts.loader else "unknown"
+        self._session.track_batch_sizes = kind == "unknown"
+        if not kept.get("session"):
+            return
+        try:
+            self._session.load(to_arrays(kept["session"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise MisconfigurationException(
+                f"PrivacyAudit cannot go on from this checkpoint: {error}"
+            ) from error
+        self._facts.load(kept["facts"])
+        self._first_noise = kept["first_noise"]
+        self._untrained = {name: (a, b) for name, (a, b) in kept["untrained"].items()}
+        restore_accountant(self._facts.accountant, kept["accountant"])
+        self._kept = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds of the audit; it loads under ``weights_only=True``."""
+        if self._session is None:
+            return self._kept
+        return {
+            "version": VERSION,
+            "run": self._run,
+            "seed": self.seed,
+            "session": to_tensors(self._session.state()),
+            "facts": self._facts.state(),
+            "first_noise": self._first_noise,
+            "untrained": {name: list(sums) for name, sums in self._untrained.items()},
+            "accountant": accountant_history(self._facts.accountant),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep a checkpoint's state until the optimizers are there."""
+        version = state_dict.get("version", VERSION)
+        if version > VERSION:
+            raise ValueError(
+                f"the checkpoint's audit has version {version}, this lightning-audit reads up to "
+                f"{VERSION}; upgrade lightning-audit to go on from it."
+            )
+        self._kept = dict(state_dict)
 
     def _new_session(self, step: OpacusStep) -> AuditSession:
         settings = SessionSettings(
@@ -255,7 +317,16 @@ class PrivacyAudit(pl.Callback):
 
     def _open_store(self, header: RecordHeader) -> ObservationStore:
         assert self._directory is not None
-        return ObservationStore(self._directory, header)
+        if self._kept.get("session"):
+            entries = self._kept["session"]["entries"]
+            store = ObservationStore.resume(self._directory, header, self._run, entries)
+            if store is not None:
+                return store
+            self._facts.notes.append(
+                f"the record of the first {entries} steps is not in {self._directory}; the checks "
+                "go on from the checkpoint's sums, the record from here"
+            )
+        return ObservationStore(self._directory, header, self._run)
 
     def _current_rate(self, accumulated: int) -> float | None:
         """Sample rate of the present step: stated, or told to the accountant."""
@@ -292,6 +363,20 @@ class PrivacyAudit(pl.Callback):
         if session is not None and private_optimizer(optimizer) is session.step.optimizer:
             session.epoch = trainer.current_epoch
             session.inject()
+            if not self._noise_known:
+                self._look_at_noise(session)
+
+    def _look_at_noise(self, session: AuditSession) -> None:
+        """See whether the noise of a resumed training starts as it did at the very first step."""
+        self._noise_known = True
+        state = session.step.noise_state()
+        if not session.recorder.steps:
+            self._first_noise = state
+        else:
+            again = state is not None and state == self._first_noise
+            self._facts.noise_restarted = self._facts.noise_restarted or again
+            if again:
+                warnings.warn(noise_restarted_result(restarted=True).message, stacklevel=2)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the bounds; ask the training to stop when the claim is false."""
@@ -303,7 +388,10 @@ class PrivacyAudit(pl.Callback):
             )
         epsilons, checks = self._evaluate()
         metrics = epoch_metrics(self._session, epsilons, checks)
-        self._facts.epochs.append({"epoch": trainer.current_epoch, **metrics})
+        row = {"epoch": trainer.current_epoch, **metrics}
+        # A run that goes on from the middle of an epoch's end meets that end again.
+        known = [old for old in self._facts.epochs if old["epoch"] != row["epoch"]]
+        self._facts.epochs = [*known, row]
         pl_module.log_dict({f"{self.log_prefix}/{name}": value for name, value in metrics.items()})
         self._write_report(epsilons, checks, complete=False)
         if self._report and self._report.verdict.outcome == "VIOLATION":
@@ -391,6 +479,8 @@ class PrivacyAudit(pl.Callback):
 
     def _release(self) -> None:
         """Keep no optimizer and no file: the callback can be copied and pickled again."""
+        # Checkpoints may be saved after the training, too.
+        self._kept = self.state_dict()
         self._session = None
         self._attached = []
         self._facts = RunFacts()

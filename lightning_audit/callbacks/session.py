@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from lightning_audit.dpsgd.opacus import innermost
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.dpsgd.tap import GradientTap, Reading
 from lightning_audit.layout import Direction, FloatArray
+from lightning_audit.snapshot import restore
 from lightning_audit.store import DROPPED, INJECTED, NOT_PLANNED, ObservationStore, RecordHeader
 
 _log = logging.getLogger(__name__)
@@ -137,6 +139,42 @@ class AuditSession:
     def store(self) -> ObservationStore | None:
         """The record on disk, if one is kept."""
         return self.recorder.store
+
+    def state(self) -> dict[str, Any]:
+        """Everything that `load` needs to go on with this run, as plain data and arrays."""
+        recorder = self.recorder.state()
+        return {
+            "recorder": recorder,
+            "coins": self._rng.bit_generator.state,
+            "entries": self.store.entries if self.store else 0,
+            "canary_steps": self._canary_steps,
+            "changed_at": self._changed_at,
+            "batch_sizes": list(self.batch_sizes),
+            "notes": list(self.notes),
+            "missing": list(self.missing),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on with a run.
+
+        Raises:
+            ValueError: the run had other canaries, or was audited by another version.
+        """
+        header = restore(state["recorder"]["header"])
+        if header != self.recorder.header:
+            raise ValueError(
+                f"the checkpoint's audit has canaries {list(header.canaries)} over "
+                f"{len(header.tensors)} tensors, this one {list(self.recorder.header.canaries)} "
+                f"over {len(self.recorder.header.tensors)}; resume with the same canaries, "
+                "num_canaries and precision."
+            )
+        self.recorder.load(state["recorder"])
+        self._rng.bit_generator.state = state["coins"]
+        self._canary_steps = state["canary_steps"]
+        self._changed_at = state["changed_at"]
+        self.batch_sizes = list(state["batch_sizes"])
+        self.notes = [*state["notes"], *(n for n in self.notes if n not in state["notes"])]
+        self.missing = list(state["missing"])
 
     def _attach(self) -> GradientTap:
         return GradientTap(

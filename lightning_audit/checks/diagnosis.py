@@ -57,6 +57,11 @@ def likely_fault(
         )
     if "no_dp" in names:
         return Fault("no DP-SGD: an optimizer steps that is not the private one", "no_dp")
+    if "reuse.resume" in names:
+        return Fault(
+            "noise re-used: a seeded generator started again when the training was resumed",
+            "reuse.resume",
+        )
     if monitor is not None:
         if "sensitivity" in names:
             return Fault(_clipping_fault(monitor, oversize), "sensitivity")

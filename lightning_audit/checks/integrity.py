@@ -61,3 +61,24 @@ def no_dp_result(plain_steps: int, private_steps: int, plain_name: str) -> Check
     return CheckResult(
         "no_dp", "mechanism", "ok", "only the private optimizer took steps", evidence=evidence
     )
+
+
+def noise_restarted_result(restarted: bool) -> CheckResult:
+    """Result of `reuse.resume`: noise of a resumed training must not be that of its beginning.
+
+    Args:
+        restarted: whether, at the first step after the stop, the noise generator was in the state
+            that it had at the first step of the training.
+    """
+    if not restarted:
+        return CheckResult(
+            "reuse.resume", "mechanism", "ok", "the noise did not start again with the training"
+        )
+    return CheckResult(
+        "reuse.resume",
+        "mechanism",
+        "violated",
+        "when the training was resumed its noise generator started again in the state of the first "
+        "step, so the noise of the beginning is added again to other gradients",
+        "do not seed the noise, or save the generator's state with the checkpoint and restore it",
+    )

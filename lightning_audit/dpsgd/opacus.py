@@ -6,6 +6,7 @@ The rows enter upstream of every override of ``step``, ``pre_step``, ``clip_and_
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import operator
 from collections.abc import Iterable, Iterator, Sequence
@@ -199,6 +200,20 @@ class OpacusStep:
         if hasattr(last, "_processed"):
             grown._processed = last._processed  # type: ignore[attr-defined]  # Opacus' guard
         return grown
+
+    def noise_state(self) -> str | None:
+        """A digest of the noise generator's state; None if it shows none."""
+        generator = self.optimizer.generator
+        if generator is None:
+            device = self.params[0].device
+            generator = torch.default_generator
+            if device.type == "cuda":
+                generator = torch.cuda.default_generators[device.index or 0]
+        try:
+            state = generator.get_state()
+        except (AttributeError, RuntimeError):  # Opacus' secure mode brings generators of its own
+            return None
+        return hashlib.blake2b(state.numpy().tobytes(), digest_size=16).hexdigest()
 
     def batch_size(self) -> int | None:
         """Rows of per-sample gradients waiting to be clipped, over all accumulated batches."""

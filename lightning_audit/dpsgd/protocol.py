@@ -57,6 +57,9 @@ class DPSGDStep(Protocol):
     def inject(self, directions: Sequence[Direction], norm: float) -> None:
         """Add one per-sample gradient ``norm * direction`` for each direction, before clipping."""
 
+    def noise_state(self) -> str | None:
+        """Something that is equal only for equal states of the noise generator; None if unknown."""
+
     def batch_size(self) -> int | None:
         """Number of per-sample gradients waiting to be clipped, None if unknown."""
 
