@@ -35,7 +35,7 @@ LEVELS = {
 }
 #: Units of one level that may not know each other, or may know certain others only.
 FORBIDDEN = {("canaries", "dpsgd"), ("dpsgd", "canaries")}
-ONLY = {"report": {"report", "results"}, "stats": {"stats", "_validate"}}
+ONLY = {"report": {"report", "results", "stats"}, "stats": {"stats", "_validate"}}
 
 FILES = sorted(ROOT.rglob("*.py"))
 HEAVY = {"torch", "pytorch_lightning", "lightning", "lightning_fabric", "opacus"}

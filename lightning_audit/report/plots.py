@@ -1,0 +1,134 @@
+"""A report as a picture: the measured error rates of one step, and epsilon over the run."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lightning_audit.report.drawing import GREEN, GREY, GRID, INK, VIOLATION
+from lightning_audit.report.epsilon_panel import draw_epsilon
+from lightning_audit.report.rates_panel import draw_rates
+from lightning_audit.results import AuditReport, Verdict
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["figure", "save_figure"]
+
+_TITLE_COLOURS = {"PASS": GREEN, "VIOLATION": VIOLATION, "INCONCLUSIVE": GREY}
+_FORMATS = (".png", ".svg", ".pdf")
+_INCHES, _DPI = (12.0, 5.0), 100
+
+
+def figure(report: AuditReport) -> Figure:
+    """Draw a report.
+
+    Left, the trade-off curve that one step claims (of the least noise that the run states), what
+    it forbids, and the measured false positive and false negative rates. The rectangle of a point
+    covers its true rates with probability 1 - ``bound_significance``: four Clopper-Pearson limits
+    at a quarter each, for one look at one point. It illustrates; the verdict rests on the checks.
+    Right, epsilon over the run: proved at all times (thick), by the bounds of the literature
+    (thin), spent, and claimed.
+
+    The figure belongs to no window and to no state of pyplot.
+
+    Args:
+        report: what to draw; an unfinished run or one without epochs is drawn as far as it goes.
+
+    Returns:
+        The figure, 1200 x 500 pixels, on an Agg canvas.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
+    except ImportError as error:
+        raise ImportError(
+            'drawing a report needs matplotlib; pip install "lightning-audit[report]"'
+        ) from error
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)
+    drawn = Figure(figsize=_INCHES, dpi=_DPI, facecolor="white", layout=layout)
+    FigureCanvasAgg(drawn)
+    left, right = drawn.subplots(1, 2, width_ratios=(1.0, 1.5))
+    for axes in (left, right):
+        _plain_axes(axes)
+    _finish(left, "Error rates of one step", draw_rates(left, report), columns=2)
+    _finish(right, "Epsilon of the run", draw_epsilon(right, report), columns=4)
+    drawn.suptitle(
+        _title(report.verdict, report.complete),
+        color=_TITLE_COLOURS[report.verdict.outcome],
+        fontsize=15,
+        fontweight="bold",
+    )
+    return drawn
+
+
+def save_figure(report: AuditReport, path: str | os.PathLike[str]) -> Path:
+    """Write the picture so that a reader sees the old file or the new one, never half.
+
+    Args:
+        report: what to draw.
+        path: the file; its suffix, .png, .svg or .pdf, says the format.
+
+    Returns:
+        The path.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: the suffix is another one.
+    """
+    target = Path(path)
+    suffix = target.suffix.lower()
+    if suffix not in _FORMATS:
+        raise ValueError(f"path={os.fspath(path)!r} must end in one of {', '.join(_FORMATS)}.")
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        figure(report).savefig(partial, format=suffix[1:], dpi=_DPI)
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return target
+
+
+def _title(verdict: Verdict, complete: bool) -> str:
+    kind = f" ({verdict.kind})" if verdict.kind else ""
+    return f"{verdict.outcome}{kind}{'' if complete else ', training not finished'}"
+
+
+def _plain_axes(axes: Axes) -> None:
+    """Dark on white, whatever style the user has set for the figures of the training."""
+    axes.set_facecolor("white")
+    axes.grid(True, color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=INK, labelsize=9)
+    axes.xaxis.label.set_color(INK)
+    axes.yaxis.label.set_color(INK)
+    for spine in axes.spines.values():
+        spine.set_color(INK)
+
+
+def _finish(axes: Axes, title: str, notes: Sequence[str], columns: int) -> None:
+    """Title with notes above the panel, legend below it: neither can hide anything."""
+    lines = textwrap.wrap("; ".join(notes), 55)
+    axes.set_title("\n".join([title, *lines]), color=INK, fontsize=11)
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        axes.legend(
+            handles,
+            labels,
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.14),
+            ncols=columns,
+            fontsize=9,
+            frameon=False,
+            labelcolor=INK,
+            handlelength=2.2,
+            columnspacing=1.0,
+        )
