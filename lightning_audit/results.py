@@ -179,8 +179,9 @@ class AuditReport:
 
     @property
     def epsilon_lower(self) -> float | None:
-        """The largest of the bounds, None if no epsilon could be composed."""
-        values = [b.epsilon_lower for b in self.bounds if b.epsilon_lower is not None]
+        """The largest of the bounds that hold at all looks, None if no epsilon was composed."""
+        anytime = [b for b in self.bounds if b.looks == "anytime"]
+        values = [b.epsilon_lower for b in anytime if b.epsilon_lower is not None]
         return max(values, default=None)
 
     def to_json(self) -> str:

@@ -11,6 +11,7 @@ from datetime import datetime
 from importlib import metadata
 from typing import Any
 
+from lightning_audit.callbacks.bounds import betting_bound, literature_bounds
 from lightning_audit.callbacks.session import AuditSession
 from lightning_audit.callbacks.spending import claimed_epsilon, epsilon_at_ratio, epsilon_spent
 from lightning_audit.checks.accounting import accounting_result, exceeds
@@ -88,6 +89,7 @@ class Epsilons:
     #: As `ratio_lower` and `lower`, at the significance of the verdict rather than of the display.
     ratio_proved: float
     proved: float | None
+    bounds: tuple[EpsilonBound, ...] = ()
 
 
 def current_epsilons(session: AuditSession | None, facts: RunFacts, terms: Terms) -> Epsilons:
@@ -105,7 +107,12 @@ def current_epsilons(session: AuditSession | None, facts: RunFacts, terms: Terms
     # above the claim.
     within = spent is not None and claim.epsilon is not None and spent <= claim.epsilon
     proved = None if sure <= 1 and within else epsilon_at_ratio(history, sure, terms.delta)
-    return Epsilons(claim.epsilon, claim.source, spent, ratio, lower, sure, proved)
+    delta, level = terms.delta, terms.bound_significance
+    bounds = (
+        betting_bound(monitor, ratio, lower, delta, level),
+        *literature_bounds(monitor, delta, level),
+    )
+    return Epsilons(claim.epsilon, claim.source, spent, ratio, lower, sure, proved, bounds)
 
 
 def run_checks(
@@ -179,6 +186,11 @@ def epoch_metrics(
         metrics["mu_lower"] = epsilons.ratio_lower / sigma if sigma > 0 else None
         metrics["e_value"] = min(math.exp(min(monitor.log_e_value, 100.0)), _LARGEST_E_VALUE)
         metrics["observations"] = float(monitor.sensitivity.observations)
+        metrics["step"] = float(monitor.steps)
+    for bound in epsilons.bounds:
+        if bound.looks == "single":
+            metrics[f"epsilon_lower/{bound.name}"] = bound.epsilon_lower
+            metrics[f"epsilon_step_lower/{bound.name}"] = bound.epsilon_step_lower
     return {k: float(v) for k, v in metrics.items() if v is not None and math.isfinite(v)}
 
 
@@ -208,7 +220,8 @@ def build_report(
     return AuditReport(
         verdict=verdict,
         checks=checks,
-        bounds=(_betting_bound(epsilons, history, terms),) if history else (),
+        bounds=epsilons.bounds,
+        operating_points=monitor.guesses.points if monitor else (),
         epsilon_claimed=epsilons.claimed,
         epsilon_spent=epsilons.spent,
         epsilon_not_excluded=_not_excluded(model, history, terms, verdict),
@@ -261,25 +274,6 @@ def _missing(
     ):
         lacks.append(f"{doubtful.message}; if it does, allow={name!r} says so")
     return lacks
-
-
-def _betting_bound(epsilons: Epsilons, history: Sequence[Any], terms: Terms) -> EpsilonBound:
-    sigma = history[-1][0]
-    return EpsilonBound(
-        name="betting",
-        epsilon_lower=epsilons.lower,
-        delta=terms.delta,
-        mu_lower=epsilons.ratio_lower / sigma if sigma > 0 else 0.0,
-        significance=terms.bound_significance,
-        interpretation="confidence",
-        threshold="fixed",
-        looks="anytime",
-        assumptions=(
-            "fair private coins",
-            "epsilon from mu: Gaussian noise, independent steps, Poisson sampling at the stated "
-            "rate, the same leakage over claim in every step",
-        ),
-    )
 
 
 def _not_excluded(

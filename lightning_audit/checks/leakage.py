@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_audit.checks.family import Evidence
 from lightning_audit.results import CheckResult
+from lightning_audit.stats.gaussian import mu_noncentral_t
 from lightning_audit.stats.sequential import ErrorRateBet, MuTest, is_look
 from lightning_audit.store import RecordHeader
 
@@ -29,6 +32,16 @@ class MuCheck:
         self._seen += 1
         if is_look(self._seen):
             self.evidence.update(float(self._test.log_e), int(entry["step"]))
+
+    def mu_lower(self, significance: float) -> tuple[float, float]:
+        """Lower limit of one step's mu for one look, and the noise multiplier it was seen at."""
+        sigma = self._test.noise_multiplier
+        if sigma is None:
+            return 0.0, 1.0
+        n_in, n_out, difference, squares = (v.item() for v in self._test.statistics)
+        if squares == 0.0 and n_in + n_out > 2:  # no noise at all
+            return (math.inf if difference > 0 else 0.0), sigma
+        return mu_noncentral_t(int(n_in), int(n_out), difference, squares, significance), sigma
 
     def results(self) -> tuple[CheckResult, ...]:
         """Result of the check."""

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_audit.checks.guesses import Guesses
 from lightning_audit.checks.independence import ReuseCheck
 from lightning_audit.checks.integrity import gradient_replaced_result
 from lightning_audit.checks.leakage import LeakageBound, MuCheck
@@ -40,6 +42,7 @@ class AuditMonitor:
         self.mu = MuCheck(header, significance)
         self.leakage = LeakageBound(header)
         self.reuse = ReuseCheck(header, significance)
+        self.guesses = Guesses(header)
         self.steps = 0
         self.canary_steps = 0
         self.lost_steps = 0
@@ -71,8 +74,12 @@ class AuditMonitor:
                 self.lost_steps += 1
                 return
             self.canary_steps += 1
-            for check in (self.canary_noise, self.sensitivity, self.mu, self.leakage):
-                check.update(entry)
+            for part in self._of_canaries:
+                part.update(entry)
+
+    @property
+    def _of_canaries(self) -> tuple[Any, ...]:
+        return self.canary_noise, self.sensitivity, self.mu, self.leakage, self.guesses
 
     @property
     def history(self) -> tuple[tuple[float, float | None, int], ...]:

@@ -360,14 +360,16 @@ class MuTest:
         self._centre.update(readings - coins)
 
     @property
+    def statistics(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        """(Readings in, readings out, difference of means, squares within), in units of sigma."""
+        means = self._sum / np.maximum(self._n, 1.0)
+        within = self._squares - np.sum(self._n * means**2, axis=0)
+        # Rounding can leave a tiny negative sum of squares when all readings agree.
+        return self._n[1], self._n[0], means[1] - means[0], np.maximum(within, 0.0)
+
+    @property
     def log_e(self) -> FloatArray:
         """Log e-value now, of the leading shape."""
         if self.noise_multiplier is None:
             return np.zeros(self._squares.shape)
-        counts = np.maximum(self._n, 1.0)
-        means = self._sum / counts
-        within = self._squares - np.sum(self._n * means**2, axis=0)
-        # Rounding can leave a tiny negative sum of squares when all readings agree.
-        within = np.maximum(within, 0.0)
-        mu0 = self.signal / self.noise_multiplier
-        return two_sample_t_log_e(self._n[1], self._n[0], means[1] - means[0], within, mu0)
+        return two_sample_t_log_e(*self.statistics, self.signal / self.noise_multiplier)

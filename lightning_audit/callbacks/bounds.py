@@ -1,0 +1,124 @@
+"""Lower bounds on the run's epsilon: the anytime one, and those of the literature by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from lightning_audit.callbacks.spending import epsilon_at_ratio
+from lightning_audit.checks.monitor import AuditMonitor
+from lightning_audit.results import EpsilonBound
+from lightning_audit.stats.bounds import METHODS, BoundMethod
+from lightning_audit.stats.gdp import gaussian_epsilon, gaussian_mu
+
+History = Sequence[tuple[float, float | None, int]]
+
+_COMPOSED = (
+    "epsilon of the run from mu of a step: Gaussian noise, independent steps, Poisson sampling at "
+    "the stated rate, the same leakage over claim in every step"
+)
+_OF_A_STEP = "epsilon of the run from that of a step: the step is a Gaussian mechanism"
+_CANARIES = "canaries of a step independent"
+_STEPS = "steps independent"
+_MIDDLE = "threshold half way between out and in"
+#: A single step's mu from which epsilon runs into the thousands: composing it tells nothing more.
+_LARGEST_MU = 40.0
+
+
+def betting_bound(
+    monitor: AuditMonitor, ratio: float, epsilon: float | None, delta: float, significance: float
+) -> EpsilonBound:
+    """The bound by betting, valid at all times together.
+
+    Args:
+        monitor: the checks now.
+        ratio: the proved leakage over claim.
+        epsilon: the same for the run, None where a sample rate is unknown.
+        delta: the delta of all epsilons.
+        significance: probability that the bound is wrong.
+    """
+    sigma = monitor.history[-1][0]
+    mu = ratio / sigma if sigma > 0 else 0.0
+    return EpsilonBound(
+        name="betting",
+        epsilon_lower=epsilon,
+        delta=delta,
+        mu_lower=mu,
+        significance=significance,
+        interpretation="confidence",
+        threshold="fixed",
+        looks="anytime",
+        assumptions=("fair private coins", _COMPOSED),
+        epsilon_step_lower=gaussian_epsilon(mu, delta),
+    )
+
+
+def literature_bounds(
+    monitor: AuditMonitor, delta: float, significance: float
+) -> tuple[EpsilonBound, ...]:
+    """Every bound of the literature, for one look now.
+
+    Args:
+        monitor: the checks now.
+        delta: the delta of all epsilons.
+        significance: probability that each bound is wrong.
+    """
+    if not monitor.canary_steps:
+        return ()
+    return tuple(_bound(monitor, method, delta, significance) for method in METHODS.values())
+
+
+def _bound(
+    monitor: AuditMonitor, method: BoundMethod, delta: float, significance: float
+) -> EpsilonBound:
+    counts, sigma = monitor.guesses.middle, monitor.guesses.least_noise
+    threshold = (_MIDDLE,)
+    if method.from_counts is None:
+        value, sigma = monitor.mu.mu_lower(significance)
+        threshold = ("steps of the first noise multiplier only",)
+    else:
+        value = float(method.from_counts(counts, delta, significance))
+    if method.name == "katz":
+        return _labelled(method, None, None, value, 0.0, significance, threshold)
+    if method.quantity == "mu":
+        mu, step = value, float(gaussian_epsilon(value, delta))
+        assumptions: tuple[str, ...] = threshold
+    else:
+        mu, step = _mu_of(value, delta), value
+        assumptions = (*threshold, _OF_A_STEP)
+    # Claims of several sigmas are all implied by that of the smallest.
+    epsilon = _composed(monitor.history, mu * sigma, mu, delta)
+    return _labelled(method, epsilon, mu, step, delta, significance, (*assumptions, _COMPOSED))
+
+
+def _composed(history: History, ratio: float, mu: float, delta: float) -> float | None:
+    if mu > _LARGEST_MU:
+        return None if any(rate is None for _, rate, _ in history) else math.inf
+    return epsilon_at_ratio(history, ratio, delta)
+
+
+def _mu_of(epsilon: float, delta: float) -> float:
+    return float(gaussian_mu(epsilon, delta)) if epsilon > 0 else 0.0
+
+
+def _labelled(
+    method: BoundMethod,
+    epsilon: float | None,
+    mu: float | None,
+    step: float,
+    delta: float,
+    significance: float,
+    assumptions: tuple[str, ...],
+) -> EpsilonBound:
+    fields: dict[str, Any] = {"name": method.name, "epsilon_lower": epsilon, "mu_lower": mu}
+    return EpsilonBound(
+        **fields,
+        delta=delta,
+        significance=significance,
+        interpretation=method.interpretation,
+        threshold="fixed",
+        looks="single",
+        assumptions=(_CANARIES, _STEPS, *method.assumptions, *assumptions),
+        epsilon_step_lower=step,
+    )
