@@ -7,13 +7,12 @@ import logging
 import operator
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pytorch_lightning as pl
-from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from lightning_audit import _validate
+from lightning_audit.callbacks._namespaces import Callback, MisconfigurationException
 from lightning_audit.callbacks.arguments import (
     allowed_of,
     canaries_of,
@@ -49,6 +48,9 @@ from lightning_audit.results import (
 )
 from lightning_audit.store import REPORT_NAME, ObservationStore, RecordHeader, set_aside
 
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+
 _log = logging.getLogger(__name__)
 
 _ON_VIOLATION = ("raise", "stop", "warn")
@@ -62,7 +64,7 @@ _FULL_PRECISION = ("32-true", "64-true", "bf16-true")
 _SIGNALS = {"bf16": 1.0 + 2.0**-7}
 
 
-class PrivacyAudit(pl.Callback):
+class PrivacyAudit(Callback):
     """Audits the privacy of a DP-SGD training while it runs.
 
     Each step carries canary gradients through the user's own clipping and noise; what comes out

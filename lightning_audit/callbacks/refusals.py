@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import pytorch_lightning as pl
-from lightning_fabric.utilities.exceptions import MisconfigurationException
+from typing import TYPE_CHECKING
+
 from opacus.optimizers import DPOptimizer
 
+from lightning_audit.callbacks._namespaces import MisconfigurationException
 from lightning_audit.claims import PrivacyClaim
 from lightning_audit.dpsgd.opacus import private_optimizer
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
 
 _UNSUPPORTED_PRECISION = ("16-mixed", "16-true", "16")
 
