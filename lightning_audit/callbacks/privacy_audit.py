@@ -30,7 +30,7 @@ from lightning_audit.callbacks.evaluation import (
     epoch_metrics,
     run_checks,
 )
-from lightning_audit.callbacks.refusals import chosen_optimizer, refuse_trainer
+from lightning_audit.callbacks.refusals import chosen_optimizer, refuse_hand_written, refuse_trainer
 from lightning_audit.callbacks.session import AuditSession, SessionSettings
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.checks.resolution import Resolution
@@ -205,6 +205,13 @@ class PrivacyAudit(Callback):
         """Follow optimizers that were made anew."""
         if self._session is not None:
             self._session.start_batch()
+        self._follow(trainer, pl_module)
+        if self._session is None:
+            # Not before the first batch: a callback may make the training private until then.
+            refuse_hand_written(self.claim)
+
+    def _follow(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Attach to the optimizers that are in use now, unless that was done."""
         now = trainer.optimizers
         if len(now) != len(self._attached) or any(map(operator.is_not, now, self._attached)):
             self._attach(trainer, pl_module)
@@ -215,7 +222,7 @@ class PrivacyAudit(Callback):
         self._attached = list(trainer.optimizers)
         plain = [innermost(o) for o in trainer.optimizers if private_optimizer(o) is None]
         self._plain_handles = [o.register_step_post_hook(self._count_plain) for o in plain]
-        private = chosen_optimizer(trainer, self.claim)
+        private = chosen_optimizer(trainer)
         if private is None:
             return
         names = {id(p): name for name, p in pl_module.named_parameters()}
@@ -280,6 +287,8 @@ class PrivacyAudit(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Any
     ) -> None:
         """Lay the canaries' rows out before Opacus fills in the others, which spares a copy."""
+        # The module, and callbacks after this one, had their on_train_batch_start since.
+        self._follow(trainer, pl_module)
         # Where batches accumulate the step comes later; under autocast the rows' type is unknown.
         whole = trainer.accumulate_grad_batches == 1 and str(trainer.precision) in _FULL_PRECISION
         if self._session is not None and whole:
