@@ -75,6 +75,11 @@ class PrivacyAudit(Callback):
     Without arguments everything is read off the optimizer and its accountant, and the claim is
     the accountant's own epsilon.
 
+    It is a callback of `pytorch_lightning` and of `lightning.pytorch`. In the YAML of a
+    LightningCLI its ``class_path`` is ``lightning_audit.PrivacyAudit``; ``claim`` and
+    ``resolution`` take their arguments with a ``class_path`` or without, and each of the
+    ``canaries`` has one, such as ``lightning_audit.canaries.Dirac`` or ``Dirac``.
+
     Args:
         claimed_epsilon: the epsilon that the whole training must not exceed, > 0; None for the
             accountant's own.
