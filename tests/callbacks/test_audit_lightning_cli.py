@@ -179,23 +179,24 @@ def test_wrong_value_gives_the_librarys_own_error(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "named"),
     [
-        ({"on_violation": "explode"}, "['raise', 'stop', 'warn']. Got value: explode"),
-        ({"canary": 3}, "Option 'canary' is not accepted"),
-        ({"canaries": [{"class_path": "Unheard"}]}, "Unheard"),
+        ({"on_violation": "explode"}, ["on_violation", "explode"]),
+        ({"canary": 3}, ["lightning_audit.PrivacyAudit", "canary"]),
+        ({"canaries": [{"class_path": "Unheard"}]}, ["canaries", "Unheard"]),
     ],
 )
 def test_wrong_name_is_refused_by_the_command_line(
     package: ModuleType,
     capsys: pytest.CaptureFixture[str],
     arguments: dict[str, Any],
-    message: str,
+    named: list[str],
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         parse(package, with_audit(**arguments))
     assert ended.value.code == 2
-    assert message in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert all(name in message for name in named), message
 
 
 def test_violation_leaves_the_command_line_as_an_error(package: ModuleType, tmp_path: Path) -> None:
