@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -11,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
 from lightning_audit.callbacks.arguments import FINDINGS
+from lightning_audit.canaries import Dirac, Spread
 from lightning_audit.checks.family import SHARES
 
 ROOT = Path(__file__).parents[1]
@@ -53,6 +57,33 @@ def test_the_ten_lines_audit_a_training_and_the_gate_passes_it(digits, tmp_path,
     done = subprocess.run([script, *command[1:]], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "PASS" in done.stdout
+
+
+def test_the_command_with_yaml_audits_a_training_and_passes(tmp_path):
+    command = next(b for b in blocks("console") if b.startswith("python examples/")).split()
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    done = subprocess.run(
+        [sys.executable, *command[1:]], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = AuditReport.load(tmp_path / "audit" / "report.json")
+    assert report.verdict.outcome == "PASS"
+    assert " ".join(command) in (ROOT / "examples" / "cli.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("package", ["pytorch_lightning", "lightning.pytorch"])
+def test_the_yaml_configures_the_audit_in_either_lightning(package, tmp_path, monkeypatch):
+    (block,) = blocks("yaml")
+    config = tmp_path / "audit.yaml"
+    config.write_text(block, encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    lightning_cli = importlib.import_module(f"{package}.cli").LightningCLI
+    boring = importlib.import_module(f"{package}.demos.boring_classes").BoringModel
+    cli = lightning_cli(boring, run=False, args=["--config", str(config)])
+    (audit,) = [c for c in cli.trainer.callbacks if isinstance(c, PrivacyAudit)]
+    assert audit.canaries == (Dirac(tensor="last_bias"), Spread())
+    assert audit.claim == PrivacyClaim(delta=1e-5, noise_multiplier=1.0)
+    assert (audit.claimed_epsilon, audit.delta) == (8.0, 1e-5)
 
 
 def test_the_failing_audit_ends_as_shown(digits, tmp_path, monkeypatch, capsys):

@@ -65,7 +65,7 @@ def canaries_of(
     if not canaries:
         raise ValueError("canaries=[] must hold a canary; leave it out for the default mix.")
     for canary in canaries:
-        if not isinstance(canary, GradientCanary):
+        if not isinstance(canary, GradientCanary) or type(canary) is GradientCanary:
             raise ValueError(
                 f"canaries holds {canary!r}; it must hold objects of lightning_audit.canaries, "
                 "such as Dirac()."

@@ -9,13 +9,12 @@ import uuid
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pytorch_lightning as pl
-from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from lightning_audit import _validate
+from lightning_audit.callbacks._namespaces import Callback, MisconfigurationException
 from lightning_audit.callbacks.arguments import (
     allowed_of,
     canaries_of,
@@ -40,7 +39,7 @@ from lightning_audit.callbacks.evaluation import (
     epoch_metrics,
     run_checks,
 )
-from lightning_audit.callbacks.refusals import chosen_optimizer, refuse_trainer
+from lightning_audit.callbacks.refusals import chosen_optimizer, refuse_hand_written, refuse_trainer
 from lightning_audit.callbacks.session import AuditSession, SessionSettings
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.checks.integrity import noise_restarted_result
@@ -59,6 +58,9 @@ from lightning_audit.results import (
 )
 from lightning_audit.store import REPORT_NAME, ObservationStore, RecordHeader, set_aside
 
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+
 _log = logging.getLogger(__name__)
 
 _ON_VIOLATION = ("raise", "stop", "warn")
@@ -72,7 +74,7 @@ _FULL_PRECISION = ("32-true", "64-true", "bf16-true")
 _SIGNALS = {"bf16": 1.0 + 2.0**-7}
 
 
-class PrivacyAudit(pl.Callback):
+class PrivacyAudit(Callback):
     """Audits the privacy of a DP-SGD training while it runs.
 
     Each step carries canary gradients through the user's own clipping and noise; what comes out
@@ -82,6 +84,11 @@ class PrivacyAudit(pl.Callback):
 
     Without arguments everything is read off the optimizer and its accountant, and the claim is
     the accountant's own epsilon.
+
+    It is a callback of `pytorch_lightning` and of `lightning.pytorch`. In the YAML of a
+    LightningCLI its ``class_path`` is ``lightning_audit.PrivacyAudit``; ``claim`` and
+    ``resolution`` take their arguments with a ``class_path`` or without, and each of the
+    ``canaries`` has one, such as ``lightning_audit.canaries.Dirac`` or ``Dirac``.
 
     Args:
         claimed_epsilon: the epsilon that the whole training must not exceed, > 0; None for the
@@ -219,6 +226,13 @@ class PrivacyAudit(pl.Callback):
         """Follow optimizers that were made anew."""
         if self._session is not None:
             self._session.start_batch()
+        self._follow(trainer, pl_module)
+        if self._session is None:
+            # Not before the first batch: a callback may make the training private until then.
+            refuse_hand_written(self.claim)
+
+    def _follow(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Attach to the optimizers that are in use now, unless that was done."""
         now = trainer.optimizers
         if len(now) != len(self._attached) or any(map(operator.is_not, now, self._attached)):
             self._attach(trainer, pl_module)
@@ -229,7 +243,7 @@ class PrivacyAudit(pl.Callback):
         self._attached = list(trainer.optimizers)
         plain = [innermost(o) for o in trainer.optimizers if private_optimizer(o) is None]
         self._plain_handles = [o.register_step_post_hook(self._count_plain) for o in plain]
-        private = chosen_optimizer(trainer, self.claim)
+        private = chosen_optimizer(trainer)
         if private is None:
             return
         names = {id(p): name for name, p in pl_module.named_parameters()}
@@ -349,6 +363,8 @@ class PrivacyAudit(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Any
     ) -> None:
         """Lay the canaries' rows out before Opacus fills in the others, which spares a copy."""
+        # The module, and callbacks after this one, had their on_train_batch_start since.
+        self._follow(trainer, pl_module)
         # Where batches accumulate the step comes later; under autocast the rows' type is unknown.
         whole = trainer.accumulate_grad_batches == 1 and str(trainer.precision) in _FULL_PRECISION
         if self._session is not None and whole:

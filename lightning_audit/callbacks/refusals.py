@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import pytorch_lightning as pl
-from lightning_fabric.utilities.exceptions import MisconfigurationException
+from typing import TYPE_CHECKING
+
 from opacus.optimizers import DPOptimizer
 
+from lightning_audit.callbacks._namespaces import MisconfigurationException
 from lightning_audit.claims import PrivacyClaim
 from lightning_audit.dpsgd.opacus import private_optimizer
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
 
 _UNSUPPORTED_PRECISION = ("16-mixed", "16-true", "16")
 
@@ -40,15 +44,14 @@ def refuse_trainer(trainer: pl.Trainer, audits: int) -> None:
         )
 
 
-def chosen_optimizer(trainer: pl.Trainer, claim: PrivacyClaim | None) -> DPOptimizer | None:
+def chosen_optimizer(trainer: pl.Trainer) -> DPOptimizer | None:
     """The private optimizer of a training, None if it has none.
 
     Args:
         trainer: the Trainer, with its optimizers set up.
-        claim: what the user states of the training.
 
     Raises:
-        MisconfigurationException: several private optimizers, or DP-SGD that is not Opacus'.
+        MisconfigurationException: several private optimizers.
     """
     private = [o for o in map(private_optimizer, trainer.optimizers) if o is not None]
     if len(private) > 1:
@@ -56,10 +59,21 @@ def chosen_optimizer(trainer: pl.Trainer, claim: PrivacyClaim | None) -> DPOptim
             f"PrivacyAudit audits one private optimizer, the module has {len(private)}; give all "
             "parameters to one optimizer, as parameter groups."
         )
-    if not private and claim is not None and claim.noise_multiplier is not None:
+    return private[0] if private else None
+
+
+def refuse_hand_written(claim: PrivacyClaim | None) -> None:
+    """Raise if DP-SGD is stated for a training that has no private optimizer.
+
+    Args:
+        claim: what the user states of the training.
+
+    Raises:
+        MisconfigurationException: DP-SGD that is not Opacus'.
+    """
+    if claim is not None and claim.noise_multiplier is not None:
         raise MisconfigurationException(
             f"claim.noise_multiplier={claim.noise_multiplier!r} states DP-SGD, but no optimizer is "
             "Opacus' DPOptimizer; hand-written DP-SGD cannot be audited yet: train with "
             "PrivacyEngine.make_private to audit."
         )
-    return private[0] if private else None

@@ -19,15 +19,17 @@ LARGEST = "largest"
 LAST_BIAS = "last_bias"
 
 
-@dataclass(frozen=True)
 class GradientCanary:
-    """Base of all gradient canaries.
+    """Base of all gradient canaries; those below are the kinds that there are.
 
-    Args:
+    It is no dataclass itself: jsonargparse, and so a LightningCLI, takes a dataclass for the only
+    one of its kind, and would refuse the ``class_path`` of a subclass.
+
+    Attributes:
         moving: whether the direction is drawn anew at every step (from the audit's own generator).
     """
 
-    moving: bool = False
+    moving: bool
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Dirac(GradientCanary):
         Dirac(moving=False, tensor='last_bias')
     """
 
+    moving: bool = False
     tensor: str = LARGEST
 
 
@@ -54,6 +57,8 @@ class Spread(GradientCanary):
         moving: draw the coordinates anew at every step.
     """
 
+    moving: bool = False
+
 
 @dataclass(frozen=True)
 class BlockPair(GradientCanary):
@@ -64,6 +69,8 @@ class BlockPair(GradientCanary):
     Args:
         moving: draw the coordinate anew at every step.
     """
+
+    moving: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,7 @@ class Constant(GradientCanary):
         ValueError: ``moving=True``.
     """
 
+    moving: bool = False
     tensor: str = LARGEST
 
     def __post_init__(self) -> None:
@@ -94,6 +102,7 @@ class Random(GradientCanary):
         tensor: a parameter's name, ``"largest"``, ``"last_bias"``, or None for all tensors.
     """
 
+    moving: bool = False
     tensor: str | None = None
 
 

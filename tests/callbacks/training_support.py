@@ -44,8 +44,10 @@ def mlp(width: int = 8, hidden: int = 32) -> nn.Sequential:
     )
 
 
-class PrivateModule(pl.LightningModule):
+class PrivateTraining:
     """A training with Opacus as its documentation has it, in `configure_optimizers`.
+
+    It becomes a module together with the `LightningModule` of either package.
 
     Args:
         net: the network; an MLP by default.
@@ -123,6 +125,10 @@ class PrivateModule(pl.LightningModule):
         return replace_optimizer(optimizer, self.optimizer_class)
 
 
+class PrivateModule(PrivateTraining, pl.LightningModule):
+    """The training as a module of `pytorch_lightning`."""
+
+
 def replace_optimizer(optimizer: DPOptimizer, kind: type[DPOptimizer]) -> DPOptimizer:
     """The same private optimizer as an instance of another class, with the same accountant."""
     replaced = kind(
@@ -136,7 +142,7 @@ def replace_optimizer(optimizer: DPOptimizer, kind: type[DPOptimizer]) -> DPOpti
     return replaced
 
 
-class ManualModule(PrivateModule):
+class ManualTraining(PrivateTraining):
     """The same training, with manual optimization."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -148,6 +154,10 @@ class ManualModule(PrivateModule):
         optimizer.zero_grad()
         self.manual_backward(super().training_step(batch, batch_idx))
         optimizer.step()
+
+
+class ManualModule(ManualTraining, pl.LightningModule):
+    """The manual training as a module of `pytorch_lightning`."""
 
 
 # ------------------------------------------------------------------ faults
@@ -269,7 +279,12 @@ class ClosureRunsAgain(DPOptimizer):
 # ------------------------------------------------------------------ running
 
 
-def trainer_for(directory: Path, *callbacks: pl.Callback, **kwargs: Any) -> pl.Trainer:
+def trainer_for(
+    directory: Path,
+    *callbacks: pl.Callback,
+    trainer_class: type[pl.Trainer] = pl.Trainer,
+    **kwargs: Any,
+) -> pl.Trainer:
     """A quiet Trainer on one CPU that writes under ``directory``."""
     defaults: dict[str, Any] = {
         "accelerator": "cpu",
@@ -281,7 +296,7 @@ def trainer_for(directory: Path, *callbacks: pl.Callback, **kwargs: Any) -> pl.T
     }
     if "max_steps" not in kwargs and "max_epochs" not in kwargs:
         kwargs["max_steps"] = 40
-    return pl.Trainer(
+    return trainer_class(
         default_root_dir=directory, callbacks=list(callbacks), **{**defaults, **kwargs}
     )
 

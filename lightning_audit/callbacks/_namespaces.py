@@ -1,0 +1,52 @@
+"""One callback for both packages of Lightning.
+
+`pytorch_lightning` and `lightning.pytorch` hold the same code twice, and a class of the one is
+none of the other: a LightningCLI accepts the callbacks of its own package only, and a user catches
+the exceptions of that package. What is defined here belongs to each package that is installed.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+_PACKAGES = (
+    ("pytorch_lightning", "lightning_fabric"),
+    ("lightning.pytorch", "lightning.fabric"),
+)
+
+
+def _installed() -> list[tuple[str, str]]:
+    """The packages that can be imported, as (Trainer's, Fabric's)."""
+    found = []
+    for trainers, fabric in _PACKAGES:
+        try:
+            import_module(trainers)
+        except ImportError:  # whoever trains with it will see this error of its own import
+            continue
+        found.append((trainers, fabric))
+    if not found:
+        raise ModuleNotFoundError(
+            "PrivacyAudit needs PyTorch Lightning; pip install pytorch-lightning, or lightning."
+        )
+    return found
+
+
+if TYPE_CHECKING:
+    from lightning_fabric.utilities.exceptions import (
+        MisconfigurationException as MisconfigurationException,
+    )
+    from pytorch_lightning import Callback as Callback
+else:
+    _INSTALLED = _installed()
+
+    class Callback(*(import_module(trainers).Callback for trainers, _ in _INSTALLED)):
+        """A callback of every Lightning package that is installed."""
+
+    class MisconfigurationException(
+        *(
+            import_module(f"{fabric}.utilities.exceptions").MisconfigurationException
+            for _, fabric in _INSTALLED
+        )
+    ):
+        """The `MisconfigurationException` of every Lightning package that is installed."""
