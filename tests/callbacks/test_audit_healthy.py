@@ -308,8 +308,12 @@ def test_gradients_that_are_not_finite_never_pass(tmp_path: Path) -> None:
     assert any("24 of 64 steps were lost" in lack for lack in report.verdict.missing)
 
 
+class OtherAudit(PrivacyAudit):
+    """Has a state of its own in checkpoints: two of one class Lightning itself refuses."""
+
+
 def test_two_audits_of_one_training_are_refused(tmp_path: Path) -> None:
-    audits = [PrivacyAudit(report_dir=tmp_path / name) for name in ("first", "second")]
+    audits = [kind(report_dir=tmp_path / kind.__name__) for kind in (PrivacyAudit, OtherAudit)]
     # Each would see the other's canaries come and go.
     with pytest.raises(MisconfigurationException, match="has 2 PrivacyAudit callbacks"):
         trainer_for(tmp_path, *audits, max_steps=64).fit(PrivateModule())

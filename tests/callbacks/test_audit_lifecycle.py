@@ -371,28 +371,6 @@ def test_optimizer_made_anew_each_epoch_is_followed(tmp_path: Path) -> None:
     assert report.observations == 64 * 8
 
 
-def test_resumed_training_says_that_earlier_steps_were_not_seen(tmp_path: Path) -> None:
-    trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), max_epochs=1)
-    trainer.fit(PrivateModule())
-    trainer.save_checkpoint(tmp_path / "first.ckpt")
-    again = trainer_for(tmp_path, PrivacyAudit(seed=2), max_epochs=3)
-    again.fit(Resumed(), ckpt_path=tmp_path / "first.ckpt")
-    report = report_in(tmp_path)
-    assert report.steps == 64
-    assert any("resumed at step 32" in item for item in report.verdict.missing)
-
-
-class Resumed(PrivateModule):
-    """Makes its parameters private before the checkpoint is loaded."""
-
-    def configure_model(self) -> None:
-        if not hasattr(self, "made"):
-            self.made = super().configure_optimizers()
-
-    def configure_optimizers(self) -> Any:
-        return self.made
-
-
 # ------------------------------------------------------------------ the record
 
 
