@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 RECORD_NAME = "observations.bin"
 ARCHIVE_NAME = "observations.npz"
 REPORT_NAME = "report.json"
-_NAMES = (RECORD_NAME, ARCHIVE_NAME, REPORT_NAME)
+FIGURE_NAME = "report.png"
+_NAMES = (RECORD_NAME, ARCHIVE_NAME, REPORT_NAME, FIGURE_NAME)
 
 _FORMAT = "lightning-audit observations"
 _VERSION = 1
@@ -179,8 +180,9 @@ def set_aside(directory: Path, *, but_the_record: bool = False) -> Path | None:
         directory: a report directory.
         but_the_record: leave the observations, for a run that may go on with them.
     """
-    names = [ARCHIVE_NAME, REPORT_NAME] if but_the_record else list(_NAMES)
-    names = [n for n in names if (directory / n).exists()]
+    names = [n for n in _NAMES if (directory / n).exists()]
+    if but_the_record:
+        names = [n for n in names if n != RECORD_NAME]
     if not names:
         return None
     number = 1

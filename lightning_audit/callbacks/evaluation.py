@@ -14,12 +14,14 @@ from typing import Any
 from lightning_audit.callbacks.bounds import betting_bound, literature_bounds
 from lightning_audit.callbacks.session import AuditSession
 from lightning_audit.callbacks.spending import claimed_epsilon, epsilon_at_ratio, epsilon_spent
+from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.checks.accounting import accounting_result, exceeds
 from lightning_audit.checks.family import SHARES
 from lightning_audit.checks.integrity import no_dp_result, noise_restarted_result
 from lightning_audit.checks.resolution import PowerModel, Resolution
 from lightning_audit.checks.sampling import sampling_results
 from lightning_audit.checks.verdict import acknowledge, judge
+from lightning_audit.claims import PrivacyClaim
 from lightning_audit.dpsgd.lints import LoaderFacts
 from lightning_audit.dpsgd.opacus import AccountantLink
 from lightning_audit.results import AuditReport, CheckResult, EpsilonBound, Verdict
@@ -32,16 +34,37 @@ _LIBRARIES = ("lightning-audit", "torch", "pytorch-lightning", "opacus", "dp-acc
 
 @dataclass(frozen=True)
 class Terms:
-    """What is claimed and asked for: the callback's arguments that a report depends on."""
+    """What is claimed and asked for: the callback's arguments."""
 
     epsilon: float | None
     delta: float
+    claim: PrivacyClaim | None
+    canaries: tuple[GradientCanary, ...]
+    oversize: float
+    every_n_steps: int | None
     significance: float
     bound_significance: float
     resolution: Resolution
-    oversize: float
     allow: Collection[str]
-    settings: Mapping[str, Any]
+    seed: int
+    reactions: Mapping[str, str]
+
+    def settings(self) -> dict[str, Any]:
+        """The terms, as they go into the report."""
+        return {
+            "claimed_epsilon": self.epsilon,
+            "delta": self.delta,
+            "claim": self.claim.to_dict() if self.claim else None,
+            "canaries": [repr(canary) for canary in self.canaries],
+            "oversize": self.oversize,
+            "every_n_steps": self.every_n_steps,
+            "significance": self.significance,
+            "bound_significance": self.bound_significance,
+            "resolution": dataclasses.asdict(self.resolution),
+            "allow": tuple(self.allow),
+            **self.reactions,
+            "seed": self.seed,
+        }
 
 
 @dataclass
@@ -68,6 +91,16 @@ class RunFacts:
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds of the facts, as plain values."""
         return {name: copy.deepcopy(getattr(self, name)) for name in self._KEPT}
+
+    def note(self, sentence: str) -> None:
+        """Add a remark on the run, once."""
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+
+    def end_epoch(self, row: Mapping[str, float]) -> None:
+        """Keep what was logged; a run that goes on in an epoch's end meets that end again."""
+        known = [old for old in self.epochs if old["epoch"] != row["epoch"]]
+        self.epochs = [*known, row]
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint's facts; what was noted since stays."""
@@ -231,7 +264,7 @@ def build_report(
         history=history,
         power={part: dataclasses.asdict(value) for part, value in power.items()},
         epochs=tuple(facts.epochs),
-        settings=terms.settings,
+        settings=terms.settings(),
         environment={name: _version(name) for name in _LIBRARIES},
         notes=(*facts.notes, *(session.notes if session else ())),
         record=RECORD_NAME if session and session.store else None,

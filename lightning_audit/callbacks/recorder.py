@@ -99,6 +99,12 @@ class Recorder:
             if self.store is not None:
                 self.store.append(entry)
 
+    def flush(self) -> None:
+        """Feed the steps that wait, and hand the record to the operating system."""
+        self.digest()
+        if self.store is not None:
+            self.store.flush()
+
     def _entry(self, step: SeenStep) -> Any:
         claim = step.claim
         fields = {
@@ -123,9 +129,7 @@ class Recorder:
 
     def state(self) -> dict[str, Any]:
         """Everything that `load` needs, as plain data; the entries so far are flushed first."""
-        self.digest()
-        if self.store is not None:
-            self.store.flush()
+        self.flush()
         return {
             "header": snapshot(self.header),
             "monitor": snapshot(self._monitor),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from opacus.optimizers import DPOptimizer
 
@@ -44,16 +45,16 @@ def refuse_trainer(trainer: pl.Trainer, audits: int) -> None:
         )
 
 
-def chosen_optimizer(trainer: pl.Trainer) -> DPOptimizer | None:
+def chosen_optimizer(optimizers: Iterable[Any]) -> DPOptimizer | None:
     """The private optimizer of a training, None if it has none.
 
     Args:
-        trainer: the Trainer, with its optimizers set up.
+        optimizers: the Trainer's optimizers.
 
     Raises:
         MisconfigurationException: several private optimizers.
     """
-    private = [o for o in map(private_optimizer, trainer.optimizers) if o is not None]
+    private = [o for o in map(private_optimizer, optimizers) if o is not None]
     if len(private) > 1:
         raise MisconfigurationException(
             f"PrivacyAudit audits one private optimizer, the module has {len(private)}; give all "

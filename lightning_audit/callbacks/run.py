@@ -1,0 +1,295 @@
+"""The audit of one training: its optimizers, its session, what is known of it, its report."""
+
+from __future__ import annotations
+
+import operator
+import uuid
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lightning_audit.callbacks._namespaces import MisconfigurationException
+from lightning_audit.callbacks.checkpoint import (
+    VERSION,
+    accountant_history,
+    restore_accountant,
+    to_arrays,
+    to_tensors,
+)
+from lightning_audit.callbacks.evaluation import (
+    Epsilons,
+    RunFacts,
+    Terms,
+    build_report,
+    current_epsilons,
+    epoch_metrics,
+    run_checks,
+)
+from lightning_audit.callbacks.refusals import chosen_optimizer
+from lightning_audit.callbacks.session import AuditSession, SessionSettings
+from lightning_audit.checks.integrity import noise_restarted_result
+from lightning_audit.dpsgd.lints import fingerprints, loader_facts
+from lightning_audit.dpsgd.opacus import OpacusStep, accountant_link, innermost, private_optimizer
+from lightning_audit.dpsgd.protocol import UnsupportedOptimizer
+from lightning_audit.results import AuditReport, CheckResult
+from lightning_audit.store import REPORT_NAME, ObservationStore, RecordHeader
+
+_NO_ACCOUNTANT = (
+    "no accountant feeds on the optimizer's steps, so no epsilon is composed; each step is audited "
+    "all the same"
+)
+_FULL_PRECISION = ("32-true", "64-true", "bf16-true")
+#: Largest shift that a correctly clipped canary shows where low precision rounds it.
+_SIGNALS = {"bf16": 1.0 + 2.0**-7}
+
+
+class AuditRun:
+    """Audits one training.
+
+    Args:
+        terms: what is claimed and asked for.
+        directory: where report and record go; None to write nothing.
+        precision: the Trainer's precision.
+    """
+
+    def __init__(self, terms: Terms, directory: Path | None, precision: str) -> None:
+        self.directory = directory
+        self.report: AuditReport | None = None
+        self.session: AuditSession | None = None
+        self.facts = RunFacts()
+        self._terms = terms
+        self._precision = precision
+        self._name = uuid.uuid4().hex
+        #: State of a checkpoint from which this training goes on, until it was taken up.
+        self._kept: dict[str, Any] = {}
+        self._attached: list[Any] = []
+        self._plain_handles: list[Any] = []
+        self._untrained: dict[str, tuple[float, float]] = {}
+        self._first_noise: str | None = None
+        self._noise_known = False
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def keep(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint's state as soon as the optimizers are there."""
+        self._kept = state if state.get("session") else {}
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds of the audit: tensors and plain values."""
+        if self.session is None:
+            return self._kept
+        return {
+            "version": VERSION,
+            "run": self._name,
+            "seed": self._terms.seed,
+            "session": to_tensors(self.session.state()),
+            "facts": self.facts.state(),
+            "first_noise": self._first_noise,
+            "untrained": {name: list(sums) for name, sums in self._untrained.items()},
+            "accountant": accountant_history(self.facts.accountant),
+        }
+
+    # ------------------------------------------------------------------ the optimizers
+
+    @property
+    def attached(self) -> bool:
+        """Whether there was an optimizer to look at."""
+        return bool(self._attached)
+
+    def start(self, loaders: Any, global_step: int) -> None:
+        """Read how the loaders sample, and whether steps were taken that nobody saw."""
+        self.facts.loader = loader_facts(loaders)
+        if global_step > 0 and not self._kept:
+            self.facts.resumed = (
+                f"the training was resumed at step {global_step} from a checkpoint without this "
+                "audit's state: earlier steps were not observed"
+            )
+
+    def follow(self, optimizers: Sequence[Any], module: torch.nn.Module) -> None:
+        """Attach to the optimizers that are in use now, unless that was done.
+
+        Raises:
+            MisconfigurationException: an optimizer cannot be audited.
+        """
+        same = len(optimizers) == len(self._attached)
+        if same and not any(map(operator.is_not, optimizers, self._attached)):
+            return
+        self._remove_plain_handles()
+        self._attached = list(optimizers)
+        plain = [innermost(o) for o in optimizers if private_optimizer(o) is None]
+        self._plain_handles = [o.register_step_post_hook(self._count_plain) for o in plain]
+        private = chosen_optimizer(optimizers)
+        if private is None:
+            return
+        names = {id(p): name for name, p in module.named_parameters()}
+        try:
+            step = OpacusStep(private, names, module.modules())
+        except UnsupportedOptimizer as error:
+            raise MisconfigurationException(str(error)) from error
+        self.facts.accountant = accountant_link(private)
+        claim = self._terms.claim
+        if self.facts.accountant is None and (claim is None or claim.sample_rate is None):
+            self.facts.note(_NO_ACCOUNTANT)
+        if self.session is None:
+            self._untrained = fingerprints(module, step.params)
+            self._take_up(step)
+        elif not self.session.follow(step):
+            raise MisconfigurationException(
+                "PrivacyAudit cannot follow an optimizer over other parameters during a training; "
+                "keep the parameters and change their learning rates instead."
+            )
+
+    def _take_up(self, step: OpacusStep) -> None:
+        """Begin the audit, or go on with the one that a checkpoint holds."""
+        kept = self._kept
+        if kept:
+            self._name = kept["run"]
+            self._terms = replace(self._terms, seed=kept["seed"])
+        self.session = self._new_session(step)
+        kind = self.facts.loader.kind if self.facts.loader else "unknown"
+        self.session.track_batch_sizes = kind == "unknown"
+        if not kept:
+            return
+        try:
+            self.session.load(to_arrays(kept["session"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise MisconfigurationException(
+                f"PrivacyAudit cannot go on from this checkpoint: {error}"
+            ) from error
+        self.facts.load(kept["facts"])
+        self._first_noise = kept["first_noise"]
+        self._untrained = {name: (a, b) for name, (a, b) in kept["untrained"].items()}
+        restore_accountant(self.facts.accountant, kept["accountant"])
+        self._kept = {}
+
+    def _new_session(self, step: OpacusStep) -> AuditSession:
+        settings = SessionSettings(
+            canaries=self._terms.canaries,
+            oversize=self._terms.oversize,
+            every_n_steps=self._terms.every_n_steps,
+            significance=self._terms.significance,
+            claim=self._terms.claim,
+            signal=_SIGNALS.get(self._precision.split("-")[0], 1.0),
+        )
+        rng = np.random.default_rng(self._terms.seed)
+        open_store = self._open_store if self.directory is not None else None
+        return AuditSession(step, settings, rng, self._current_rate, open_store)
+
+    def _open_store(self, header: RecordHeader) -> ObservationStore:
+        assert self.directory is not None
+        if self._kept:
+            entries = self._kept["session"]["entries"]
+            store = ObservationStore.resume(self.directory, header, self._name, entries)
+            if store is not None:
+                return store
+            self.facts.note(
+                f"the record of the first {entries} steps is not in {self.directory}; the checks "
+                "go on from the checkpoint's sums, the record from here"
+            )
+        return ObservationStore(self.directory, header, self._name)
+
+    def _current_rate(self, accumulated: int) -> float | None:
+        """Sample rate of the present step: stated, or told to the accountant."""
+        link, claim = self.facts.accountant, self._terms.claim
+        if claim is not None and claim.sample_rate is not None:
+            self.facts.sample_rate = claim.sample_rate
+            return claim.sample_rate
+        if link is None:
+            return None
+        self.facts.sample_rate = link.sample_rate
+        return min(link.sample_rate * accumulated, 1.0)
+
+    def _count_plain(self, optimizer: Any, *_: Any) -> None:
+        self.facts.plain_steps += 1
+        self.facts.plain_name = type(optimizer).__name__
+
+    # ------------------------------------------------------------------ each step and epoch
+
+    def start_batch(self) -> None:
+        """Forget a step that broke off."""
+        if self.session is not None:
+            self.session.start_batch()
+
+    def prepare(self, epoch: int, accumulated: int) -> None:
+        """Before a backward pass: lay the canaries' rows out, which spares a copy."""
+        # Where batches accumulate the step comes later; under autocast the rows' type is unknown.
+        if self.session and accumulated == 1 and self._precision in _FULL_PRECISION:
+            self.session.epoch = epoch
+            self.session.prepare()
+
+    def inject(self, optimizer: Any, epoch: int) -> None:
+        """After a backward pass, before clipping: put the canaries in."""
+        session = self.session
+        if session is None or private_optimizer(optimizer) is not session.step.optimizer:
+            return
+        session.epoch = epoch
+        session.inject()
+        if not self._noise_known:
+            self._look_at_noise(session)
+
+    def _look_at_noise(self, session: AuditSession) -> None:
+        """See whether the noise of a resumed training starts as it did at the very first step."""
+        self._noise_known = True
+        state = session.step.noise_state()
+        if not session.recorder.steps:
+            self._first_noise = state
+            return
+        again = state is not None and state == self._first_noise
+        self.facts.noise_restarted = self.facts.noise_restarted or again
+        if again:
+            warnings.warn(noise_restarted_result(restarted=True).message, stacklevel=2)
+
+    def end_epoch(self, epoch: int, module: torch.nn.Module) -> dict[str, float]:
+        """Compute and write where things stand; return what is logged."""
+        if self.session is not None:
+            self.session.end_epoch()
+            now = fingerprints(module, self.session.step.params)
+            self.facts.unaudited = tuple(
+                name for name, sums in self._untrained.items() if now.get(name, sums) != sums
+            )
+        epsilons, checks = self._evaluate()
+        metrics = epoch_metrics(self.session, epsilons, checks)
+        self.facts.end_epoch({"epoch": epoch, **metrics})
+        self._write(epsilons, checks, complete=False)
+        return metrics
+
+    # ------------------------------------------------------------------ the end
+
+    def end(self) -> None:
+        """Write the last report and close the record."""
+        self._write(*self._evaluate(), complete=not self.facts.break_off)
+        if self.session is not None and self.session.store is not None:
+            self.session.store.close()
+
+    def detach(self) -> None:
+        """Take all hooks off."""
+        self._remove_plain_handles()
+        if self.session is not None:
+            self.session.detach()
+
+    def _remove_plain_handles(self) -> None:
+        for handle in self._plain_handles:
+            handle.remove()
+        self._plain_handles = []
+
+    def _evaluate(self) -> tuple[Epsilons, tuple[CheckResult, ...]]:
+        epsilons = current_epsilons(self.session, self.facts, self._terms)
+        return epsilons, run_checks(self.session, self.facts, self._terms, epsilons)
+
+    def _write(
+        self, epsilons: Epsilons, checks: tuple[CheckResult, ...], *, complete: bool
+    ) -> None:
+        self.report = build_report(
+            self.session, self.facts, self._terms, epsilons, checks, complete=complete
+        )
+        if self.directory is None:
+            return
+        if self.session is not None:
+            self.session.recorder.flush()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.report.save(self.directory / REPORT_NAME)
