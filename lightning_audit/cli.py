@@ -10,6 +10,9 @@ from lightning_audit import __version__
 from lightning_audit.report.console import print_report
 from lightning_audit.results import EXIT_CODES, AuditReport, ReportError
 
+#: Names of the bounds, as the help lists them.
+METHODS = "fdp_cp, fdp_pooled_cp, fdp_bayes, fdp_t, eps_cp, eps_jeffreys, eps_bayes, katz"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
@@ -18,9 +21,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the command line, None for the process's own.
 
     Returns:
-        Exit code: 0 for a pass, 1 for a violation, 2 for an inconclusive or unreadable report.
+        Exit code: 0 for a pass, 1 for a violation, 2 for an inconclusive or unreadable report, or
+        for scores that cannot be read.
     """
     options = _parser().parse_args(arguments)
+    code: int = options.run(options)
+    return code
+
+
+def _bound(options: argparse.Namespace) -> int:
+    import lightning_audit.bound_command as bound_command  # loads scipy, which a gate does not need
+
+    try:
+        print(bound_command.run(options))
+    except bound_command.BoundError as error:
+        print(f"lightning-audit: {error}", file=sys.stderr)
+        return EXIT_CODES["INCONCLUSIVE"]
+    return EXIT_CODES["PASS"]
+
+
+def _check(options: argparse.Namespace) -> int:
     try:
         report = AuditReport.load(options.report)
     except ReportError as error:
@@ -52,6 +72,32 @@ def _parser() -> argparse.ArgumentParser:
         metavar="X",
         help="fail as well if the proved or the spent epsilon exceeds X",
     )
+    check.set_defaults(run=_check)
+    bound = commands.add_parser(
+        "bound",
+        help="a lower bound on epsilon from an attack's scores, by name",
+        description="Lower bound on the epsilon of one observation, from the scores of an attack "
+        "with and without the canary. Exits with 0, or with 2 if it cannot be computed.",
+    )
+    bound.add_argument(
+        "scores", help="an .npz with scores_in and scores_out, or an audit's observations.npz"
+    )
+    bound.add_argument("--method", required=True, metavar="NAME", help=f"one of {METHODS}")
+    bound.add_argument("--delta", required=True, type=float, help="delta of the epsilon, in (0, 1)")
+    bound.add_argument(
+        "--significance",
+        type=float,
+        default=0.05,
+        help="probability that the bound is wrong (default: 0.05)",
+    )
+    bound.add_argument(
+        "--threshold",
+        metavar="CHOICE",
+        help="how the threshold is chosen: a number, several with commas, split, berk_jones, dkw, "
+        "or max, which is no valid bound (default: 0.5 for observations, split for scores)",
+    )
+    bound.add_argument("--json", action="store_true", help="print the bound as JSON")
+    bound.set_defaults(run=_bound)
     return parser
 
 

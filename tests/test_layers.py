@@ -31,6 +31,7 @@ LEVELS = {
     "blackbox": 3,
     "callbacks": 4,
     "report": 4,
+    "bound_command": 5,
     "cli": 5,
     "pytest_plugin": 5,
 }

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightning_audit.cli import METHODS
+from lightning_audit.stats.bounds import BOUND_NAMES, named_bound
+from lightning_audit.stats.counts import (
+    ConfusionCounts,
+    epsilon_clopper_pearson,
+    mu_pooled_clopper_pearson,
+)
+from lightning_audit.stats.thresholds import Fixed, Split
+from lightning_audit.store import DROPPED, INJECTED, ObservationStore, RecordHeader
+
+COMMAND = Path(sysconfig.get_path("scripts")) / "lightning-audit"
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(COMMAND), "bound", *map(str, arguments)], capture_output=True, text=True, timeout=60
+    )
+
+
+def answer(*arguments: object) -> dict[str, Any]:
+    done = run(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def scores(tmp_path: Path) -> tuple[Path, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(1)
+    inside, outside = 1.5 + rng.standard_normal(400), rng.standard_normal(300)
+    path = tmp_path / "scores.npz"
+    np.savez(path, scores_in=inside, scores_out=outside)
+    return path, inside, outside
+
+
+@pytest.mark.parametrize("method", BOUND_NAMES)
+def test_every_method_gives_the_librarys_own_number(
+    scores: tuple[Path, np.ndarray, np.ndarray], method: str
+) -> None:
+    path, inside, outside = scores
+    told = answer(path, "--method", method, "--delta", 1e-5, "--threshold", 0.75)
+    expected = named_bound(method, inside, outside, 1e-5, threshold=Fixed(0.75))
+    assert told["epsilon_lower"] == expected.epsilon_lower > 0
+    assert (told["n_in"], told["n_out"], told["valid"]) == (400, 300, True)
+    assert told["assumptions"] == list(expected.assumptions)
+
+
+def test_scores_are_split_unless_a_threshold_is_given(
+    scores: tuple[Path, np.ndarray, np.ndarray],
+) -> None:
+    path, inside, outside = scores
+    told = answer(path, "--method", "eps_cp", "--delta", 1e-5)
+    assert told["threshold"] == "searched"
+    expected = named_bound("eps_cp", inside, outside, 1e-5, threshold=Split())
+    assert told["epsilon_lower"] == expected.epsilon_lower
+
+
+def test_the_help_lists_every_method() -> None:
+    assert ", ".join(BOUND_NAMES) == METHODS
+
+
+@pytest.mark.parametrize(
+    ("choice", "valid"),
+    [("0,0.5,1", True), ("split", True), ("berk_jones", True), ("dkw", True), ("max", False)],
+)
+def test_only_the_maximum_over_thresholds_is_no_valid_bound(
+    scores: tuple[Path, np.ndarray, np.ndarray], choice: str, valid: bool
+) -> None:
+    arguments = (scores[0], "--method", "eps_cp", "--delta", 1e-5, "--threshold", choice)
+    assert answer(*arguments)["valid"] == valid
+    assert ("NOT VALID" in run(*arguments).stdout) != valid
+
+
+def test_the_text_says_what_the_number_is(scores: tuple[Path, np.ndarray, np.ndarray]) -> None:
+    path, inside, outside = scores
+    done = run(path, "--method", "fdp_pooled_cp", "--delta", 1e-5, "--threshold", 0.75)
+    mu = mu_pooled_clopper_pearson(ConfusionCounts.from_scores(inside, outside, 0.75), 0.05)
+    assert f"(mu >= {mu:.6g})" in done.stdout
+    assert "95 % confidence, 400 scores in, 300 out" in done.stdout
+    assert "threshold 0.75, fixed" in done.stdout
+    assert "assumes: epsilon from mu: the mechanism is Gaussian" in done.stdout
+
+
+def record(directory: Path) -> tuple[Path, np.ndarray, np.ndarray]:
+    header = RecordHeader(("Dirac(a)", "Dirac(b)"), ("a", "b"), (4, 4), 2)
+    store = ObservationStore(directory, header)
+    rng = np.random.default_rng(0)
+    coins = rng.integers(0, 2, (300, 2))
+    readings = coins + rng.standard_normal((300, 2))
+    for step in range(300):
+        entry = np.zeros((), dtype=header.dtype)
+        entry["canaries"] = DROPPED if step % 10 == 9 else INJECTED
+        entry["coins"], entry["readings"] = coins[step], readings[step]
+        store.append(entry)
+    store.close()
+    used = np.arange(300) % 10 != 9
+    return directory / "observations.npz", coins[used], readings[used]
+
+
+def test_an_audits_observations_are_read_at_the_fixed_threshold(tmp_path: Path) -> None:
+    path, coins, readings = record(tmp_path)
+    told = answer(path, "--method", "eps_cp", "--delta", 1e-5)
+    counts = ConfusionCounts.from_scores(readings[coins == 1], readings[coins == 0], 0.5)
+    assert told["epsilon_lower"] == epsilon_clopper_pearson(counts, 1e-5, 0.05)
+    assert (told["threshold"], told["threshold_value"]) == ("fixed", 0.5)
+    assert told["n_in"] + told["n_out"] == 540
+
+
+def test_a_perfect_attack_on_pure_noise_free_scores_is_infinite_as_json(tmp_path: Path) -> None:
+    path = tmp_path / "s.npz"
+    np.savez(path, scores_in=np.ones(30) + 1e-3 * np.arange(30), scores_out=-np.arange(30.0))
+    told = answer(path, "--method", "fdp_cp", "--delta", 1e-5, "--threshold", 0.5)
+    assert 0 < told["epsilon_lower"] < 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--method", "fdp_bayes", "--threshold", "dkw"), "take Fixed, Grid or Split"),
+        (("--method", "eps_dp"), "method='eps_dp' must be one of ['eps_bayes'"),
+        (("--method", "eps_cp", "--threshold", "best"), "threshold='best' must be a number"),
+        (("--method", "eps_cp", "--delta", "0"), r"delta=0.0 must be in (0, 1)"),
+        (("--method", "eps_cp", "--significance", "2"), r"significance=2.0 must be in (0, 1)"),
+    ],
+)
+def test_wrong_arguments_name_themselves(
+    scores: tuple[Path, np.ndarray, np.ndarray], arguments: tuple[str, ...], message: str
+) -> None:
+    delta = () if "--delta" in arguments else ("--delta", "1e-5")
+    done = run(scores[0], *arguments, *delta)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"scores": np.ones(3)}, "it must hold the arrays scores_in and scores_out"),
+        ({"scores_in": np.ones((2, 2)), "scores_out": np.ones(2)}, "scores_in has dtype float64"),
+        ({"scores_in": np.array([1, np.nan]), "scores_out": np.ones(2)}, "vector of finite"),
+        ({"scores_in": np.ones(2), "scores_out": np.array(["a"])}, "scores_out has dtype"),
+    ],
+)
+def test_files_without_scores_say_what_they_must_hold(
+    tmp_path: Path, arrays: dict[str, np.ndarray], message: str
+) -> None:
+    np.savez(tmp_path / "s.npz", **arrays)
+    done = run(tmp_path / "s.npz", "--method", "eps_cp", "--delta", 1e-5)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no archive", b"PK\x03\x04 cut short"])
+def test_files_that_are_no_archive_are_refused(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "s.npz"
+    if content is not None:
+        path.write_bytes(content)
+    done = run(path, "--method", "eps_cp", "--delta", 1e-5)
+    assert done.returncode == 2
+    assert "cannot read" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_pickle_in_the_file_is_not_loaded(tmp_path: Path) -> None:
+    np.savez(tmp_path / "s.npz", scores_in=np.array([object()]), scores_out=np.ones(1))
+    done = run(tmp_path / "s.npz", "--method", "eps_cp", "--delta", 1e-5)
+    assert done.returncode == 2
+    assert "allow_pickle" in done.stderr
+
+
+def test_the_command_loads_neither_torch_nor_lightning(
+    scores: tuple[Path, np.ndarray, np.ndarray],
+) -> None:
+    code = (
+        "import sys; from lightning_audit.cli import main; "
+        f"main(['bound', {str(scores[0])!r}, '--method', 'fdp_t', '--delta', '1e-5']); "
+        "print(sorted({'torch', 'lightning', 'pytorch_lightning', 'opacus'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
