@@ -35,6 +35,12 @@ def digits() -> TensorDataset:
     return TensorDataset(images, torch.tensor(data.target))
 
 
+def large_digits() -> TensorDataset:
+    """The digits, enlarged to 28 x 28 pixels."""
+    images, labels = digits().tensors
+    return TensorDataset(functional.interpolate(images, 28, mode="bilinear"), labels)
+
+
 def digit_tokens() -> TensorDataset:
     """The digits as sequences of 16 tokens: the quantised means of 2 x 2 pixels."""
     images, labels = digits().tensors
@@ -60,6 +66,22 @@ def conv_net() -> nn.Module:
         nn.MaxPool2d(2),
         nn.Flatten(),
         nn.Linear(128, 10),
+    )
+
+
+def medium_conv_net() -> nn.Module:
+    """26,010 parameters, for 28 x 28 pixels."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 8, 2, padding=3),
+        nn.ReLU(),
+        nn.MaxPool2d(2, 1),
+        nn.Conv2d(16, 32, 4, 2),
+        nn.ReLU(),
+        nn.MaxPool2d(2, 1),
+        nn.Flatten(),
+        nn.Linear(512, 32),
+        nn.ReLU(),
+        nn.Linear(32, 10),
     )
 
 

@@ -47,7 +47,7 @@ class Coordinates:
 
     def __init__(self, witnesses: Witnesses, placement: Placement) -> None:
         self._fixed = [not item.canary.moving for item in placement.placed]
-        self._known: dict[int, tuple[IndexArray, FloatArray]] = {}
+        self._known: Located | None = None
         self._start: dict[int, int] = {}
         #: Tensor -> flat coordinates, sorted and distinct.
         self.by_tensor: dict[int, IndexArray] = {}
@@ -65,17 +65,27 @@ class Coordinates:
 
     def locate(self, directions: Sequence[Direction]) -> Located:
         """Where the placement's directions of a step lie."""
-        found = []
-        for row, direction in enumerate(directions):
-            entries = self._known.get(id(direction))
-            if entries is None:
-                entries = self._entries(direction)
-                if self._fixed[row]:
-                    # A fixed direction lives as long as its placement, so its id stays its own.
-                    self._known[id(direction)] = entries
-            found.append((np.full(len(entries[0]), row), *entries))
-        row, at, value = zip(*found, strict=True)
-        return Located(np.concatenate(row), np.concatenate(at), np.concatenate(value))
+        if self._known is None:
+            # Fixed directions are the same at every step.
+            self._known = self._located(directions, fixed=True)
+        if all(self._fixed):
+            return self._known
+        moving = self._located(directions, fixed=False)
+        both = zip(
+            (self._known.row, self._known.at, self._known.value),
+            (moving.row, moving.at, moving.value),
+            strict=True,
+        )
+        return Located(*(np.concatenate(parts) for parts in both))
+
+    def _located(self, directions: Sequence[Direction], *, fixed: bool) -> Located:
+        rows = [row for row, kind in enumerate(self._fixed) if kind == fixed]
+        found = [self._entries(directions[row]) for row in rows]
+        return Located(
+            np.repeat(np.array(rows, dtype=np.int64), [len(at) for at, _ in found]),
+            np.concatenate([np.zeros(0, dtype=np.int64), *(at for at, _ in found)]),
+            np.concatenate([np.zeros(0), *(value for _, value in found)]),
+        )
 
     def _entries(self, direction: Direction) -> tuple[IndexArray, FloatArray]:
         at = [

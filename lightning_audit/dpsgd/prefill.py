@@ -9,6 +9,7 @@ and the rows are appended by copy.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -20,6 +21,8 @@ from opacus.layers.dp_rnn import RNNLinear
 from lightning_audit.layout import Direction, by_tensor
 
 _BUFFER = "_current_grad_sample"
+#: As torch aligns its tensors: kernels choose their order of summation by it.
+_ALIGNMENT = 64
 
 
 class RowPrefill:
@@ -74,7 +77,7 @@ class RowPrefill:
         Only where `obstacle` is empty.
         """
         rows = self._batch + len(directions)
-        self._buffers = [p.new_zeros((rows, *p.shape)) for p in self._params]
+        self._buffers = [_zeros((rows, *p.shape), p) for p in self._params]
         write_rows(self._buffers, directions, norm)
         for param, buffer in zip(self._params, self._buffers, strict=True):
             setattr(param, _BUFFER, buffer)
@@ -124,6 +127,20 @@ def write_rows(
         at = (first + row, *np.unravel_index(index, target.shape[1:]))
         where = tuple(torch.from_numpy(i).to(buffer.device) for i in at)
         target[where] = torch.from_numpy(norm * value).to(buffer.device, buffer.dtype)
+
+
+def _zeros(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+    """Zeros of the type and place of ``like``; on a CPU they cost nothing before they are used.
+
+    The operating system hands out pages of zeros when they are first touched, and numpy asks for
+    large ones; torch writes the zeros itself, which takes as long as the gradients that follow.
+    """
+    if like.device.type != "cpu":
+        return like.new_zeros(shape)
+    size = math.prod(shape) * like.element_size()
+    raw = np.zeros(size + _ALIGNMENT, dtype=np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return torch.from_numpy(raw[start : start + size]).view(like.dtype).view(shape)
 
 
 def _held(param: torch.nn.Parameter) -> list[Any]:

@@ -98,19 +98,8 @@ class GradientTap:
         self._depth += 1
         if self._depth > 1:  # a subclass calls its parent's step, which fires the hooks again
             return
-        taken = self._before()
-        if taken is not None:
-            self._subtract(taken)
-        self._left = self._gather()
+        self._left = self._gather(self._before())
         self._backward_ran = False
-
-    def _subtract(self, taken: FloatArray) -> None:
-        for j, (start, end) in self._spans.items():
-            grad = self._params[j].grad
-            if grad is not None and taken[start:end].any():
-                off = torch.from_numpy(taken[start:end]).to(grad.device, grad.dtype)
-                entries, where = _entries(grad), self._where[j]
-                entries[where] = entries[where] - off
 
     @torch.no_grad()
     def _post(self, *_: Any) -> None:
@@ -131,18 +120,24 @@ class GradientTap:
     def _note_backward(self, _: torch.Tensor) -> None:
         self._backward_ran = True
 
-    def _gather(self) -> torch.Tensor:
+    def _gather(self, taken: FloatArray | None = None) -> torch.Tensor:
+        """Read the gradient, after taking out the amount given for each coordinate."""
         pieces = []
         for j, where in self._where.items():
+            start, end = self._spans[j]
             grad = self._params[j].grad
             if grad is None:
-                start, end = self._spans[j]
                 device = self._params[j].device
                 pieces.append(
                     torch.full((end - start,), torch.nan, dtype=torch.float64, device=device)
                 )
-            else:
-                pieces.append(_entries(grad)[where].to(torch.float64))
+                continue
+            entries = _entries(grad)
+            values = entries[where]
+            if taken is not None and taken[start:end].any():
+                values -= torch.from_numpy(taken[start:end]).to(grad.device, grad.dtype)
+                entries[where] = values
+            pieces.append(values.to(torch.float64))
         return torch.cat(pieces)
 
 
