@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import re
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
 from lightning_audit.callbacks.arguments import FINDINGS
 from lightning_audit.canaries import Dirac, Spread
 from lightning_audit.checks.family import SHARES
+from lightning_audit.stats.bounds import METHODS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -57,6 +59,25 @@ def test_the_ten_lines_audit_a_training_and_the_gate_passes_it(digits, tmp_path,
     done = subprocess.run([script, *command[1:]], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "PASS" in done.stdout
+    command = next(b for b in blocks("console") if b.startswith("lightning-audit bound")).split()
+    done = subprocess.run([script, *command[1:]], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (bound,) = [b for b in names["trainer"].callbacks[0].report.bounds if b.name == command[4]]
+    # The run takes out of a reading what its past residuals were.
+    assert json.loads(done.stdout)["epsilon_lower"] == pytest.approx(
+        bound.epsilon_step_lower, rel=0.3
+    )
+
+
+def test_every_bound_of_the_literature_is_named_with_its_kind():
+    table = README.split("| name | from | is |")[1].split("\n\n")[0]
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (\w+) \|$", table, flags=re.MULTILINE)
+    assert rows == [(name, method.interpretation) for name, method in METHODS.items()]
+
+
+def test_the_pictures_are_there():
+    for name in re.findall(r"!\[.*?\]\((.*?)\)", README):
+        assert (ROOT / name).read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_command_with_yaml_audits_a_training_and_passes(tmp_path):

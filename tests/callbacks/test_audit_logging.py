@@ -13,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from training_support import HalfNoise, PrivateModule, report_in, trainer_for
 
 from lightning_audit import PrivacyAudit, PrivacyViolation
+from lightning_audit.stats.bounds import BOUND_NAMES
 
 NAMES = (
     "epsilon_lower",
@@ -21,7 +22,10 @@ NAMES = (
     "mu_lower",
     "e_value",
     "observations",
+    "step",
     "violated",
+    *(f"epsilon_lower/{name}" for name in BOUND_NAMES if name != "katz"),
+    *(f"epsilon_step_lower/{name}" for name in BOUND_NAMES),
 )
 
 
@@ -47,6 +51,9 @@ def test_csv_logger_gets_every_metric_of_every_epoch(tmp_path: Path) -> None:
     assert 0 < last["epsilon_lower"] <= last["epsilon_spent"]
     assert last["epsilon_claimed"] == pytest.approx(audit.report.epsilon_claimed, rel=1e-5)
     assert 0 < last["mu_lower"] <= 1
+    for bound in audit.report.bounds[1:]:
+        logged = last[f"epsilon_step_lower/{bound.name}"]
+        assert logged == pytest.approx(bound.epsilon_step_lower, rel=1e-5)
 
 
 def test_tensorboard_gets_every_metric(tmp_path: Path) -> None:
@@ -56,6 +63,10 @@ def test_tensorboard_gets_every_metric(tmp_path: Path) -> None:
     events = EventAccumulator(logger.log_dir)
     events.Reload()
     assert {f"audit/{name}" for name in NAMES} <= set(events.Tags()["scalars"])
+    assert events.Tags()["images"] == ["audit/report"]
+    (picture,) = events.Images("audit/report")
+    assert picture.encoded_image_string.startswith(b"\x89PNG")
+    assert (picture.width, picture.height, picture.step) == (1200, 500, 64)
     for name in NAMES:
         values = [event.value for event in events.Scalars(f"audit/{name}")]
         assert values == pytest.approx([epoch[name] for epoch in audit.report.epochs], rel=1e-5)
@@ -138,3 +149,31 @@ def test_report_holds_nothing_of_a_single_batch(tmp_path: Path) -> None:
     text = (tmp_path / "audit" / "report.json").read_text()
     assert "batch_sizes" not in text
     assert "summed_grad" not in text
+
+
+def test_the_picture_lies_beside_the_report_and_moves_away_with_it(tmp_path: Path) -> None:
+    for _ in range(2):
+        trainer_for(tmp_path, PrivacyAudit(seed=1), max_steps=16).fit(PrivateModule())
+    for folder in (tmp_path / "audit", tmp_path / "audit" / "previous-1"):
+        assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_the_audit_goes_without_a_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightning_audit.callbacks.figures.find_spec", lambda name: None)
+    trainer_for(tmp_path, PrivacyAudit(seed=1), max_steps=16).fit(PrivateModule())
+    assert report_in(tmp_path).steps == 16
+    assert not (tmp_path / "audit" / "report.png").exists()
+
+
+def test_a_picture_that_cannot_be_drawn_costs_a_warning_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("lightning_audit.report.plots.save_figure", fails)
+    trainer_for(tmp_path, PrivacyAudit(seed=1), max_steps=16).fit(PrivateModule())
+    assert report_in(tmp_path).complete
+    assert "the report's figure could not be drawn" in caplog.text
