@@ -211,6 +211,11 @@ class PrivacyAudit(Callback):
             self._run.follow(trainer.optimizers, pl_module)
             self._run.prepare(trainer.current_epoch, trainer.accumulate_grad_batches)
 
+    def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Hide the canaries' rows from code that looks at the gradients before the step."""
+        if self._run is not None:
+            self._run.conceal()
+
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any
     ) -> None:
@@ -281,16 +286,11 @@ class PrivacyAudit(Callback):
             self._release()
 
     def _end(self, trainer: pl.Trainer) -> None:
-        self._ended = True
-        if self._run is not None:
-            self._run.end()
-            send_report_figure(
-                self._run.report,
-                self._run.directory,
-                trainer.loggers,
-                trainer.global_step,
-                self.log_prefix,
-            )
+        self._ended, run = True, self._run
+        if run is not None:
+            run.end()
+            name, step = f"{self.log_prefix}/report", trainer.global_step
+            send_report_figure(run.report, run.directory, trainer.loggers, name, step)
 
     def _release(self) -> None:
         """Keep no optimizer and no file: the callback can be copied and pickled again."""

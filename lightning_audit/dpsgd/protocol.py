@@ -48,11 +48,14 @@ class DPSGDStep(Protocol):
     def prepare(self, directions: Sequence[Direction], norm: float) -> str:
         """Before the backward pass: make room for `inject`'s gradients; why not, if not."""
 
+    def conceal(self) -> None:
+        """After the backward pass: show nobody what `prepare` laid out, until `confirm`."""
+
     def confirm(self) -> bool:
-        """Whether what `prepare` laid out is in the gradients that wait, all of it or nothing."""
+        """Put what `prepare` laid out into the gradients that wait: all of it (True) or nothing."""
 
     def withdraw(self) -> None:
-        """Undo `prepare`."""
+        """Undo `prepare`, and `inject` where no step was taken."""
 
     def inject(self, directions: Sequence[Direction], norm: float) -> None:
         """Add one per-sample gradient ``norm * direction`` for each direction, before clipping."""
