@@ -225,15 +225,18 @@ class AuditSession:
         every = self._settings.every_n_steps
         if self.recorder.steps % (every or 1):
             return
-        try:
-            plan = self._flip(self._claim(accumulated=1))
-            obstacle = self.step.prepare(plan.chosen, self._norm(plan.claim))
-        except ValueError as error:
-            obstacle = str(error)
-        if obstacle:
+        # The coins are not flipped before it is known whether they are used: one seed gives one
+        # record, copied or not.
+        if obstacle := self.step.obstacle():
             self._note(f"{_COPIED}: {obstacle}")
-        else:
-            self._plan = replace(plan, prepared=True)
+            return
+        try:
+            claim = self._claim(accumulated=1)
+        except ValueError:  # said where the canaries would go in
+            return
+        plan = self._flip(claim)
+        self.step.prepare(plan.chosen, self._norm(claim))
+        self._plan = replace(plan, prepared=True)
 
     def conceal(self) -> None:
         """After a backward pass: what was laid out is seen by nobody until it is put in."""
@@ -348,7 +351,8 @@ class AuditSession:
         return plan.located.combined(amount * plan.coins, self._coordinates.size)
 
     def _after(self, reading: Reading) -> None:
-        plan, self._plan = self._plan or self._unplanned(), None
+        plan = self._plan or self._unplanned()
+        self._withdraw()  # the update is done; what the user reads of the gradients is the batch's
         if reading.unclear and _UNCLEAR not in self.missing:
             self.missing.append(_UNCLEAR)
         values = reading.values

@@ -172,21 +172,21 @@ class OpacusStep:
                 param.grad_sample = samples
         self._rows, self._entered = len(directions), [weakref.ref(t) for t in grown]
 
-    def prepare(self, directions: Sequence[Direction], norm: float) -> str:
+    def obstacle(self) -> str:
+        """Why `prepare` cannot serve the coming backward pass; empty if it can."""
+        return self._prefill.obstacle()
+
+    def prepare(self, directions: Sequence[Direction], norm: float) -> None:
         """Before the backward pass: give the canaries rows of their own, without a copy.
+
+        Only where `obstacle` is empty.
 
         Args:
             directions: unit directions over the layout, ``[n]``.
             norm: norm of the rows, in the unit of a per-sample gradient.
-
-        Returns:
-            Why that cannot be done; empty if it is done.
         """
-        obstacle = self._prefill.obstacle()
-        if not obstacle:
-            self._prefill.fill(directions, norm)
-            self._rows, self._entered = len(directions), []
-        return obstacle
+        self._prefill.fill(directions, norm)
+        self._rows, self._entered = len(directions), []
 
     def conceal(self) -> None:
         """After the backward pass: show the rows of `prepare` to nobody until `confirm`."""
