@@ -211,6 +211,11 @@ class PrivacyAudit(Callback):
             self._run.follow(trainer.optimizers, pl_module)
             self._run.prepare(trainer.current_epoch, trainer.accumulate_grad_batches)
 
+    def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Hide the canaries' rows from code that looks at the gradients before the step."""
+        if self._run is not None:
+            self._run.conceal()
+
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any
     ) -> None:

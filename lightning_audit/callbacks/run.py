@@ -222,6 +222,11 @@ class AuditRun:
             self.session.epoch = epoch
             self.session.prepare()
 
+    def conceal(self) -> None:
+        """After a backward pass: let other code see the batch's gradients alone."""
+        if self.session is not None:
+            self.session.conceal()
+
     def inject(self, optimizer: Any, epoch: int) -> None:
         """After a backward pass, before clipping: put the canaries in."""
         session = self.session

@@ -72,7 +72,7 @@ class _Plan:
     directions: Sequence[Direction]
     status: int
     located: Located | None = None
-    #: Whether the canaries' rows were laid out before the backward pass, and nobody looked since.
+    #: Whether the canaries' rows were laid out before the backward pass and wait to be put in.
     prepared: bool = False
 
     @property
@@ -209,27 +209,39 @@ class AuditSession:
         self._withdraw()
 
     def _withdraw(self) -> None:
-        """Give up a step that was planned."""
-        if self._plan is not None and self._plan.prepared:
+        """Give up a step that was planned, and leave no canary in the gradients that wait."""
+        if self._plan is not None and self._plan.status == INJECTED:
             self.step.withdraw()
         self._plan = None
 
     def prepare(self) -> None:
         """Before a backward pass: lay out the canaries' rows, where that spares copying them."""
-        if self._plan is not None or self._tap.inside_step or not self._may_inject():
+        if self._tap.inside_step:
+            return
+        if self._plan is not None and not self._plan.prepared:
+            self._withdraw()  # a step that broke off before the optimizer took it
+        if self._plan is not None or not self._may_inject():
             return
         every = self._settings.every_n_steps
         if self.recorder.steps % (every or 1):
             return
-        try:
-            plan = self._flip(self._claim(accumulated=1))
-            obstacle = self.step.prepare(plan.chosen, self._norm(plan.claim))
-        except ValueError as error:
-            obstacle = str(error)
-        if obstacle:
+        # The coins are not flipped before it is known whether they are used: one seed gives one
+        # record, copied or not.
+        if obstacle := self.step.obstacle():
             self._note(f"{_COPIED}: {obstacle}")
-        else:
-            self._plan = replace(plan, prepared=True)
+            return
+        try:
+            claim = self._claim(accumulated=1)
+        except ValueError:  # said where the canaries would go in
+            return
+        plan = self._flip(claim)
+        self.step.prepare(plan.chosen, self._norm(claim))
+        self._plan = replace(plan, prepared=True)
+
+    def conceal(self) -> None:
+        """After a backward pass: what was laid out is seen by nobody until it is put in."""
+        if self._plan is not None and self._plan.prepared:
+            self.step.conceal()
 
     def inject(self) -> None:
         """Flip the coins of the coming step and put the canaries in, before clipping."""
@@ -289,9 +301,11 @@ class AuditSession:
 
     def _confirmed(self) -> _Plan | None:
         """The plan whose rows were laid out beforehand, if they are in the step's gradients."""
-        plan, self._plan = self._plan, None
+        plan = self._plan
         if plan is None or not plan.prepared:
+            self._withdraw()
             return None
+        self._plan = None
         # If not, the backward pass was another one than it seemed, or its gradients were dropped.
         return replace(plan, prepared=False) if self.step.confirm() else None
 
@@ -321,7 +335,7 @@ class AuditSession:
     def _before(self) -> FloatArray | None:
         """What the canaries that are in add to the gradient under the claim, by coordinate."""
         if self._plan is not None and self._plan.prepared:
-            self._plan = self._confirmed()
+            self._withdraw()  # clipping is over, and nobody put the canaries in
         if self._plan is None:
             return None
         # What is stated when the noise is in: modules may change it after the canaries went in. Of
@@ -337,7 +351,8 @@ class AuditSession:
         return plan.located.combined(amount * plan.coins, self._coordinates.size)
 
     def _after(self, reading: Reading) -> None:
-        plan, self._plan = self._plan or self._unplanned(), None
+        plan = self._plan or self._unplanned()
+        self._withdraw()  # the update is done; what the user reads of the gradients is the batch's
         if reading.unclear and _UNCLEAR not in self.missing:
             self.missing.append(_UNCLEAR)
         values = reading.values

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import operator
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from opacus import optimizers as opacus_optimizers
 from opacus.optimizers import DPOptimizer
 
-from lightning_audit.dpsgd.prefill import RowPrefill, write_rows
+from lightning_audit.dpsgd.prefill import RowPrefill, exchange, write_rows
 from lightning_audit.dpsgd.protocol import StepClaim, UnsupportedOptimizer
 from lightning_audit.layout import Direction, Layout, TensorSlot
 
@@ -115,6 +116,9 @@ class OpacusStep:
         self.optimizer = optimizer
         self.params = optimizer.params
         self._prefill = RowPrefill(self.params, modules)
+        #: Gradients that hold canaries, and how many; the step that frees them is not held up.
+        self._entered: list[weakref.ref[torch.Tensor]] = []
+        self._rows = 0
         self.layout: Layout = [
             TensorSlot(_own_name(names.get(id(p), f"parameter_{j}")), tuple(p.shape))
             for j, p in enumerate(self.params)
@@ -166,29 +170,41 @@ class OpacusStep:
                 held[-1] = samples  # a new element would count as one more accumulated iteration
             else:
                 param.grad_sample = samples
+        self._rows, self._entered = len(directions), [weakref.ref(t) for t in grown]
 
-    def prepare(self, directions: Sequence[Direction], norm: float) -> str:
+    def obstacle(self) -> str:
+        """Why `prepare` cannot serve the coming backward pass; empty if it can."""
+        return self._prefill.obstacle()
+
+    def prepare(self, directions: Sequence[Direction], norm: float) -> None:
         """Before the backward pass: give the canaries rows of their own, without a copy.
+
+        Only where `obstacle` is empty.
 
         Args:
             directions: unit directions over the layout, ``[n]``.
             norm: norm of the rows, in the unit of a per-sample gradient.
-
-        Returns:
-            Why that cannot be done; empty if it is done.
         """
-        obstacle = self._prefill.obstacle()
-        if not obstacle:
-            self._prefill.fill(directions, norm)
-        return obstacle
+        self._prefill.fill(directions, norm)
+        self._rows, self._entered = len(directions), []
+
+    def conceal(self) -> None:
+        """After the backward pass: show the rows of `prepare` to nobody until `confirm`."""
+        self._prefill.conceal()
 
     def confirm(self) -> bool:
-        """Whether the rows of `prepare` are in the gradients that wait, all of them or none."""
-        return self._prefill.confirm()
+        """Put the rows of `prepare` into the gradients that wait: all of them (True) or none."""
+        self._entered = [weakref.ref(tensor) for tensor in self._prefill.confirm()]
+        return bool(self._entered)
 
     def withdraw(self) -> None:
-        """Take the rows of `prepare` out again; nothing happens where there are none."""
+        """Take the rows of `prepare` and `inject` out again; nothing happens without any."""
         self._prefill.withdraw()
+        for param, entered in zip(self.params, self._entered, strict=False):
+            grown = entered()
+            if grown is not None:
+                exchange(param, grown, _like(grown, grown[: len(grown) - self._rows]))
+        self._entered = []
 
     def _grown(self, tensor: int, rows: int) -> torch.Tensor:
         """A copy of the latest per-sample gradients of a tensor with ``rows`` rows of zeros."""
@@ -196,10 +212,7 @@ class OpacusStep:
         last = held[-1] if isinstance(held, list) and held else held
         if not isinstance(last, torch.Tensor):
             raise ValueError(f"{self.layout[tensor].name} holds no per-sample gradients")
-        grown = torch.cat([last, last.new_zeros((rows, *last.shape[1:]))])
-        if hasattr(last, "_processed"):
-            grown._processed = last._processed  # type: ignore[attr-defined]  # Opacus' guard
-        return grown
+        return _like(last, torch.cat([last, last.new_zeros((rows, *last.shape[1:]))]))
 
     def noise_state(self) -> str | None:
         """A digest of the noise generator's state; None if it shows none."""
@@ -230,6 +243,13 @@ class OpacusStep:
 def _number(value: Any) -> float:
     """A float of a number or a tensor without dimensions."""
     return float(value.detach() if isinstance(value, torch.Tensor) else value)
+
+
+def _like(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """The new gradients with Opacus' mark on the old ones, its guard against using them twice."""
+    if hasattr(old, "_processed"):
+        new._processed = old._processed  # type: ignore[attr-defined]
+    return new
 
 
 def _own_name(name: str) -> str:

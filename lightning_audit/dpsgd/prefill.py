@@ -5,6 +5,9 @@ tensor the ``grad_sample`` when the layer's backward is done. A buffer that is t
 backward, with rows to spare that hold the canaries, ends up as the same tensor that appending the
 rows would give, bit for bit, and nothing is copied. Where that is not certain `obstacle` says why,
 and the rows are appended by copy.
+
+Between the backward pass and the step the gradients show the batch's rows alone, as a view: code
+of the user that reads, scales or replaces them there meets no canary.
 """
 
 from __future__ import annotations
@@ -39,6 +42,9 @@ class RowPrefill:
         self._params = params
         self._hooked = [module for module in modules if _hook(module) is not None]
         self._buffers: list[torch.Tensor] = []
+        #: The batch's rows of each buffer, and how often the backward pass was to fill it.
+        self._own: list[torch.Tensor] = []
+        self._uses: list[int] = []
         self._batch = 0
 
     def obstacle(self) -> str:
@@ -61,11 +67,12 @@ class RowPrefill:
                 return "a recurrent layer's batches have several sizes"
             if hook is None or not hook.keywords.get("batch_first", False):
                 return "the batch is not the first dimension"
-            sizes |= {
-                tensor.shape[0] if tensor.dim() else -1
-                for first in recorded
-                for tensor in first[:1]
-            }
+            inputs = [tensor for call in recorded for tensor in call]
+            own = {p.dtype for p in module.parameters()}
+            if any(t.is_floating_point() and t.dtype not in own for t in inputs):
+                return "layers compute in another precision than their parameters"
+            # Opacus takes the batch's size from the last input, most layers theirs from the first.
+            sizes |= {tensor.shape[0] if tensor.dim() else -1 for tensor in inputs}
         if len(sizes) != 1 or min(sizes) < 0:
             return "layers see batches of several sizes"
         self._batch = sizes.pop()
@@ -79,35 +86,52 @@ class RowPrefill:
         rows = self._batch + len(directions)
         self._buffers = [_zeros((rows, *p.shape), p) for p in self._params]
         write_rows(self._buffers, directions, norm)
+        self._own = [buffer[: self._batch] for buffer in self._buffers]
+        self._uses = [p._forward_counter for p in self._params]  # type: ignore[attr-defined]
         for param, buffer in zip(self._params, self._buffers, strict=True):
             setattr(param, _BUFFER, buffer)
 
-    def confirm(self) -> bool:
-        """Whether every buffer has become a parameter's gradients; if not, none is left there."""
-        if not self._buffers:
-            return False
-        arrived = all(
-            any(held is buffer for held in _held(param))
-            for param, buffer in zip(self._params, self._buffers, strict=True)
-        )
-        if not arrived:
+    def conceal(self) -> None:
+        """After the backward pass: let the gradients show the batch's rows alone."""
+        for param, buffer, own in zip(self._params, self._buffers, self._own, strict=False):
+            exchange(param, buffer, own)
+
+    def confirm(self) -> list[torch.Tensor]:
+        """Put the canaries' rows back; the gradients with them, or nothing where one is absent."""
+        self.conceal()
+        if not all(
+            any(held is own for held in _held(param))
+            for param, own in zip(self._params, self._own, strict=False)
+        ):
             self.withdraw()
+        buffers = self._buffers
+        for param, buffer, own in zip(self._params, buffers, self._own, strict=False):
+            exchange(param, own, buffer)
         # The step frees the gradients when it is done; a reference here would keep them.
-        self._buffers = []
-        return arrived
+        self._buffers, self._own = [], []
+        return buffers
 
     def withdraw(self) -> None:
-        """Take the canary rows out of whatever the buffers have become."""
-        for param, buffer in zip(self._params, self._buffers, strict=False):
-            if getattr(param, _BUFFER, None) is buffer:
-                delattr(param, _BUFFER)
-            if not any(held is buffer for held in _held(param)):
+        """Leave the batch's rows alone in whatever the buffers have become."""
+        self.conceal()
+        for j, buffer in enumerate(self._buffers):
+            param: Any = self._params[j]
+            if getattr(param, _BUFFER, None) is not buffer:
                 continue
-            own = buffer[: self._batch]
-            kept = [own if held is buffer else held for held in _held(param)]
-            listed = isinstance(getattr(param, "grad_sample", None), list)
-            setattr(param, "grad_sample", kept if listed else own)  # noqa: B010  # Opacus' own
-        self._buffers = []
+            if param._forward_counter < self._uses[j]:
+                param._current_grad_sample = self._own[j]  # a part of the backward pass is in it
+            else:
+                del param._current_grad_sample
+        self._buffers, self._own = [], []
+
+
+def exchange(param: Any, old: torch.Tensor, new: torch.Tensor) -> None:
+    """Put a tensor in the place of another among a parameter's per-sample gradients, if it is."""
+    held = getattr(param, "grad_sample", None)
+    if isinstance(held, list):
+        held[:] = [new if tensor is old else tensor for tensor in held]
+    elif held is old:
+        param.grad_sample = new
 
 
 def write_rows(

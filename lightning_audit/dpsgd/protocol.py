@@ -45,14 +45,20 @@ class DPSGDStep(Protocol):
     def claim(self, accumulated: int | None = None) -> StepClaim:
         """Read what the implementation states now, for so many batches or those that wait."""
 
-    def prepare(self, directions: Sequence[Direction], norm: float) -> str:
-        """Before the backward pass: make room for `inject`'s gradients; why not, if not."""
+    def obstacle(self) -> str:
+        """Why `prepare` cannot serve the coming backward pass; empty if it can."""
+
+    def prepare(self, directions: Sequence[Direction], norm: float) -> None:
+        """Before the backward pass, where nothing is in the way: make room for `inject`'s rows."""
+
+    def conceal(self) -> None:
+        """After the backward pass: show nobody what `prepare` laid out, until `confirm`."""
 
     def confirm(self) -> bool:
-        """Whether what `prepare` laid out is in the gradients that wait, all of it or nothing."""
+        """Put what `prepare` laid out into the gradients that wait: all of it (True) or nothing."""
 
     def withdraw(self) -> None:
-        """Undo `prepare`."""
+        """Undo `prepare`, and `inject` where no step was taken."""
 
     def inject(self, directions: Sequence[Direction], norm: float) -> None:
         """Add one per-sample gradient ``norm * direction`` for each direction, before clipping."""

@@ -1,0 +1,646 @@
+"""Rows laid out before the backward pass give the gradients that appended rows give, to the bit."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from opacus.grad_sample.utils import wrap_model
+from opacus.layers import DPGRU, DPLSTM, DPMultiheadAttention
+from opacus.optimizers import DPOptimizer
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from lightning_audit.canaries import Dirac, Random, Spread
+from lightning_audit.canaries.placement import place
+from lightning_audit.dpsgd.opacus import OpacusStep
+from lightning_audit.layout import Direction
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
+
+NORM = 700.0
+B = 5
+
+
+# ------------------------------------------------------------------ networks
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 2), nn.GroupNorm(2, 4), nn.Tanh(), nn.Flatten(), nn.Linear(16, 3)
+    )
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.norm = nn.LayerNorm(8)
+        self.attention = DPMultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm(self.embed(x))
+        return self.head(self.attention(h, h, h)[0].mean(1))
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
+class TiedWords(nn.Module):
+    """The embedding is the head too, as language models have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(11, 4), nn.Linear(4, 11, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.embed(x)))
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(torch.tanh(self.layer(x))))
+
+
+class Factor(nn.Module):
+    """A layer with a parameter of no dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.factor * x
+
+
+def frozen() -> nn.Module:
+    net = cnn()
+    net[0].weight.requires_grad_(False)
+    net[4].bias.requires_grad_(False)
+    return net
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: Callable[..., nn.Module], *, packed: bool = False) -> None:
+        super().__init__()
+        self.layer, self.head = kind(4, 6, batch_first=True), nn.Linear(6, 2)
+        self.packed = packed
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.packed:
+            return self.head(self.layer(x)[0][:, -1])
+        lengths = torch.tensor([3, 3, 2, 1, 1])
+        _, last = self.layer(pack_padded_sequence(x, lengths, batch_first=True))
+        return self.head((last[0] if isinstance(last, tuple) else last)[-1])
+
+
+class Unused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x)
+
+
+class Positions(nn.Module):
+    """A positional embedding that sees no batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(11, 4), nn.Embedding(3, 4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.words(x) + self.places(torch.arange(3)))
+
+
+class Halves(nn.Module):
+    """A layer that sees both halves of the input as one batch of twice the size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(2, 4), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        both = self.layer(torch.cat([x[:, :2], x[:, 2:]]))
+        return self.head(torch.cat(both.chunk(2), dim=1))
+
+
+class Bag(nn.Module):
+    """The batch's size is that of the last input, not of the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(11, 4, mode="sum")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.bag(x.flatten(), torch.arange(0, x.numel(), x.shape[1]))
+
+
+class LowInside(nn.Module):
+    """The user's own autocast, of which the Trainer's precision tells nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.net(x)
+
+
+def numbers(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def words(rows: int = B) -> torch.Tensor:
+    return torch.randint(0, 11, (rows, 3), generator=torch.Generator().manual_seed(1))
+
+
+# ------------------------------------------------------------------ one training, twice
+
+
+@dataclass
+class Setting:
+    model: nn.Module
+    optimizer: DPOptimizer
+    step: OpacusStep
+    directions: list[Direction]
+
+    def backward(self, batch: torch.Tensor) -> None:
+        loss(self.model, batch).backward()
+
+    def held(self) -> list[Any]:
+        return [p.grad_sample for p in self.step.params]
+
+    def copy(self) -> None:
+        self.step.inject(self.directions, NORM)
+
+    def prepare(self) -> str:
+        """Why not; empty if the rows are laid out."""
+        if obstacle := self.step.obstacle():
+            return obstacle
+        self.step.prepare(self.directions, NORM)
+        return ""
+
+
+def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    return model(batch).float().pow(2).sum()
+
+
+def setting(
+    net: Callable[[], nn.Module],
+    *,
+    mode: str = "hooks",
+    wrap: bool = True,
+    batch_first: bool = True,
+    reduction: str = "mean",
+    noise: float = 0.0,
+) -> Setting:
+    torch.manual_seed(3)
+    model = net()
+    made = wrap_model(
+        model, mode, wrap_model=wrap, batch_first=batch_first, loss_reduction=reduction
+    )
+    model = made if wrap else model
+    optimizer = DPOptimizer(
+        torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1),
+        noise_multiplier=noise,
+        max_grad_norm=0.7,
+        expected_batch_size=8,
+        loss_reduction=reduction,
+    )
+    step = OpacusStep(optimizer, {}, model.modules())
+    rng = np.random.default_rng(0)
+    directions = place([Dirac(), Spread(), Random()], step.layout, rng).draw(rng)
+    return Setting(model, optimizer, step, directions)
+
+
+def assert_same(ours: Setting, theirs: Setting) -> None:
+    """Equal per-sample gradients, row by row, and equal gradients after clipping."""
+    for mine, other in zip(ours.held(), theirs.held(), strict=True):
+        pairs = zip(_list(mine), _list(other), strict=True)
+        assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
+    for made in (ours, theirs):
+        assert made.optimizer.pre_step()
+    for p, q in zip(ours.step.params, theirs.step.params, strict=True):
+        assert torch.equal(p.grad, q.grad)
+        assert p.grad.abs().sum() > 0
+
+
+def _list(held: Any) -> list[torch.Tensor]:
+    return held if isinstance(held, list) else [held]
+
+
+def assert_nothing_waits(made: Setting) -> None:
+    assert not any(hasattr(p, "_current_grad_sample") for p in made.step.params)
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor, dict[str, Any]]] = {
+    "mlp": (mlp, numbers(B, 4), {}),
+    "mlp, sum": (mlp, numbers(B, 4), {"reduction": "sum"}),
+    "mlp, functorch": (mlp, numbers(B, 4), {"mode": "functorch"}),
+    "mlp, not wrapped": (mlp, numbers(B, 4), {"wrap": False}),
+    "mlp of sequences": (mlp, numbers(B, 2, 4), {}),
+    "mlp, nobody": (mlp, numbers(0, 4), {}),
+    "mlp, one": (mlp, numbers(1, 4), {}),
+    "mlp, double": (lambda: mlp().double(), numbers(B, 4).double(), {}),
+    "mlp, bfloat16": (lambda: mlp().bfloat16(), numbers(B, 4).bfloat16(), {}),
+    "cnn": (cnn, numbers(B, 2, 3, 3), {}),
+    "cnn, functorch": (cnn, numbers(B, 2, 3, 3), {"mode": "functorch"}),
+    "cnn, nobody": (cnn, numbers(0, 2, 3, 3), {}),
+    "frozen": (frozen, numbers(B, 2, 3, 3), {}),
+    "attention": (Attention, words(), {}),
+    "attention, not wrapped": (Attention, words(), {"wrap": False}),
+    "tied": (Tied, numbers(B, 4), {}),
+    "tied words": (TiedWords, words(), {}),
+    "twice": (Twice, numbers(B, 4), {}),
+    "twice, functorch": (Twice, numbers(B, 4), {"mode": "functorch"}),
+    "no dimension": (lambda: nn.Sequential(nn.Linear(4, 3), Factor()), numbers(B, 4), {}),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_rows_laid_out_give_what_appended_rows_give_to_the_bit(name: str) -> None:
+    net, batch, how = NETWORKS[name]
+    laid, copied = setting(net, **how), setting(net, **how)
+    for made in (laid, copied):  # a second step meets what the first left behind
+        made.optimizer.zero_grad()
+    for _ in range(2):
+        loss_laid, loss_copied = loss(laid.model, batch), loss(copied.model, batch)
+        assert laid.prepare() == ""
+        buffers = [p._current_grad_sample for p in laid.step.params]
+        loss_laid.backward()
+        loss_copied.backward()
+        for mine, other in zip(laid.held(), buffers, strict=True):
+            # No torch.cat: Opacus wrote into the memory that holds the canaries already.
+            assert mine.data_ptr() == other.data_ptr()
+        laid.step.conceal()
+        assert all(map(torch.equal, laid.held(), copied.held()))
+        assert laid.step.batch_size() == len(batch)
+        assert laid.step.confirm()
+        copied.copy()
+        assert all(mine is other for mine, other in zip(laid.held(), buffers, strict=True))
+        assert laid.step.batch_size() == len(batch) + len(laid.directions)
+        assert_same(laid, copied)
+        assert_nothing_waits(laid)
+        for made in (laid, copied):
+            made.optimizer.original_optimizer.step()
+            made.optimizer.zero_grad()
+    for p, q in zip(laid.step.params, copied.step.params, strict=True):
+        assert torch.equal(p, q)
+
+
+def test_no_canary_among_the_chosen_adds_no_row() -> None:
+    laid, plain = setting(mlp), setting(mlp)
+    value = loss(laid.model, numbers(B, 4))
+    assert laid.step.obstacle() == ""
+    laid.step.prepare([], NORM)
+    value.backward()
+    laid.step.conceal()
+    assert laid.step.confirm()
+    plain.backward(numbers(B, 4))
+    assert laid.step.batch_size() == B
+    assert_same(laid, plain)
+
+
+# ------------------------------------------------------------------ what cannot be laid out
+
+
+GUARDED: dict[str, tuple[Callable[[], nn.Module], torch.Tensor, dict[str, Any], str]] = {
+    "lstm": (lambda: Recurrent(DPLSTM), numbers(B, 3, 4), {}, "recurrent"),
+    "gru": (lambda: Recurrent(DPGRU), numbers(B, 3, 4), {}, "recurrent"),
+    "packed lstm": (lambda: Recurrent(DPLSTM, packed=True), numbers(B, 3, 4), {}, "recurrent"),
+    "packed gru": (lambda: Recurrent(DPGRU, packed=True), numbers(B, 3, 4), {}, "recurrent"),
+    "batch second": (mlp, numbers(3, B, 4), {"batch_first": False}, "not the first dimension"),
+    "expanded weights": (mlp, numbers(B, 4), {"mode": "ew"}, "no module computes"),
+    "bag": (Bag, words(), {}, "several sizes"),
+    "low precision inside": (LowInside, numbers(B, 4), {}, "another precision"),
+}
+
+
+@pytest.mark.parametrize("name", GUARDED)
+def test_what_cannot_be_laid_out_is_said_and_copied(name: str) -> None:
+    net, batch, how, reason = GUARDED[name]
+    guarded, plain = setting(net, **how), setting(net, **how)
+    values = [loss(made.model, batch) for made in (guarded, plain)]
+    assert reason in guarded.prepare()
+    assert_nothing_waits(guarded)
+    for value in values:
+        value.backward()
+    guarded.step.conceal()
+    assert not guarded.step.confirm()
+    assert all(map(torch.equal, guarded.held(), plain.held()))
+    for made in (guarded, plain):
+        made.copy()
+    assert_same(guarded, plain)
+
+
+def test_without_modules_there_is_nothing_to_lay_out() -> None:
+    made = setting(mlp)
+    step = OpacusStep(made.optimizer, {})
+    value = loss(made.model, numbers(B, 4))
+    assert "no module computes" in step.obstacle()
+    value.backward()
+    assert not step.confirm()
+
+
+def test_a_parameter_that_took_no_part_is_said_and_left_to_opacus() -> None:
+    errors = []
+    for prepare in (True, False):
+        made = setting(Unused)
+        value = loss(made.model, numbers(B, 4))
+        if prepare:
+            assert "not every trained parameter" in made.prepare()
+        value.backward()
+        assert not made.step.confirm()
+        with pytest.raises(ValueError, match="Per sample gradient is not initialized") as raised:
+            made.optimizer.pre_step()
+        errors.append(str(raised.value))
+    assert errors[0] == errors[1]
+
+
+@pytest.mark.parametrize(
+    ("net", "batch", "sizes"),
+    [(Positions, words(), {3, B}), (Halves, numbers(B, 4), {B, 2 * B})],
+    ids=["positions", "halves"],
+)
+def test_layers_that_see_another_batch_are_said_and_fail_as_without_an_audit(
+    net: Callable[[], nn.Module], batch: torch.Tensor, sizes: set[int]
+) -> None:
+    made = setting(net)
+    value = loss(made.model, batch)
+    assert "several sizes" in made.prepare()
+    assert_nothing_waits(made)
+    value.backward()
+    assert not made.step.confirm()
+    assert {len(held) for held in made.held()} == sizes
+    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
+        made.optimizer.pre_step()
+
+
+def test_before_any_forward_pass_nothing_is_laid_out() -> None:
+    made = setting(mlp)
+    assert "took part in the forward pass" in made.prepare()
+    made.model.eval()
+    made.model(numbers(B, 4))
+    assert "took part in the forward pass" in made.prepare()
+
+
+def test_gradients_that_wait_already_are_said_and_the_last_of_them_grows() -> None:
+    laid, copied = setting(mlp), setting(mlp)
+    for made in (laid, copied):
+        made.backward(numbers(3, 4))
+    values = [loss(made.model, numbers(B, 4)) for made in (laid, copied)]
+    assert "summed up" in laid.prepare()
+    for value in values:
+        value.backward()
+    assert not laid.step.confirm()
+    for made in (laid, copied):
+        made.copy()
+    assert [len(rows) for rows in laid.held()[0]] == [3, B + len(laid.directions)]
+    assert_same(laid, copied)
+
+
+def test_a_second_backward_pass_in_the_step_is_no_obstacle() -> None:
+    laid, plain = setting(mlp), setting(mlp)
+    first = loss(laid.model, numbers(B, 4))
+    assert laid.prepare() == ""
+    first.backward()
+    laid.step.conceal()
+    laid.backward(numbers(3, 4))
+    for size in (B, 3):
+        plain.backward(numbers(size, 4))
+    for mine, other in zip(laid.held(), plain.held(), strict=True):
+        assert all(map(torch.equal, mine, other))
+    assert laid.step.confirm()
+    assert laid.optimizer.accumulated_iterations == 2
+    assert laid.step.batch_size() == B + 3 + len(laid.directions)
+    laid.step.withdraw()
+    assert_same(laid, plain)
+
+
+def test_two_forward_passes_and_their_two_backward_passes_fill_one_buffer() -> None:
+    laid, copied = setting(mlp), setting(mlp)
+    batches = numbers(B, 4), numbers(B, 4).flip(0)
+    values = [[loss(made.model, batch) for batch in batches] for made in (laid, copied)]
+    assert laid.prepare() == ""
+    for mine, other in zip(*values, strict=True):
+        mine.backward()
+        laid.step.conceal()
+        other.backward()
+    assert laid.step.confirm()
+    copied.copy()
+    assert_same(laid, copied)
+
+
+def test_two_forward_passes_and_one_backward_pass_leave_opacus_as_it_would_be() -> None:
+    """Opacus waits for the other backward pass; what the first gave stays where it was."""
+    laid, plain = setting(mlp), setting(mlp)
+    values = []
+    for made in (laid, plain):
+        made.model(numbers(B, 4))
+        values.append(loss(made.model, numbers(B, 4)))
+    assert laid.prepare() == ""
+    for value in values:
+        value.backward()
+    assert not laid.step.confirm()
+    for p, q in zip(laid.step.params, plain.step.params, strict=True):
+        assert p.grad_sample is q.grad_sample is None
+        assert torch.equal(p._current_grad_sample, q._current_grad_sample)
+    assert "not finished" in laid.prepare()
+    for made in (laid, plain):
+        with pytest.raises(ValueError, match="Per sample gradient is not initialized"):
+            made.optimizer.pre_step()
+
+
+def test_a_backward_pass_that_reaches_one_layer_leaves_no_buffer_on_the_others() -> None:
+    made = setting(mlp)
+    hidden: Any = made.model(numbers(B, 4))
+    assert hidden.shape == (B, 3)
+    assert made.prepare() == ""
+    last = made.model._module[2]
+    torch.autograd.grad(hidden.sum(), [last.weight])
+    made.step.conceal()
+    assert not made.step.confirm()
+    reached = [hasattr(p, "_current_grad_sample") for p in made.step.params]
+    assert not any(reached)
+    for held in made.held():
+        assert held is None or len(held) == B
+
+
+# ------------------------------------------------------------------ dropped and taken back
+
+
+def test_dropped_gradients_are_not_confirmed_and_nothing_is_left() -> None:
+    made = setting(mlp)
+    value = loss(made.model, numbers(B, 4))
+    assert made.prepare() == ""
+    value.backward()
+    made.step.conceal()
+    made.optimizer.zero_grad()
+    assert not made.step.confirm()
+    assert made.held() == [None] * 4
+    assert_nothing_waits(made)
+
+
+def test_gradients_dropped_before_the_backward_pass_are_the_same_to_it() -> None:
+    """Lightning's closure clears gradients before the backward pass, some users do it late."""
+    made = setting(mlp)
+    value = loss(made.model, numbers(B, 4))
+    assert made.prepare() == ""
+    made.optimizer.zero_grad()
+    value.backward()
+    assert made.step.confirm()
+
+
+def test_one_parameter_without_its_rows_takes_them_from_all() -> None:
+    made, plain = setting(mlp), setting(mlp)
+    value = loss(made.model, numbers(B, 4))
+    assert made.prepare() == ""
+    value.backward()
+    made.step.conceal()
+    made.step.params[1].grad_sample = made.step.params[1].grad_sample.clone()
+    assert not made.step.confirm()
+    plain.backward(numbers(B, 4))
+    assert_same(made, plain)
+
+
+def _scaled(made: Setting) -> None:
+    for p in made.step.params:
+        p.grad_sample = 0.5 * p.grad_sample
+
+
+def _scaled_in_place(made: Setting) -> None:
+    for p in made.step.params:
+        p.grad_sample.mul_(0.5)
+
+
+def _cut(made: Setting) -> None:
+    for p in made.step.params:
+        p.grad_sample = p.grad_sample[:2]
+
+
+def _centred(made: Setting) -> None:
+    for p in made.step.params:
+        p.grad_sample = p.grad_sample - p.grad_sample.mean(0)
+
+
+def _clips_at_the_median(made: Setting) -> None:
+    norms = [p.grad_sample.flatten(1).norm(dim=1) for p in made.step.params]
+    made.optimizer.max_grad_norm = float(torch.stack(norms).norm(dim=0).median())
+
+
+@pytest.mark.parametrize(
+    "change", [_scaled, _scaled_in_place, _cut, _centred, _clips_at_the_median]
+)
+def test_code_that_uses_the_gradients_before_the_step_meets_no_canary(
+    change: Callable[[Setting], None],
+) -> None:
+    laid, copied = setting(mlp), setting(mlp)
+    values = [loss(made.model, numbers(B, 4)) for made in (laid, copied)]
+    assert laid.prepare() == ""
+    for value in values:
+        value.backward()
+    laid.step.conceal()
+    for made in (laid, copied):
+        change(made)
+    if not laid.step.confirm():
+        laid.copy()
+    copied.copy()
+    assert laid.optimizer.max_grad_norm == copied.optimizer.max_grad_norm
+    assert_same(laid, copied)
+
+
+def _laid_out(made: Setting) -> Iterator[str]:
+    value = loss(made.model, numbers(B, 4))
+    assert made.prepare() == ""
+    value.backward()
+    yield "after the backward pass"
+    made.step.conceal()
+    yield "concealed"
+    assert made.step.confirm()
+    yield "confirmed"
+
+
+def _copied(made: Setting) -> Iterator[str]:
+    made.backward(numbers(B, 4))
+    made.copy()
+    yield "copied"
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, "copied"])
+@pytest.mark.parametrize("listed", [False, True])
+def test_withdrawn_rows_leave_the_users_gradients_alone(stages: Any, listed: bool) -> None:
+    made, plain = setting(mlp), setting(mlp)
+    way = _copied(made) if stages == "copied" else _laid_out(made)
+    for _ in range(1 if stages == "copied" else stages):
+        next(way)
+    plain.backward(numbers(B, 4))
+    if listed:
+        for each in (made, plain):
+            each.backward(numbers(3, 4))
+    assert made.step.batch_size() >= plain.step.batch_size()
+    made.step.withdraw()
+    assert made.step.batch_size() == plain.step.batch_size() == B + 3 * listed
+    assert made.optimizer.accumulated_iterations == 1 + listed
+    assert_nothing_waits(made)
+    assert_same(made, plain)
+
+
+def test_withdrawing_before_the_backward_pass_leaves_no_trace() -> None:
+    made, plain = setting(mlp), setting(mlp)
+    values = [loss(each.model, numbers(B, 4)) for each in (made, plain)]
+    assert made.prepare() == ""
+    made.step.withdraw()
+    made.step.withdraw()
+    assert_nothing_waits(made)
+    for value in values:
+        value.backward()
+    assert not made.step.confirm()
+    assert_same(made, plain)
+
+
+def test_withdrawing_keeps_opacus_guard_against_stale_gradients() -> None:
+    made = setting(mlp)
+    made.backward(numbers(B, 4))
+    made.copy()
+    assert made.optimizer.pre_step()
+    made.step.withdraw()
+    with pytest.raises(ValueError, match="Gradients haven't been cleared"):
+        made.optimizer.clip_and_accumulate()
+
+
+def test_the_step_frees_the_gradients_although_the_adapter_knows_them() -> None:
+    made = setting(mlp)
+    for _ in _laid_out(made):
+        pass
+    held = [weakref.ref(p.grad_sample) for p in made.step.params]
+    assert all(ref() is not None for ref in held)
+    made.optimizer.zero_grad()
+    assert all(ref() is None for ref in held)
