@@ -13,6 +13,7 @@ import pytest
 
 from lightning_audit.store import (
     ARCHIVE_NAME,
+    FIGURE_NAME,
     FLUSH_EVERY,
     INJECTED,
     RECORD_NAME,
@@ -246,3 +247,139 @@ def test_a_run_after_a_killed_one_keeps_its_record(tmp_path: Path) -> None:
     ObservationStore(tmp_path, HEADER).close()
     assert len(read_observations(tmp_path / "previous-1" / RECORD_NAME)[1]) == 2
     assert len(read_observations(path)[1]) == 0
+
+
+# ------------------------------------------------------------------ going on after a stop
+
+
+ALL = entries(9)
+
+
+def stopped(directory: Path, count: int, run: str = "mine") -> Path:
+    """A record of the first entries of `ALL`."""
+    store = ObservationStore(directory, HEADER, run)
+    for entry in ALL[:count]:
+        store.append(entry)
+    store.close(archive=False)
+    return directory / RECORD_NAME
+
+
+@pytest.mark.parametrize("kept", [0, 3, 7])
+def test_a_run_goes_on_after_the_entries_that_are_known(tmp_path: Path, kept: int) -> None:
+    path = stopped(tmp_path, 7)
+    store = ObservationStore.resume(tmp_path, HEADER, "mine", kept)
+    assert store is not None
+    assert store.entries == kept
+    store.flush()
+    assert read_observations(path)[1].tobytes() == ALL[:kept].tobytes()
+    for entry in ALL[kept:]:
+        store.append(entry)
+    assert store.entries == 9
+    store.close()
+    header, read = read_observations(path)
+    assert header == HEADER
+    assert read.tobytes() == ALL.tobytes()
+    assert len(np.load(tmp_path / ARCHIVE_NAME)["step"]) == 9
+    assert sorted(p.name for p in tmp_path.iterdir()) == [RECORD_NAME, ARCHIVE_NAME]
+
+
+def test_a_run_goes_on_as_often_as_it_stops(tmp_path: Path) -> None:
+    stopped(tmp_path, 0)
+    for count in range(5):
+        store = ObservationStore.resume(tmp_path, HEADER, "mine", count)
+        assert store is not None
+        store.append(ALL[count])
+        store.close(archive=False)
+    assert read_observations(tmp_path / RECORD_NAME)[1].tobytes() == ALL[:5].tobytes()
+
+
+def test_a_half_written_last_entry_is_written_over(tmp_path: Path) -> None:
+    path = stopped(tmp_path, 3)
+    os.truncate(path, path.stat().st_size - 5)
+    assert ObservationStore.resume(tmp_path, HEADER, "mine", 3) is None
+    store = ObservationStore.resume(tmp_path, HEADER, "mine", 2)
+    assert store is not None
+    store.append(ALL[2])
+    store.close(archive=False)
+    assert read_observations(path)[1].tobytes() == ALL[:3].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("header", "run", "kept"),
+    [
+        (HEADER, "another", 2),
+        (HEADER, "", 2),
+        (HEADER, "mine", 4),
+        (dataclasses.replace(HEADER, canaries=("Dirac(weight)", "Dirac(weight)")), "mine", 2),
+        (dataclasses.replace(HEADER, witnesses=(64, 2)), "mine", 2),
+        (dataclasses.replace(HEADER, signal=1.5), "mine", 0),
+    ],
+    ids=["another run", "no run", "shorter", "canaries", "witnesses", "signal"],
+)
+def test_the_record_of_something_else_is_not_gone_on_with_and_not_touched(
+    tmp_path: Path, header: RecordHeader, run: str, kept: int
+) -> None:
+    before = stopped(tmp_path, 3).read_bytes()
+    assert ObservationStore.resume(tmp_path, header, run, kept) is None
+    assert (tmp_path / RECORD_NAME).read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == [RECORD_NAME]
+
+
+def test_without_a_record_there_is_none_to_go_on_with(tmp_path: Path) -> None:
+    assert ObservationStore.resume(tmp_path, HEADER, "mine", 0) is None
+    assert ObservationStore.resume(tmp_path / "absent", HEADER, "mine", 0) is None
+    (tmp_path / RECORD_NAME).write_bytes(b"foreign\n")
+    assert ObservationStore.resume(tmp_path, HEADER, "mine", 0) is None
+    assert (tmp_path / RECORD_NAME).read_bytes() == b"foreign\n"
+
+
+def test_a_record_of_the_first_release_names_no_run_and_can_be_read(tmp_path: Path) -> None:
+    path = stopped(tmp_path, 3)
+    line, _, body = path.read_bytes().partition(b"\n")
+    fields = json.loads(line)
+    assert fields.pop("run") == "mine"
+    assert fields["version"] == 1
+    path.write_bytes(json.dumps(fields).encode() + b"\n" + body)
+    header, read = read_observations(path)
+    assert header == HEADER
+    assert read.tobytes() == ALL[:3].tobytes()
+    assert ObservationStore.resume(tmp_path, HEADER, "mine", 2) is None
+    store = ObservationStore.resume(tmp_path, HEADER, "", 2)
+    assert store is not None
+    store.close(archive=False)
+    assert read_observations(path)[1].tobytes() == ALL[:2].tobytes()
+
+
+def test_the_record_stays_where_its_run_may_go_on(tmp_path: Path) -> None:
+    stopped(tmp_path, 3)
+    for name in (REPORT_NAME, ARCHIVE_NAME, FIGURE_NAME):
+        (tmp_path / name).write_text("old")
+    assert set_aside(tmp_path, but_the_record=True) == tmp_path / "previous-1"
+    moved = sorted(p.name for p in (tmp_path / "previous-1").iterdir())
+    assert moved == sorted([REPORT_NAME, ARCHIVE_NAME, FIGURE_NAME])
+    assert set_aside(tmp_path, but_the_record=True) is None
+    store = ObservationStore.resume(tmp_path, HEADER, "mine", 3)
+    assert store is not None
+    store.close(archive=False)
+
+
+def test_the_record_of_a_run_that_did_not_go_on_joins_its_report(tmp_path: Path) -> None:
+    before = stopped(tmp_path, 3).read_bytes()
+    (tmp_path / REPORT_NAME).write_text("old")
+    set_aside(tmp_path, but_the_record=True)
+    ObservationStore(tmp_path, HEADER, "new").close(archive=False)
+    folder = tmp_path / "previous-1"
+    assert (folder / RECORD_NAME).read_bytes() == before
+    assert (folder / REPORT_NAME).read_text() == "old"
+    assert not (tmp_path / "previous-2").exists()
+
+
+def test_a_record_never_joins_a_folder_that_holds_one(tmp_path: Path) -> None:
+    for run in ("first", "second"):
+        stopped(tmp_path, 3, run)
+    assert set_aside(tmp_path) == tmp_path / "previous-2"
+    runs = [
+        json.loads((tmp_path / f"previous-{n}" / RECORD_NAME).read_bytes().split(b"\n")[0])["run"]
+        for n in (1, 2)
+    ]
+    assert runs == ["first", "second"]

@@ -23,7 +23,13 @@ from lightning_audit.stats.counts import (
 from lightning_audit.stats.gaussian import mu_noncentral_t_from_scores
 from lightning_audit.stats.gdp import gaussian_epsilon
 from lightning_audit.stats.posterior import epsilon_posterior_quantile, mu_posterior_quantile
-from lightning_audit.stats.thresholds import Label, Split, ThresholdChoice, threshold_bound
+from lightning_audit.stats.thresholds import (
+    Label,
+    Simultaneous,
+    Split,
+    ThresholdChoice,
+    threshold_bound,
+)
 
 __all__ = ["BOUND_NAMES", "METHODS", "BoundMethod", "NamedBound", "named_bound"]
 
@@ -223,6 +229,11 @@ def named_bound(
     else:
         of_counts, of_rates = chosen.from_counts, chosen.from_rates
         choice = threshold if threshold is not None else Split()
+        if of_rates is None and isinstance(choice, Simultaneous):
+            raise ValueError(
+                f"threshold={choice!r} is not for method={method!r}, which needs counts and not "
+                "limits of the error rates; take Fixed, Grid or Split, or the method fdp_cp."
+            )
         found = threshold_bound(
             scores_in,
             scores_out,

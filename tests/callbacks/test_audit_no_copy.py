@@ -115,7 +115,13 @@ KINDS: dict[str, tuple[Callable[[], pl.LightningModule], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[pytest.mark.heavy] if kind in ("functorch", "64-true") else [])
+        for kind in KINDS
+    ],
+)
 def test_the_run_without_a_copy_is_the_run_with_one_to_the_bit(
     tmp_path: Path, kind: str, copies: list[int]
 ) -> None:
@@ -142,7 +148,7 @@ def test_the_run_without_a_copy_is_the_run_with_one_to_the_bit(
     assert [canary_rows_left(module) for module in trained] == [0, 0]
 
 
-@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.heavy), 4])
 def test_only_every_nth_step_takes_canaries(
     tmp_path: Path, every: int, clipped_rows: list[int], copies: list[int]
 ) -> None:
@@ -388,11 +394,15 @@ class FailingManual(Failing, ManualModule):
             optimizer.zero_grad()
 
 
-WHERE = ["on_after_backward", "on_before_optimizer_step"]
+BROKEN = [
+    ("on_after_backward", True),
+    ("on_before_optimizer_step", True),
+    ("on_before_optimizer_step", False),
+    pytest.param("on_after_backward", False, marks=pytest.mark.heavy),
+]
 
 
-@pytest.mark.parametrize("prefill", [True, False])
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize(("where", "prefill"), BROKEN)
 def test_training_that_breaks_off_leaves_no_canary(
     tmp_path: Path, where: str, prefill: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -411,8 +421,7 @@ def test_training_that_breaks_off_leaves_no_canary(
     assert len(entries_in(tmp_path)) == 5
 
 
-@pytest.mark.parametrize("prefill", [True, False])
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize(("where", "prefill"), BROKEN)
 def test_training_that_goes_on_sums_up_no_canary_of_the_broken_step(
     tmp_path: Path,
     where: str,

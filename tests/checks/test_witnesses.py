@@ -17,6 +17,8 @@ from lightning_audit.checks.witnesses import (
     REUSE_IN_ALL,
     Witnesses,
     WitnessReducer,
+    _Epochs,
+    _Trace,
     choose_witnesses,
 )
 from lightning_audit.layout import TensorSlot
@@ -311,3 +313,78 @@ def test_sums_over_epochs_are_differences_at_the_same_place() -> None:
                 expected = float(np.sum(((readings - past) / 2.0) ** 2))
                 assert sums["epoch_count"][column] == 20
                 assert sums["epoch_squares"][column] == pytest.approx(expected, rel=1e-5)
+
+
+def epochs_of(width: int, kept: int) -> _Epochs:
+    """Epochs of which so many steps are kept."""
+    made = _Epochs(width)
+    made._first, made._previous, made._current = (_Trace(width, kept) for _ in range(3))
+    return made
+
+
+@pytest.mark.parametrize("lost", [(), (0,), (1, 3), (0, 1, 2, 3, 4, 5)])
+@pytest.mark.parametrize("kept", [2, 5, 100])
+def test_epochs_are_compared_as_by_a_plain_dictionary(lost: tuple[int, ...], kept: int) -> None:
+    rng = generator(4)
+    epochs = epochs_of(4, kept)
+    use = np.array([True, False, True, True])
+    past: dict[tuple[int, int], np.ndarray | None] = {}
+    compared = 0
+    for epoch in range(4):
+        for position in range(6):
+            readings = rng.standard_normal(4)
+            if epoch == 1 and position in lost:
+                past[epoch, position] = None
+                assert epochs.advance(epoch, None) == position
+                continue
+            past[epoch, position] = readings.astype(np.float32) if position < kept else None
+            sums = epochs.compare(epoch, readings, 0.5, use)
+            # In the second epoch the previous one is the first: it counts once.
+            others = [epoch - 1] * (epoch > 0) + [0] * (epoch > 1)
+            for column in range(2):
+                other = past[others[column], position] if column < len(others) else None
+                gaps = (
+                    []
+                    if other is None
+                    else [(r - o) / 0.5 for r, o in zip(readings, other, strict=True)]
+                )
+                terms = [gap**2 for gap, used in zip(gaps, use, strict=False) if used]
+                assert sums["epoch_count"][column] == len(terms)
+                assert sums["epoch_squares"][column] == pytest.approx(sum(terms), rel=1e-12)
+                compared += len(terms)
+    assert compared > 0
+
+
+def test_an_epoch_number_that_comes_back_is_another_epoch() -> None:
+    """Epochs are told apart by their change alone, as a loader that starts anew makes it."""
+    epochs = epochs_of(1, 10)
+    use = np.array([True])
+    for epoch, expected in ((0, [0, 0]), (1, [1, 0]), (0, [1, 1])):
+        sums = epochs.compare(epoch, np.ones(1), 1.0, use)
+        assert sums["epoch_count"].tolist() == expected
+
+
+@pytest.mark.parametrize("kept", [1, 15, 16, 17, 40])
+def test_a_trace_keeps_its_first_steps_and_grows_no_further(kept: int) -> None:
+    trace = _Trace(3, kept)
+    assert trace.at(0) is None
+    for step in range(60):
+        assert trace.append(None if step == 5 else np.full(3, float(step))) == step
+        assert len(trace) == step + 1
+        assert trace.at(step + 1) is None
+    assert len(trace._rows) == kept
+    for step in range(60):
+        found = trace.at(step)
+        if step == 5 or step >= kept:
+            assert found is None
+        else:
+            assert found is not None
+            assert found.tolist() == [float(step)] * 3
+
+
+def test_a_trace_takes_no_more_room_than_twice_its_steps() -> None:
+    trace = _Trace(2, 4096)
+    for step in range(1000):
+        trace.append(np.zeros(2))
+        assert len(trace._rows) <= max(16, 2 * (step + 1))
+    assert trace._rows.dtype == np.float32

@@ -20,6 +20,7 @@ from lightning_audit.stats.sequential import (
     ErrorRateBet,
     MuTest,
     PredictableCentre,
+    is_look,
     log_mean_exp,
     noise_log_e,
     two_sample_t_log_e,
@@ -442,3 +443,20 @@ def test_t_is_no_evidence_until_it_can_be_computed() -> None:
 def test_log_mean_exp_does_not_overflow() -> None:
     assert float(log_mean_exp([1e5, 1e5])) == 1e5
     assert float(log_mean_exp([-1e5, -1e5, -1e5])) == -1e5
+
+
+def test_looks_are_taken_at_each_of_the_first_hundred_and_at_every_tenth_later() -> None:
+    looks = [seen for seen in range(1, 151) if is_look(seen)]
+    assert looks == [*range(1, 101), 110, 120, 130, 140, 150]
+
+
+def test_the_error_rate_bet_keeps_the_best_of_its_looks_alone() -> None:
+    bet, wealth = ErrorRateBet((4,), RATIOS), []
+    for seen, (coins, readings) in enumerate(simulated_steps(3, 137, 4, shift=3.0), start=1):
+        bet.update(coins, readings, 1.5)
+        wealth.append(bet.log_e)
+        looked_at = [w for step, w in enumerate(wealth, start=1) if step <= 100 or step % 10 == 0]
+        best = np.maximum(np.max(looked_at, axis=0), 0.0)
+        np.testing.assert_array_equal(bet._best, best)
+        assert seen == len(wealth)
+    assert (wealth[136] > bet._best).any()  # a rise between the looks does not count yet

@@ -1,0 +1,217 @@
+"""The literature's bounds of a run: their labels, their level, and what they do at the edges."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from lightning_audit.callbacks.bounds import betting_bound, literature_bounds
+from lightning_audit.callbacks.spending import epsilon_at_ratio
+from lightning_audit.checks.monitor import AuditMonitor
+from lightning_audit.results import EpsilonBound
+from lightning_audit.stats.bounds import BOUND_NAMES, METHODS
+from lightning_audit.stats.counts import (
+    ConfusionCounts,
+    epsilon_clopper_pearson,
+    mu_clopper_pearson,
+)
+from lightning_audit.stats.gdp import gaussian_epsilon
+from lightning_audit.store import INJECTED, NOT_PLANNED, RecordHeader
+
+K = 8
+DELTA = 1e-5
+HEADER = RecordHeader(tuple(f"canary {i}" for i in range(K)), ("weight",), (4,), 2)
+MU_METHODS = [name for name in BOUND_NAMES if METHODS[name].quantity == "mu"]
+
+
+def monitor(
+    steps: int = 40,
+    *,
+    sigma: Any = 1.0,
+    noise: float = 1.0,
+    rate: float = 0.1,
+    status: int = INJECTED,
+    seed: int = 0,
+) -> AuditMonitor:
+    """The checks after a run whose true noise is ``noise`` times the claimed one."""
+    rng = np.random.default_rng(seed)
+    made = AuditMonitor(HEADER, 1e-3)
+    claims = np.broadcast_to(sigma, (steps,))
+    entries = np.zeros(steps, dtype=HEADER.dtype)
+    coins = rng.integers(0, 2, (steps, K))
+    readings = coins + noise * claims[:, None] * rng.standard_normal((steps, K))
+    fields = {
+        "step": np.arange(steps),
+        "canaries": status,
+        "noise_multiplier": claims,
+        "max_grad_norm": 1.0,
+        "scale": 16.0,
+        "sample_rate": rate,
+        "coins": coins,
+        "readings": readings,
+        "tensor_squares": rng.chisquare(4, (steps, 1)),
+    }
+    for name, values in fields.items():
+        entries[name] = values
+    for entry in entries:
+        made.update(entry)
+    return made
+
+
+def by_name(made: AuditMonitor, significance: float = 0.05) -> dict[str, EpsilonBound]:
+    return {bound.name: bound for bound in literature_bounds(made, DELTA, significance)}
+
+
+def counts_of(made: AuditMonitor) -> ConfusionCounts:
+    return made.guesses.middle
+
+
+def test_every_bound_comes_with_its_labels() -> None:
+    found = literature_bounds(monitor(), DELTA, 0.01)
+    assert tuple(bound.name for bound in found) == BOUND_NAMES
+    for bound in found:
+        method = METHODS[bound.name]
+        assert bound.significance == 0.01
+        assert bound.interpretation == method.interpretation
+        assert (bound.threshold, bound.looks) == ("fixed", "single")
+        assert set(method.assumptions) < set(bound.assumptions)
+        assert {"canaries of a step independent", "steps independent"} < set(bound.assumptions)
+        said = " ".join(bound.assumptions)
+        assert ("first noise multiplier only" in said) == (bound.name == "fdp_t")
+        assert ("threshold half way" in said) == (bound.name != "fdp_t")
+        assert ("the step is a Gaussian mechanism" in said) == (
+            method.quantity == "epsilon" and bound.name != "katz"
+        )
+        assert ("epsilon of the run from mu" in said) == (bound.name != "katz")
+
+
+def test_bounds_of_a_step_are_the_methods_own_and_are_composed_over_the_run() -> None:
+    made = monitor(200, seed=2)
+    found, counts = by_name(made), counts_of(made)
+    mu = float(mu_clopper_pearson(counts, 0.05))
+    assert mu > 0
+    assert found["fdp_cp"].mu_lower == mu
+    assert found["fdp_cp"].epsilon_step_lower == float(gaussian_epsilon(mu, DELTA))
+    # At noise multiplier 1 the ratio of leakage to claim is mu.
+    assert found["fdp_cp"].epsilon_lower == epsilon_at_ratio(made.history, mu, DELTA)
+    step = float(epsilon_clopper_pearson(counts, DELTA, 0.05))
+    assert step > 0
+    assert found["eps_cp"].epsilon_step_lower == step
+    assert float(gaussian_epsilon(found["eps_cp"].mu_lower, DELTA)) == pytest.approx(step, rel=1e-6)
+    assert found["fdp_t"].mu_lower == made.mu.mu_lower(0.05)[0]
+
+
+def test_katz_bounds_a_steps_epsilon_at_delta_zero_and_composes_nothing() -> None:
+    katz = by_name(monitor(500))["katz"]
+    assert katz.epsilon_lower is katz.mu_lower is None
+    assert katz.delta == 0.0
+    assert katz.epsilon_step_lower is not None
+    assert katz.epsilon_step_lower > 0
+
+
+@pytest.mark.parametrize("status", [NOT_PLANNED, INJECTED])
+def test_without_a_canary_there_is_no_bound(status: int) -> None:
+    steps = 0 if status == INJECTED else 30
+    assert literature_bounds(monitor(steps, status=status), DELTA, 0.05) == ()
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_few_steps_prove_little_and_are_no_error(steps: int) -> None:
+    for bound in literature_bounds(monitor(steps), DELTA, 0.05):
+        assert bound.epsilon_step_lower is not None
+        assert 0 <= bound.epsilon_step_lower < 10
+        assert bound.mu_lower is None or bound.mu_lower >= 0
+
+
+def test_no_noise_at_all_is_no_error_and_the_scores_bound_is_infinite() -> None:
+    found = by_name(monitor(300, noise=0.0))
+    assert found["fdp_t"].mu_lower == math.inf
+    assert found["fdp_t"].epsilon_lower == math.inf
+    assert found["fdp_t"].epsilon_step_lower == math.inf
+    for name in set(BOUND_NAMES) - {"fdp_t", "katz"}:
+        epsilon, mu = found[name].epsilon_lower, found[name].mu_lower
+        assert epsilon is not None
+        assert mu is not None
+        assert epsilon > 3
+        assert mu > 1.0
+
+
+def test_an_unknown_sample_rate_leaves_the_steps_bounds() -> None:
+    for noise in (1.0, 0.0):
+        for bound in literature_bounds(monitor(300, rate=math.nan, noise=noise), DELTA, 0.05):
+            assert bound.epsilon_lower is None
+            assert bound.epsilon_step_lower is not None
+            # Katz' limit needs errors of each kind: without noise there are none.
+            assert bound.epsilon_step_lower > 0 or (bound.name == "katz" and noise == 0.0)
+
+
+def test_a_schedule_is_bounded_by_its_least_noise() -> None:
+    sigma = np.repeat([2.0, 0.5, 1.0], 100)
+    made = monitor(300, sigma=sigma)
+    assert made.guesses.least_noise == 0.5
+    found = by_name(made)
+    mu = found["fdp_cp"].mu_lower
+    assert mu == float(mu_clopper_pearson(counts_of(made), 0.05))
+    # mu bounds the leakiest step, which claims 1 / 0.5.
+    assert found["fdp_cp"].epsilon_lower == epsilon_at_ratio(made.history, 0.5 * mu, DELTA)
+    mu_t, first = made.mu.mu_lower(0.05)
+    assert first == 2.0
+    assert found["fdp_t"].epsilon_lower == epsilon_at_ratio(made.history, 2.0 * mu_t, DELTA)
+
+
+def test_smaller_significance_proves_less() -> None:
+    made = monitor(100)
+    sharp, careful = by_name(made, 0.2), by_name(made, 1e-4)
+    for name in BOUND_NAMES:
+        assert careful[name].epsilon_step_lower < sharp[name].epsilon_step_lower
+
+
+@pytest.mark.parametrize(
+    ("ratio", "sigma", "mu"), [(0.0, 1.0, 0.0), (0.5, 2.0, 0.25), (1.0, 0.0, 0.0)]
+)
+def test_the_betting_bound_is_of_the_last_steps_noise(
+    ratio: float, sigma: float, mu: float
+) -> None:
+    bound = betting_bound(monitor(20, sigma=sigma), ratio, 1.5, DELTA, 0.05)
+    assert (bound.name, bound.looks, bound.epsilon_lower) == ("betting", "anytime", 1.5)
+    assert bound.mu_lower == mu
+    assert bound.epsilon_step_lower == float(gaussian_epsilon(mu, DELTA))
+
+
+def misses(runs: int, steps: int, sigma: float, significance: float) -> dict[str, int]:
+    """How often each bound on mu exceeds the true one, 1 / sigma."""
+    found = dict.fromkeys(MU_METHODS, 0)
+    for seed in range(runs):
+        made = monitor(steps, sigma=sigma, seed=seed)
+        for name in MU_METHODS:
+            method = METHODS[name]
+            if method.from_counts is None:
+                mu = made.mu.mu_lower(significance)[0]
+            else:
+                mu = float(method.from_counts(counts_of(made), DELTA, significance))
+            found[name] += mu > 1 / sigma
+    return found
+
+
+@pytest.mark.parametrize(
+    ("runs", "steps", "sigma"),
+    [
+        (100, 15, 1.0),
+        pytest.param(2000, 40, 1.0, marks=pytest.mark.heavy),
+        pytest.param(2000, 40, 3.0, marks=pytest.mark.heavy),
+        pytest.param(2000, 12, 0.5, marks=pytest.mark.heavy),
+    ],
+)
+def test_bounds_on_mu_miss_no_oftener_than_their_significance(
+    runs: int, steps: int, sigma: float
+) -> None:
+    significance = 0.1
+    allowed = stats.binom.isf(1e-3, runs, significance)
+    found = misses(runs, steps, sigma, significance)
+    assert max(found.values()) <= allowed, found
+    # Not because they are 0 everywhere: the sharpest of them misses at times.
+    assert max(found.values()) > 0
