@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint fast heavy bench clean
+.PHONY: demo test lint fast heavy bench bench-peers clean
 
 # The main job on real data: four trainings, three of them faulty. Ends with a table of reports.
 demo: $(VENV)/.examples
@@ -28,8 +28,12 @@ heavy: $(VENV)/.dev
 bench: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py
 
+# The same data through other libraries, each in its own environment (benchmarks/.environments).
+bench-peers: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py peers
+
 clean:
-	rm -rf $(VENV) demo benchmarks/results
+	rm -rf $(VENV) demo benchmarks/results benchmarks/.environments
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
