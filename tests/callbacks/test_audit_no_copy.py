@@ -442,6 +442,29 @@ def test_training_that_goes_on_sums_up_no_canary_of_the_broken_step(
     assert np.abs(entries["readings"] - entries["coins"]).max() < 6.0
 
 
+@pytest.mark.parametrize("prefill", [True, False])
+def test_a_second_try_in_the_same_batch_sums_up_no_canary_of_the_first(
+    tmp_path: Path, prefill: bool, monkeypatch: pytest.MonkeyPatch, clipped_rows: list[int]
+) -> None:
+    class Twice(FailingManual):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            tries = self.seen
+            super().training_step(batch, batch_idx)
+            if tries < self.at == self.seen:
+                super().training_step(batch, batch_idx)
+
+    if not prefill:
+        forbid_prefill(monkeypatch)
+    module = Twice(poisson=False, make_poisson=False)
+    module.where = "on_before_optimizer_step"
+    train(tmp_path, module, steps=12)
+    entries = entries_in(tmp_path)
+    assert entries["scale"].tolist() == [16.0] * 5 + [32.0] + [16.0] * 6
+    assert (entries["canaries"] == INJECTED).all()
+    assert clipped_rows == entries["coins"].sum(axis=1).tolist()
+    assert np.abs(entries["readings"] - entries["coins"]).max() < 6.0
+
+
 @pytest.mark.parametrize("clear", [True, False])
 def test_a_batch_without_a_step_leaves_no_canary(
     tmp_path: Path, clear: bool, clipped_rows: list[int]
