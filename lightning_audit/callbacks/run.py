@@ -158,6 +158,8 @@ class AuditRun:
         try:
             self.session.load(to_arrays(kept["session"]))
         except (KeyError, TypeError, ValueError) as error:
+            if self.session.store is not None:
+                self.session.store.close(archive=False)
             raise MisconfigurationException(
                 f"PrivacyAudit cannot go on from this checkpoint: {error}"
             ) from error
