@@ -375,7 +375,7 @@ def quantiles(folder: Path) -> dict[str, Any]:
 
 def run(seeds: int = 100, sizes: tuple[int, ...] = (500, 5000)) -> dict[str, object]:
     """Both comparisons; keys that begin with "holds" are the requirements."""
-    games = [(epsilon, n) for n in sizes for epsilon in (0.0, 1.0, 4.0)]
+    games = [(epsilon, n) for n in sizes for epsilon in (0.0, 1.0, 2.0, 4.0, 8.0)]
     results: dict[str, object] = {
         "date": datetime.date.today().isoformat(),
         "versions": {
