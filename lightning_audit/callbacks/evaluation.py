@@ -29,7 +29,15 @@ from lightning_audit.store import RECORD_NAME
 
 #: Dashboards draw in single precision; a larger e-value tells nothing more.
 _LARGEST_E_VALUE = 1e30
-_LIBRARIES = ("lightning-audit", "torch", "pytorch-lightning", "opacus", "dp-accounting", "numpy")
+_LIBRARIES = (
+    "lightning-audit",
+    "torch",
+    "pytorch-lightning",
+    "lightning",
+    "opacus",
+    "dp-accounting",
+    "numpy",
+)
 
 
 @dataclass(frozen=True)

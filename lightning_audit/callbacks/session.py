@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from lightning_audit.callbacks.coordinates import Coordinates, Located
+from lightning_audit.callbacks.coordinates import Coordinates
+from lightning_audit.callbacks.plan import StepPlan
 from lightning_audit.callbacks.recorder import Recorder, SeenStep
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.placement import place
@@ -20,7 +21,7 @@ from lightning_audit.claims import PrivacyClaim
 from lightning_audit.dpsgd.opacus import innermost
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.dpsgd.tap import GradientTap, Reading
-from lightning_audit.layout import Direction, FloatArray
+from lightning_audit.layout import FloatArray
 from lightning_audit.snapshot import restore
 from lightning_audit.store import DROPPED, INJECTED, NOT_PLANNED, ObservationStore, RecordHeader
 
@@ -61,24 +62,6 @@ class SessionSettings:
     significance: float
     claim: PrivacyClaim | None
     signal: float = 1.0
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """A step between injection and observation."""
-
-    claim: StepClaim
-    coins: FloatArray
-    directions: Sequence[Direction]
-    status: int
-    located: Located | None = None
-    #: Whether the canaries' rows were laid out before the backward pass and wait to be put in.
-    prepared: bool = False
-
-    @property
-    def chosen(self) -> list[Direction]:
-        """Directions of the canaries that are in."""
-        return [d for coin, d in zip(self.coins, self.directions, strict=False) if coin]
 
 
 class AuditSession:
@@ -125,7 +108,7 @@ class AuditSession:
         self.batch_sizes: list[int] = []
         self.missing: list[str] = []
         self._changed_at: int | None = None
-        self._plan: _Plan | None = None
+        self._plan: StepPlan | None = None
         # Without a claim nothing is tested: noise multiplier 0 until one was read.
         self._last_claim = StepClaim(noise_multiplier=0.0, max_grad_norm=1.0, scale=1.0)
         self._tap = self._attach()
@@ -265,7 +248,7 @@ class AuditSession:
             self._plan = replace(plan, claim=claim)
             return
         if not self._copying_is_due(number) or self.recorder.clipping_is_broken:
-            self._plan = _Plan(claim, np.zeros(len(self._placement)), (), NOT_PLANNED)
+            self._plan = StepPlan(claim, np.zeros(len(self._placement)), (), NOT_PLANNED)
             return
         plan = self._flip(claim)
         try:
@@ -283,11 +266,11 @@ class AuditSession:
             and not self.recorder.clipping_is_broken
         )
 
-    def _flip(self, claim: StepClaim) -> _Plan:
+    def _flip(self, claim: StepClaim) -> StepPlan:
         """Draw the coins and directions of a step."""
         coins = self._rng.integers(0, 2, size=len(self._placement)).astype(np.float64)
         directions = self._placement.draw(self._rng)
-        return _Plan(claim, coins, directions, INJECTED, self._coordinates.locate(directions))
+        return StepPlan(claim, coins, directions, INJECTED, self._coordinates.locate(directions))
 
     def _norm(self, claim: StepClaim) -> float:
         return self._settings.oversize * claim.max_grad_norm
@@ -299,7 +282,7 @@ class AuditSession:
             every = 1 if self._canary_steps < FULL_STEPS else THINNED
         return number % every == 0
 
-    def _confirmed(self) -> _Plan | None:
+    def _confirmed(self) -> StepPlan | None:
         """The plan whose rows were laid out beforehand, if they are in the step's gradients."""
         plan = self._plan
         if plan is None or not plan.prepared:
@@ -375,20 +358,20 @@ class AuditSession:
         )
         self._canary_steps += plan.status == INJECTED
 
-    def _unplanned(self) -> _Plan:
+    def _unplanned(self) -> StepPlan:
         """For a step that came without the hook that injects: witnesses are read all the same."""
         if self._changed_at is None:
             self._note(_UNANNOUNCED)
         # No per-sample gradients where the optimizer was stepped around Opacus.
         with contextlib.suppress(ValueError):
             self._last_claim = self._claim()
-        return _Plan(self._last_claim, np.zeros(len(self._placement)), (), DROPPED)
+        return StepPlan(self._last_claim, np.zeros(len(self._placement)), (), DROPPED)
 
     def _note(self, sentence: str) -> None:
         if sentence not in self.notes:
             self.notes.append(sentence)
 
-    def _readings(self, plan: _Plan, values: FloatArray) -> FloatArray:
+    def _readings(self, plan: StepPlan, values: FloatArray) -> FloatArray:
         """Inner products with the canaries' directions; what was taken out counts as read."""
         if plan.status != INJECTED or plan.located is None:
             return np.zeros(len(plan.coins))

@@ -1,0 +1,36 @@
+"""One step of the optimizer between its planning and its observation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lightning_audit.callbacks.coordinates import Located
+from lightning_audit.dpsgd.protocol import StepClaim
+from lightning_audit.layout import Direction, FloatArray
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What is done in a step, and what is claimed of it.
+
+    Args:
+        claim: what is claimed.
+        coins: whether each canary is in, ``[k]``.
+        directions: of all canaries, ``[k]``; empty where none may enter.
+        status: NOT_PLANNED, INJECTED or DROPPED.
+        located: the directions among the entries that are read.
+        prepared: whether the rows were laid out before the backward pass and wait to be put in.
+    """
+
+    claim: StepClaim
+    coins: FloatArray
+    directions: Sequence[Direction]
+    status: int
+    located: Located | None = None
+    prepared: bool = False
+
+    @property
+    def chosen(self) -> list[Direction]:
+        """Directions of the canaries that are in."""
+        return [d for coin, d in zip(self.coins, self.directions, strict=False) if coin]
