@@ -18,7 +18,7 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 
 fast: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=2 -m "not heavy" tests
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=2 --dist=worksteal --durations=15 -m "not heavy" tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest --quiet --doctest-modules lightning_audit
 
 heavy: $(VENV)/.dev

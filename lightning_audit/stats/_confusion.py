@@ -48,6 +48,13 @@ class ConfusionCounts:
             # A view that nobody can write to: the counts stay what was checked.
             object.__setattr__(self, name, np.broadcast_to(value, shape))
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ConfusionCounts):
+            return NotImplemented
+        return all(np.array_equal(getattr(self, n), getattr(other, n)) for n in _NAMES)
+
+    __hash__ = None  # type: ignore[assignment]  # arrays have none
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Common shape of the counts; () for one threshold."""
