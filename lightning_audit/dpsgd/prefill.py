@@ -41,7 +41,9 @@ class RowPrefill:
         self, params: Sequence[torch.nn.Parameter], modules: Iterable[torch.nn.Module]
     ) -> None:
         self._params = params
-        self._hooked = [module for module in modules if _hook(module) is not None]
+        self._hooked = [
+            (module, list(module.parameters())) for module in modules if _hook(module) is not None
+        ]
         self._buffers: list[torch.Tensor] = []
         #: The batch's rows of each buffer, and how often the backward pass was to fill it.
         self._own: list[torch.Tensor] = []
@@ -59,7 +61,7 @@ class RowPrefill:
         if any(getattr(p, "_forward_counter", 0) < 1 for p in self._params):
             return "not every trained parameter took part in the forward pass"
         sizes = set()
-        for module in self._hooked:
+        for module, params in self._hooked:
             recorded = module.__dict__.get("activations") or []
             if not recorded:
                 continue
@@ -69,7 +71,7 @@ class RowPrefill:
             if hook is None or not hook.keywords.get("batch_first", False):
                 return "the batch is not the first dimension"
             inputs = [tensor for call in recorded for tensor in call]
-            own = {p.dtype for p in module.parameters()}
+            own = {p.dtype for p in params}
             if any(t.is_floating_point() and t.dtype not in own for t in inputs):
                 return "layers compute in another precision than their parameters"
             # Opacus takes the batch's size from the last input, most layers theirs from the first.
