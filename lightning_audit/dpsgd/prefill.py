@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from opacus.layers.dp_rnn import RNNLinear
 
+from lightning_audit.dpsgd.views import numpy_view
 from lightning_audit.layout import Direction, by_tensor
 
 _BUFFER = "_current_grad_sample"
@@ -149,15 +149,15 @@ def write_rows(
     """
     for j, (row, index, value) in by_tensor(directions).items():
         buffer = buffers[j]
-        first = len(buffer) - len(directions)
-        at: tuple[NDArray[Any], ...] = (first + row, index)
-        target = buffer
-        if buffer.is_contiguous():  # one index an entry is written in half the time
-            target, at = buffer.view(-1), (at[0] * math.prod(buffer.shape[1:]) + index,)
-        elif buffer.dim() > 1:
-            at = (at[0], *np.unravel_index(index, buffer.shape[1:]))
+        row = len(buffer) - len(directions) + row
+        shape = buffer.shape[1:]
+        entries = numpy_view(buffer)
+        if entries is not None:
+            entries[row * math.prod(shape) + index] = norm * value
+            continue
+        at = (row, *np.unravel_index(index, shape)) if shape else (row,)
         where = tuple(torch.from_numpy(i).to(buffer.device) for i in at)
-        target[where] = torch.from_numpy(norm * value).to(buffer.device, buffer.dtype)
+        buffer[where] = torch.from_numpy(norm * value).to(buffer.device, buffer.dtype)
 
 
 def _zeros(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:

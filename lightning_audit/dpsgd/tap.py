@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lightning_audit.dpsgd.views import numpy_view
 from lightning_audit.layout import IndexArray
 
 FloatArray = NDArray[np.float64]
@@ -63,6 +64,7 @@ class GradientTap:
         # torch's own optimizers may add momentum or weight decay to p.grad in place: the gradient
         # that the update starts from is the one that was read.
         self._trusted = type(optimizer).__module__.startswith("torch.optim.")
+        self._index = coordinates
         self._where = {
             j: torch.from_numpy(index).to(params[j].device) for j, index in coordinates.items()
         }
@@ -134,14 +136,26 @@ class GradientTap:
                     torch.full((end - start,), torch.nan, dtype=torch.float64, device=device)
                 )
                 continue
-            # A flat view is read in half the time, but only one memory layout has one.
-            at: Any = where
-            entries = grad.view(-1) if grad.is_contiguous() else grad
-            if entries is grad:
-                at = torch.unravel_index(where, grad.shape)
-            values = entries[at]
-            if taken is not None and taken[start:end].any():
-                values -= torch.from_numpy(taken[start:end]).to(grad.device, grad.dtype)
-                entries[at] = values
+            amounts = None if taken is None else taken[start:end]
+            if amounts is not None and not amounts.any():
+                amounts = None
+            entries = numpy_view(grad)
+            if entries is not None:
+                pieces.append(torch.from_numpy(_read(entries, self._index[j], amounts)))
+                continue
+            at = torch.unravel_index(where, grad.shape)
+            values = grad[at]
+            if amounts is not None:
+                values -= torch.from_numpy(amounts).to(grad.device, grad.dtype)
+                grad[at] = values
             pieces.append(values.to(torch.float64))
         return torch.cat(pieces)
+
+
+def _read(entries: NDArray[Any], index: IndexArray, amounts: FloatArray | None) -> FloatArray:
+    """The entries at an index, after taking out the amounts where there are any."""
+    values = entries[index]
+    if amounts is not None:
+        values -= amounts.astype(values.dtype)
+        entries[index] = values
+    return values.astype(np.float64)
