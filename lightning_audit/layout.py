@@ -15,10 +15,18 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class TensorSlot:
-    """A trainable tensor: its name in the module and its shape."""
+    """A trainable tensor.
+
+    Args:
+        name: its name in the module.
+        shape: its shape.
+        clip_share: where tensors are clipped one by one, the tensor's clipping norm over that of
+            the whole gradient; None where the gradient is clipped as a whole.
+    """
 
     name: str
     shape: tuple[int, ...]
+    clip_share: float | None = None
 
     @property
     def numel(self) -> int:

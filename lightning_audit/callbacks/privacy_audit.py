@@ -196,7 +196,7 @@ class PrivacyAudit(Callback):
         """Follow optimizers that were made anew."""
         if self._run is None:
             return
-        self._run.start_batch()
+        self._run.start_batch(trainer.current_epoch)
         self._run.follow(trainer.optimizers, pl_module)
         if self._run.session is None:
             # Not before the first batch: a callback may make the training private until then.
@@ -209,7 +209,7 @@ class PrivacyAudit(Callback):
         if self._run is not None:
             # The module, and callbacks after this one, had their on_train_batch_start since.
             self._run.follow(trainer.optimizers, pl_module)
-            self._run.prepare(trainer.current_epoch, trainer.accumulate_grad_batches)
+            self._run.prepare(loss, trainer.accumulate_grad_batches)
 
     def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Hide the canaries' rows from code that looks at the gradients before the step."""
@@ -221,7 +221,7 @@ class PrivacyAudit(Callback):
     ) -> None:
         """Put the canaries in: after backward, before clipping."""
         if self._run is not None:
-            self._run.inject(optimizer, trainer.current_epoch)
+            self._run.inject(optimizer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the bounds; ask the training to stop when the claim is false."""

@@ -33,9 +33,11 @@ from lightning_audit.callbacks.evaluation import (
 from lightning_audit.callbacks.refusals import chosen_optimizer
 from lightning_audit.callbacks.session import AuditSession, SessionSettings
 from lightning_audit.checks.integrity import noise_restarted_result
+from lightning_audit.dpsgd.adapters import opacus_step
+from lightning_audit.dpsgd.clipping_hook import BeforeClipping
 from lightning_audit.dpsgd.lints import fingerprints, loader_facts
-from lightning_audit.dpsgd.opacus import OpacusStep, accountant_link, innermost, private_optimizer
-from lightning_audit.dpsgd.protocol import UnsupportedOptimizer
+from lightning_audit.dpsgd.opacus import accountant_link, innermost, private_optimizer
+from lightning_audit.dpsgd.protocol import Backward, DPSGDStep, UnsupportedOptimizer
 from lightning_audit.results import AuditReport, CheckResult
 from lightning_audit.store import REPORT_NAME, ObservationStore, RecordHeader
 
@@ -69,6 +71,7 @@ class AuditRun:
         self._kept: dict[str, Any] = {}
         self._attached: list[Any] = []
         self._plain_handles: list[Any] = []
+        self._before_clipping: BeforeClipping | None = None
         self._untrained: dict[str, tuple[float, float]] = {}
         self._first_noise: str | None = None
         self._noise_known = False
@@ -128,7 +131,7 @@ class AuditRun:
             return
         names = {id(p): name for name, p in module.named_parameters()}
         try:
-            step = OpacusStep(private, names, module.modules())
+            step = opacus_step(private, names, module.modules())
         except UnsupportedOptimizer as error:
             raise MisconfigurationException(str(error)) from error
         self.facts.accountant = accountant_link(private)
@@ -143,8 +146,10 @@ class AuditRun:
                 "PrivacyAudit cannot follow an optimizer over other parameters during a training; "
                 "keep the parameters and change their learning rates instead."
             )
+        self._remove_clipping_hook()
+        self._before_clipping = BeforeClipping(private, self._inject_late)
 
-    def _take_up(self, step: OpacusStep) -> None:
+    def _take_up(self, step: DPSGDStep) -> None:
         """Begin the audit, or go on with the one that a checkpoint holds."""
         kept = self._kept
         if kept:
@@ -169,7 +174,7 @@ class AuditRun:
         restore_accountant(self.facts.accountant, kept["accountant"])
         self._kept = {}
 
-    def _new_session(self, step: OpacusStep) -> AuditSession:
+    def _new_session(self, step: DPSGDStep) -> AuditSession:
         settings = SessionSettings(
             canaries=self._terms.canaries,
             oversize=self._terms.oversize,
@@ -212,32 +217,37 @@ class AuditRun:
 
     # ------------------------------------------------------------------ each step and epoch
 
-    def start_batch(self) -> None:
+    def start_batch(self, epoch: int) -> None:
         """Forget a step that broke off."""
         if self.session is not None:
+            self.session.epoch = epoch
             self.session.start_batch()
 
-    def prepare(self, epoch: int, accumulated: int) -> None:
-        """Before a backward pass: lay the canaries' rows out, which spares a copy."""
-        # Where batches accumulate the step comes later; under autocast the rows' type is unknown.
-        if self.session and accumulated == 1 and self._precision in _FULL_PRECISION:
-            self.session.epoch = epoch
-            self.session.prepare()
+    def prepare(self, loss: Any, accumulated: int) -> None:
+        """Before a backward pass: lay the canaries out, where that is possible."""
+        if self.session is not None:
+            autocast = self._precision not in _FULL_PRECISION
+            self.session.prepare(Backward(loss, accumulated > 1, autocast))
 
     def conceal(self) -> None:
         """After a backward pass: let other code see the batch's gradients alone."""
         if self.session is not None:
             self.session.conceal()
 
-    def inject(self, optimizer: Any, epoch: int) -> None:
+    def inject(self, optimizer: Any) -> None:
         """After a backward pass, before clipping: put the canaries in."""
         session = self.session
         if session is None or private_optimizer(optimizer) is not session.step.optimizer:
             return
-        session.epoch = epoch
         session.inject()
         if not self._noise_known:
             self._look_at_noise(session)
+
+    def _inject_late(self) -> None:
+        if self.session is not None:
+            self.session.inject_late()
+            if not self._noise_known:
+                self._look_at_noise(self.session)
 
     def _look_at_noise(self, session: AuditSession) -> None:
         """See whether the noise of a resumed training starts as it did at the very first step."""
@@ -276,8 +286,14 @@ class AuditRun:
     def detach(self) -> None:
         """Take all hooks off."""
         self._remove_plain_handles()
+        self._remove_clipping_hook()
         if self.session is not None:
             self.session.detach()
+
+    def _remove_clipping_hook(self) -> None:
+        if self._before_clipping is not None:
+            self._before_clipping.remove()
+        self._before_clipping = None
 
     def _remove_plain_handles(self) -> None:
         for handle in self._plain_handles:

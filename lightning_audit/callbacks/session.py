@@ -19,7 +19,7 @@ from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.witnesses import LAGS, choose_witnesses
 from lightning_audit.claims import PrivacyClaim
 from lightning_audit.dpsgd.opacus import innermost
-from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
+from lightning_audit.dpsgd.protocol import Backward, DPSGDStep, StepClaim
 from lightning_audit.dpsgd.tap import GradientTap, Reading
 from lightning_audit.layout import FloatArray
 from lightning_audit.snapshot import restore
@@ -31,7 +31,6 @@ _UNANNOUNCED = (
     "the optimizer was stepped without Lightning's on_before_optimizer_step, so no canary could "
     "enter; in manual optimization step what self.optimizers() returns"
 )
-_COPIED = "per-sample gradients had to be copied to add canaries, which costs time"
 _UNCLEAR = (
     "the inner optimizer changes p.grad inside its step, so it cannot be told which gradient the "
     "update used; change a copy there, or use one of torch's optimizers"
@@ -197,8 +196,8 @@ class AuditSession:
             self.step.withdraw()
         self._plan = None
 
-    def prepare(self) -> None:
-        """Before a backward pass: lay out the canaries' rows, where that spares copying them."""
+    def prepare(self, coming: Backward) -> None:
+        """Before a backward pass: lay out the canaries, where that is possible."""
         if self._tap.inside_step:
             return
         if self._plan is not None and not self._plan.prepared:
@@ -210,8 +209,8 @@ class AuditSession:
             return
         # The coins are not flipped before it is known whether they are used: one seed gives one
         # record, copied or not.
-        if obstacle := self.step.obstacle():
-            self._note(f"{_COPIED}: {obstacle}")
+        if obstacle := self.step.obstacle(coming):
+            self._note(obstacle)
             return
         try:
             claim = self._claim(accumulated=1)
@@ -255,9 +254,15 @@ class AuditSession:
             # Also where all coins say "out": whether a step counts must not depend on its coins.
             self.step.inject(plan.chosen, self._norm(claim))
         except (ValueError, RuntimeError) as error:
-            _log.warning("no canary entered step %d: %s", number, error)
+            if self._note(f"no canary entered a step: {error}"):
+                _log.warning("no canary entered step %d: %s", number, error)
             plan = replace(plan, status=DROPPED)
         self._plan = plan
+
+    def inject_late(self) -> None:
+        """As `inject`, just before clipping, for a step that nobody announced."""
+        if self._plan is None or self._plan.prepared:
+            self.inject()
 
     def _may_inject(self) -> bool:
         return (
@@ -324,8 +329,10 @@ class AuditSession:
         # What is stated when the noise is in: modules may change it after the canaries went in. Of
         # two noise multipliers the smaller counts, so that raising it for a moment gains nothing.
         with contextlib.suppress(ValueError):
-            now = self._claim()
-            sigma = min(now.noise_multiplier, self._plan.claim.noise_multiplier)
+            now, planned = self._claim(), self._plan.claim
+            sigma = min(now.noise_multiplier, planned.noise_multiplier)
+            if self.step.adapts_its_norm:
+                now = replace(now, max_grad_norm=planned.max_grad_norm)
             self._plan = replace(self._plan, claim=replace(now, noise_multiplier=sigma))
         plan = self._plan
         if plan.status != INJECTED or plan.located is None or not plan.coins.any():
@@ -367,9 +374,12 @@ class AuditSession:
             self._last_claim = self._claim()
         return StepPlan(self._last_claim, np.zeros(len(self._placement)), (), DROPPED)
 
-    def _note(self, sentence: str) -> None:
-        if sentence not in self.notes:
+    def _note(self, sentence: str) -> bool:
+        """Add a remark, once; whether it is new."""
+        new = sentence not in self.notes
+        if new:
             self.notes.append(sentence)
+        return new
 
     def _readings(self, plan: StepPlan, values: FloatArray) -> FloatArray:
         """Inner products with the canaries' directions; what was taken out counts as read."""

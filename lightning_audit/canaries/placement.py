@@ -4,6 +4,9 @@ Canaries of one step must not share noise: two directions with an inner product 
 on correct runs. Sparse canaries get disjoint coordinates; dense ones avoid the sparse ones' and
 are made orthogonal to each other. Where a small tensor has no coordinate left, a canary is left
 out and the placement says so; it never shares.
+
+Where tensors are clipped one by one (per-layer clipping) a canary adds the whole clipping norm only
+if it fills every tensor's own: each becomes a `Spread` over all tensors, weighted by their norms.
 """
 
 from __future__ import annotations
@@ -81,7 +84,7 @@ class Placement:
         dense = [item.fixed for item in self.placed if item.fixed and _is_dense(item.canary)]
         drawn: list[Direction] = []
         for item in self.placed:
-            direction = item.fixed or _draw(item, rng)
+            direction = item.fixed or _draw(item, self.layout, rng)
             if item.canary.moving and _is_dense(item.canary):
                 direction = _orthogonal_to(direction, dense)
                 dense.append(direction)
@@ -113,6 +116,10 @@ def place(
     free = [rng.permutation(slot.numel).astype(np.int64) for slot in layout]
     placed: dict[int, _Placed] = {}
     skipped = []
+    if _clipped_one_by_one(layout):
+        if any(not isinstance(canary, Spread) for canary in canaries):
+            skipped.append("tensors are clipped one by one, so every canary is a Spread")
+        canaries = [Spread(moving=canary.moving) for canary in canaries]
     order = sorted(range(len(canaries)), key=lambda i: _is_dense(canaries[i]))
     for i in order:
         canary = canaries[i]
@@ -137,7 +144,7 @@ def _fix(placement: Placement, rng: np.random.Generator) -> None:
     spanned: set[int] = set()
     # Fixed ones first: a moving one is made orthogonal to them at every step.
     for item in sorted(placement.placed, key=lambda item: item.canary.moving):
-        direction = _draw(item, rng)
+        direction = _draw(item, placement.layout, rng)
         if _is_dense(item.canary):
             direction = _orthogonal_to(direction, dense)
             if direction.norm() == 0.0:
@@ -147,6 +154,10 @@ def _fix(placement: Placement, rng: np.random.Generator) -> None:
             dense.append(direction)
         item.fixed = None if item.canary.moving else direction
     placement.placed = [item for item in placement.placed if id(item) not in spanned]
+
+
+def _clipped_one_by_one(layout: Layout) -> bool:
+    return any(slot.clip_share is not None for slot in layout)
 
 
 def _is_dense(canary: GradientCanary) -> bool:
@@ -171,6 +182,8 @@ def _claim_coordinates(
             return _take_pair(free, *pair, canary.moving), True
         case Spread() | BlockPair():
             every = [j for j in range(len(layout)) if len(free[j])]
+            if _clipped_one_by_one(layout) and len(every) < len(layout):
+                return {}, False
             return {j: _take(free, j, canary.moving) for j in every}, False
         case Constant(tensor=tensor):
             j = _tensors(tensor, layout)[0]
@@ -230,7 +243,7 @@ def _tensors(name: str, layout: Layout) -> list[int]:
     )
 
 
-def _draw(item: _Placed, rng: np.random.Generator) -> Direction:
+def _draw(item: _Placed, layout: Layout, rng: np.random.Generator) -> Direction:
     """A unit vector on the canary's coordinates."""
     match item.canary:
         case Random():
@@ -242,13 +255,14 @@ def _draw(item: _Placed, rng: np.random.Generator) -> Direction:
             sizes = [len(index) for index in item.support.values()]
             # One flat coordinate for both tensors of a pair; one each for the others.
             picks = [int(rng.integers(n)) if canary.moving and n > 1 else 0 for n in sizes]
+            weights = [layout[j].clip_share or 1.0 for j in item.support]
             if item.paired:
-                picks, signs = [picks[0], picks[0]], [1.0, -1.0]
-            else:
-                signs = [1.0] * len(sizes)
+                picks, weights = [picks[0], picks[0]], [1.0, -1.0]
             parts = [
-                Part(j, index[pick : pick + 1], np.array([sign]))
-                for (j, index), pick, sign in zip(item.support.items(), picks, signs, strict=True)
+                Part(j, index[pick : pick + 1], np.array([weight]))
+                for (j, index), pick, weight in zip(
+                    item.support.items(), picks, weights, strict=True
+                )
             ]
     return _unit(Direction(tuple(parts)))
 

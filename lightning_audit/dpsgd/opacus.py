@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 import operator
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,23 +17,21 @@ from typing import Any
 
 import torch
 from opacus import optimizers as opacus_optimizers
-from opacus.optimizers import DPOptimizer
+from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer, DPPerLayerOptimizer
 
 from lightning_audit.dpsgd.prefill import RowPrefill, exchange, write_rows
-from lightning_audit.dpsgd.protocol import StepClaim, UnsupportedOptimizer
+from lightning_audit.dpsgd.protocol import Backward, StepClaim, UnsupportedOptimizer
 from lightning_audit.layout import Direction, Layout, TensorSlot
 
-#: Subclasses of DPOptimizer whose step differs from per-sample, flat, single-process clipping.
+#: Subclasses of DPOptimizer that cannot be audited.
 _UNSUPPORTED = {
     # Subclasses before their parents: the first that fits gives the advice.
-    "DistributedDPOptimizerFastGradientClipping": "one process and grad_sample_mode='hooks'",
-    "FSDPOptimizerFastGradientClipping": "one process and grad_sample_mode='hooks'",
-    "DPOptimizerFastGradientClipping": "grad_sample_mode='hooks' or 'functorch'",
-    "SimpleDistributedPerLayerOptimizer": "one process and clipping='flat'",
-    "DPPerLayerOptimizer": "clipping='flat'",
-    "AdaClipDPOptimizer": "clipping='flat'",
+    "DistributedDPOptimizerFastGradientClipping": "one process (devices=1)",
+    "FSDPOptimizerFastGradientClipping": "one process (devices=1)",
+    "SimpleDistributedPerLayerOptimizer": "one process (devices=1)",
     "DistributedDPOptimizer": "one process (devices=1)",
 }
+_COPIED = "per-sample gradients had to be copied to add canaries, which costs time"
 
 
 def innermost(optimizer: Any) -> torch.optim.Optimizer:
@@ -94,7 +93,7 @@ def accountant_link(optimizer: DPOptimizer) -> AccountantLink | None:
 
 
 class OpacusStep:
-    """Adapter for `DPOptimizer` with flat clipping, in hooks and functorch modes.
+    """Adapter for `DPOptimizer` and its subclasses that clip the rows of ``grad_sample``.
 
     Args:
         optimizer: the private optimizer.
@@ -102,8 +101,8 @@ class OpacusStep:
         modules: modules whose backward computes the gradients; without them rows are copied.
 
     Raises:
-        UnsupportedOptimizer: the optimizer's step is not flat per-sample clipping in one process,
-            or its inner optimizer calls a closure more than once.
+        UnsupportedOptimizer: the optimizer is of a kind that cannot be audited, or its inner
+            optimizer calls a closure more than once.
     """
 
     def __init__(
@@ -119,10 +118,16 @@ class OpacusStep:
         #: Gradients that hold canaries, and how many; the step that frees them is not held up.
         self._entered: list[weakref.ref[torch.Tensor]] = []
         self._rows = 0
+        shares = _clip_shares(optimizer)
         self.layout: Layout = [
-            TensorSlot(_own_name(names.get(id(p), f"parameter_{j}")), tuple(p.shape))
+            TensorSlot(_own_name(names.get(id(p), f"parameter_{j}")), tuple(p.shape), shares[j])
             for j, p in enumerate(self.params)
         ]
+
+    @property
+    def adapts_its_norm(self) -> bool:
+        """Whether the step sets another clipping norm for the next one when its noise is in."""
+        return isinstance(self.optimizer, AdaClipDPOptimizer)
 
     def same_params(self) -> bool:
         """Whether the optimizer still trains the parameters that it trained at the start."""
@@ -145,7 +150,7 @@ class OpacusStep:
         if o.loss_reduction == "mean":
             scale = float(o.expected_batch_size * accumulated)
         return StepClaim(
-            noise_multiplier=float(o.noise_multiplier),
+            noise_multiplier=_gradient_noise(o),
             max_grad_norm=_number(o.max_grad_norm),
             scale=scale,
             accumulated=accumulated,
@@ -170,11 +175,24 @@ class OpacusStep:
                 held[-1] = samples  # a new element would count as one more accumulated iteration
             else:
                 param.grad_sample = samples
-        self._rows, self._entered = len(directions), [weakref.ref(t) for t in grown]
+        self._enter(grown, len(directions))
 
-    def obstacle(self) -> str:
-        """Why `prepare` cannot serve the coming backward pass; empty if it can."""
-        return self._prefill.obstacle()
+    def _enter(self, grown: Sequence[torch.Tensor], rows: int) -> None:
+        """Take note of gradients that hold canaries."""
+        self._rows, self._entered = rows, [weakref.ref(tensor) for tensor in grown]
+        if grown and isinstance(self.optimizer, AdaClipDPOptimizer):
+            # Canaries are clipped, so that they count among the samples alone.
+            self.optimizer.sample_size -= rows
+
+    def obstacle(self, coming: Backward) -> str:
+        """Why the coming backward's rows must be copied; empty if they need not."""
+        if coming.accumulates:
+            reason = "several backward passes make up a step"
+        elif coming.autocast:
+            reason = "autocast chooses the precision of the gradients"
+        else:
+            reason = self._prefill.obstacle()
+        return reason and f"{_COPIED}: {reason}"
 
     def prepare(self, directions: Sequence[Direction], norm: float) -> None:
         """Before the backward pass: give the canaries rows of their own, without a copy.
@@ -194,16 +212,20 @@ class OpacusStep:
 
     def confirm(self) -> bool:
         """Put the rows of `prepare` into the gradients that wait: all of them (True) or none."""
-        self._entered = [weakref.ref(tensor) for tensor in self._prefill.confirm()]
+        self._enter(self._prefill.confirm(), self._rows)
         return bool(self._entered)
 
     def withdraw(self) -> None:
         """Take the rows of `prepare` and `inject` out again; nothing happens without any."""
         self._prefill.withdraw()
+        waiting = False
         for param, entered in zip(self.params, self._entered, strict=False):
             grown = entered()
             if grown is not None:
+                waiting = waiting or not hasattr(grown, "_processed")
                 exchange(param, grown, _like(grown, grown[: len(grown) - self._rows]))
+        if waiting and isinstance(self.optimizer, AdaClipDPOptimizer):
+            self.optimizer.sample_size += self._rows  # nobody clipped and counted them
         self._entered = []
 
     def _grown(self, tensor: int, rows: int) -> torch.Tensor:
@@ -238,6 +260,26 @@ class OpacusStep:
     def final_step_of_batch(self) -> bool:
         """False while a batch memory manager takes a physical batch of a larger logical one."""
         return not self.optimizer._check_skip_next_step(pop_next=False)
+
+
+def _clip_shares(optimizer: DPOptimizer) -> list[float | None]:
+    """Each tensor's clipping norm over that of the gradient; None where there is only the one."""
+    if not isinstance(optimizer, DPPerLayerOptimizer):
+        return [None] * len(optimizer.params)
+    norms = [_number(norm) for norm in optimizer.max_grad_norms]
+    return [norm / math.hypot(*norms) for norm in norms]
+
+
+def _gradient_noise(optimizer: Any) -> float:
+    """Noise multiplier of the gradient.
+
+    Adaptive clipping spends a part of the privacy on the count that it adapts to, and adds more
+    noise to the gradient than the accountant is told (Andrew et al. 2021, Theorem 1).
+    """
+    sigma = float(getattr(optimizer, "_adjusted_noise_multiplier", optimizer.noise_multiplier))
+    if isinstance(optimizer, AdaClipDPOptimizer) and sigma > 0:
+        sigma = float((sigma**-2 - (2 * optimizer.unclipped_num_std) ** -2) ** -0.5)
+    return sigma
 
 
 def _number(value: Any) -> float:

@@ -32,6 +32,21 @@ class StepClaim:
     accumulated: int = 1
 
 
+@dataclass(frozen=True)
+class Backward:
+    """The backward pass that is about to run.
+
+    Args:
+        loss: what ``backward`` will be called on.
+        accumulates: whether several passes make up a step.
+        autocast: whether layers choose the precision that they compute in.
+    """
+
+    loss: Any
+    accumulates: bool = False
+    autocast: bool = False
+
+
 class DPSGDStep(Protocol):
     """An implementation of DP-SGD, seen from the audit."""
 
@@ -45,8 +60,12 @@ class DPSGDStep(Protocol):
     def claim(self, accumulated: int | None = None) -> StepClaim:
         """Read what the implementation states now, for so many batches or those that wait."""
 
-    def obstacle(self) -> str:
-        """Why `prepare` cannot serve the coming backward pass; empty if it can."""
+    @property
+    def adapts_its_norm(self) -> bool:
+        """Whether the step sets another clipping norm for the next one when its noise is in."""
+
+    def obstacle(self, coming: Backward) -> str:
+        """Why `prepare` cannot serve the coming backward pass, and what that costs; or empty."""
 
     def prepare(self, directions: Sequence[Direction], norm: float) -> None:
         """Before the backward pass, where nothing is in the way: make room for `inject`'s rows."""

@@ -172,60 +172,6 @@ def test_two_processes_are_refused(tmp_path: Path) -> None:
         audit.setup(trainer, PrivateModule(), "fit")
 
 
-class Clipping(PrivateModule):
-    """Another of Opacus' ways to clip."""
-
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__()
-        self.arguments = arguments
-
-    def configure_optimizers(self) -> Any:
-        private = self.engine.make_private(
-            module=self.net,
-            optimizer=self.inner(self.trainable()),
-            data_loader=self.plain_loader(),
-            **{"noise_multiplier": 1.0, "max_grad_norm": 1.0, **self.arguments},
-        )
-        self.net = private[0]
-        return private[1]
-
-
-_ADAPTIVE = {
-    "target_unclipped_quantile": 0.5,
-    "clipbound_learning_rate": 0.2,
-    "max_clipbound": 10.0,
-    "min_clipbound": 0.05,
-    "unclipped_num_std": 2.0,
-}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "name", "instead"),
-    [
-        (
-            {"clipping": "per_layer", "max_grad_norm": [0.4] * 6},
-            "DPPerLayerOptimizer",
-            "clipping='flat'",
-        ),
-        ({"clipping": "adaptive", **_ADAPTIVE}, "AdaClipDPOptimizer", "clipping='flat'"),
-        (
-            {"grad_sample_mode": "ghost", "criterion": torch.nn.CrossEntropyLoss()},
-            "DPOptimizerFastGradientClipping",
-            "grad_sample_mode='hooks'",
-        ),
-    ],
-    ids=["per_layer", "adaptive", "ghost"],
-)
-def test_other_clipping_is_refused_before_the_first_step(
-    tmp_path: Path, arguments: dict[str, Any], name: str, instead: str
-) -> None:
-    module = Clipping(**arguments)
-    message = _refused(tmp_path, module, PrivacyAudit())
-    assert name in message
-    assert instead in message
-    assert_no_hooks_left(module)
-
-
 def test_optimizer_that_runs_its_closure_many_times_is_refused(tmp_path: Path) -> None:
     module = PrivateModule(inner=lambda params: torch.optim.LBFGS(params, lr=0.1))
     message = _refused(tmp_path, module, PrivacyAudit())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytorch_lightning as pl
 import torch
@@ -64,6 +64,9 @@ class PrivateTraining:
         generator: of the noise.
     """
 
+    #: More arguments of `make_private`.
+    engine_arguments: ClassVar[dict[str, Any]] = {}
+
     def __init__(
         self,
         net: nn.Module | None = None,
@@ -119,6 +122,7 @@ class PrivateTraining:
             grad_sample_mode=self.mode,
             poisson_sampling=self.make_poisson,
             noise_generator=self.generator,
+            **self.engine_arguments,
         )
         if self.optimizer_class is None:
             return optimizer

@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from lightning_audit.canaries import Dirac, Random, Spread
 from lightning_audit.canaries.placement import place
 from lightning_audit.dpsgd.opacus import OpacusStep
+from lightning_audit.dpsgd.protocol import Backward
 from lightning_audit.layout import Direction
 
 pytestmark = pytest.mark.filterwarnings(
@@ -203,7 +204,7 @@ class Setting:
 
     def prepare(self) -> str:
         """Why not; empty if the rows are laid out."""
-        if obstacle := self.step.obstacle():
+        if obstacle := self.step.obstacle(Backward(None)):
             return obstacle
         self.step.prepare(self.directions, NORM)
         return ""
@@ -319,7 +320,7 @@ def test_rows_laid_out_give_what_appended_rows_give_to_the_bit(name: str) -> Non
 def test_no_canary_among_the_chosen_adds_no_row() -> None:
     laid, plain = setting(mlp), setting(mlp)
     value = loss(laid.model, numbers(B, 4))
-    assert laid.step.obstacle() == ""
+    assert laid.step.obstacle(Backward(None)) == ""
     laid.step.prepare([], NORM)
     value.backward()
     laid.step.conceal()
@@ -365,7 +366,7 @@ def test_without_modules_there_is_nothing_to_lay_out() -> None:
     made = setting(mlp)
     step = OpacusStep(made.optimizer, {})
     value = loss(made.model, numbers(B, 4))
-    assert "no module computes" in step.obstacle()
+    assert "no module computes" in step.obstacle(Backward(None))
     value.backward()
     assert not step.confirm()
 

@@ -1,0 +1,141 @@
+"""Opacus' ghost clipping: canaries are terms of the per-sample loss, between its two backwards.
+
+The first backward pass gives the norms of the per-sample gradients, the second the gradient of the
+losses weighted by their clipping factors. Per-sample gradients are never formed, so a canary has no
+row; it joins the norms and the losses instead, and its factor is what the second pass makes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from opacus.optimizers import DPOptimizerFastGradientClipping
+from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
+
+from lightning_audit.dpsgd.opacus import OpacusStep
+from lightning_audit.dpsgd.protocol import Backward
+from lightning_audit.dpsgd.views import numpy_view
+from lightning_audit.layout import Direction, FloatArray, by_tensor
+
+_NO_GHOST_LOSS = (
+    "no canary entered, because the loss that runs backward is not the one that Opacus' criterion "
+    "returns (the third object of make_private); return it from training_step as {'loss': loss}, "
+    "or pass it to manual_backward"
+)
+_TOO_LATE = "the losses were clipped before a canary could join them"
+
+
+class GhostStep(OpacusStep):
+    """Adapter for `DPOptimizerFastGradientClipping`.
+
+    Args:
+        optimizer: the private optimizer.
+        names: parameter -> name in the module, by identity; unknown ones are numbered.
+        modules: not used; gradients have no rows.
+    """
+
+    def __init__(
+        self,
+        optimizer: DPOptimizerFastGradientClipping,
+        names: dict[int, str],
+        modules: Iterable[torch.nn.Module] = (),
+    ) -> None:
+        super().__init__(optimizer, names)
+        self._loss: Any = None
+        self._module: Any = None
+        self._directions: Sequence[Direction] = ()
+        self._norm = 0.0
+        #: Zeros that stand for the canaries' losses; their gradient is the clipping factors.
+        self._losses: torch.Tensor | None = None
+
+    def obstacle(self, coming: Backward) -> str:
+        """Why no canary can join the coming backward pass; empty if they can."""
+        self._loss = coming.loss
+        if isinstance(coming.loss, DPTensorFastGradientClipping):
+            return ""
+        return _NO_GHOST_LOSS
+
+    def prepare(self, directions: Sequence[Direction], norm: float) -> None:
+        """Let the canaries join norms and losses when the first backward pass is over.
+
+        Args:
+            directions: unit directions over the layout, ``[n]``.
+            norm: norm of the canaries, in the unit of a per-sample gradient.
+        """
+        loss, module = self._loss, self._loss.module
+        self._loss, self._module, self._losses = None, module, None
+        self._directions, self._norm = directions, norm
+        own_norms = module.get_norm_sample
+        count = len(directions)
+
+        def with_canaries() -> torch.Tensor:
+            self._put_back()
+            norms: torch.Tensor = own_norms()
+            terms = loss.loss_per_sample.new_zeros(count, requires_grad=True)
+            loss.loss_per_sample = torch.cat([loss.loss_per_sample, terms])
+            self._losses = terms
+            _leave_out_of_adaptation(loss, count)
+            return torch.cat([norms, norms.new_full((count,), norm)])
+
+        module.__dict__["get_norm_sample"] = with_canaries
+
+    def conceal(self) -> None:
+        """Nothing is to be seen of the canaries before `confirm`."""
+
+    def confirm(self) -> bool:
+        """Add the canaries, each times its clipping factor, to the sum that waits for noise."""
+        factors = self._losses.grad if self._losses is not None else None
+        self._losses = None
+        if factors is None:
+            return False
+        # No row where nobody is in, but the step was audited all the same.
+        self._add(self._norm * factors.double().cpu().numpy())
+        return True
+
+    @torch.no_grad()
+    def _add(self, weights: FloatArray) -> None:
+        """Add each direction, times its weight, to the gradients."""
+        for j, (row, index, value) in by_tensor(self._directions).items():
+            grad, added = self.params[j].grad, weights[row] * value
+            if grad is None:
+                continue
+            entries = numpy_view(grad)
+            if entries is not None:
+                np.add.at(entries, index, added.astype(entries.dtype))
+                continue
+            at = torch.unravel_index(torch.from_numpy(index).to(grad.device), grad.shape)
+            grad.index_put_(
+                at, torch.from_numpy(added).to(grad.device, grad.dtype), accumulate=True
+            )
+
+    def inject(self, directions: Sequence[Direction], norm: float) -> None:
+        """There is nothing to add to when the backward pass is over.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(_TOO_LATE)
+
+    def withdraw(self) -> None:
+        """Forget canaries that wait; those that entered are in no per-sample gradient."""
+        self._put_back()
+        self._losses = None
+
+    def _put_back(self) -> None:
+        """Let the module give its own norms again."""
+        module, self._module = self._module, None
+        if module is not None:
+            del module.__dict__["get_norm_sample"]
+
+    def batch_size(self) -> None:
+        """Unknown: per-sample gradients are not formed."""
+
+
+def _leave_out_of_adaptation(loss: Any, count: int) -> None:
+    """Let adaptive clipping see the batch's norms alone."""
+    adapt = getattr(loss, "_update_clip_and_noise", None)
+    if adapt is not None:
+        loss._update_clip_and_noise = lambda norms: adapt(norms[: len(norms) - count])

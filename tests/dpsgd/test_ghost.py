@@ -1,0 +1,139 @@
+"""Ghost clipping: a canary's row, clipped and summed, without per-sample gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from opacus.grad_sample.utils import wrap_model
+from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+from torch import nn
+
+from lightning_audit.canaries import Dirac, Random, Spread
+from lightning_audit.canaries.placement import place
+from lightning_audit.dpsgd.adapters import opacus_step
+from lightning_audit.dpsgd.ghost import GhostStep
+from lightning_audit.dpsgd.opacus import OpacusStep
+from lightning_audit.dpsgd.protocol import Backward
+from lightning_audit.layout import Direction
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Full backward hook is firing when gradients are computed:UserWarning"
+)
+
+C = 0.7
+SETTINGS: dict[str, Any] = {
+    "noise_multiplier": 0.0,
+    "max_grad_norm": C,
+    "expected_batch_size": 8,
+}
+
+
+def net() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.LayerNorm(6), nn.Linear(6, 3))
+
+
+def batch(rows: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, 4, generator=generator)
+    return 5.0 * x, torch.randint(3, (rows,), generator=generator)
+
+
+def ghost() -> tuple[GhostStep, nn.Module, DPLossFastGradientClipping]:
+    model = wrap_model(net(), grad_sample_mode="ghost", max_grad_norm=C)
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = DPOptimizerFastGradientClipping(plain, **SETTINGS)
+    criterion = DPLossFastGradientClipping(model, optimizer, nn.CrossEntropyLoss())
+    step = opacus_step(optimizer, {})
+    assert isinstance(step, GhostStep)
+    return step, model, criterion
+
+
+def directions_over(step: OpacusStep) -> list[Direction]:
+    rng = np.random.default_rng(0)
+    canaries = [Dirac(), Spread(), Dirac(tensor="last_bias"), Random()]
+    return place(canaries, step.layout, rng).draw(rng)
+
+
+def sums(step: OpacusStep) -> list[torch.Tensor]:
+    step.optimizer.step()
+    return [p.summed_grad.double() for p in step.params]
+
+
+@pytest.mark.parametrize("norm", [1000 * C, 0.5 * C])
+@pytest.mark.parametrize("rows", [5, 0])
+def test_sum_is_that_of_per_sample_gradients_with_the_canaries_rows(norm: float, rows: int) -> None:
+    x, y = batch(rows)
+    step, model, criterion = ghost()
+    directions = directions_over(step)
+    loss = criterion(model(x), y)
+    assert step.obstacle(Backward(loss)) == ""
+    step.prepare(directions, norm)
+    loss.backward()
+    assert step.confirm()
+
+    plain_model = wrap_model(net(), grad_sample_mode="hooks")
+    inner = torch.optim.SGD(plain_model.parameters(), lr=0.1)
+    plain = OpacusStep(DPOptimizer(inner, **SETTINGS), {})
+    if rows:
+        nn.functional.cross_entropy(plain_model(x), y).backward()
+    else:  # torch's mean of no loss is NaN: the gradients are those of no record
+        for p in plain.params:
+            p.grad_sample = torch.zeros(0, *p.shape)
+    plain.inject(directions, norm)
+    for got, expected in zip(sums(step), sums(plain), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_without_a_canary_in_the_gradient_is_untouched_but_the_step_counts() -> None:
+    x, y = batch()
+    results = []
+    for audited in (False, True):
+        step, model, criterion = ghost()
+        loss = criterion(model(x), y)
+        if audited:
+            step.obstacle(Backward(loss))
+            step.prepare([], 1000 * C)
+        loss.backward()
+        if audited:
+            assert step.confirm()
+        results.append(sums(step))
+    for plain, with_audit in zip(*results, strict=True):
+        assert torch.equal(plain, with_audit)
+
+
+def test_nothing_is_seen_of_the_canaries_between_backward_and_step() -> None:
+    x, y = batch()
+    gradients = []
+    for audited in (False, True):
+        step, model, criterion = ghost()
+        loss = criterion(model(x), y)
+        if audited:
+            step.obstacle(Backward(loss))
+            step.prepare(directions_over(step), 1000 * C)
+        loss.backward()
+        gradients.append([p.grad.clone() for p in step.params])
+    for plain, with_audit in zip(*gradients, strict=True):
+        assert torch.equal(plain, with_audit)
+
+
+def test_a_backward_pass_that_never_ran_leaves_the_module_as_it_was() -> None:
+    x, y = batch()
+    step, model, criterion = ghost()
+    step.obstacle(Backward(criterion(model(x), y)))
+    step.prepare(directions_over(step), 1000 * C)
+    assert "get_norm_sample" in model.__dict__
+    step.withdraw()
+    assert "get_norm_sample" not in model.__dict__
+    assert not step.confirm()
+
+
+def test_another_loss_and_a_late_injection_are_said() -> None:
+    step, _, _ = ghost()
+    assert "{'loss': loss}" in step.obstacle(Backward(torch.zeros(())))
+    with pytest.raises(ValueError, match="clipped before a canary"):
+        step.inject(directions_over(step), 1000 * C)
