@@ -261,6 +261,8 @@ class AuditSession:
 
     def inject_late(self) -> None:
         """As `inject`, just before clipping, for a step that nobody announced."""
+        if self._plan is None and self._may_inject():
+            self._note(self.step.obstacle(Backward(None, announced=False)))
         if self._plan is None or self._plan.prepared:
             self.inject()
 

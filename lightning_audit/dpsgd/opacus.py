@@ -190,6 +190,8 @@ class OpacusStep:
             reason = "several backward passes make up a step"
         elif coming.autocast:
             reason = "autocast chooses the precision of the gradients"
+        elif not coming.announced:
+            reason = "loss.backward() was called instead of manual_backward(loss)"
         else:
             reason = self._prefill.obstacle()
         return reason and f"{_COPIED}: {reason}"

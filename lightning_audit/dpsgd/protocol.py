@@ -40,11 +40,13 @@ class Backward:
         loss: what ``backward`` will be called on.
         accumulates: whether several passes make up a step.
         autocast: whether layers choose the precision that they compute in.
+        announced: False if it has run already, and nobody said so before.
     """
 
     loss: Any
     accumulates: bool = False
     autocast: bool = False
+    announced: bool = True
 
 
 class DPSGDStep(Protocol):

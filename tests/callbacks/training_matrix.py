@@ -85,11 +85,10 @@ class AdaClip(PrivateModule):
 class Ghost(PrivateModule):
     """Ghost clipping as its tutorial has it, in automatic optimization."""
 
-    mode_of_gradients = "ghost"
     criterion: Any = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, mode=self.mode_of_gradients, **kwargs)
+        super().__init__(*args, mode="ghost", **kwargs)
 
     def configure_optimizers(self) -> Any:
         self.net, optimizer, criterion, _ = self.engine.make_private(
@@ -109,6 +108,22 @@ class Ghost(PrivateModule):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         x, y = batch
         return {"loss": self.criterion(self.net(x), y)}
+
+
+class NotWrappedGhost(Ghost):
+    def configure_optimizers(self) -> Any:
+        hooks, optimizer, criterion, _ = self.engine.make_private(
+            module=self.net,
+            optimizer=self.inner(self.trainable()),
+            data_loader=self.plain_loader(),
+            criterion=nn.CrossEntropyLoss(),
+            noise_multiplier=self.noise_multiplier,
+            max_grad_norm=self.max_grad_norm,
+            grad_sample_mode="ghost",
+            wrap_model=False,
+        )
+        self.__dict__["hooks"], self.__dict__["criterion"] = hooks, criterion
+        return optimizer
 
 
 class ManualGhost(Ghost):
@@ -357,6 +372,7 @@ ROWS: tuple[Row, ...] = (
         "ghost, manual optimization",
         lambda: wide(ManualGhost),
     ),
+    Row("Clipping", "ghost, `wrap_model=False`", lambda: wide(NotWrappedGhost)),
     Row(
         "Clipping",
         "adaptive ghost, manual optimization",
@@ -410,6 +426,7 @@ ROWS: tuple[Row, ...] = (
         copies=True,
     ),
     Row("Optimization", "several parameter groups", lambda: wide(inner=two_groups)),
+    Row("Optimization", "`gradient_clip_val`", wide, {"gradient_clip_val": 1e-3}),
     Row(
         "Optimization",
         "Adam",
