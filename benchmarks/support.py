@@ -187,6 +187,28 @@ class Classifier(pl.LightningModule):
         return faulty
 
 
+class GhostClassifier(Classifier):
+    """The same with ghost clipping."""
+
+    def training_step(self, batch, _):
+        """Cross-entropy of a batch, as Opacus packs it for its two backward passes."""
+        inputs, labels = batch
+        return {"loss": self.criterion(self.net(inputs), labels)}
+
+    def configure_optimizers(self):
+        """The optimizer of make_private."""
+        self.net, optimizer, criterion, _ = PrivacyEngine().make_private(
+            module=self.net,
+            optimizer=self.make_optimizer(self.net.parameters(), lr=self.learning_rate),
+            data_loader=DataLoader(self.data, self.batch_size),
+            criterion=nn.CrossEntropyLoss(),
+            grad_sample_mode="ghost",
+            **self.options,
+        )
+        self.__dict__["criterion"] = criterion
+        return optimizer
+
+
 def trainer(steps: int, *callbacks: pl.Callback) -> pl.Trainer:
     """A Trainer of a given number of steps that writes nothing."""
     return pl.Trainer(
