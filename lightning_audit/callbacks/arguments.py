@@ -20,8 +20,8 @@ FINDINGS = (
     "reuse.resume",
     "no_dp",
     "accounting",
-    "sampling.not_poisson",
-    "sampling.rate",
+    "expected_batch_size",
+    "logical_batch",
     "unaudited",
 )
 

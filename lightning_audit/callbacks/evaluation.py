@@ -15,9 +15,14 @@ from lightning_audit.callbacks.bounds import betting_bound, literature_bounds
 from lightning_audit.callbacks.session import AuditSession
 from lightning_audit.callbacks.spending import claimed_epsilon, epsilon_at_ratio, epsilon_spent
 from lightning_audit.canaries.gradient import GradientCanary
-from lightning_audit.checks.accounting import accounting_result, exceeds
+from lightning_audit.checks.accounting import accounting_result, batch_size_result, exceeds
+from lightning_audit.checks.batches import BatchCheck
 from lightning_audit.checks.family import SHARES
-from lightning_audit.checks.integrity import no_dp_result, noise_restarted_result
+from lightning_audit.checks.integrity import (
+    logical_batch_result,
+    no_dp_result,
+    noise_restarted_result,
+)
 from lightning_audit.checks.resolution import PowerModel, Resolution
 from lightning_audit.checks.sampling import sampling_results
 from lightning_audit.checks.verdict import acknowledge, judge
@@ -92,9 +97,25 @@ class RunFacts:
     noise_restarted: bool | None = None
     #: Parameters that no private optimizer trains, and that changed all the same.
     unaudited: tuple[str, ...] = ()
+    #: Test of the batches of a sampler whose type does not tell how it draws.
+    batches: BatchCheck | None = None
+    #: Divisor of the gradients, None where they are summed.
+    expected_batch_size: float | None = None
+    #: Epochs with split batches, and those that began with the rest of a batch.
+    split_epochs: int = 0
+    carried_over: int = 0
 
     #: What a run that goes on after a stop cannot find out again.
-    _KEPT = ("plain_steps", "plain_name", "epochs", "notes", "resumed", "noise_restarted")
+    _KEPT = (
+        "plain_steps",
+        "plain_name",
+        "epochs",
+        "notes",
+        "resumed",
+        "noise_restarted",
+        "split_epochs",
+        "carried_over",
+    )
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds of the facts, as plain values."""
@@ -177,8 +198,21 @@ def run_checks(
                 facts.loader.sample_rate,
                 facts.sample_rate,
                 session.batch_sizes,
+                facts.batches,
             )
+        checks += _lint_results(facts)
     return acknowledge(checks, terms.allow)
+
+
+def _lint_results(facts: RunFacts) -> list[CheckResult]:
+    results = []
+    if facts.split_epochs:
+        results.append(logical_batch_result(facts.carried_over, facts.split_epochs))
+    records = facts.loader.records if facts.loader else None
+    if records and facts.sample_rate and facts.expected_batch_size is not None:
+        divisor = batch_size_result(facts.expected_batch_size, records, facts.sample_rate)
+        results += [divisor] if divisor else []
+    return results
 
 
 def _epsilon_result(epsilons: Epsilons, terms: Terms) -> CheckResult:

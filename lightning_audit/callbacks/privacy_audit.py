@@ -20,6 +20,7 @@ from lightning_audit.callbacks.arguments import (
 from lightning_audit.callbacks.checkpoint import VERSION
 from lightning_audit.callbacks.evaluation import Terms
 from lightning_audit.callbacks.figures import send_report_figure
+from lightning_audit.callbacks.loaders import LoaderWatcher
 from lightning_audit.callbacks.refusals import refuse_hand_written, refuse_trainer
 from lightning_audit.callbacks.run import AuditRun
 from lightning_audit.canaries.gradient import GradientCanary
@@ -142,6 +143,7 @@ class PrivacyAudit(Callback):
         self._run: AuditRun | None = None
         self._report: AuditReport | None = None
         self._ended = self._told = False
+        self._watcher = LoaderWatcher()
 
     @property
     def report(self) -> AuditReport | None:
@@ -165,6 +167,7 @@ class PrivacyAudit(Callback):
                 # A gate must never read the report of an earlier run; its record may go on.
                 set_aside(directory, but_the_record=True)
         self._run = AuditRun(self._terms(), directory, str(trainer.precision))
+        self._watcher.attach(trainer, self._run.watch)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of the audit; it loads under ``weights_only=True``."""
@@ -187,6 +190,7 @@ class PrivacyAudit(Callback):
         if self._run is not None:
             self._run.start(trainer.train_dataloader, trainer.global_step)
             self._run.follow(trainer.optimizers, pl_module)
+            self._run.remark(trainer)
 
     # ------------------------------------------------------------------ each step and epoch
 
@@ -198,6 +202,8 @@ class PrivacyAudit(Callback):
             return
         self._run.start_batch(trainer.current_epoch)
         self._run.follow(trainer.optimizers, pl_module)
+        if batch_idx == 0:
+            self._run.start_epoch()
         if self._run.session is None:
             # Not before the first batch: a callback may make the training private until then.
             refuse_hand_written(self.claim)
@@ -209,6 +215,7 @@ class PrivacyAudit(Callback):
         if self._run is not None:
             # The module, and callbacks after this one, had their on_train_batch_start since.
             self._run.follow(trainer.optimizers, pl_module)
+            self._run.look_at_loss(pl_module, loss)
             self._run.prepare(loss, trainer.accumulate_grad_batches)
 
     def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -295,6 +302,7 @@ class PrivacyAudit(Callback):
     def _release(self) -> None:
         """Keep no optimizer and no file: the callback can be copied and pickled again."""
         run, self._run = self._run, None
+        self._watcher.detach()
         if run is not None:
             run.detach()
             # Checkpoints may be saved after the training, too.

@@ -62,6 +62,11 @@ def likely_fault(
             "noise re-used: a seeded generator started again when the training was resumed",
             "reuse.resume",
         )
+    if "logical_batch" in names:
+        return Fault(
+            "logical batches run together: a record can count twice in one step",
+            "logical_batch",
+        )
     if monitor is not None:
         if "sensitivity" in names:
             return Fault(_clipping_fault(monitor, oversize), "sensitivity")

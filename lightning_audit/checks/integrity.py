@@ -82,3 +82,34 @@ def noise_restarted_result(restarted: bool) -> CheckResult:
         "step, so the noise of the beginning is added again to other gradients",
         "do not seed the noise, or save the generator's state with the checkpoint and restore it",
     )
+
+
+def logical_batch_result(carried: int, epochs: int) -> CheckResult:
+    """Result of `logical_batch`: what a batch memory manager splits must stay one batch.
+
+    Args:
+        carried: epochs that began with the rest of a logical batch of the epoch before.
+        epochs: epochs seen since the batches are split.
+    """
+    evidence = {"carried_over": carried, "epochs": epochs}
+    if not carried:
+        return CheckResult(
+            "logical_batch",
+            "mechanism",
+            "ok",
+            "every epoch began with a logical batch of its own",
+            evidence=evidence,
+        )
+    return CheckResult(
+        "logical_batch",
+        "mechanism",
+        "violated",
+        f"{carried} of {epochs} epochs began with the rest of a logical batch of the epoch before, "
+        "which is added to the next one: a record that is in both counts twice, with one noise",
+        "Lightning ends an epoch at the length that Opacus' BatchSplittingSampler estimates, amid "
+        "a logical batch. Give it no length, so that every batch is taken: `class "
+        "Whole(BatchSplittingSampler): def __len__(self): raise TypeError`, and return "
+        "DataLoader(dataset, batch_sampler=Whole(sampler=..., max_batch_size=..., optimizer=...), "
+        "collate_fn=loader.collate_fn) from train_dataloader",
+        evidence=evidence,
+    )

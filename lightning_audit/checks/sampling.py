@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Literal
 
+from lightning_audit.checks.batches import RATE_TOLERANCE, BatchCheck
 from lightning_audit.results import CheckResult
 
 LoaderKind = Literal["poisson", "not_poisson", "unknown"]
@@ -24,6 +26,7 @@ def sampling_results(
     loader_rate: float | None,
     accounted_rate: float | None,
     batch_sizes: Sequence[int],
+    batches: BatchCheck | None = None,
 ) -> tuple[CheckResult, ...]:
     """Compare the loader with the accountant's supposition of Poisson sampling.
 
@@ -34,6 +37,7 @@ def sampling_results(
         accounted_rate: the accountant's rate, None if nothing is accounted.
         batch_sizes: sizes of the batches so far, the last of each epoch left out; held in memory
             only, since they are not private.
+        batches: the test of the batches, where the loader's type does not tell.
 
     Returns:
         Results of `sampling.not_poisson` and, for a Poisson loader, `sampling.rate`.
@@ -41,6 +45,13 @@ def sampling_results(
     name = "sampling.not_poisson"
     if accounted_rate is None or accounted_rate >= 1.0:
         return (CheckResult(name, "accounting", "not_run", "no subsampling is accounted for"),)
+    if kind == "unknown" and batches is not None:
+        return tuple(
+            dataclasses.replace(result, advice=result.advice or _WRITE_INSTEAD)
+            if result.status == "violated"
+            else result
+            for result in batches.results(description, accounted_rate)
+        )
     if kind == "unknown" and _too_equal(batch_sizes, accounted_rate):
         kind, description = "not_poisson", f"{description}, with batches all of one size"
     if kind == "not_poisson":
@@ -66,7 +77,7 @@ def sampling_results(
         )
     results = [CheckResult(name, "accounting", "ok", f"the loader is Poisson: {description}")]
     if loader_rate is not None:
-        higher = loader_rate > 1.01 * accounted_rate
+        higher = loader_rate > RATE_TOLERANCE * accounted_rate
         results.append(
             CheckResult(
                 "sampling.rate",

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
-from opacus.data_loader import DPDataLoader
+from opacus.optimizers import DPOptimizer
+from opacus.utils.batch_memory_manager import BatchSplittingSampler
 from opacus.utils.uniform_sampler import (
     DistributedUniformWithReplacementSampler,
     UniformWithReplacementSampler,
 )
 from torch.utils import _pytree
 from torch.utils.data import BatchSampler, DataLoader
+
+from lightning_audit.dpsgd.sampler_tap import can_be_watched, unwatched
 
 _POISSON = (UniformWithReplacementSampler, DistributedUniformWithReplacementSampler)
 
@@ -26,11 +29,13 @@ class LoaderFacts:
         kind: "poisson", "not_poisson", or "unknown" for a sampler that is not torch's or Opacus'.
         description: the loader's type and batch sampler.
         sample_rate: the sampler's rate, None if it states none.
+        records: number of records in the data set, None if it has no length.
     """
 
     kind: Literal["poisson", "not_poisson", "unknown"]
     description: str
     sample_rate: float | None = None
+    records: int | None = field(default=None, compare=False)
 
 
 def loader_facts(loaders: Any) -> LoaderFacts:
@@ -42,19 +47,32 @@ def loader_facts(loaders: Any) -> LoaderFacts:
     Returns:
         The facts of the first loader that is not Poisson, else of the first one.
     """
-    facts = [_facts(loader) for loader in _pytree.tree_leaves(loaders)]
+    facts = [
+        replace(_facts(loader), records=len(loader.dataset) if can_be_watched(loader) else None)
+        for loader in _pytree.tree_leaves(loaders)
+    ]
     doubtful = [fact for fact in facts if fact.kind != "poisson"]
     return (doubtful or facts or [LoaderFacts("unknown", "no loader")])[0]
 
 
+def loader_count(loaders: Any) -> int:
+    """Number of the trainer's training loaders."""
+    return len(_pytree.tree_leaves(loaders))
+
+
 def _facts(loader: Any) -> LoaderFacts:
-    sampler = getattr(loader, "batch_sampler", None)
-    if isinstance(sampler, _POISSON):
+    sampler = unwatched(getattr(loader, "batch_sampler", None))
+    # Physical batches: the logical ones are what counts.
+    split = isinstance(sampler, BatchSplittingSampler)
+    if split:
+        sampler = unwatched(sampler.sampler)
+    # A subclass may draw as it likes.
+    if isinstance(sampler, _POISSON) and any(
+        type(sampler).__iter__ is p.__iter__ for p in _POISSON
+    ):
         return LoaderFacts(
             "poisson", f"{type(loader).__name__} with {type(sampler).__name__}", sampler.sample_rate
         )
-    if isinstance(loader, DPDataLoader):
-        return LoaderFacts("poisson", type(loader).__name__)
     if type(sampler) is BatchSampler:
         order = type(sampler.sampler).__name__
         size = f"batches of {sampler.batch_size}"
@@ -86,3 +104,40 @@ def fingerprints(
             for name, p in module.named_parameters()
             if id(p) not in known
         }
+
+
+def splits_batches(loaders: Any) -> bool:
+    """Whether a loader splits logical batches into physical ones, as `BatchMemoryManager` does."""
+    samplers = (getattr(loader, "batch_sampler", None) for loader in _pytree.tree_leaves(loaders))
+    return any(isinstance(sampler, BatchSplittingSampler) for sampler in samplers)
+
+
+def signals_ahead(loaders: Any) -> int:
+    """Signals of a batch memory manager that may wait when the first batch of an epoch is there.
+
+    Args:
+        loaders: ``trainer.train_dataloader``.
+
+    Returns:
+        One for the batch, one for a batch that Lightning may fetch ahead, and those of the workers.
+    """
+    leaves = _pytree.tree_leaves(loaders)
+    ahead = [(x.prefetch_factor or 0) * x.num_workers for x in leaves if isinstance(x, DataLoader)]
+    return 2 + sum(ahead)
+
+
+def carries_over(optimizer: DPOptimizer, ahead: int) -> bool:
+    """Whether, at the start of an epoch, something of the epoch before waits in the optimizer.
+
+    Args:
+        optimizer: the private optimizer, before the first step of the epoch.
+        ahead: signals that may wait (`signals_ahead`).
+
+    Returns:
+        True if gradients of a logical batch without its end wait, or signals of batches that were
+        never taken.
+    """
+    unfinished = optimizer._is_last_step_skipped and any(
+        getattr(p, "summed_grad", None) is not None for p in optimizer.params
+    )
+    return bool(unfinished) or len(optimizer._step_skip_queue) > ahead

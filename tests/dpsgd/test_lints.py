@@ -6,10 +6,18 @@ from typing import Any
 import pytest
 import torch
 from opacus.data_loader import DPDataLoader
+from opacus.optimizers import DPOptimizer
+from opacus.utils.batch_memory_manager import wrap_data_loader
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler, TensorDataset
 
-from lightning_audit.dpsgd.lints import LoaderFacts, loader_facts
+from lightning_audit.dpsgd.lints import (
+    LoaderFacts,
+    carries_over,
+    loader_facts,
+    signals_ahead,
+    splits_batches,
+)
 
 DATA = TensorDataset(torch.zeros(40, 2))
 
@@ -93,3 +101,60 @@ def test_of_several_loaders_the_first_doubtful_one_is_told(wrap: Any) -> None:
 @pytest.mark.parametrize("nothing", [[], {}, None])
 def test_no_loader_is_unknown(nothing: Any) -> None:
     assert loader_facts(nothing).kind == "unknown"
+
+
+def test_a_subclass_of_opacus_sampler_that_draws_by_itself_is_unknown() -> None:
+    class Own(UniformWithReplacementSampler):
+        def __iter__(self) -> Iterator[list[int]]:
+            yield [1]
+
+    facts = loader_facts(DataLoader(DATA, batch_sampler=Own(num_samples=40, sample_rate=0.2)))
+    assert (facts.kind, facts.description) == ("unknown", "DataLoader with Own")
+
+
+def private_optimizer() -> DPOptimizer:
+    return DPOptimizer(
+        torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        expected_batch_size=8,
+    )
+
+
+def split(loader: DataLoader) -> DataLoader:
+    return wrap_data_loader(data_loader=loader, max_batch_size=3, optimizer=private_optimizer())
+
+
+def test_physical_batches_are_drawn_as_the_logical_ones() -> None:
+    assert loader_facts(split(poisson(0.2))).kind == "poisson"
+    assert loader_facts(split(poisson(0.2))).sample_rate == 0.2
+    assert loader_facts(split(DataLoader(DATA, batch_size=8))).kind == "not_poisson"
+    own = split(DataLoader(DATA, batch_sampler=EveryOther()))
+    assert loader_facts(own).description == "DataLoader with EveryOther"
+    assert splits_batches([own])
+    assert not splits_batches([poisson(0.2)])
+
+
+def test_number_of_records_is_that_of_the_data_set() -> None:
+    assert loader_facts(poisson(0.2)).records == 40
+    assert loader_facts(DataLoader(Stream(), batch_size=2)).records is None
+
+
+def test_signals_of_batches_that_workers_load_ahead_are_no_rest() -> None:
+    assert signals_ahead(DataLoader(DATA)) == 2
+    loader = DataLoader(DATA, num_workers=2, prefetch_factor=3)
+    assert signals_ahead([loader]) == 8
+    optimizer = private_optimizer()
+    optimizer._step_skip_queue = [False] * 8
+    assert not carries_over(optimizer, 8)
+    optimizer._step_skip_queue.append(True)
+    assert carries_over(optimizer, 8)
+
+
+def test_gradients_that_wait_for_the_end_of_their_batch_are_a_rest() -> None:
+    optimizer = private_optimizer()
+    assert not carries_over(optimizer, 2)
+    optimizer.params[0].summed_grad = torch.zeros(1)
+    assert not carries_over(optimizer, 2)  # of a batch that has ended, and not emptied yet
+    optimizer._is_last_step_skipped = True
+    assert carries_over(optimizer, 2)

@@ -1,0 +1,74 @@
+"""What Lightning does to ghost clipping without a word: remarks, since no privacy is lost by it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+from opacus.utils.adaptive_clipping.adaptive_clipping_utils import (
+    DPLossFastGradientAdaptiveClipping,
+    DPTensorFastGradientAdaptiveClipping,
+    PrivacyEngineAdaptiveClipping,
+)
+from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
+
+_ADAPTIVE_OFF = (
+    "adaptive clipping is off: Lightning divides the loss by the number of accumulated batches, "
+    "and Opacus' loss comes out of that without it, so that max_grad_norm never moves. Write "
+    "`self.automatic_optimization = False` and call `self.manual_backward(loss)`"
+)
+
+
+def ghost_remarks(
+    optimizer: DPOptimizer, accumulate_grad_batches: int, gradient_clip_val: float | None
+) -> list[str]:
+    """What the Trainer's arguments do to an optimizer with ghost clipping.
+
+    Neither is a violation: what is dropped needs no noise, and shortening a sum brings two sums
+    closer to each other, never further apart.
+
+    Args:
+        optimizer: the private optimizer.
+        accumulate_grad_batches: of the Trainer.
+        gradient_clip_val: of the Trainer.
+
+    Returns:
+        Sentences with what to write instead; none for other optimizers.
+    """
+    if not isinstance(optimizer, DPOptimizerFastGradientClipping):
+        return []
+    remarks = []
+    if accumulate_grad_batches > 1:
+        remarks.append(
+            f"accumulate_grad_batches={accumulate_grad_batches} trains on one batch in "
+            f"{accumulate_grad_batches} only: the backward pass of ghost clipping empties the "
+            "gradients, so that each batch drops the one before. Write accumulate_grad_batches=1 "
+            "and let opacus.utils.batch_memory_manager.BatchMemoryManager split large batches"
+        )
+    if gradient_clip_val:
+        remarks.append(
+            f"gradient_clip_val={gradient_clip_val} shortens the sum of the clipped gradients "
+            "before the noise is added, whose size stays the same: the model learns less for the "
+            "same epsilon. Write gradient_clip_val=None; max_grad_norm clips each record's gradient"
+        )
+    return remarks
+
+
+def adaptive_remark(module: torch.nn.Module, loss: Any) -> str:
+    """A sentence if adaptive clipping was set up and this loss, about to go backward, is without.
+
+    Args:
+        module: the module, searched for Opacus' adaptive criterion or engine among its attributes.
+        loss: what goes into the backward pass.
+
+    Returns:
+        What to write instead; empty if nothing is wrong.
+    """
+    if not isinstance(loss, DPTensorFastGradientClipping):
+        return ""
+    if isinstance(loss, DPTensorFastGradientAdaptiveClipping):
+        return ""
+    wanted = (DPLossFastGradientAdaptiveClipping, PrivacyEngineAdaptiveClipping)
+    held = (value for part in module.modules() for value in vars(part).values())
+    return _ADAPTIVE_OFF if any(isinstance(value, wanted) for value in held) else ""
