@@ -17,9 +17,10 @@ from opacus.layers import DPLSTM, DPMultiheadAttention
 from opacus.optimizers import DPOptimizer
 from opacus.schedulers import ExponentialGradClip, ExponentialNoise
 from opacus.utils.adaptive_clipping import PrivacyEngineAdaptiveClipping
-from opacus.utils.batch_memory_manager import wrap_data_loader
+from opacus.utils.batch_memory_manager import BatchSplittingSampler
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import DataLoader
 from training_support import ManualModule, PrivateModule, mlp, random_data
 
 HIDDEN = 128
@@ -168,14 +169,22 @@ class ExpandedWeights(PrivateModule):
         self.trainer.optimizers[0].zero_grad()
 
 
+class WholeBatches(BatchSplittingSampler):
+    """Opacus' sampler without its length, by which Lightning would cut the epoch."""
+
+    def __len__(self) -> int:
+        raise TypeError("the number of physical batches is not known beforehand")
+
+
 class Physical(PrivateModule):
     """Opacus' batch memory manager: physical batches of at most eight records."""
 
     def train_dataloader(self) -> Any:
         logical = super().train_dataloader()
-        return wrap_data_loader(
-            data_loader=logical, max_batch_size=8, optimizer=self.trainer.optimizers[0]
+        sampler = WholeBatches(
+            sampler=logical.batch_sampler, max_batch_size=8, optimizer=self.trainer.optimizers[0]
         )
+        return DataLoader(logical.dataset, batch_sampler=sampler, collate_fn=logical.collate_fn)
 
 
 class SecureNoise(PrivateModule):
@@ -399,7 +408,7 @@ ROWS: tuple[Row, ...] = (
     Row("Precision", "`precision='bf16-true'`", wide, {"precision": "bf16-true"}),
     Row(
         "Batches",
-        "batch memory manager",
+        "batch memory manager, with a sampler that states no length",
         lambda: wide(Physical, batch_size=24),
         {"max_steps": 800},  # Lightning counts physical batches
         remark="one coin a logical batch",
