@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from lightning_audit.callbacks.plan import StepPlan
-from lightning_audit.callbacks.session import AuditSession
+from lightning_audit.callbacks.session import FULL_STEPS, THINNED, AuditSession
 from lightning_audit.checks.monitor import MAX_LOST
 from lightning_audit.dpsgd.hand_over import register, unregister
 from lightning_audit.dpsgd.manual import ManualStep
@@ -23,6 +23,10 @@ _UNREADABLE = (
     "the optimizer clips or noises inside its own step, where its gradient cannot be read: end "
     "its step with super().step() of one of torch's optimizers or with the step of one that it "
     "holds, after writing the noisy gradient to p.grad"
+)
+_THINNED = (
+    f"canaries entered each of the first {FULL_STEPS} steps and every {THINNED}th later, since "
+    "per-sample gradients are copied for them; every_n_steps=1 has them enter every step"
 )
 _SILENT = (
     "no canary could enter {silent} of {steps} steps: call grads = "
@@ -118,6 +122,9 @@ class HandWrittenSession(AuditSession):
             self._plan = self._without_canaries()
             return False
         self.inject()
+        thinned = self._settings.every_n_steps is None and self._canary_steps >= FULL_STEPS
+        if thinned and not self.recorder.clipping_is_broken:
+            self._note(_THINNED)
         return self._plan is not None and self._plan.status == INJECTED
 
     # ------------------------------------------------------------------ around the update

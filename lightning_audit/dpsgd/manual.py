@@ -75,12 +75,14 @@ def updating_optimizer(optimizer: Any) -> torch.optim.Optimizer:
     return last
 
 
-def _held(optimizer: Any, seen: Sequence[Any]) -> list[torch.optim.Optimizer]:
+def _held(optimizer: Any, seen: Sequence[Any]) -> list[Any]:
+    """Optimizers among an object's attributes, over the same parameters."""
     own = {id(p) for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
     return [
         value
-        for value in vars(optimizer).values()
-        if isinstance(value, torch.optim.Optimizer)
+        for value in getattr(optimizer, "__dict__", {}).values()
+        if hasattr(value, "param_groups")
+        and hasattr(value, "step")
         and not any(value is known for known in seen)
         and (not own or any(id(p) in own for group in value.param_groups for p in group["params"]))
     ]
