@@ -361,6 +361,9 @@ def test_optimizer_held_by_another_is_the_one_that_updates() -> None:
             self.inner = inner
             self.param_groups = inner.param_groups
 
+        def step(self) -> None:
+            self.inner.step()
+
     inner = torch.optim.Adam([nn.Parameter(torch.zeros(1))])
     assert updating_optimizer(inner) is inner
     assert updating_optimizer(Holder(Holder(inner))) is inner
