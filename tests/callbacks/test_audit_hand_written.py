@@ -340,6 +340,17 @@ def test_step_over_several_batches_gets_its_canaries_once(tmp_path: Path) -> Non
     assert report.observations == 60 * 8
 
 
+def test_new_optimizer_in_the_middle_is_followed(tmp_path: Path) -> None:
+    class Anew(HandWritten):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            if batch_idx in (20, 40):
+                self.trainer.optimizers = [torch.optim.Adam(self.parameters(), lr=1e-3)]
+
+    report = fit(tmp_path, Anew(), _audit(), max_steps=60)
+    assert report.verdict.outcome == "PASS", report.verdict
+    assert report.observations >= 58 * 8
+
+
 # ------------------------------------------------------------------ only where training is audited
 
 

@@ -162,6 +162,14 @@ def test_wrong_shape_is_named(name: str, shape: tuple[int, ...]) -> None:
         step.check_shapes({**grads, name: torch.zeros(shape)}, places)
 
 
+def test_what_is_no_tensor_is_named() -> None:
+    module = Outer()
+    step = _step(module, module.net)
+    grads = {**_stacked(module.net), "0.weight": None}
+    with pytest.raises(ValueError, match=r"grads\['0\.weight'\]=None must be a tensor"):
+        step.check_shapes(grads, step.places(list(grads), module, module))
+
+
 # ------------------------------------------------------------------ rows
 
 
