@@ -343,6 +343,46 @@ def test_gradient_is_read_behind_the_closure_in_the_innermost_step(
     assert not optimizer._optimizer_step_post_hooks
 
 
+@pytest.mark.parametrize("by_name", [True, False])
+def test_step_of_a_parent_without_objects_is_read_and_given_back(by_name: bool) -> None:
+    class Base(torch.optim.Optimizer):
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.data -= p.grad
+
+    class Noisy(Base):
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.grad = p.grad + 1
+            if by_name:
+                Base.step(self)
+            else:
+                super().step()
+
+    own = vars(Base)["step"]
+    param = nn.Parameter(torch.zeros(3))
+    optimizer, fired = Noisy([param], {}), []
+    optimizer.register_step_post_hook(lambda *_: fired.append(1))
+    readings: list[Reading] = []
+    taps = [
+        UpdateTap(each, [param], {0: np.array([1])}, lambda: None, readings.append)
+        for each in (optimizer, Noisy([param], {}))
+    ]
+    for _ in range(2):
+        param.grad = torch.ones(3)
+        optimizer.step()
+    assert [reading.values.tolist() for reading in readings] == [[2.0], [2.0]]
+    assert taps[0].opaque
+    assert len(fired) == 2  # the hooks of others run once a step, as they would
+    taps[0].remove()
+    assert vars(Base)["step"] is not own
+    taps[1].remove()
+    assert vars(Base)["step"] is own
+    assert not getattr(own, "hooked", False)
+
+
 def test_closure_given_by_name_is_observed_and_its_loss_returned() -> None:
     optimizer, param, _, readings = _tapped(torch.optim.SGD)
     assert optimizer.step(closure=_closure(param)) == 0.0
