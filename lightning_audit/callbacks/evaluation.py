@@ -289,7 +289,7 @@ def build_report(
         power,
         terms.resolution,
         terms.oversize,
-        [*missing, *(session.missing if session else ())],
+        [*missing, *(session.lacks() if session else ())],
     )
     history = monitor.history if monitor else ()
     return AuditReport(

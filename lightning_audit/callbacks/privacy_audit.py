@@ -21,7 +21,7 @@ from lightning_audit.callbacks.checkpoint import VERSION
 from lightning_audit.callbacks.evaluation import Terms
 from lightning_audit.callbacks.figures import send_report_figure
 from lightning_audit.callbacks.loaders import LoaderWatcher
-from lightning_audit.callbacks.refusals import refuse_hand_written, refuse_trainer
+from lightning_audit.callbacks.refusals import refuse_trainer
 from lightning_audit.callbacks.run import AuditRun
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.checks.resolution import Resolution
@@ -65,6 +65,8 @@ class PrivacyAudit(Callback):
             accountant's own.
         delta: the delta of all epsilons, in (0, 1); None for the claim's, or 1e-5.
         claim: what cannot be read off the optimizer, or shall be tested instead of what it states.
+            For hand-written DP-SGD ``noise_multiplier``, ``max_grad_norm`` and
+            ``expected_batch_size`` must be stated; they hold for every step.
         canaries: the canaries of an audited step; None for the default mix.
         num_canaries: size of the default mix, >= 1; not used where ``canaries`` are given.
         oversize: norm of the canaries over the clipping norm, >= 1. A canary of norm 1 is blind
@@ -200,13 +202,13 @@ class PrivacyAudit(Callback):
         """Follow optimizers that were made anew."""
         if self._run is None:
             return
-        self._run.start_batch(trainer.current_epoch)
         self._run.follow(trainer.optimizers, pl_module)
         if batch_idx == 0:
             self._run.start_epoch()
         if self._run.session is None:
             # Not before the first batch: a callback may make the training private until then.
-            refuse_hand_written(self.claim)
+            self._run.follow_hand_written(pl_module)
+        self._run.start_batch(trainer.current_epoch)
 
     def on_before_backward(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Any
@@ -229,6 +231,18 @@ class PrivacyAudit(Callback):
         """Put the canaries in: after backward, before clipping."""
         if self._run is not None:
             self._run.inject(optimizer)
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Hand out no canaries until the next batch: validation is not training."""
+        if self._run is not None:
+            self._run.end_batch()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the bounds; ask the training to stop when the claim is false."""

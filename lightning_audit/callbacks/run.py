@@ -30,7 +30,8 @@ from lightning_audit.callbacks.evaluation import (
     epoch_metrics,
     run_checks,
 )
-from lightning_audit.callbacks.refusals import chosen_optimizer
+from lightning_audit.callbacks.hand_written import HandWrittenSession
+from lightning_audit.callbacks.refusals import chosen_optimizer, hand_written_step
 from lightning_audit.callbacks.session import AuditSession, SessionSettings
 from lightning_audit.checks.batches import BatchCheck
 from lightning_audit.checks.integrity import noise_restarted_result
@@ -45,6 +46,7 @@ from lightning_audit.dpsgd.lints import (
     signals_ahead,
     splits_batches,
 )
+from lightning_audit.dpsgd.manual import ManualStep
 from lightning_audit.dpsgd.opacus import accountant_link, innermost, private_optimizer
 from lightning_audit.dpsgd.protocol import Backward, DPSGDStep, UnsupportedOptimizer
 from lightning_audit.dpsgd.sampler_tap import SamplerTap, can_be_watched
@@ -182,6 +184,8 @@ class AuditRun:
         self._plain_handles = [o.register_step_post_hook(self._count_plain) for o in plain]
         private = chosen_optimizer(optimizers)
         if private is None:
+            if isinstance(self.session, HandWrittenSession):
+                self.follow_hand_written(module)
             return
         names = {id(p): name for name, p in module.named_parameters()}
         try:
@@ -195,16 +199,37 @@ class AuditRun:
         claim = self._terms.claim
         if self.facts.accountant is None and (claim is None or claim.sample_rate is None):
             self.facts.note(_NO_ACCOUNTANT)
+        self._go_on(step, module)
+        self._remove_clipping_hook()
+        self._before_clipping = BeforeClipping(private, self._inject_late)
+
+    def follow_hand_written(self, module: Any) -> None:
+        """Attach to a plain optimizer, if the claim states DP-SGD and none is private.
+
+        Raises:
+            MisconfigurationException: the optimizers, or what is claimed, cannot be audited.
+        """
+        claim = self._terms.claim
+        if claim is None or claim.noise_multiplier is None:
+            return
+        step = hand_written_step(claim, self._attached, module)
+        self._remove_plain_handles()
+        if claim.sample_rate is None:
+            self.facts.note(_NO_ACCOUNTANT)
+        self._go_on(step, module)
+        assert isinstance(self.session, HandWrittenSession)
+        self.session.open_to(module)
+
+    def _go_on(self, step: DPSGDStep, module: torch.nn.Module) -> None:
+        """Begin the audit of a step, or go on with it."""
         if self.session is None:
             self._untrained = fingerprints(module, step.params)
             self._take_up(step)
-        elif not self.session.follow(step):
+        elif type(step) is not type(self.session.step) or not self.session.follow(step):
             raise MisconfigurationException(
-                "PrivacyAudit cannot follow an optimizer over other parameters during a training; "
-                "keep the parameters and change their learning rates instead."
+                "PrivacyAudit cannot follow an optimizer over other parameters or of another kind "
+                "during a training; keep the parameters and change their learning rates instead."
             )
-        self._remove_clipping_hook()
-        self._before_clipping = BeforeClipping(private, self._inject_late)
 
     def _take_up(self, step: DPSGDStep) -> None:
         """Begin the audit, or go on with the one that a checkpoint holds."""
@@ -244,7 +269,8 @@ class AuditRun:
         )
         rng = np.random.default_rng(self._terms.seed)
         open_store = self._open_store if self.directory is not None else None
-        return AuditSession(step, settings, rng, self._current_rate, open_store)
+        kind = HandWrittenSession if isinstance(step, ManualStep) else AuditSession
+        return kind(step, settings, rng, self._current_rate, open_store)
 
     def _open_store(self, header: RecordHeader) -> ObservationStore:
         assert self.directory is not None
@@ -281,6 +307,11 @@ class AuditRun:
         if self.session is not None:
             self.session.epoch = epoch
             self.session.start_batch()
+
+    def end_batch(self) -> None:
+        """Until the next batch nothing is trained."""
+        if self.session is not None:
+            self.session.end_batch()
 
     def prepare(self, loss: Any, accumulated: int) -> None:
         """Before a backward pass: lay the canaries out, where that is possible."""
