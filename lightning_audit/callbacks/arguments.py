@@ -19,9 +19,11 @@ FINDINGS = (
     "gradient_replaced",
     "reuse.resume",
     "no_dp",
+    "unsynchronised",
     "accounting",
     "sampling.not_poisson",
     "sampling.rate",
+    "sampling.repeated",
     "unaudited",
 )
 

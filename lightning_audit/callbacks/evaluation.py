@@ -17,9 +17,13 @@ from lightning_audit.callbacks.spending import claimed_epsilon, epsilon_at_ratio
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.checks.accounting import accounting_result, exceeds
 from lightning_audit.checks.family import SHARES
-from lightning_audit.checks.integrity import no_dp_result, noise_restarted_result
+from lightning_audit.checks.integrity import (
+    no_dp_result,
+    noise_restarted_result,
+    unsynchronised_result,
+)
 from lightning_audit.checks.resolution import PowerModel, Resolution
-from lightning_audit.checks.sampling import sampling_results
+from lightning_audit.checks.sampling import repeated_result, sampling_results
 from lightning_audit.checks.verdict import acknowledge, judge
 from lightning_audit.claims import PrivacyClaim
 from lightning_audit.dpsgd.lints import LoaderFacts
@@ -80,6 +84,9 @@ class RunFacts:
     """What is known of a run beside its observations."""
 
     loader: LoaderFacts | None = None
+    processes: int = 1
+    #: Whether each process draws from all records.
+    repeated: bool = False
     plain_steps: int = 0
     plain_name: str = ""
     accountant: AccountantLink | None = None
@@ -92,9 +99,19 @@ class RunFacts:
     noise_restarted: bool | None = None
     #: Parameters that no private optimizer trains, and that changed all the same.
     unaudited: tuple[str, ...] = ()
+    #: Whether all processes read the same gradients so far; None if they were not compared.
+    synchronised: bool | None = None
 
     #: What a run that goes on after a stop cannot find out again.
-    _KEPT = ("plain_steps", "plain_name", "epochs", "notes", "resumed", "noise_restarted")
+    _KEPT = (
+        "plain_steps",
+        "plain_name",
+        "epochs",
+        "notes",
+        "resumed",
+        "noise_restarted",
+        "synchronised",
+    )
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds of the facts, as plain values."""
@@ -114,7 +131,8 @@ class RunFacts:
         """Go on from a checkpoint's facts; what was noted since stays."""
         since = self.notes
         for name in self._KEPT:
-            setattr(self, name, copy.deepcopy(state[name]))
+            if name in state:  # checkpoints of the first release lack some
+                setattr(self, name, copy.deepcopy(state[name]))
         self.notes += [note for note in since if note not in self.notes]
 
 
@@ -164,6 +182,8 @@ def run_checks(
     checks = [no_dp_result(facts.plain_steps, steps, facts.plain_name)]
     if session is not None:
         checks += session.monitor.results()
+        if facts.synchronised is not None:
+            checks.append(unsynchronised_result(facts.synchronised, facts.processes))
         if facts.noise_restarted is not None:
             checks.append(noise_restarted_result(facts.noise_restarted))
         checks.append(_epsilon_result(epsilons, terms))
@@ -178,6 +198,8 @@ def run_checks(
                 facts.sample_rate,
                 session.batch_sizes,
             )
+        if facts.repeated and facts.synchronised:
+            checks.append(repeated_result(facts.processes, facts.sample_rate))
     return acknowledge(checks, terms.allow)
 
 

@@ -82,3 +82,34 @@ def noise_restarted_result(restarted: bool) -> CheckResult:
         "step, so the noise of the beginning is added again to other gradients",
         "do not seed the noise, or save the generator's state with the checkpoint and restore it",
     )
+
+
+def unsynchronised_result(synchronised: bool, processes: int) -> CheckResult:
+    """Result of `unsynchronised`: the update must use one gradient, the sum over all processes.
+
+    Args:
+        synchronised: whether all processes read the same gradients at every step.
+        processes: number of processes.
+    """
+    evidence = {"processes": processes}
+    if synchronised:
+        return CheckResult(
+            "unsynchronised",
+            "mechanism",
+            "ok",
+            f"all {processes} processes updated with the same gradients",
+            evidence=evidence,
+        )
+    return CheckResult(
+        "unsynchronised",
+        "mechanism",
+        "violated",
+        f"the {processes} processes updated with different gradients, so what the optimizer states "
+        "holds for none of them together",
+        "DistributedDataParallel does not reach what DPOptimizer makes: call make_private with "
+        "module=DifferentiallyPrivateDistributedDataParallel(net) (from opacus.distributed), or "
+        "with module=self.trainer.strategy.model and wrap_model=False, both of which give a "
+        "DistributedDPOptimizer; load with DPDataLoader.from_data_loader(loader, distributed=True) "
+        "and Trainer(use_distributed_sampler=False)",
+        evidence=evidence,
+    )

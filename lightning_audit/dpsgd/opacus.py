@@ -22,16 +22,13 @@ from lightning_audit.dpsgd.prefill import RowPrefill, exchange, write_rows
 from lightning_audit.dpsgd.protocol import StepClaim, UnsupportedOptimizer
 from lightning_audit.layout import Direction, Layout, TensorSlot
 
-#: Subclasses of DPOptimizer whose step differs from per-sample, flat, single-process clipping.
+#: Subclasses of DPOptimizer whose step differs from per-sample, flat clipping of whole gradients.
 _UNSUPPORTED = {
     # Subclasses before their parents: the first that fits gives the advice.
-    "DistributedDPOptimizerFastGradientClipping": "one process and grad_sample_mode='hooks'",
-    "FSDPOptimizerFastGradientClipping": "one process and grad_sample_mode='hooks'",
+    "FSDPOptimizerFastGradientClipping": "Lightning's strategy='ddp' and grad_sample_mode='hooks'",
     "DPOptimizerFastGradientClipping": "grad_sample_mode='hooks' or 'functorch'",
-    "SimpleDistributedPerLayerOptimizer": "one process and clipping='flat'",
     "DPPerLayerOptimizer": "clipping='flat'",
     "AdaClipDPOptimizer": "clipping='flat'",
-    "DistributedDPOptimizer": "one process (devices=1)",
 }
 
 
@@ -102,8 +99,8 @@ class OpacusStep:
         modules: modules whose backward computes the gradients; without them rows are copied.
 
     Raises:
-        UnsupportedOptimizer: the optimizer's step is not flat per-sample clipping in one process,
-            or its inner optimizer calls a closure more than once.
+        UnsupportedOptimizer: the optimizer's step is not flat per-sample clipping of whole
+            gradients, or its inner optimizer calls a closure more than once.
     """
 
     def __init__(
@@ -143,7 +140,9 @@ class OpacusStep:
             accumulated = int(o.accumulated_iterations)
         scale = 1.0
         if o.loss_reduction == "mean":
-            scale = float(o.expected_batch_size * accumulated)
+            # Of a distributed optimizer the batch size is that of one process, and the gradients of
+            # all are averaged.
+            scale = float(o.expected_batch_size * accumulated * getattr(o, "world_size", 1))
         return StepClaim(
             noise_multiplier=float(o.noise_multiplier),
             max_grad_norm=_number(o.max_grad_norm),
@@ -161,7 +160,11 @@ class OpacusStep:
         Raises:
             ValueError: a parameter holds no per-sample gradients.
         """
-        grown = [self._grown(j, len(directions)) for j in range(len(self.params))]
+        rows = len(directions)
+        latest = [self._latest(j) for j in range(len(self.params))]
+        if not rows:
+            return
+        grown = [_like(t, torch.cat([t, t.new_zeros((rows, *t.shape[1:]))])) for t in latest]
         write_rows(grown, directions, norm)
         # Nothing was changed until here: a failure above leaves the user's gradients as they were.
         for param, samples in zip(self.params, grown, strict=True):
@@ -170,7 +173,7 @@ class OpacusStep:
                 held[-1] = samples  # a new element would count as one more accumulated iteration
             else:
                 param.grad_sample = samples
-        self._rows, self._entered = len(directions), [weakref.ref(t) for t in grown]
+        self._rows, self._entered = rows, [weakref.ref(t) for t in grown]
 
     def obstacle(self) -> str:
         """Why `prepare` cannot serve the coming backward pass; empty if it can."""
@@ -206,13 +209,13 @@ class OpacusStep:
                 exchange(param, grown, _like(grown, grown[: len(grown) - self._rows]))
         self._entered = []
 
-    def _grown(self, tensor: int, rows: int) -> torch.Tensor:
-        """A copy of the latest per-sample gradients of a tensor with ``rows`` rows of zeros."""
+    def _latest(self, tensor: int) -> torch.Tensor:
+        """The per-sample gradients of a tensor in the latest batch."""
         held = getattr(self.params[tensor], "grad_sample", None)
         last = held[-1] if isinstance(held, list) and held else held
         if not isinstance(last, torch.Tensor):
             raise ValueError(f"{self.layout[tensor].name} holds no per-sample gradients")
-        return _like(last, torch.cat([last, last.new_zeros((rows, *last.shape[1:]))]))
+        return last
 
     def noise_state(self) -> str | None:
         """A digest of the noise generator's state; None if it shows none."""
