@@ -107,5 +107,6 @@ class Ranks:
         if self._strategy is None:
             return [list(numbers)]
         own = torch.tensor(list(numbers), dtype=torch.int64, device=self._strategy.root_device)
-        rows: list[list[int]] = self._strategy.all_gather(own).cpu().tolist()
-        return rows
+        rows = [torch.empty_like(own) for _ in range(self.count)]
+        torch.distributed.all_gather(rows, own)
+        return [row.tolist() for row in rows]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 import os
 import sys
 import warnings
@@ -142,6 +143,7 @@ def train(
     """Train, and write what this process has of the audit and of the weights."""
     timeout = datetime.timedelta(seconds=60)
     probes = [] if audit is None else [audit, Probe(audit)]
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     trainer = trainer_for(
         folder,
         *probes,
@@ -205,12 +207,16 @@ def one_breaks_off(folder: Path) -> None:
     train(folder / "one_breaks_off", module, PrivacyAudit(seed=0), stop, max_epochs=2)
 
 
+SAID_ON_RESUMING = (
+    "Be aware that when using `ckpt_path`",
+    "You're resuming from a checkpoint that ended before the epoch ended",
+)
 SCENARIOS = (healthy, resumed, naive, repeated, half_noise, one_breaks_off)
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.simplefilter("error")
-    for message in EXPECTED_WARNINGS:
+    for message in (*EXPECTED_WARNINGS, *SAID_ON_RESUMING):
         warnings.filterwarnings("ignore", message)
     for scenario in SCENARIOS:
         if scenario.__name__ in sys.argv[2:]:
