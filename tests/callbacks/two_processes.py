@@ -197,6 +197,24 @@ def repeated(folder: Path) -> None:
     train(folder / "repeated", TwoProcesses(dealt=False), audit, max_epochs=1)
 
 
+class Obstacle(pl.Callback):
+    """In one process rows must be copied, at every third step."""
+
+    def __init__(self, audit: PrivacyAudit) -> None:
+        self.audit = audit
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        if RANK and trainer.global_step % 3 == 0:
+            self.audit._run.session.step.obstacle = lambda: "something is in the way"
+        elif RANK:
+            vars(self.audit._run.session.step).pop("obstacle", None)
+
+
+def mixed(folder: Path) -> None:
+    audit = PrivacyAudit(seed=0)
+    train(folder / "mixed", TwoProcesses(), audit, Obstacle(audit), max_epochs=1)
+
+
 def half_noise(folder: Path) -> None:
     module = TwoProcesses(optimizer_class=HalfNoiseOfAll)
     train(folder / "half_noise", module, PrivacyAudit(seed=0), max_epochs=2)
@@ -211,7 +229,7 @@ SAID_ON_RESUMING = (
     "Be aware that when using `ckpt_path`",
     "You're resuming from a checkpoint that ended before the epoch ended",
 )
-SCENARIOS = (healthy, resumed, naive, repeated, half_noise, one_breaks_off)
+SCENARIOS = (healthy, resumed, naive, repeated, mixed, half_noise, one_breaks_off)
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
