@@ -32,7 +32,7 @@ BATCH_SIZES = (64, 256)
 GHOST_CANARIES = 16
 
 
-class _Alternate(pl.Callback):
+class Alternate(pl.Callback):
     """Switches the audit on or off before each step at random, and takes the step's time.
 
     Both kinds of steps so see the same weights, memory and processor; of the audit nothing is left
@@ -47,6 +47,7 @@ class _Alternate(pl.Callback):
         self._session = None
 
     def on_train_batch_start(self, *_) -> None:
+        """Flip the coin of the step and start its time."""
         run = self._audit._run
         self._session = run.session or self._session
         self._on = self._coin.random() < 0.5
@@ -57,6 +58,7 @@ class _Alternate(pl.Callback):
         self._start = time.perf_counter()
 
     def on_train_batch_end(self, *_) -> None:
+        """Keep the step's time."""
         first = self._session.recorder.steps <= self._session.recorder.PROMPT
         kind = ("first" if first else "on") if self._on else "off"
         self.seconds[kind].append(time.perf_counter() - self._start)
@@ -70,7 +72,7 @@ def ratios(name: str, batch_size: int, steps: int, *, ghost: bool = False) -> di
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         audit = PrivacyAudit(num_canaries=canaries, report_dir=folder, on_violation="warn", seed=0)
-        clock = _Alternate(audit)
+        clock = Alternate(audit)
         module = classifier(make(), data(), batch_size=batch_size)
         trainer(steps, audit, clock).fit(module)
     off, on, first = (clock.seconds[kind][10:] for kind in ("off", "on", "first"))

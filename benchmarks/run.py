@@ -20,6 +20,7 @@ NAMES = (
     "drift",
     "epoch_cost",
     "overhead",
+    "two_processes",
     "memory",
 )
 

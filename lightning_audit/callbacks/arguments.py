@@ -19,9 +19,11 @@ FINDINGS = (
     "gradient_replaced",
     "reuse.resume",
     "no_dp",
+    "unsynchronised",
     "accounting",
     "expected_batch_size",
     "logical_batch",
+    "sampling.repeated",
     "unaudited",
 )
 

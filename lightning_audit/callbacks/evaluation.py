@@ -22,9 +22,10 @@ from lightning_audit.checks.integrity import (
     logical_batch_result,
     no_dp_result,
     noise_restarted_result,
+    unsynchronised_result,
 )
 from lightning_audit.checks.resolution import PowerModel, Resolution
-from lightning_audit.checks.sampling import sampling_results
+from lightning_audit.checks.sampling import repeated_result, sampling_results
 from lightning_audit.checks.verdict import acknowledge, judge
 from lightning_audit.claims import PrivacyClaim
 from lightning_audit.dpsgd.lints import LoaderFacts
@@ -85,6 +86,9 @@ class RunFacts:
     """What is known of a run beside its observations."""
 
     loader: LoaderFacts | None = None
+    processes: int = 1
+    #: Whether each process draws from all records.
+    repeated: bool = False
     plain_steps: int = 0
     plain_name: str = ""
     accountant: AccountantLink | None = None
@@ -104,6 +108,8 @@ class RunFacts:
     #: Epochs with split batches, and those that began with the rest of a batch.
     split_epochs: int = 0
     carried_over: int = 0
+    #: Whether all processes read the same gradients so far; None if they were not compared.
+    synchronised: bool | None = None
 
     #: What a run that goes on after a stop cannot find out again.
     _KEPT = (
@@ -115,6 +121,7 @@ class RunFacts:
         "noise_restarted",
         "split_epochs",
         "carried_over",
+        "synchronised",
     )
 
     def state(self) -> dict[str, Any]:
@@ -135,7 +142,8 @@ class RunFacts:
         """Go on from a checkpoint's facts; what was noted since stays."""
         since = self.notes
         for name in self._KEPT:
-            setattr(self, name, copy.deepcopy(state[name]))
+            if name in state:  # checkpoints of the first release lack some
+                setattr(self, name, copy.deepcopy(state[name]))
         self.notes += [note for note in since if note not in self.notes]
 
 
@@ -185,6 +193,8 @@ def run_checks(
     checks = [no_dp_result(facts.plain_steps, steps, facts.plain_name)]
     if session is not None:
         checks += session.monitor.results()
+        if facts.synchronised is not None:
+            checks.append(unsynchronised_result(facts.synchronised, facts.processes))
         if facts.noise_restarted is not None:
             checks.append(noise_restarted_result(facts.noise_restarted))
         checks.append(_epsilon_result(epsilons, terms))
@@ -201,6 +211,8 @@ def run_checks(
                 facts.batches,
             )
         checks += _lint_results(facts)
+        if facts.repeated and facts.synchronised:
+            checks.append(repeated_result(facts.processes, facts.sample_rate))
     return acknowledge(checks, terms.allow)
 
 

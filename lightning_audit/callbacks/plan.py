@@ -21,6 +21,7 @@ class StepPlan:
         status: NOT_PLANNED, INJECTED or DROPPED.
         located: the directions among the entries that are read.
         prepared: whether the rows were laid out before the backward pass and wait to be put in.
+        adds: whether this process adds the canaries, rather than another one.
     """
 
     claim: StepClaim
@@ -29,8 +30,11 @@ class StepPlan:
     status: int
     located: Located | None = None
     prepared: bool = False
+    adds: bool = True
 
     @property
     def chosen(self) -> list[Direction]:
-        """Directions of the canaries that are in."""
+        """Directions of the canaries that this process adds."""
+        if not self.adds:
+            return []
         return [d for coin, d in zip(self.coins, self.directions, strict=False) if coin]

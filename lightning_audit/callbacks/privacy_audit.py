@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +22,7 @@ from lightning_audit.callbacks.checkpoint import VERSION
 from lightning_audit.callbacks.evaluation import Terms
 from lightning_audit.callbacks.figures import send_report_figure
 from lightning_audit.callbacks.loaders import LoaderWatcher
+from lightning_audit.callbacks.ranks import Ranks
 from lightning_audit.callbacks.refusals import refuse_trainer
 from lightning_audit.callbacks.run import AuditRun
 from lightning_audit.canaries.gradient import GradientCanary
@@ -162,14 +164,17 @@ class PrivacyAudit(Callback):
         self._ended = self._told = False
         audits = [callback for callback in trainer.callbacks if isinstance(callback, PrivacyAudit)]  # type: ignore[attr-defined]
         refuse_trainer(trainer, len(audits))
+        ranks = Ranks.of(trainer)
+        terms = replace(self._terms(), seed=ranks.shared(self.seed))
         directory = None
-        if not _is_trial(trainer):
+        if ranks.is_first and not _is_trial(trainer):
             directory = Path(self.report_dir or Path(trainer.default_root_dir) / "audit")
             if directory.is_dir():
                 # A gate must never read the report of an earlier run; its record may go on.
                 set_aside(directory, but_the_record=True)
-        self._run = AuditRun(self._terms(), directory, str(trainer.precision))
-        self._watcher.attach(trainer, self._run.watch)
+        self._run = AuditRun(terms, directory, str(trainer.precision), ranks)
+        if not ranks.several:  # each process would see its own share of the records
+            self._watcher.attach(trainer, self._run.watch)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of the audit; it loads under ``weights_only=True``."""
@@ -249,10 +254,11 @@ class PrivacyAudit(Callback):
         if self._run is None:
             return
         metrics = self._run.end_epoch(trainer.current_epoch, pl_module)
-        pl_module.log_dict({f"{self.log_prefix}/{name}": value for name, value in metrics.items()})
+        named = {f"{self.log_prefix}/{name}": value for name, value in metrics.items()}
+        pl_module.log_dict(named, sync_dist=self._run.ranks.several)
         report = self._run.report
         if report is not None and report.verdict.outcome == "VIOLATION":
-            if not self._told:
+            if not self._told and self._run.ranks.is_first:
                 _log.error("privacy audit: %s", report.verdict.summary)
                 self._told = True
             if self.on_violation in ("raise", "stop") and not _is_trial(trainer):
@@ -271,13 +277,11 @@ class PrivacyAudit(Callback):
         if not self._ended:  # nothing was trained, so that the training had no end either
             self._end(trainer)
         self._run.detach()
-        report, directory = self._run.report, self._run.directory
+        report = self._run.report
         if report is None:
             return
-        if trainer.is_global_zero:
-            print_report(report, directory / REPORT_NAME if directory else None)
-            if directory is None:
-                print("Report: none is written in a fast_dev_run")
+        # No process ends before the report is shown: the end of one may be the end of all.
+        self._run.ranks.from_first(self._show)
         if _is_trial(trainer):
             return
         if report.verdict.outcome == "VIOLATION" and self.on_violation == "raise":
@@ -292,6 +296,7 @@ class PrivacyAudit(Callback):
         run = self._run
         if run is not None and run.attached and not self._ended:
             run.facts.break_off = f"the training broke off with {type(exception).__name__}"
+            run.ranks.part()
             try:
                 self._end(trainer)
                 if run.report is not None and run.directory is not None:
@@ -312,6 +317,13 @@ class PrivacyAudit(Callback):
             run.end()
             name, step = f"{self.log_prefix}/report", trainer.global_step
             send_report_figure(run.report, run.directory, trainer.loggers, name, step)
+
+    def _show(self) -> None:
+        report, directory = self.report, self._run.directory if self._run else None
+        assert report is not None
+        print_report(report, directory / REPORT_NAME if directory else None)
+        if directory is None:
+            print("Report: none is written in a fast_dev_run")
 
     def _release(self) -> None:
         """Keep no optimizer and no file: the callback can be copied and pickled again."""

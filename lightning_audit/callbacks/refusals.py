@@ -17,6 +17,8 @@ from lightning_audit.dpsgd.protocol import UnsupportedOptimizer
 if TYPE_CHECKING:
     import pytorch_lightning as pl
 
+#: Strategies that leave each process a part of the parameters, or run outside torch's processes.
+_SHARDING = {"FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy", "XLAStrategy"}
 _UNSUPPORTED_PRECISION = ("16-mixed", "16-true", "16")
 
 
@@ -28,23 +30,36 @@ def refuse_trainer(trainer: pl.Trainer, audits: int) -> None:
         audits: number of audits among its callbacks.
 
     Raises:
-        MisconfigurationException: several audits, several processes, or fp16.
+        MisconfigurationException: several audits, fp16, or a strategy that shards parameters.
     """
     if audits > 1:
         raise MisconfigurationException(
             f"The Trainer has {audits} PrivacyAudit callbacks; each would take the others' "
             "canaries for a fault. Keep one."
         )
-    if trainer.world_size > 1:
-        raise MisconfigurationException(
-            f"PrivacyAudit audits one process, the Trainer has {trainer.world_size}; train with "
-            "devices=1 to audit."
-        )
+    _refuse_strategy(trainer)
     if str(trainer.precision) in _UNSUPPORTED_PRECISION:
         raise MisconfigurationException(
             f"PrivacyAudit cannot audit precision={trainer.precision!r}: its gradient scaler "
             "multiplies per-sample gradients before they are clipped; use '32-true' or "
             "'bf16-mixed'."
+        )
+
+
+def _refuse_strategy(trainer: pl.Trainer) -> None:
+    strategy = type(trainer.strategy)
+    # By name, since each of Lightning's two packages has classes of its own.
+    names = {kind.__name__ for kind in strategy.__mro__}
+    if names & _SHARDING:
+        raise MisconfigurationException(
+            f"PrivacyAudit cannot audit strategy={strategy.__name__}: it shards the parameters, so "
+            "that no process holds a whole gradient; use strategy='ddp' and Opacus' "
+            "DistributedDPOptimizer (make_private with grad_sample_mode='hooks') to audit."
+        )
+    if trainer.world_size > 1 and "DDPStrategy" not in names:
+        raise MisconfigurationException(
+            f"PrivacyAudit cannot audit {trainer.world_size} processes of "
+            f"strategy={strategy.__name__}; use strategy='ddp', or devices=1, to audit."
         )
 
 

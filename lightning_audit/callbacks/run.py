@@ -31,6 +31,7 @@ from lightning_audit.callbacks.evaluation import (
     run_checks,
 )
 from lightning_audit.callbacks.hand_written import HandWrittenSession
+from lightning_audit.callbacks.ranks import Ranks
 from lightning_audit.callbacks.refusals import chosen_optimizer, hand_written_step
 from lightning_audit.callbacks.session import AuditSession, SessionSettings
 from lightning_audit.checks.batches import BatchCheck
@@ -40,6 +41,7 @@ from lightning_audit.dpsgd.clipping_hook import BeforeClipping
 from lightning_audit.dpsgd.ghost_lints import adaptive_remark, ghost_remarks
 from lightning_audit.dpsgd.lints import (
     carries_over,
+    draws_from_all,
     fingerprints,
     loader_count,
     loader_facts,
@@ -69,13 +71,17 @@ class AuditRun:
         terms: what is claimed and asked for.
         directory: where report and record go; None to write nothing.
         precision: the Trainer's precision.
+        ranks: the processes that train together; None for this one alone.
     """
 
-    def __init__(self, terms: Terms, directory: Path | None, precision: str) -> None:
+    def __init__(
+        self, terms: Terms, directory: Path | None, precision: str, ranks: Ranks | None = None
+    ) -> None:
         self.directory = directory
+        self.ranks = ranks or Ranks()
         self.report: AuditReport | None = None
         self.session: AuditSession | None = None
-        self.facts = RunFacts()
+        self.facts = RunFacts(processes=self.ranks.count)
         self._terms = terms
         self._precision = precision
         self._name = uuid.uuid4().hex
@@ -127,6 +133,7 @@ class AuditRun:
         if self.facts.batches is not None and loader_count(loaders) > 1:
             self.facts.batches.obstacle = "the training has several loaders"
         self._split, self._ahead = splits_batches(loaders), signals_ahead(loaders)
+        self.facts.repeated = self.ranks.several and draws_from_all(loaders)
         if global_step > 0 and not self._kept:
             self.facts.resumed = (
                 f"the training was resumed at step {global_step} from a checkpoint without this "
@@ -270,7 +277,7 @@ class AuditRun:
         rng = np.random.default_rng(self._terms.seed)
         open_store = self._open_store if self.directory is not None else None
         kind = HandWrittenSession if isinstance(step, ManualStep) else AuditSession
-        return kind(step, settings, rng, self._current_rate, open_store)
+        return kind(step, settings, rng, self._current_rate, open_store, self.ranks)
 
     def _open_store(self, header: RecordHeader) -> ObservationStore:
         assert self.directory is not None
@@ -348,7 +355,7 @@ class AuditRun:
             return
         again = state is not None and state == self._first_noise
         self.facts.noise_restarted = self.facts.noise_restarted or again
-        if again:
+        if again and self.ranks.is_first:
             warnings.warn(noise_restarted_result(restarted=True).message, stacklevel=2)
 
     def end_epoch(self, epoch: int, module: torch.nn.Module) -> dict[str, float]:
@@ -359,17 +366,34 @@ class AuditRun:
             self.facts.unaudited = tuple(
                 name for name, sums in self._untrained.items() if now.get(name, sums) != sums
             )
+        self._compare()
+        metrics, self.report = self.ranks.from_first(lambda: self._close_epoch(epoch))
+        return metrics
+
+    def _close_epoch(self, epoch: int) -> tuple[dict[str, float], AuditReport]:
         epsilons, checks = self._evaluate()
         metrics = epoch_metrics(self.session, epsilons, checks)
         self.facts.end_epoch({"epoch": epoch, **metrics})
-        self._write(epsilons, checks, complete=False)
-        return metrics
+        return metrics, self._write(epsilons, checks, complete=False)
+
+    def _compare(self) -> None:
+        """See whether all processes read the same gradients."""
+        session = self.session
+        if session is None or not self.ranks.talk:
+            return
+        told = self.ranks.gathered([session.recorder.steps, session.checksum, session.copied])
+        same = all(row[:2] == told[0][:2] for row in told)
+        self.facts.synchronised = same and self.facts.synchronised is not False
+        session.anyone_copies = any(row[2] for row in told)
 
     # ------------------------------------------------------------------ the end
 
     def end(self) -> None:
         """Write the last report and close the record."""
-        self._write(*self._evaluate(), complete=not self.facts.break_off)
+        self._compare()
+        self.report = self.ranks.from_first(
+            lambda: self._write(*self._evaluate(), complete=not self.facts.break_off)
+        )
         if self.session is not None and self.session.store is not None:
             self.session.store.close()
 
@@ -406,13 +430,14 @@ class AuditRun:
 
     def _write(
         self, epsilons: Epsilons, checks: tuple[CheckResult, ...], *, complete: bool
-    ) -> None:
-        self.report = build_report(
+    ) -> AuditReport:
+        report = build_report(
             self.session, self.facts, self._terms, epsilons, checks, complete=complete
         )
         if self.directory is None:
-            return
+            return report
         if self.session is not None:
             self.session.recorder.flush()
         self.directory.mkdir(parents=True, exist_ok=True)
-        self.report.save(self.directory / REPORT_NAME)
+        report.save(self.directory / REPORT_NAME)
+        return report

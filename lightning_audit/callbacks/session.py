@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 
 from lightning_audit.callbacks.coordinates import Coordinates
 from lightning_audit.callbacks.plan import StepPlan
+from lightning_audit.callbacks.ranks import Ranks
 from lightning_audit.callbacks.recorder import Recorder, SeenStep
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.placement import place
@@ -34,6 +36,10 @@ _UNANNOUNCED = (
 _UNCLEAR = (
     "the inner optimizer changes p.grad inside its step, so it cannot be told which gradient the "
     "update used; change a copy there, or use one of torch's optimizers"
+)
+_ONE_FAILED = (
+    "process {} could not add the canaries of step {} ({}); the other processes count on them, so "
+    "the training cannot go on: train in one process (devices=1) to audit"
 )
 
 #: Where rows must be copied and the user does not say how often: steps that all carry canaries,
@@ -73,6 +79,7 @@ class AuditSession:
         sample_rate: gives a step's sample rate for its number of accumulated batches, None if
             unknown.
         open_store: opens the record, given its header; None to keep none.
+        ranks: the processes that train together; None for this one alone.
     """
 
     def __init__(
@@ -82,8 +89,10 @@ class AuditSession:
         rng: np.random.Generator,
         sample_rate: Callable[[int], float | None],
         open_store: Callable[[RecordHeader], ObservationStore] | None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.step = step
+        self._ranks = ranks or Ranks()
         self._settings = settings
         self._rng = rng
         self._sample_rate = sample_rate
@@ -97,6 +106,12 @@ class AuditSession:
             lags=LAGS,
             signal=settings.signal,
         )
+        # Of the same seed, and so the same in every process.
+        self._key = int(rng.integers(2**63)) if self._ranks.several else 0
+        #: Checksum of all that was read; equal in all processes if they share their gradients.
+        self.checksum = 0
+        #: Whether a process had to copy rows; until all have said so, one may have.
+        self.copied, self.anyone_copies = False, True
         store = open_store(header) if open_store else None
         self.recorder = Recorder(header, settings.significance, witnesses, store)
         self._canary_steps = 0
@@ -134,6 +149,8 @@ class AuditSession:
             "batch_sizes": list(self.batch_sizes),
             "notes": list(self.notes),
             "missing": list(self.missing),
+            "checksum": self.checksum,
+            "anyone_copies": self.anyone_copies,
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -157,6 +174,9 @@ class AuditSession:
         self.batch_sizes = list(state["batch_sizes"])
         self.notes = [*state["notes"], *(n for n in self.notes if n not in state["notes"])]
         self.missing = list(state["missing"])
+        # Absent from the checkpoints of the first release.
+        self.checksum = state.get("checksum", 0)
+        self.anyone_copies = state.get("anyone_copies", True)
 
     def _attach(self) -> GradientTap:
         return GradientTap(
@@ -211,13 +231,13 @@ class AuditSession:
             self._withdraw()  # a step that broke off before the optimizer took it
         if self._plan is not None or not self._may_inject():
             return
-        every = self._settings.every_n_steps
-        if self.recorder.steps % (every or 1):
+        if not self._is_due(free=True):
             return
         # The coins are not flipped before it is known whether they are used: one seed gives one
         # record, copied or not.
         if obstacle := self.step.obstacle(coming):
             self._note(obstacle)
+            self.copied = True
             return
         try:
             claim = self._claim(accumulated=1)
@@ -253,7 +273,7 @@ class AuditSession:
         if plan is not None:
             self._plan = replace(plan, claim=claim)
             return
-        if not self._copying_is_due(number) or self.recorder.clipping_is_broken:
+        if not self._is_due(free=False) or self.recorder.clipping_is_broken:
             self._plan = StepPlan(claim, np.zeros(len(self._placement)), (), NOT_PLANNED)
             return
         plan = self._flip(claim)
@@ -261,6 +281,8 @@ class AuditSession:
             # Also where all coins say "out": whether a step counts must not depend on its coins.
             self.step.inject(plan.chosen, self._norm(claim))
         except (ValueError, RuntimeError) as error:
+            if self._ranks.several:
+                raise RuntimeError(_ONE_FAILED.format(self._ranks.rank, number, error)) from error
             if self._note(f"no canary entered a step: {error}"):
                 _log.warning("no canary entered step %d: %s", number, error)
             plan = replace(plan, status=DROPPED)
@@ -282,19 +304,24 @@ class AuditSession:
 
     def _flip(self, claim: StepClaim) -> StepPlan:
         """Draw the coins and directions of a step."""
-        coins = self._rng.integers(0, 2, size=len(self._placement)).astype(np.float64)
-        directions = self._placement.draw(self._rng)
-        return StepPlan(claim, coins, directions, INJECTED, self._coordinates.locate(directions))
+        ranks, number = self._ranks, self.recorder.steps
+        rng = ranks.coins(self._key, number) if ranks.several else self._rng
+        coins = rng.integers(0, 2, size=len(self._placement)).astype(np.float64)
+        directions = self._placement.draw(rng)
+        located = self._coordinates.locate(directions)
+        return StepPlan(claim, coins, directions, INJECTED, located, adds=ranks.adds(number))
 
     def _norm(self, claim: StepClaim) -> float:
         return self._settings.oversize * claim.max_grad_norm
 
-    def _copying_is_due(self, number: int) -> bool:
-        """Whether canaries enter this step although their rows must be copied."""
+    def _is_due(self, *, free: bool) -> bool:
+        """Whether canaries enter this step, if their rows cost a copy or are free of one."""
         every = self._settings.every_n_steps
+        if self._ranks.several:  # all must decide alike, although rows may be free in some only
+            free = not self.anyone_copies
         if every is None:
-            every = 1 if self._canary_steps < FULL_STEPS else THINNED
-        return number % every == 0
+            every = 1 if free or self._canary_steps < FULL_STEPS else THINNED
+        return self.recorder.steps % every == 0
 
     def _confirmed(self) -> StepPlan | None:
         """The plan whose rows were laid out beforehand, if they are in the step's gradients."""
@@ -358,6 +385,9 @@ class AuditSession:
         if reading.replaced or self._changed_at is not None:
             # Raw gradients, or those of another set of parameters: nothing to test or to keep.
             values = np.full(len(values), np.nan)
+        if self._ranks.several:
+            read = bytes([reading.replaced]) + values.tobytes()
+            self.checksum = zlib.crc32(read, self.checksum)
         claim = plan.claim
         values = values * (claim.scale / claim.max_grad_norm)
         self.recorder.take(

@@ -57,6 +57,12 @@ def likely_fault(
         )
     if "no_dp" in names:
         return Fault("no DP-SGD: an optimizer steps that is not the private one", "no_dp")
+    if "unsynchronised" in names:
+        return Fault(
+            "no synchronised DP-SGD: each process clips, adds noise and trains on its own, and the "
+            "first one's model is kept",
+            "unsynchronised",
+        )
     if "reuse.resume" in names:
         return Fault(
             "noise re-used: a seeded generator started again when the training was resumed",
@@ -87,6 +93,12 @@ def likely_fault(
         return Fault(
             "wrong sampling: the loader is not Poisson although the accountant supposes it",
             "sampling.not_poisson",
+        )
+    if "sampling.repeated" in names:
+        return Fault(
+            "wrong sampling: every process draws from all records, so a record may enter a step "
+            "several times",
+            "sampling.repeated",
         )
     if "sampling.rate" in names:
         return Fault(

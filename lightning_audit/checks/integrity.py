@@ -113,3 +113,34 @@ def logical_batch_result(carried: int, epochs: int) -> CheckResult:
         "collate_fn=loader.collate_fn) from train_dataloader",
         evidence=evidence,
     )
+
+
+def unsynchronised_result(synchronised: bool, processes: int) -> CheckResult:
+    """Result of `unsynchronised`: the update must use one gradient, the sum over all processes.
+
+    Args:
+        synchronised: whether all processes read the same gradients at every step.
+        processes: number of processes.
+    """
+    evidence = {"processes": processes}
+    if synchronised:
+        return CheckResult(
+            "unsynchronised",
+            "mechanism",
+            "ok",
+            f"all {processes} processes updated with the same gradients",
+            evidence=evidence,
+        )
+    return CheckResult(
+        "unsynchronised",
+        "mechanism",
+        "violated",
+        f"the {processes} processes updated with different gradients, so what the optimizer states "
+        "holds for none of them together",
+        "DistributedDataParallel does not reach what DPOptimizer makes: call make_private with "
+        "module=DifferentiallyPrivateDistributedDataParallel(net) (from opacus.distributed), or "
+        "with module=self.trainer.strategy.model and wrap_model=False, both of which give a "
+        "DistributedDPOptimizer; load with DPDataLoader.from_data_loader(loader, distributed=True) "
+        "and Trainer(use_distributed_sampler=False)",
+        evidence=evidence,
+    )

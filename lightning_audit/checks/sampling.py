@@ -94,6 +94,28 @@ def sampling_results(
     return tuple(results)
 
 
+def repeated_result(processes: int, accounted_rate: float | None) -> CheckResult:
+    """Result of `sampling.repeated`, for processes that each draw from all records.
+
+    Args:
+        processes: number of processes.
+        accounted_rate: the accountant's rate, None if nothing is accounted.
+    """
+    name = "sampling.repeated"
+    if accounted_rate is None or accounted_rate >= 1.0:
+        return CheckResult(name, "accounting", "not_run", "no subsampling is accounted for")
+    return CheckResult(
+        name,
+        "accounting",
+        "violated",
+        f"each of {processes} processes draws from all records at rate {accounted_rate:.4g}, so a "
+        "record may be clipped and added several times in a step that is accounted as once",
+        "write DPDataLoader.from_data_loader(loader, distributed=True), which deals the records "
+        "out to the processes",
+        evidence={"processes": processes, "accounted_rate": accounted_rate},
+    )
+
+
 def _too_equal(sizes: Sequence[int], rate: float) -> bool:
     """Whether Poisson batches would agree in size so well with probability below 1e-9."""
     if not sizes or len(set(sizes)) > 1:

@@ -85,6 +85,16 @@ def _facts(loader: Any) -> LoaderFacts:
     return LoaderFacts("unknown", name)
 
 
+def draws_from_all(loaders: Any) -> bool:
+    """Whether a Poisson loader draws from all records, and not from one process's share of them.
+
+    Args:
+        loaders: ``trainer.train_dataloader``: a loader, or a list or dict of them.
+    """
+    samplers = (getattr(loader, "batch_sampler", None) for loader in _pytree.tree_leaves(loaders))
+    return any(isinstance(sampler, UniformWithReplacementSampler) for sampler in samplers)
+
+
 def fingerprints(
     module: torch.nn.Module, trained: Iterable[torch.nn.Parameter]
 ) -> dict[str, tuple[float, float]]:

@@ -23,13 +23,9 @@ from lightning_audit.dpsgd.prefill import RowPrefill, exchange, write_rows
 from lightning_audit.dpsgd.protocol import Backward, StepClaim, UnsupportedOptimizer
 from lightning_audit.layout import Direction, Layout, TensorSlot
 
-#: Subclasses of DPOptimizer that cannot be audited.
+#: Subclasses of DPOptimizer that cannot be audited, and what to train with instead.
 _UNSUPPORTED = {
-    # Subclasses before their parents: the first that fits gives the advice.
-    "DistributedDPOptimizerFastGradientClipping": "one process (devices=1)",
-    "FSDPOptimizerFastGradientClipping": "one process (devices=1)",
-    "SimpleDistributedPerLayerOptimizer": "one process (devices=1)",
-    "DistributedDPOptimizer": "one process (devices=1)",
+    "FSDPOptimizerFastGradientClipping": "Lightning's strategy='ddp' and grad_sample_mode='ghost'",
 }
 _COPIED = "per-sample gradients had to be copied to add canaries, which costs time"
 
@@ -148,7 +144,9 @@ class OpacusStep:
             accumulated = int(o.accumulated_iterations)
         scale = 1.0
         if o.loss_reduction == "mean":
-            scale = float(o.expected_batch_size * accumulated)
+            # Of a distributed optimizer the batch size is that of one process, and the gradients of
+            # all are averaged.
+            scale = float(o.expected_batch_size * accumulated * getattr(o, "world_size", 1))
         return StepClaim(
             noise_multiplier=_gradient_noise(o),
             max_grad_norm=_number(o.max_grad_norm),
@@ -166,7 +164,11 @@ class OpacusStep:
         Raises:
             ValueError: a parameter holds no per-sample gradients.
         """
-        grown = [self._grown(j, len(directions)) for j in range(len(self.params))]
+        rows = len(directions)
+        latest = [self._latest(j) for j in range(len(self.params))]
+        if not rows:
+            return
+        grown = [_like(t, torch.cat([t, t.new_zeros((rows, *t.shape[1:]))])) for t in latest]
         write_rows(grown, directions, norm)
         # Nothing was changed until here: a failure above leaves the user's gradients as they were.
         for param, samples in zip(self.params, grown, strict=True):
@@ -175,7 +177,7 @@ class OpacusStep:
                 held[-1] = samples  # a new element would count as one more accumulated iteration
             else:
                 param.grad_sample = samples
-        self._enter(grown, len(directions))
+        self._enter(grown, rows)
 
     def _enter(self, grown: Sequence[torch.Tensor], rows: int) -> None:
         """Take note of gradients that hold canaries."""
@@ -230,13 +232,13 @@ class OpacusStep:
             self.optimizer.sample_size += self._rows  # nobody clipped and counted them
         self._entered = []
 
-    def _grown(self, tensor: int, rows: int) -> torch.Tensor:
-        """A copy of the latest per-sample gradients of a tensor with ``rows`` rows of zeros."""
+    def _latest(self, tensor: int) -> torch.Tensor:
+        """The per-sample gradients of a tensor in the latest batch."""
         held = getattr(self.params[tensor], "grad_sample", None)
         last = held[-1] if isinstance(held, list) and held else held
         if not isinstance(last, torch.Tensor):
             raise ValueError(f"{self.layout[tensor].name} holds no per-sample gradients")
-        return _like(last, torch.cat([last, last.new_zeros((rows, *last.shape[1:]))]))
+        return last
 
     def noise_state(self) -> str | None:
         """A digest of the noise generator's state; None if it shows none."""

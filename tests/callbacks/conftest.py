@@ -10,7 +10,7 @@ import torch
 _HERE = Path(__file__).parent
 
 #: Said of small trainings by the libraries, whatever the audit does.
-_EXPECTED = (
+EXPECTED_WARNINGS = (
     r"The '\w+' does not have many workers",
     r"The number of training batches \(\d+\) is smaller than the logging interval",
     r"Secure RNG turned off",
@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Expect those warnings in this directory's tests only."""
     for item in items:
         if _HERE in item.path.parents:
-            for message in _EXPECTED:
+            for message in EXPECTED_WARNINGS:
                 item.add_marker(pytest.mark.filterwarnings(f"ignore:{message}"))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 from opacus import GradSampleModule
 from opacus.optimizers import DPOptimizer
 from pytorch_lightning.plugins.precision import MixedPrecision
+from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 from torch.nn import functional
 from training_support import (
     PrivateModule,
@@ -23,6 +25,7 @@ from training_support import (
 )
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
+from lightning_audit.callbacks.refusals import refuse_trainer
 from lightning_audit.canaries import BlockPair, Constant, Dirac, Random, Spread
 from lightning_audit.store import INJECTED, NOT_PLANNED, read_observations
 
@@ -165,11 +168,23 @@ def test_half_precision_is_refused(tmp_path: Path) -> None:
     assert "'32-true'" in message
 
 
-def test_two_processes_are_refused(tmp_path: Path) -> None:
-    trainer = trainer_for(tmp_path, PrivacyAudit(), devices=2, strategy="ddp_spawn", max_steps=8)
-    audit = PrivacyAudit()
-    with pytest.raises(MisconfigurationException, match="devices=1"):
-        audit.setup(trainer, PrivateModule(), "fit")
+class _Trainer(SimpleNamespace):
+    """As much of a Trainer of two processes as is looked at before any is started."""
+
+    def __init__(self, strategy: Any) -> None:
+        super().__init__(strategy=strategy, world_size=2, precision="32-true")
+
+
+@pytest.mark.parametrize("kind", [FSDPStrategy, ModelParallelStrategy])
+def test_a_strategy_that_shards_parameters_is_refused_with_advice(kind: type) -> None:
+    with pytest.raises(MisconfigurationException, match=r"shards the parameters.*strategy='ddp'"):
+        refuse_trainer(_Trainer(kind()), audits=1)
+
+
+def test_processes_of_a_strategy_that_is_not_known_are_refused() -> None:
+    with pytest.raises(MisconfigurationException, match=r"2 processes.*strategy='ddp'"):
+        refuse_trainer(_Trainer(object()), audits=1)
+    refuse_trainer(_Trainer(DDPStrategy()), audits=1)
 
 
 def test_optimizer_that_runs_its_closure_many_times_is_refused(tmp_path: Path) -> None:

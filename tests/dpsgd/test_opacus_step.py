@@ -269,6 +269,17 @@ def test_the_claim_reads_the_scale_off_the_loss_reduction(
     assert adapter(model, optimizer).claim() == StepClaim(1.5, C, scale, batches)
 
 
+@pytest.mark.parametrize(("reduction", "scale"), [("mean", 2 * 3 * 4.0), ("sum", 1.0)])
+@pytest.mark.usefixtures("process_group")
+def test_the_scale_is_that_of_all_processes(reduction: str, scale: float) -> None:
+    model = wrap_model(conv_net(), grad_sample_mode="hooks")
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    changes = {"loss_reduction": reduction, "expected_batch_size": 4.0}
+    optimizer = optimizers.DistributedDPOptimizer(plain, **{**SETTINGS, **changes})
+    optimizer.world_size = 3
+    assert OpacusStep(optimizer, {}).claim(accumulated=2).scale == scale
+
+
 def test_the_claim_follows_changes_and_takes_a_tensor_for_the_clipping_norm() -> None:
     model, optimizer = private(conv_net())
     backward(model, images())
@@ -444,14 +455,11 @@ def process_group(tmp_path: Path) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("kind", "changes", "advice"),
     [
-        ("DistributedDPOptimizer", {}, r"one process \(devices=1\)"),
-        ("SimpleDistributedPerLayerOptimizer", {"max_grad_norm": [1.0, 1.0]}, "one process"),
-        ("DistributedDPOptimizerFastGradientClipping", {}, "one process"),
-        ("FSDPOptimizerFastGradientClipping", {}, "one process"),
+        ("FSDPOptimizerFastGradientClipping", {}, r"strategy='ddp' and grad_sample_mode='ghost'"),
     ],
 )
 @pytest.mark.usefixtures("process_group")
-def test_several_processes_are_refused_with_advice(
+def test_sharded_parameters_are_refused_with_advice(
     kind: str, changes: dict[str, Any], advice: str
 ) -> None:
     model = wrap_model(nn.Linear(3, 2), grad_sample_mode="hooks")

@@ -1,0 +1,211 @@
+"""Two processes train one model: the audit of each sees the sum over both, and they agree."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lightning_audit import AuditReport
+from lightning_audit.callbacks.ranks import Ranks
+from lightning_audit.store import read_observations
+
+_HERE = Path(__file__).parent
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def run_both(folder: Path, *scenarios: str) -> tuple[list[int], list[str]]:
+    """Exit codes and messages of two processes that train together."""
+    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    command = [sys.executable, str(_HERE / "two_processes.py"), str(folder), *scenarios]
+    with contextlib.ExitStack() as stack:
+        outputs = [stack.enter_context(open(folder / f"out-{rank}.txt", "w")) for rank in range(2)]
+        both = [
+            subprocess.Popen(
+                command,
+                env={**shared, "LOCAL_RANK": str(rank), "NODE_RANK": "0"},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+            for rank, output in enumerate(outputs)
+        ]
+        try:
+            codes = [process.wait(timeout=400) for process in both]
+        finally:
+            for process in both:
+                process.kill()
+                process.wait()
+    return codes, [(folder / f"out-{rank}.txt").read_text() for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All trainings, one after the other in two processes; the last one raises."""
+    folder = tmp_path_factory.mktemp("trained")
+    names = ("healthy", "resumed", "naive", "repeated", "mixed", "half_noise")
+    codes, said = run_both(folder, *names)
+    assert codes == [1, 1], said
+    for text in said:
+        assert "PrivacyViolation: VIOLATION (mechanism)" in text, text
+    return folder
+
+
+def reports(folder: Path) -> list[AuditReport]:
+    """The report of each process."""
+    told = [AuditReport.load(folder / f"report-{rank}.json") for rank in range(2)]
+    assert told[0] == AuditReport.load(folder / "audit" / "report.json")
+    return told
+
+
+def entries_of_both(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    _, written = read_observations(folder / "audit" / "observations.bin")
+    return written, np.load(folder / "entries-1.npy")
+
+
+def test_both_processes_read_the_claimed_signal_and_noise_and_the_run_passes(
+    trained: Path,
+) -> None:
+    first, second = entries_of_both(trained / "audited")
+    assert first.tobytes() == second.tobytes()
+    assert (len(first), set(first["canaries"])) == (256, {1})
+    assert set(first["scale"]) == {16.0}
+    coins, readings = first["coins"].astype(bool), first["readings"]
+    # Each process adds the canaries of every second step.
+    for turn in (slice(0, None, 2), slice(1, None, 2)):
+        present, absent = readings[turn][coins[turn]], readings[turn][~coins[turn]]
+        error = 4.0 / np.sqrt(min(len(present), len(absent)))
+        assert abs(present.mean() - 1.0) < error
+        assert abs(absent.mean()) < error
+    assert 0.95 < np.std(readings - coins) < 1.1
+    one, other = reports(trained / "audited")
+    assert one == other
+    assert one.verdict.outcome == "PASS"
+    assert one.settings["seed"] == 0
+
+
+def test_epsilon_is_that_of_the_whole_batch(trained: Path) -> None:
+    report = reports(trained / "audited")[0]
+    assert report.history == ((1.0, 1 / 256, 256),)
+    assert report.epsilon_spent == pytest.approx(report.epsilon_claimed, rel=0.05)
+
+
+def test_the_weights_are_those_of_the_unaudited_training(trained: Path) -> None:
+    weights = {
+        name: [np.load(trained / name / f"weights-{rank}.npy") for rank in range(2)]
+        for name in ("audited", "unaudited")
+    }
+    np.testing.assert_array_equal(*weights["audited"])
+    difference = np.linalg.norm(weights["audited"][0] - weights["unaudited"][0])
+    assert 0 <= difference < 1e-6 * np.linalg.norm(weights["unaudited"][0])
+
+
+def test_a_resumed_training_has_each_observation_once(trained: Path) -> None:
+    whole, broken = trained / "whole", trained / "broken"
+    first = read_observations(whole / "audit" / "observations.bin")[1]
+    again = read_observations(broken / "audit" / "observations.bin")[1]
+    assert len(first) == 64
+    assert first.tobytes() == again.tobytes()
+    # The second process went on from the first one's checkpoint.
+    assert np.load(broken / "entries-1.npy").tobytes() == again[30:].tobytes()
+    for rank in range(2):
+        name = f"weights-{rank}.npy"
+        np.testing.assert_array_equal(np.load(whole / name), np.load(broken / name))
+    names = ("verdict", "history", "bounds", "epochs", "epsilon_spent", "observations")
+    one, other = reports(whole)[0], reports(broken)[0]
+    assert [getattr(one, n) for n in names] == [getattr(other, n) for n in names]
+
+
+def test_a_process_that_copies_rows_stays_with_one_that_does_not(trained: Path) -> None:
+    first, second = entries_of_both(trained / "mixed")
+    assert first.tobytes() == second.tobytes()
+    assert (len(first), set(first["canaries"])) == (32, {1})
+    checks = {check.name: check.status for check in reports(trained / "mixed")[0].checks}
+    assert checks["unsynchronised"] == "ok"
+    assert "violated" not in checks.values()
+    readings = (first["readings"] - first["coins"])[first["step"] % 6 == 3]  # copied, and in
+    assert abs(readings.mean()) < 4.0 / np.sqrt(readings.size)
+
+
+@pytest.mark.parametrize(
+    ("name", "finding", "kind", "advice"),
+    [
+        ("naive", "unsynchronised", "mechanism", "DifferentiallyPrivateDistributedDataParallel"),
+        ("repeated", "sampling.repeated", "accounting", "distributed=True"),
+    ],
+)
+def test_processes_that_do_not_share_a_step_are_found(
+    trained: Path, name: str, finding: str, kind: str, advice: str
+) -> None:
+    one, other = reports(trained / name)
+    assert one == other
+    assert (one.verdict.outcome, one.verdict.kind) == ("VIOLATION", kind)
+    assert [c.name for c in one.checks if c.status == "violated"] == [finding]
+    assert one.verdict.summary.startswith(f"{finding}:")
+    assert advice in one.verdict.advice
+
+
+def test_half_the_noise_is_found_in_both_processes_and_told_by_one(trained: Path) -> None:
+    one, other = reports(trained / "half_noise")
+    assert one == other
+    assert one.verdict.fault.startswith("noise scale too small")
+    said = [(trained / f"out-{rank}.txt").read_text() for rank in range(2)]
+    assert [text.count("\nReport: ") for text in said] == [8, 0]
+
+
+def test_the_end_of_one_process_is_the_end_of_both(tmp_path: Path) -> None:
+    codes, said = run_both(tmp_path, "one_breaks_off")
+    assert 0 not in codes
+    assert "RuntimeError: power cut" in said[1]
+    report = AuditReport.load(tmp_path / "one_breaks_off" / "audit" / "report.json")
+    assert report.steps == 20
+    assert "broke off" in report.verdict.missing[0]
+
+
+class _Told:
+    """A strategy that gives what the first process sent."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def broadcast(self, value: object) -> object:
+        return self.value
+
+
+def test_a_failure_of_the_first_process_reaches_the_others() -> None:
+    def fail() -> None:
+        raise OSError("disk full")
+
+    class Echo:
+        sent: object = None
+
+        def broadcast(self, value: object) -> object:
+            self.sent = value
+            return value
+
+    echo = Echo()
+    with pytest.raises(OSError, match="disk full"):
+        Ranks(0, 2, echo).from_first(fail)
+    with pytest.raises(RuntimeError, match=r"rank 0: OSError\('disk full'\)"):
+        Ranks(1, 2, _Told(echo.sent)).from_first(fail)
+
+
+def test_each_step_is_one_processs_turn_and_all_have_its_coins() -> None:
+    processes = [Ranks(rank, 3) for rank in range(3)]
+    for step in range(7):
+        assert [p.adds(step) for p in processes].count(True) == 1
+        draws = [p.coins(5, step).integers(0, 2, 64).tolist() for p in processes]
+        assert draws[0] == draws[1] == draws[2]
+    assert draws[0] != processes[0].coins(5, 5).integers(0, 2, 64).tolist()
+    assert Ranks(rank=0, count=1).adds(3)
