@@ -92,9 +92,14 @@ def hand_written_step(
         module: the module that they train.
 
     Raises:
-        MisconfigurationException: the claim lacks a part, there is not one optimizer, or its
-            updates cannot be observed.
+        MisconfigurationException: the claim lacks a part, there is not one optimizer or process,
+            or the updates cannot be observed.
     """
+    if module.trainer.world_size > 1:
+        raise MisconfigurationException(
+            f"PrivacyAudit audits hand-written DP-SGD in one process, the Trainer has "
+            f"{module.trainer.world_size}; train with devices=1 to audit."
+        )
     if len(optimizers) != 1:
         raise MisconfigurationException(
             f"claim.noise_multiplier={claim.noise_multiplier!r} states DP-SGD, no optimizer is "

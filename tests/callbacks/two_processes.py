@@ -9,7 +9,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytorch_lightning as pl
@@ -62,6 +62,7 @@ class TwoProcesses(PrivateModule):
             noise_multiplier=self.noise_multiplier,
             max_grad_norm=self.max_grad_norm,
             wrap_model=not bare,
+            **self.engine_arguments,
         )
         if bare:
             self.__dict__["hooks"] = private  # a module, but no part of this one
@@ -70,6 +71,33 @@ class TwoProcesses(PrivateModule):
         if self.optimizer_class is None:
             return optimizer
         return replace_optimizer(optimizer, self.optimizer_class)
+
+
+class PerLayer(TwoProcesses):
+    engine_arguments: ClassVar = {"clipping": "per_layer"}
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.max_grad_norm = [0.1 * (1 + j) for j, _ in enumerate(self.trainable())]
+
+
+class Ghost(TwoProcesses):
+    def configure_optimizers(self) -> Any:
+        self.net, optimizer, criterion, _ = self.engine.make_private(
+            module=DifferentiallyPrivateDistributedDataParallel(self.net),
+            optimizer=self.inner(self.trainable()),
+            data_loader=self.plain_loader(),
+            criterion=torch.nn.CrossEntropyLoss(),
+            noise_multiplier=self.noise_multiplier,
+            max_grad_norm=self.max_grad_norm,
+            grad_sample_mode="ghost",
+        )
+        self.__dict__["criterion"] = criterion
+        return optimizer
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        return {"loss": self.criterion(self.net(x), y)}
 
 
 class Stepwise(TwoProcesses):
@@ -178,6 +206,14 @@ def healthy(folder: Path) -> None:
     train(folder / "unaudited", TwoProcesses(dataset=data), None, max_steps=256)
 
 
+def clipping(folder: Path) -> None:
+    data = random_data(4096)
+    for name, kind in (("per_layer", PerLayer), ("ghost", Ghost)):
+        audit = PrivacyAudit(seed=1)
+        train(folder / name, kind(dataset=data), audit, max_steps=200)
+        train(folder / f"{name}-unaudited", kind(dataset=data), None, max_steps=200)
+
+
 def resumed(folder: Path) -> None:
     saved = folder / "saved"
     saver = ModelCheckpoint(saved, save_top_k=-1, every_n_train_steps=10)
@@ -205,7 +241,7 @@ class Obstacle(pl.Callback):
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         if RANK and trainer.global_step % 3 == 0:
-            self.audit._run.session.step.obstacle = lambda: "something is in the way"
+            self.audit._run.session.step.obstacle = lambda _: "something is in the way"
         elif RANK:
             vars(self.audit._run.session.step).pop("obstacle", None)
 
@@ -229,7 +265,7 @@ SAID_ON_RESUMING = (
     "Be aware that when using `ckpt_path`",
     "You're resuming from a checkpoint that ended before the epoch ended",
 )
-SCENARIOS = (healthy, resumed, naive, repeated, mixed, half_noise, one_breaks_off)
+SCENARIOS = (healthy, clipping, resumed, naive, repeated, mixed, half_noise, one_breaks_off)
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
