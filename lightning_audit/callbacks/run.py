@@ -30,8 +30,11 @@ from lightning_audit.callbacks.evaluation import (
     epoch_metrics,
     run_checks,
 )
+from lightning_audit.callbacks.gate import BatchGate
+from lightning_audit.callbacks.input_session import InputSession
 from lightning_audit.callbacks.refusals import chosen_optimizer
 from lightning_audit.callbacks.session import AuditSession, SessionSettings
+from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.checks.integrity import noise_restarted_result
 from lightning_audit.dpsgd.lints import fingerprints, loader_facts
 from lightning_audit.dpsgd.opacus import OpacusStep, accountant_link, innermost, private_optimizer
@@ -72,6 +75,7 @@ class AuditRun:
         self._untrained: dict[str, tuple[float, float]] = {}
         self._first_noise: str | None = None
         self._noise_known = False
+        self._gate: BatchGate | None = None
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -100,6 +104,23 @@ class AuditRun:
     def attached(self) -> bool:
         """Whether there was an optimizer to look at."""
         return bool(self._attached)
+
+    @property
+    def _input_canary(self) -> bool:
+        return isinstance(self._terms.canaries[0], InputCanary)
+
+    def open_gate(self, trainer: Any, module: torch.nn.Module) -> None:
+        """Let an input canary into the batches of ``training_step``, if it is what is asked for."""
+        if self._input_canary and self._gate is None:
+            self._gate = BatchGate(trainer, module, self._admit, self._skipped)
+
+    def _admit(self, batch: Any, module: torch.nn.Module) -> Any:
+        session = self.session
+        return session.admit(batch, module) if isinstance(session, InputSession) else batch
+
+    def _skipped(self) -> None:
+        if isinstance(self.session, InputSession):
+            self.session.skip()
 
     def start(self, loaders: Any, global_step: int) -> None:
         """Read how the loaders sample, and whether steps were taken that nobody saw."""
@@ -180,7 +201,8 @@ class AuditRun:
         )
         rng = np.random.default_rng(self._terms.seed)
         open_store = self._open_store if self.directory is not None else None
-        return AuditSession(step, settings, rng, self._current_rate, open_store)
+        kind = InputSession if self._input_canary else AuditSession
+        return kind(step, settings, rng, self._current_rate, open_store)
 
     def _open_store(self, header: RecordHeader) -> ObservationStore:
         assert self.directory is not None
@@ -275,6 +297,9 @@ class AuditRun:
 
     def detach(self) -> None:
         """Take all hooks off."""
+        if self._gate is not None:
+            self._gate.close()
+            self._gate = None
         self._remove_plain_handles()
         if self.session is not None:
             self.session.detach()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,8 @@ from lightning_audit.callbacks.coordinates import Coordinates
 from lightning_audit.callbacks.plan import StepPlan
 from lightning_audit.callbacks.recorder import Recorder, SeenStep
 from lightning_audit.canaries.gradient import GradientCanary
-from lightning_audit.canaries.placement import place
+from lightning_audit.canaries.inputs import InputCanary
+from lightning_audit.canaries.placement import Placement, place
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.witnesses import LAGS, choose_witnesses
 from lightning_audit.claims import PrivacyClaim
@@ -56,12 +57,17 @@ class SessionSettings:
         signal: largest shift that correct clipping shows in this precision.
     """
 
-    canaries: tuple[GradientCanary, ...]
+    canaries: tuple[GradientCanary | InputCanary, ...]
     oversize: float
     every_n_steps: int | None
     significance: float
     claim: PrivacyClaim | None
     signal: float = 1.0
+
+
+def gradient_canaries(canaries: Sequence[object]) -> list[GradientCanary]:
+    """The canaries that are rows of gradient."""
+    return [canary for canary in canaries if isinstance(canary, GradientCanary)]
 
 
 class AuditSession:
@@ -88,11 +94,11 @@ class AuditSession:
         self._settings = settings
         self._rng = rng
         self._sample_rate = sample_rate
-        self._placement = place(settings.canaries, step.layout, rng)
+        self._placement = self._place()
         witnesses = choose_witnesses(step.layout, self._placement.support(), rng)
         self._coordinates = Coordinates(witnesses, self._placement)
         header = RecordHeader(
-            canaries=self._placement.labels,
+            canaries=self._labels(),
             tensors=tuple(slot.name for slot in step.layout),
             witnesses=witnesses.counts,
             lags=LAGS,
@@ -100,6 +106,7 @@ class AuditSession:
         )
         store = open_store(header) if open_store else None
         self.recorder = Recorder(header, settings.significance, witnesses, store)
+        self._canary_count = len(header.canaries)
         self._canary_steps = 0
         self.notes = list(self._placement.skipped)
         self.epoch = 0
@@ -112,6 +119,19 @@ class AuditSession:
         # Without a claim nothing is tested: noise multiplier 0 until one was read.
         self._last_claim = StepClaim(noise_multiplier=0.0, max_grad_norm=1.0, scale=1.0)
         self._tap = self._attach()
+
+    def _place(self) -> Placement:
+        """Where canaries lie in the gradient beforehand."""
+        return place(gradient_canaries(self._settings.canaries), self.step.layout, self._rng)
+
+    def _labels(self) -> tuple[str, ...]:
+        """A short name for each canary of a step."""
+        return self._placement.labels
+
+    @property
+    def oversize(self) -> float:
+        """Norm of the canaries over the clipping norm."""
+        return self._settings.oversize
 
     @property
     def monitor(self) -> AuditMonitor:
@@ -236,7 +256,7 @@ class AuditSession:
         plan = self._confirmed()
         size = self.step.batch_size() if self.track_batch_sizes else None
         if size is not None:
-            self.batch_sizes.append(size - (len(plan.chosen) if plan else 0))
+            self.batch_sizes.append(size - (int(plan.coins.sum()) if plan else 0))
         self._plan = plan
         number = self.recorder.steps
         try:
@@ -247,9 +267,12 @@ class AuditSession:
         if plan is not None:
             self._plan = replace(plan, claim=claim)
             return
+        self._plan = self._late(claim, number)
+
+    def _late(self, claim: StepClaim, number: int) -> StepPlan:
+        """Put the canaries into a step whose backward passes are done."""
         if not self._copying_is_due(number) or self.recorder.clipping_is_broken:
-            self._plan = StepPlan(claim, np.zeros(len(self._placement)), (), NOT_PLANNED)
-            return
+            return self._without_canary(claim)
         plan = self._flip(claim)
         try:
             # Also where all coins say "out": whether a step counts must not depend on its coins.
@@ -257,7 +280,10 @@ class AuditSession:
         except (ValueError, RuntimeError) as error:
             _log.warning("no canary entered step %d: %s", number, error)
             plan = replace(plan, status=DROPPED)
-        self._plan = plan
+        return plan
+
+    def _without_canary(self, claim: StepClaim) -> StepPlan:
+        return StepPlan(claim, np.zeros(self._canary_count), (), NOT_PLANNED)
 
     def _may_inject(self) -> bool:
         return (
@@ -268,7 +294,7 @@ class AuditSession:
 
     def _flip(self, claim: StepClaim) -> StepPlan:
         """Draw the coins and directions of a step."""
-        coins = self._rng.integers(0, 2, size=len(self._placement)).astype(np.float64)
+        coins = self._rng.integers(0, 2, size=self._canary_count).astype(np.float64)
         directions = self._placement.draw(self._rng)
         return StepPlan(claim, coins, directions, INJECTED, self._coordinates.locate(directions))
 
@@ -365,7 +391,7 @@ class AuditSession:
         # No per-sample gradients where the optimizer was stepped around Opacus.
         with contextlib.suppress(ValueError):
             self._last_claim = self._claim()
-        return StepPlan(self._last_claim, np.zeros(len(self._placement)), (), DROPPED)
+        return StepPlan(self._last_claim, np.zeros(self._canary_count), (), DROPPED)
 
     def _note(self, sentence: str) -> None:
         if sentence not in self.notes:
