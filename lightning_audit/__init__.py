@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from lightning_audit.callbacks.privacy_audit import PrivacyAudit as PrivacyAudit
     from lightning_audit.checks.resolution import Resolution as Resolution
     from lightning_audit.claims import PrivacyClaim as PrivacyClaim
+    from lightning_audit.dpsgd.hand_over import per_sample as per_sample
+    from lightning_audit.dpsgd.hand_over import rows as rows
     from lightning_audit.results import AuditReport as AuditReport
     from lightning_audit.results import InconclusiveAudit as InconclusiveAudit
     from lightning_audit.results import PrivacyViolation as PrivacyViolation
@@ -28,6 +30,8 @@ _HOMES = {
     "PrivacyViolation": "lightning_audit.results",
     "Resolution": "lightning_audit.checks.resolution",
     "Verdict": "lightning_audit.results",
+    "per_sample": "lightning_audit.dpsgd.hand_over",
+    "rows": "lightning_audit.dpsgd.hand_over",
 }
 
 __all__ = [
@@ -38,6 +42,8 @@ __all__ = [
     "PrivacyViolation",
     "Resolution",
     "Verdict",
+    "per_sample",
+    "rows",
 ]
 
 

@@ -257,7 +257,7 @@ def build_report(
         power,
         terms.resolution,
         oversize,
-        [*missing, *(session.missing if session else ())],
+        [*missing, *(session.lacks() if session else ())],
     )
     history = monitor.history if monitor else ()
     return AuditReport(

@@ -20,7 +20,7 @@ from lightning_audit.callbacks.arguments import (
 from lightning_audit.callbacks.checkpoint import VERSION
 from lightning_audit.callbacks.evaluation import Terms
 from lightning_audit.callbacks.figures import send_report_figure
-from lightning_audit.callbacks.refusals import refuse_hand_written, refuse_trainer
+from lightning_audit.callbacks.refusals import refuse_trainer
 from lightning_audit.callbacks.run import AuditRun
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.inputs import InputCanary
@@ -199,11 +199,11 @@ class PrivacyAudit(Callback):
         """Follow optimizers that were made anew."""
         if self._run is None:
             return
-        self._run.start_batch()
         self._run.follow(trainer.optimizers, pl_module)
         if self._run.session is None:
             # Not before the first batch: a callback may make the training private until then.
-            refuse_hand_written(self.claim)
+            self._run.follow_hand_written(pl_module)
+        self._run.start_batch(trainer.current_epoch)
 
     def on_before_backward(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Any
@@ -225,6 +225,18 @@ class PrivacyAudit(Callback):
         """Put the canaries in: after backward, before clipping."""
         if self._run is not None:
             self._run.inject(optimizer, trainer.current_epoch)
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Hand out no canaries until the next batch: validation is not training."""
+        if self._run is not None:
+            self._run.end_batch()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the bounds; ask the training to stop when the claim is false."""

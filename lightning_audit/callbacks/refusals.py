@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from opacus.optimizers import DPOptimizer
 
 from lightning_audit.callbacks._namespaces import MisconfigurationException
 from lightning_audit.claims import PrivacyClaim
+from lightning_audit.dpsgd.manual import ManualStep, stated_claim
 from lightning_audit.dpsgd.opacus import private_optimizer
+from lightning_audit.dpsgd.protocol import UnsupportedOptimizer
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -45,7 +48,7 @@ def refuse_trainer(trainer: pl.Trainer, audits: int) -> None:
         )
 
 
-def chosen_optimizer(optimizers: Iterable[Any]) -> DPOptimizer | None:
+def chosen_optimizer(optimizers: Sequence[Any]) -> DPOptimizer | None:
     """The private optimizer of a training, None if it has none.
 
     Args:
@@ -63,18 +66,50 @@ def chosen_optimizer(optimizers: Iterable[Any]) -> DPOptimizer | None:
     return private[0] if private else None
 
 
-def refuse_hand_written(claim: PrivacyClaim | None) -> None:
-    """Raise if DP-SGD is stated for a training that has no private optimizer.
+def hand_written_step(
+    claim: PrivacyClaim, optimizers: Sequence[Any], module: pl.LightningModule
+) -> ManualStep:
+    """The step of a training that states DP-SGD and has no private optimizer.
 
     Args:
-        claim: what the user states of the training.
+        claim: what the user states of the training, with a noise multiplier.
+        optimizers: the Trainer's optimizers.
+        module: the module that they train.
 
     Raises:
-        MisconfigurationException: DP-SGD that is not Opacus'.
+        MisconfigurationException: the claim lacks a part, there is not one optimizer, or its
+            updates cannot be observed.
     """
-    if claim is not None and claim.noise_multiplier is not None:
+    if len(optimizers) != 1:
         raise MisconfigurationException(
-            f"claim.noise_multiplier={claim.noise_multiplier!r} states DP-SGD, but no optimizer is "
-            "Opacus' DPOptimizer; hand-written DP-SGD cannot be audited yet: train with "
-            "PrivacyEngine.make_private to audit."
+            f"claim.noise_multiplier={claim.noise_multiplier!r} states DP-SGD, no optimizer is "
+            f"Opacus' DPOptimizer, and the module has {len(optimizers)} optimizers: it cannot be "
+            "told which one takes the noisy gradient. Give all parameters to one optimizer, as "
+            "parameter groups."
         )
+    try:
+        stated = stated_claim(claim)
+        names = {id(p): name for name, p in module.named_parameters()}
+        step = ManualStep(optimizers[0], names, stated)
+    except (ValueError, UnsupportedOptimizer) as error:
+        raise MisconfigurationException(str(error)) from error
+    _refuse_late_clipping(module, step)
+    return step
+
+
+def _refuse_late_clipping(module: pl.LightningModule, step: ManualStep) -> None:
+    """Raise if the Trainer clips the gradient that the audit reads, after the noise."""
+    trainer = module.trainer
+    own = type(module).configure_gradient_clipping
+    lightnings = own.__module__.startswith(("pytorch_lightning.", "lightning."))
+    late = step.inner is step.optimizer and _is_torchs_own(step.inner)
+    if trainer.gradient_clip_val and lightnings and late and module.automatic_optimization:
+        raise MisconfigurationException(
+            f"gradient_clip_val={trainer.gradient_clip_val!r} clips the gradient that is already "
+            "noisy, which makes the noise smaller than claim.noise_multiplier states; leave it "
+            "out: hand-written DP-SGD clips each sample itself."
+        )
+
+
+def _is_torchs_own(optimizer: torch.optim.Optimizer) -> bool:
+    return type(optimizer).step.__module__.startswith("torch.optim.")

@@ -31,14 +31,17 @@ from lightning_audit.callbacks.evaluation import (
     run_checks,
 )
 from lightning_audit.callbacks.gate import BatchGate
+from lightning_audit.callbacks.hand_written import HandWrittenSession
+from lightning_audit.callbacks.hand_written_input import HandWrittenInputSession
 from lightning_audit.callbacks.input_session import InputSession
-from lightning_audit.callbacks.refusals import chosen_optimizer
+from lightning_audit.callbacks.refusals import chosen_optimizer, hand_written_step
 from lightning_audit.callbacks.session import AuditSession, SessionSettings
 from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.checks.integrity import noise_restarted_result
 from lightning_audit.dpsgd.lints import fingerprints, loader_facts
+from lightning_audit.dpsgd.manual import ManualStep
 from lightning_audit.dpsgd.opacus import OpacusStep, accountant_link, innermost, private_optimizer
-from lightning_audit.dpsgd.protocol import UnsupportedOptimizer
+from lightning_audit.dpsgd.protocol import DPSGDStep, UnsupportedOptimizer
 from lightning_audit.results import AuditReport, CheckResult
 from lightning_audit.store import REPORT_NAME, ObservationStore, RecordHeader
 
@@ -146,6 +149,8 @@ class AuditRun:
         self._plain_handles = [o.register_step_post_hook(self._count_plain) for o in plain]
         private = chosen_optimizer(optimizers)
         if private is None:
+            if isinstance(self.session, HandWrittenSession):
+                self.follow_hand_written(module)
             return
         names = {id(p): name for name, p in module.named_parameters()}
         try:
@@ -156,16 +161,37 @@ class AuditRun:
         claim = self._terms.claim
         if self.facts.accountant is None and (claim is None or claim.sample_rate is None):
             self.facts.note(_NO_ACCOUNTANT)
+        self._go_on(step, module)
+
+    def follow_hand_written(self, module: Any) -> None:
+        """Attach to a plain optimizer, if the claim states DP-SGD and none is private.
+
+        Raises:
+            MisconfigurationException: the optimizers, or what is claimed, cannot be audited.
+        """
+        claim = self._terms.claim
+        if claim is None or claim.noise_multiplier is None:
+            return
+        step = hand_written_step(claim, self._attached, module)
+        self._remove_plain_handles()
+        if claim.sample_rate is None:
+            self.facts.note(_NO_ACCOUNTANT)
+        self._go_on(step, module)
+        assert isinstance(self.session, HandWrittenSession)
+        self.session.open_to(module)
+
+    def _go_on(self, step: DPSGDStep, module: torch.nn.Module) -> None:
+        """Begin the audit of a step, or go on with it."""
         if self.session is None:
             self._untrained = fingerprints(module, step.params)
             self._take_up(step)
-        elif not self.session.follow(step):
+        elif type(step) is not type(self.session.step) or not self.session.follow(step):
             raise MisconfigurationException(
-                "PrivacyAudit cannot follow an optimizer over other parameters during a training; "
-                "keep the parameters and change their learning rates instead."
+                "PrivacyAudit cannot follow an optimizer over other parameters or of another kind "
+                "during a training; keep the parameters and change their learning rates instead."
             )
 
-    def _take_up(self, step: OpacusStep) -> None:
+    def _take_up(self, step: DPSGDStep) -> None:
         """Begin the audit, or go on with the one that a checkpoint holds."""
         kept = self._kept
         if kept:
@@ -190,7 +216,7 @@ class AuditRun:
         restore_accountant(self.facts.accountant, kept["accountant"])
         self._kept = {}
 
-    def _new_session(self, step: OpacusStep) -> AuditSession:
+    def _new_session(self, step: DPSGDStep) -> AuditSession:
         settings = SessionSettings(
             canaries=self._terms.canaries,
             oversize=self._terms.oversize,
@@ -201,7 +227,11 @@ class AuditRun:
         )
         rng = np.random.default_rng(self._terms.seed)
         open_store = self._open_store if self.directory is not None else None
-        kind = InputSession if self._input_canary else AuditSession
+        by_hand = isinstance(step, ManualStep)
+        if self._input_canary:
+            kind: type[AuditSession] = HandWrittenInputSession if by_hand else InputSession
+        else:
+            kind = HandWrittenSession if by_hand else AuditSession
         return kind(step, settings, rng, self._current_rate, open_store)
 
     def _open_store(self, header: RecordHeader) -> ObservationStore:
@@ -234,10 +264,16 @@ class AuditRun:
 
     # ------------------------------------------------------------------ each step and epoch
 
-    def start_batch(self) -> None:
+    def start_batch(self, epoch: int) -> None:
         """Forget a step that broke off."""
         if self.session is not None:
+            self.session.epoch = epoch
             self.session.start_batch()
+
+    def end_batch(self) -> None:
+        """Until the next batch nothing is trained."""
+        if self.session is not None:
+            self.session.end_batch()
 
     def prepare(self, epoch: int, accumulated: int) -> None:
         """Before a backward pass: lay the canaries' rows out, which spares a copy."""

@@ -197,10 +197,17 @@ class AuditSession:
             self._tap = self._attach()
         return same
 
+    def lacks(self) -> list[str]:
+        """What stands in the way of a pass, in sentences."""
+        return self.missing
+
     def start_batch(self) -> None:
         """Forget a step that broke off: with a new batch none is under way."""
         self._tap.reset()
         self._withdraw()
+
+    def end_batch(self) -> None:
+        """A batch was trained on."""
 
     def end_epoch(self) -> None:
         """Forget the size of the epoch's last batch, which is smaller for many loaders."""

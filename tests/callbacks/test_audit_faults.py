@@ -172,12 +172,19 @@ def test_plain_optimizer_under_a_claim_is_no_dp(
     assert "SGD took 8 steps" in report.verdict.summary
 
 
-def test_plain_optimizer_under_a_claim_of_a_mechanism_is_refused(tmp_path: Path) -> None:
+def test_claim_of_a_mechanism_that_lacks_parts_is_refused(tmp_path: Path) -> None:
     audit = PrivacyAudit(claim=PrivacyClaim(noise_multiplier=1.0, sample_rate=0.01))
     trainer = trainer_for(tmp_path, audit, max_steps=8)
-    with pytest.raises(MisconfigurationException, match=r"claim\.noise_multiplier=1\.0"):
+    lacking = r"claim\.max_grad_norm=None and claim\.expected_batch_size=None must be stated"
+    with pytest.raises(MisconfigurationException, match=lacking):
         trainer.fit(Plain(wrap=False))
     assert trainer.global_step == 0
+
+
+def test_plain_optimizer_under_a_whole_claim_of_a_mechanism_is_no_noise(tmp_path: Path) -> None:
+    claim = PrivacyClaim(noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=16)
+    report = violation(tmp_path, Plain(wrap=False), PrivacyAudit(claim=claim, seed=1), max_steps=32)
+    assert report.verdict.summary.startswith("noise")
 
 
 def test_plain_optimizer_is_named_without_a_claim_too(tmp_path: Path) -> None:

@@ -1,0 +1,162 @@
+"""A training whose DP-SGD is written by hand: its code asks for the canaries itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from lightning_audit.callbacks.plan import StepPlan
+from lightning_audit.callbacks.session import FULL_STEPS, THINNED, AuditSession
+from lightning_audit.checks.monitor import MAX_LOST
+from lightning_audit.dpsgd.hand_over import register, unregister
+from lightning_audit.dpsgd.manual import ManualStep
+from lightning_audit.dpsgd.tap import FloatArray, Reading
+from lightning_audit.dpsgd.update_tap import UpdateTap
+from lightning_audit.store import INJECTED, NOT_PLANNED
+
+Gradients = TypeVar("Gradients", bound=dict[str, torch.Tensor])
+
+_UNREADABLE = (
+    "the optimizer clips or noises inside its own step, where its gradient cannot be read: end "
+    "its step with super().step() of one of torch's optimizers or with the step of one that it "
+    "holds, after writing the noisy gradient to p.grad"
+)
+_THINNED = (
+    f"canaries entered each of the first {FULL_STEPS} steps and every {THINNED}th later, since "
+    "per-sample gradients are copied for them; every_n_steps=1 has them enter every step"
+)
+_SILENT = (
+    "no canary could enter {silent} of {steps} steps: call grads = "
+    "lightning_audit.per_sample(grads, module=self) once in each step before clipping, or "
+    "lightning_audit.rows(module=self) in a loop over samples"
+)
+
+
+class HandWrittenSession(AuditSession):
+    """Audits the steps of a plain optimizer whose gradients are clipped and noised by hand.
+
+    The gradient is read when the optimizer's update starts. A step that asks for no canary is
+    read all the same, so that too little noise is found without any change to the training.
+    """
+
+    step: ManualStep
+    _tap: UpdateTap
+    #: Steps that asked for no canary.
+    _silent = 0
+    #: Whether a batch is being trained on.
+    _open = False
+    #: Whether the step's code asked for canaries, and whether before the gradient was read.
+    _asked = _announced = False
+
+    def _attach(self) -> UpdateTap:
+        return UpdateTap(
+            self.step.inner,
+            self.step.params,
+            self._coordinates.by_tensor,
+            self._before,
+            self._after,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Everything that `load` needs to go on with this run, as plain data and arrays."""
+        return {**super().state(), "silent": self._silent}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on with a run; see `AuditSession.load`."""
+        super().load(state)
+        self._silent = state["silent"]
+
+    # ------------------------------------------------------------------ asking for canaries
+
+    def open_to(self, root: torch.nn.Module) -> None:
+        """Let `lightning_audit.per_sample` and `rows` ask for this training's module."""
+        register(root, self)
+
+    def start_batch(self) -> None:
+        """From now on canaries may be asked for; a step may take several batches."""
+        self._tap.reset()
+        self._open = True
+
+    def end_batch(self) -> None:
+        """Until the next batch nobody gets a canary: validation is not training."""
+        self._open = False
+
+    def detach(self) -> None:
+        """Take the hooks off; what was observed stays."""
+        super().detach()
+        self._open = False
+        unregister(self)
+
+    def per_sample(
+        self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module
+    ) -> Gradients:
+        """See `lightning_audit.per_sample`."""
+        if not self._open:
+            return grads
+        if not isinstance(grads, dict):
+            raise ValueError(
+                f"grads={type(grads).__name__} must be a dict of parameter names to tensors "
+                "(B, *shape), as torch.func.vmap(grad(...)) gives it."
+            )
+        places = self.step.places(list(grads), module, root)
+        self.step.check_shapes(grads, places)
+        return self.step.append(grads, places) if self._canaries_enter() else grads
+
+    def rows(self, module: torch.nn.Module, root: torch.nn.Module) -> list[dict[str, torch.Tensor]]:
+        """See `lightning_audit.rows`."""
+        if not self._open:
+            return []
+        names = [name for name, p in module.named_parameters() if p.requires_grad]
+        places = self.step.places(names, module, root)
+        return self.step.singles(places) if self._canaries_enter() else []
+
+    def _canaries_enter(self) -> bool:
+        """Plan the coming step; whether canaries are in it, and this is the first to ask."""
+        self._asked = True
+        if self._plan is not None or self._tap.inside_step or not self._layout_holds():
+            return False
+        if self._tap.trial:
+            self._plan = self._without_canaries()
+            return False
+        self.inject()
+        thinned = self._settings.every_n_steps is None and self._canary_steps >= FULL_STEPS
+        if thinned and not self.recorder.clipping_is_broken:
+            self._note(_THINNED)
+        return self._plan is not None and self._plan.status == INJECTED
+
+    # ------------------------------------------------------------------ around the update
+
+    def prepare(self) -> None:
+        """Nothing can be laid out before the user's own code."""
+
+    def _before(self) -> FloatArray | None:
+        self._announced = self._plan is not None
+        return super()._before()
+
+    def _after(self, reading: Reading) -> None:
+        if reading.unclear or (self._tap.opaque and not self._announced):
+            # Not what the update used: nothing may be concluded from it.
+            if _UNREADABLE not in self.missing:
+                self.missing.append(_UNREADABLE)
+            values = np.full(len(reading.values), np.nan)
+            reading = replace(reading, values=values, unclear=False)
+        super()._after(reading)
+        self._asked = False
+
+    def _unplanned(self) -> StepPlan:
+        self._silent += self._changed_at is None and not self._asked
+        return self._without_canaries()
+
+    def _without_canaries(self) -> StepPlan:
+        self._last_claim = self._claim()
+        return StepPlan(self._last_claim, np.zeros(len(self._placement)), (), NOT_PLANNED)
+
+    def lacks(self) -> list[str]:
+        """What stands in the way of a pass, in sentences."""
+        steps = self.recorder.steps
+        if self._silent <= MAX_LOST * steps:
+            return super().lacks()
+        return [*super().lacks(), _SILENT.format(silent=self._silent, steps=steps)]

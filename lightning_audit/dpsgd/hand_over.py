@@ -1,0 +1,104 @@
+"""`per_sample` and `rows`: where hand-written DP-SGD lets the audit's canaries in.
+
+Without an audit they cost a look into an empty dictionary, and nothing is imported for them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypeVar
+from weakref import WeakKeyDictionary
+
+if TYPE_CHECKING:
+    import torch
+
+    Gradients = TypeVar("Gradients", bound=dict[str, torch.Tensor])
+
+
+class CanarySource(Protocol):
+    """An audit that gives canaries to a hand-written training."""
+
+    def per_sample(
+        self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module
+    ) -> Gradients:
+        """The gradients with the canaries' rows, or the gradients themselves."""
+
+    def rows(self, module: torch.nn.Module, root: torch.nn.Module) -> list[dict[str, torch.Tensor]]:
+        """The canaries as gradients of single samples."""
+
+
+#: LightningModule -> the audit of its training, while that runs.
+_sources: WeakKeyDictionary[torch.nn.Module, CanarySource] = WeakKeyDictionary()
+
+
+def register(root: torch.nn.Module, source: CanarySource) -> None:
+    """Let `per_sample` and `rows` ask ``source`` for this module and its submodules."""
+    _sources[root] = source
+
+
+def unregister(source: CanarySource) -> None:
+    """Let nobody ask ``source`` any more; nothing happens if nobody did."""
+    for root in [root for root, known in _sources.items() if known is source]:
+        del _sources[root]
+
+
+def per_sample(grads: Gradients, *, module: torch.nn.Module) -> Gradients:
+    """Let the canaries of a running audit join per-sample gradients, before they are clipped.
+
+    Call it once in a step of the optimizer, on the gradients that are about to be clipped:
+
+        grads = lightning_audit.per_sample(grads, module=self)
+
+    Without an audit of this module's training, outside its training batches, and in steps without
+    canaries it returns ``grads`` itself. Where a step takes several calls, as when a batch is
+    split, the first one gets the canaries and the others return ``grads``. They are taken to be in
+    the next update: do not drop a batch after this call.
+
+    The returned gradients can have more rows than the batch has samples. Divide their noisy sum
+    by the expected batch size as always, never by the number of rows.
+
+    Args:
+        grads: name of a parameter -> stacked gradients of the samples, ``[B, *shape]``. Names are
+            those in ``module``, in the LightningModule or in another of its submodules; all
+            parameters that the optimizer trains must be there.
+        module: the LightningModule, or one of its submodules.
+
+    Returns:
+        A dictionary of the same type with new tensors ``[B + n, *shape]``, or ``grads`` itself.
+
+    Raises:
+        ValueError: in an audited training, if names or shapes are not those of the parameters.
+    """
+    root = _root(module) if _sources else None
+    return grads if root is None else _sources[root].per_sample(grads, module, root)
+
+
+def rows(*, module: torch.nn.Module) -> list[dict[str, torch.Tensor]]:
+    """Canaries of a running audit, for loops that take one sample at a time.
+
+    Call it once in a step of the optimizer, and clip and add each gradient like a sample's:
+
+        for grads in lightning_audit.rows(module=self):
+            add_clipped(grads)
+
+    Without an audit of this module's training, outside its training batches, in steps without
+    canaries, and after the first call of a step the list is empty.
+
+    Args:
+        module: the LightningModule, or one of its submodules that holds all trained parameters.
+
+    Returns:
+        One dictionary a canary: name of a parameter in ``module`` -> gradient, ``[*shape]``.
+
+    Raises:
+        ValueError: in an audited training, if ``module`` lacks parameters that are trained.
+    """
+    root = _root(module) if _sources else None
+    return [] if root is None else _sources[root].rows(module, root)
+
+
+def _root(module: torch.nn.Module) -> torch.nn.Module | None:
+    """The audited LightningModule that ``module`` is or belongs to."""
+    if module in _sources:
+        return module
+    audited = list(_sources)
+    return next((root for root in audited if any(part is module for part in root.modules())), None)

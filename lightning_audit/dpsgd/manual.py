@@ -1,0 +1,282 @@
+"""Hand-written DP-SGD over a plain torch optimizer: what is claimed is stated by the user.
+
+The canaries enter where the user's code asks for them (`hand_over`); the layout is that of the
+parameters that the optimizer trains, by their names in the LightningModule.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from lightning_audit.claims import PrivacyClaim
+from lightning_audit.dpsgd.prefill import write_rows
+from lightning_audit.dpsgd.protocol import StepClaim, UnsupportedOptimizer
+from lightning_audit.layout import Direction, Layout, TensorSlot
+
+Gradients = TypeVar("Gradients", bound=dict[str, torch.Tensor])
+
+_NEEDED = ("noise_multiplier", "max_grad_norm", "expected_batch_size")
+
+
+def stated_claim(claim: PrivacyClaim) -> StepClaim:
+    """What a claim states of every step.
+
+    Raises:
+        ValueError: a part of the mechanism is missing.
+    """
+    missing = [name for name in _NEEDED if getattr(claim, name) is None]
+    if missing:
+        listed = " and ".join(f"claim.{name}=None" for name in missing)
+        example = ", ".join(f"{name}=..." for name in missing)
+        raise ValueError(
+            f"{listed} must be stated for a hand-written DP-SGD, which no optimizer states: write "
+            f"PrivacyClaim({example}) beside the others of {', '.join(_NEEDED)}."
+        )
+    return StepClaim(
+        noise_multiplier=float(claim.noise_multiplier or 0.0),
+        max_grad_norm=float(claim.max_grad_norm or 0.0),
+        scale=float(claim.expected_batch_size or 0.0),
+    )
+
+
+def updating_optimizer(optimizer: Any) -> torch.optim.Optimizer:
+    """Follow optimizers that keep another one over the same parameters, down to the last.
+
+    Args:
+        optimizer: an optimizer, or an object that holds one.
+
+    Raises:
+        UnsupportedOptimizer: the optimizer that updates the parameters cannot be told or audited.
+    """
+    seen: list[Any] = [optimizer]
+    while inner := _held(seen[-1], seen):
+        if len(inner) > 1:
+            raise UnsupportedOptimizer(
+                f"{type(seen[-1]).__name__} holds {len(inner)} optimizers over its parameters, so "
+                "it cannot be told which gradient is the step's; keep one, with parameter groups."
+            )
+        seen += inner
+    last = seen[-1]
+    if not isinstance(last, torch.optim.Optimizer):
+        raise UnsupportedOptimizer(
+            f"{type(last).__name__} is no torch.optim.Optimizer and holds none, so that its steps "
+            "cannot be observed; derive it from one of torch's optimizers."
+        )
+    if isinstance(last, torch.optim.LBFGS):
+        raise UnsupportedOptimizer(
+            "LBFGS runs its closure several times in a step, so no single noisy gradient is the "
+            "step's; use an optimizer that takes one gradient a step, such as SGD or Adam."
+        )
+    return last
+
+
+def _held(optimizer: Any, seen: Sequence[Any]) -> list[Any]:
+    """Optimizers among an object's attributes, over the same parameters."""
+    own = {id(p) for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
+    return [
+        value
+        for value in getattr(optimizer, "__dict__", {}).values()
+        if hasattr(value, "param_groups")
+        and hasattr(value, "step")
+        and not any(value is known for known in seen)
+        and (not own or any(id(p) in own for group in value.param_groups for p in group["params"]))
+    ]
+
+
+class ManualStep:
+    """Adapter for a plain optimizer whose gradients the user's own code clips and noises.
+
+    Args:
+        optimizer: the Trainer's optimizer.
+        names: parameter -> name in the LightningModule, by identity; unknown ones are numbered.
+        claim: what is claimed of every step.
+
+    Raises:
+        UnsupportedOptimizer: the optimizer's updates cannot be observed.
+    """
+
+    def __init__(self, optimizer: Any, names: Mapping[int, str], claim: StepClaim) -> None:
+        self.optimizer = optimizer
+        self.inner = updating_optimizer(optimizer)
+        self.params: Sequence[torch.nn.Parameter] = self._trained()
+        self.layout: Layout = [
+            TensorSlot(names.get(id(p), f"parameter_{j}"), tuple(p.shape))
+            for j, p in enumerate(self.params)
+        ]
+        self._claim = claim
+        self._waiting: tuple[Sequence[Direction], float] = ((), 0.0)
+        self._places: dict[tuple[int, tuple[str, ...]], dict[str, int | None]] = {}
+
+    def _trained(self) -> list[torch.nn.Parameter]:
+        groups = self.inner.param_groups
+        return [p for group in groups for p in group["params"] if p.requires_grad]
+
+    def same_params(self) -> bool:
+        """Whether the optimizer still trains the parameters that it trained at the start."""
+        now = self._trained()
+        return len(now) == len(self.params) and all(map(operator.is_, now, self.params))
+
+    def claim(self, accumulated: int | None = None) -> StepClaim:
+        """What the user states; it is the same for every step, of however many batches."""
+        return self._claim
+
+    def obstacle(self) -> str:
+        """The user's own code makes the gradients: nothing can be laid out for them."""
+        return "the training computes per-sample gradients itself"
+
+    def prepare(self, directions: Sequence[Direction], norm: float) -> None:
+        """Not called: see `obstacle`."""
+
+    def conceal(self) -> None:
+        """Nothing was laid out."""
+
+    def confirm(self) -> bool:
+        """Nothing was laid out."""
+        return False
+
+    def withdraw(self) -> None:
+        """What the user's code has taken is in its sums, and cannot be taken back."""
+        self._waiting = ((), 0.0)
+
+    def inject(self, directions: Sequence[Direction], norm: float) -> None:
+        """Keep the rows until `append` or `singles` hands them over."""
+        self._waiting = (tuple(directions), norm)
+
+    def noise_state(self) -> None:
+        """It cannot be told which generator the user's noise comes from."""
+
+    def batch_size(self) -> None:
+        """It cannot be told which samples belong to the step."""
+
+    def final_step_of_batch(self) -> bool:
+        """Every step of the optimizer is a logical one."""
+        return True
+
+    # ------------------------------------------------------------------ handing over
+
+    def places(
+        self, names: Sequence[str], module: torch.nn.Module, root: torch.nn.Module
+    ) -> dict[str, int | None]:
+        """Which tensor of the layout each name means; None for one that is not trained.
+
+        Args:
+            names: names of parameters in ``module`` or, all of them, in one other submodule of
+                ``root``.
+            module: the module that the user gives.
+            root: the LightningModule.
+
+        Raises:
+            ValueError: a name is unknown or ambiguous, or a trained parameter has none.
+        """
+        key = (id(module), tuple(names))
+        if key not in self._places:
+            found = resolve(names, module, root, self.params, [s.name for s in self.layout])
+            self._places = {key: found}
+        return self._places[key]
+
+    def check_shapes(self, grads: dict[str, torch.Tensor], places: dict[str, int | None]) -> None:
+        """Raise ValueError unless all gradients are stacked over the same samples."""
+        batch: int | None = None
+        for name, tensor in grads.items():
+            place = places[name]
+            shape = tuple(tensor.shape)
+            batch = shape[0] if batch is None and shape else batch
+            wanted = None if place is None else self.layout[place].shape
+            if not shape or shape[0] != batch or (wanted is not None and shape[1:] != wanted):
+                inner = "".join(f", {n}" for n in (shape[1:] if wanted is None else wanted))
+                raise ValueError(
+                    f"grads[{name!r}] has shape {shape}, expected (B{inner}) with the same B for "
+                    f"all names, here {batch}: stack one gradient a sample along the first axis."
+                )
+
+    def append(self, grads: Gradients, places: dict[str, int | None]) -> Gradients:
+        """The gradients with the rows that wait behind the samples', in new tensors."""
+        directions, norm = self._take()
+        if not directions:
+            return grads
+        grown = copy.copy(grads)
+        buffers: list[torch.Tensor] = [torch.empty(0)] * len(self.params)
+        for name, tensor in grads.items():
+            rows = tensor.new_zeros((len(directions), *tensor.shape[1:]))
+            grown[name] = torch.cat([tensor, rows])
+            place = places[name]
+            if place is not None:
+                buffers[place] = grown[name]
+        write_rows(buffers, directions, norm)
+        return grown
+
+    def singles(self, places: dict[str, int | None]) -> list[dict[str, torch.Tensor]]:
+        """The rows that wait, one dictionary each."""
+        directions, norm = self._take()
+        made = []
+        for direction in directions:
+            buffers = [
+                torch.zeros((1, *p.shape), dtype=p.dtype, device=p.device) for p in self.params
+            ]
+            write_rows(buffers, [direction], norm)
+            made.append({n: buffers[j][0] for n, j in places.items() if j is not None})
+        return made
+
+    def _take(self) -> tuple[Sequence[Direction], float]:
+        taken, self._waiting = self._waiting, ((), 0.0)
+        return taken
+
+
+def resolve(
+    names: Sequence[str],
+    module: torch.nn.Module,
+    root: torch.nn.Module,
+    params: Sequence[torch.nn.Parameter],
+    full_names: Sequence[str],
+) -> dict[str, int | None]:
+    """Which of the trained parameters each name means; see `ManualStep.places`."""
+    place = {id(p): j for j, p in enumerate(params)}
+    found: list[dict[str, int | None]] = []
+    lacking: list[list[str]] = []
+    for base in (module, *root.modules()):
+        known = dict(base.named_parameters(remove_duplicate=False))
+        if not all(name in known for name in names):
+            continue
+        mapping = {name: place.get(id(known[name])) for name in names}
+        hit = [j for j in mapping.values() if j is not None]
+        if len(set(hit)) < len(hit):
+            twice = [n for n, j in mapping.items() if j is not None and hit.count(j) > 1]
+            raise ValueError(
+                f"grads names one parameter more than once: {_shown(twice)}; a tied parameter has "
+                "one gradient a sample, under one name."
+            )
+        missing = [name for j, name in enumerate(full_names) if j not in hit]
+        if missing:
+            lacking.append(missing)
+        elif base is module:
+            return mapping
+        elif mapping not in found:
+            found.append(mapping)
+    if len(found) > 1:
+        raise ValueError(
+            f"grads' names {_shown(names)} fit several submodules of {type(root).__name__}; give "
+            "module= the one that they belong to, or names in the LightningModule."
+        )
+    if found:
+        return found[0]
+    if lacking:
+        raise ValueError(
+            f"grads lacks parameters that the optimizer trains: {_shown(min(lacking, key=len))}; "
+            "give the gradients of all of them at once, or freeze what is not trained."
+        )
+    everywhere = {n for m in root.modules() for n, _ in m.named_parameters(remove_duplicate=False)}
+    unknown = [name for name in names if name not in everywhere] or list(names)
+    raise ValueError(
+        f"grads' names {_shown(unknown)} are those of no submodule of {type(root).__name__}; "
+        f"expected the names of module.named_parameters(), such as {_shown(full_names)}."
+    )
+
+
+def _shown(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(f"`{name}`" for name in names[:4]) + more

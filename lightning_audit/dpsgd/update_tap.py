@@ -1,0 +1,130 @@
+"""Reads the gradient that a plain optimizer's update uses, wherever in its step that is made.
+
+Lightning hands the training step to an optimizer as a closure, so that gradients are made inside
+``step``, and an optimizer of the user's own may clip and noise them there too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lightning_audit.dpsgd.tap import FloatArray, GradientTap, Reading
+from lightning_audit.layout import IndexArray
+
+
+class UpdateTap(GradientTap):
+    """A tap that reads after the closure, in the innermost ``step`` of a class and its parents.
+
+    A step whose code is torch's own is read at once. Where a subclass overrides ``step``, its
+    first step shows whether it goes on to its parent's: until then `trial` is true, and no canary
+    may be in. If it does not, the tap is `opaque`: nobody can tell what the code does with the
+    gradient that was read.
+
+    Args:
+        optimizer: the optimizer that updates the parameters.
+        params: see `GradientTap`.
+        coordinates: see `GradientTap`.
+        before: see `GradientTap`; in a trial it may be called more than once.
+        after: see `GradientTap`.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        params: Sequence[torch.nn.Parameter],
+        coordinates: dict[int, IndexArray],
+        before: Callable[[], FloatArray | None],
+        after: Callable[[Reading], None],
+    ) -> None:
+        super().__init__(optimizer, params, coordinates, before, after)
+        #: The steps that may run within each other, outermost first.
+        self._steps = [s for c in type(optimizer).__mro__ if (s := vars(c).get("step")) is not None]
+        own = _is_torchs(self._steps[0])
+        self._level: int | None = 1 if own else None
+        self._read_at = 0
+        self._again = False
+        self.opaque = False
+        if not own:
+            _hook_parents(type(optimizer))
+
+    @property
+    def trial(self) -> bool:
+        """Whether it is not known yet where the gradient is to be read."""
+        return self._level is None
+
+    @property
+    def inside_step(self) -> bool:
+        """Whether the gradient of a step was read, and the update is under way."""
+        return not self.trial and self._left is not None
+
+    def reset(self) -> None:
+        """Forget a step that broke off between its hooks."""
+        super().reset()
+        self._read_at, self._again = 0, False
+
+    def _pre(self, *given: Any) -> Any:
+        _, args, kwargs = given
+        self._depth += 1
+        level = self._depth
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self._arrive(level)
+            return None
+
+        def observed(*a: Any, **k: Any) -> Any:
+            loss = closure(*a, **k)
+            self._arrive(level)
+            return loss
+
+        if len(args) > 1:
+            return (args[0], observed, *args[2:]), kwargs
+        return args, {**kwargs, "closure": observed}
+
+    @torch.no_grad()
+    def _arrive(self, level: int) -> None:
+        """The gradients of a step at this level are made."""
+        if self._level not in (None, level):
+            return
+        if self._level is not None and self._left is not None:
+            self._again = True  # the closure runs a second time: which gradient is the step's?
+            return
+        self._left = self._gather(self._before())
+        self._read_at = level
+        self._backward_ran = False
+
+    @torch.no_grad()
+    def _post(self, *_: Any) -> None:
+        level, left = self._depth, self._left
+        self._depth = max(level - 1, 0)
+        if level != self._read_at or left is None:
+            return
+        used = self._gather()
+        if self._level is None:
+            self._level, self.opaque = level, not _is_torchs(self._steps[level - 1])
+        again, self._left, self._read_at, self._again = self._again, None, 0, False
+        same = torch.equal(left.view(torch.int64), used.view(torch.int64))
+        if again:
+            self._after(Reading(left.cpu().numpy(), unclear=True))
+        elif same:
+            self._after(Reading(left.cpu().numpy()))
+        elif self._backward_ran:
+            self._after(Reading(used.cpu().numpy(), replaced=True))
+        else:
+            self._after(Reading(left.cpu().numpy(), unclear=self.opaque))
+
+
+def _is_torchs(step: Any) -> bool:
+    return str(getattr(step, "__module__", "")).startswith("torch.optim.")
+
+
+def _hook_parents(kind: type) -> None:
+    """Let the steps of parent classes run hooks, as torch does when it makes their first object."""
+    for parent in kind.__mro__[1:]:
+        step = vars(parent).get("step")
+        if step is None or parent is torch.optim.Optimizer or getattr(step, "hooked", False):
+            continue
+        parent.step = torch.optim.Optimizer.profile_hook_step(step)  # type: ignore[attr-defined]
+        parent.step.hooked = True  # type: ignore[attr-defined]

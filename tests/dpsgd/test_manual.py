@@ -1,0 +1,374 @@
+"""The adapter of hand-written DP-SGD: names, shapes, rows, and where its gradient is read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import lightning_audit
+from lightning_audit.claims import PrivacyClaim
+from lightning_audit.dpsgd import hand_over
+from lightning_audit.dpsgd.manual import ManualStep, stated_claim, updating_optimizer
+from lightning_audit.dpsgd.protocol import StepClaim, UnsupportedOptimizer
+from lightning_audit.dpsgd.tap import Reading
+from lightning_audit.dpsgd.update_tap import UpdateTap
+from lightning_audit.layout import Direction, Part
+
+CLAIM = StepClaim(noise_multiplier=1.0, max_grad_norm=2.0, scale=16.0)
+
+
+class Outer(nn.Module):
+    """A LightningModule's stand-in with a network, and one that nobody trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+        self.frozen = nn.Linear(2, 2)
+
+
+def _step(module: nn.Module, trained: nn.Module | None = None) -> ManualStep:
+    names = {id(p): name for name, p in module.named_parameters()}
+    optimizer = torch.optim.SGD((trained or module).parameters(), lr=0.1)
+    return ManualStep(optimizer, names, CLAIM)
+
+
+def _stacked(module: nn.Module, batch: int = 4) -> dict[str, torch.Tensor]:
+    return {name: torch.randn(batch, *p.shape) for name, p in module.named_parameters()}
+
+
+def _direction(tensor: int, *index: int) -> Direction:
+    value = np.full(len(index), len(index) ** -0.5)
+    return Direction((Part(tensor, np.array(index, dtype=np.int64), value),))
+
+
+def test_claim_of_a_step_is_the_stated_one() -> None:
+    claim = PrivacyClaim(noise_multiplier=1.5, max_grad_norm=0.5, expected_batch_size=64)
+    assert stated_claim(claim) == StepClaim(1.5, 0.5, 64.0)
+
+
+@pytest.mark.parametrize("missing", ["noise_multiplier", "max_grad_norm", "expected_batch_size"])
+def test_part_that_the_claim_lacks_is_named(missing: str) -> None:
+    parts = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "expected_batch_size": 8.0}
+    del parts[missing]
+    with pytest.raises(ValueError, match=rf"^claim\.{missing}=None must be stated"):
+        stated_claim(PrivacyClaim(**parts))
+
+
+def test_layout_has_the_names_of_the_outer_module() -> None:
+    module = Outer()
+    module.net[1].bias.requires_grad_(False)
+    step = _step(module, module.net)
+    names = [slot.name for slot in step.layout]
+    assert names == ["net.0.weight", "net.0.bias", "net.1.weight"]
+    assert step.same_params()
+    module.net[1].bias.requires_grad_(True)
+    assert not step.same_params()
+
+
+# ------------------------------------------------------------------ names
+
+
+@pytest.mark.parametrize("given", ["root", "net", "child"])
+def test_names_may_be_those_of_the_module_or_of_the_network(given: str) -> None:
+    module = Outer()
+    step = _step(module, module.net)
+    at = {"root": module, "net": module.net, "child": module.net[0]}[given]
+    inner, outer = ["0.weight", "0.bias", "1.weight", "1.bias"], list(range(4))
+    assert step.places(inner, at, module) == dict(zip(inner, outer, strict=True))
+    full = [f"net.{name}" for name in inner]
+    assert step.places(full, at, module) == dict(zip(full, outer, strict=True))
+
+
+def test_names_in_another_order_keep_their_tensors() -> None:
+    module = Outer()
+    step = _step(module, module.net)
+    assert step.places(["1.bias", "0.weight", "0.bias", "1.weight"], module, module) == {
+        "1.bias": 3,
+        "0.weight": 0,
+        "0.bias": 1,
+        "1.weight": 2,
+    }
+
+
+def test_parameters_that_are_not_trained_may_have_gradients() -> None:
+    module = Outer()
+    step = _step(module, module.net)
+    places = step.places([name for name, _ in module.named_parameters()], module, module)
+    assert places["frozen.weight"] is None
+    assert sorted(j for j in places.values() if j is not None) == [0, 1, 2, 3]
+
+
+def test_names_that_fit_two_networks_need_the_right_module() -> None:
+    class Crossed(nn.Module):
+        """The same two layers under exchanged names."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            first, second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+            self.one = nn.ModuleDict({"a": first, "b": second})
+            self.two = nn.ModuleDict({"a": second, "b": first})
+
+    module = Crossed()
+    step = _step(module)
+    with pytest.raises(ValueError, match="fit several submodules of Crossed; give module="):
+        step.places(["a.weight", "b.weight"], module, module)
+    assert step.places(["a.weight", "b.weight"], module.two, module) == {
+        "a.weight": 1,
+        "b.weight": 0,
+    }
+
+
+def test_tied_parameter_under_two_names_is_refused() -> None:
+    module = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    module[1].weight = module[0].weight
+    step = _step(module)
+    with pytest.raises(ValueError, match=r"more than once: `0\.weight`, `1\.weight`"):
+        step.places(["0.weight", "1.weight"], module, module)
+    assert step.places(["1.weight"], module, module) == {"1.weight": 0}
+
+
+def test_missing_parameter_is_named() -> None:
+    module = Outer()
+    step = _step(module, module.net)
+    with pytest.raises(ValueError, match=r"lacks parameters .*: `net\.1\.bias`;"):
+        step.places(["0.weight", "0.bias", "1.weight"], module, module)
+
+
+def test_unknown_name_is_named() -> None:
+    module = Outer()
+    step = _step(module, module.net)
+    with pytest.raises(ValueError, match="names `weight_of_0` are those of no submodule of Outer"):
+        step.places(["weight_of_0", "0.bias", "1.weight", "1.bias"], module, module)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("0.weight", (4, 3, 2)), ("0.weight", (2, 3)), ("1.bias", (5, 1)), ("1.bias", ())],
+)
+def test_wrong_shape_is_named(name: str, shape: tuple[int, ...]) -> None:
+    module = Outer()
+    step = _step(module, module.net)
+    grads = _stacked(module.net)
+    places = step.places(list(grads), module, module)
+    step.check_shapes(grads, places)
+    with pytest.raises(ValueError, match=r"grads\['.*'\] has shape"):
+        step.check_shapes({**grads, name: torch.zeros(shape)}, places)
+
+
+# ------------------------------------------------------------------ rows
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_rows_stand_behind_the_samples_in_new_tensors(dtype: torch.dtype) -> None:
+    module = Outer()
+    step = _step(module, module.net)
+    grads = OrderedDict((n, g.to(dtype)) for n, g in _stacked(module.net).items())
+    kept = {name: g.clone() for name, g in grads.items()}
+    step.inject([_direction(0, 1), _direction(3, 0)], norm=50.0)
+    grown = step.append(grads, step.places(list(grads), module, module))
+    assert type(grown) is OrderedDict
+    assert list(grown) == list(grads)
+    for name, g in grown.items():
+        assert g.dtype == dtype
+        assert torch.equal(g[:4], kept[name])
+        assert torch.equal(grads[name], kept[name])
+    assert grown["0.weight"][4:].flatten(1).tolist() == [[0, 50, 0, 0, 0, 0], [0] * 6]
+    assert grown["1.bias"][4:].tolist() == [[0], [50]]
+    assert not grown["0.bias"][4:].any()
+    assert not grown["1.weight"][4:].any()
+    # Each row is handed over once.
+    assert step.append(grads, step.places(list(grads), module, module)) is grads
+
+
+def test_empty_batch_gets_its_rows() -> None:
+    module = Outer()
+    step = _step(module, module.net)
+    grads = _stacked(module.net, batch=0)
+    places = step.places(list(grads), module, module)
+    step.check_shapes(grads, places)
+    step.inject([_direction(0, 1)], norm=3.0)
+    assert {len(g) for g in step.append(grads, places).values()} == {1}
+
+
+def test_single_rows_are_whole_gradients_of_their_own() -> None:
+    module = Outer()
+    step = _step(module, module.net)
+    names = [name for name, _ in module.net.named_parameters()]
+    step.inject([_direction(0, 0, 4), _direction(1, 1)], norm=2.0)
+    first, second = step.singles(step.places(names, module.net, module))
+    assert {n: g.shape for n, g in first.items()} == {
+        n: p.shape for n, p in module.net.named_parameters()
+    }
+    half = 2.0**0.5
+    assert first["0.weight"].flatten().tolist() == pytest.approx([half, 0, 0, 0, half, 0])
+    assert second["0.bias"].tolist() == [0.0, 2.0]
+    first["0.weight"].mul_(0.0)  # users clip in place
+    assert not second["0.weight"].any()
+    assert step.singles(step.places(names, module.net, module)) == []
+
+
+# ------------------------------------------------------------------ without an audit
+
+
+def test_without_an_audit_gradients_are_handed_back_and_nothing_is_checked() -> None:
+    module = Outer()
+    grads = {"no such name": torch.zeros(())}
+    assert lightning_audit.per_sample(grads, module=module) is grads
+    assert lightning_audit.rows(module=module) == []
+
+
+def test_another_modules_audit_gives_nothing() -> None:
+    class Source:
+        def per_sample(self, grads: Any, module: nn.Module, root: nn.Module) -> Any:
+            return {"from": root}
+
+        def rows(self, module: nn.Module, root: nn.Module) -> list[Any]:
+            return [root]
+
+    audited, other, source = Outer(), Outer(), Source()
+    hand_over.register(audited, source)
+    try:
+        assert lightning_audit.per_sample({}, module=audited.net[0]) == {"from": audited}
+        assert lightning_audit.rows(module=audited) == [audited]
+        assert lightning_audit.per_sample({}, module=other) == {}
+        assert lightning_audit.rows(module=other.net) == []
+    finally:
+        hand_over.unregister(source)
+    assert lightning_audit.per_sample({}, module=audited) == {}
+
+
+def test_both_calls_load_nothing_heavy() -> None:
+    script = (
+        "import sys, lightning_audit as a\n"
+        "grads = {}\n"
+        "assert a.per_sample(grads, module=None) is grads and a.rows(module=None) == []\n"
+        "heavy = {'torch', 'numpy', 'opacus', 'pytorch_lightning', 'lightning'}\n"
+        "assert not heavy & set(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# ------------------------------------------------------------------ where the gradient is read
+
+
+class Doubling(torch.optim.SGD):
+    """Doubles the gradient, then updates as SGD does."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = closure() if closure is not None else None
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad = 2 * p.grad
+        super().step()
+        return loss
+
+
+class Own(Doubling):
+    """Updates by itself."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        if closure is not None:
+            closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                p -= p.grad
+
+
+def _tapped(
+    kind: type[torch.optim.Optimizer],
+) -> tuple[Any, nn.Parameter, UpdateTap, list[Reading]]:
+    param = nn.Parameter(torch.zeros(3))
+    optimizer = kind([param], lr=1.0)
+    readings: list[Reading] = []
+    where = {0: np.array([0, 2])}
+    tap = UpdateTap(optimizer, [param], where, lambda: None, readings.append)
+    return optimizer, param, tap, readings
+
+
+def _closure(param: nn.Parameter) -> Any:
+    def closure() -> float:
+        param.grad = torch.tensor([1.0, 2.0, 3.0])
+        return 0.0
+
+    return closure
+
+
+@pytest.mark.parametrize(
+    ("kind", "read", "opaque"),
+    [
+        (torch.optim.SGD, [1.0, 3.0], False),
+        (Doubling, [2.0, 6.0], False),
+        (Own, [1.0, 3.0], True),
+    ],
+)
+@pytest.mark.parametrize("by_closure", [True, False])
+def test_gradient_is_read_behind_the_closure_in_the_innermost_step(
+    kind: type[torch.optim.Optimizer], read: list[float], opaque: bool, by_closure: bool
+) -> None:
+    optimizer, param, tap, readings = _tapped(kind)
+    assert tap.trial is (kind is not torch.optim.SGD)
+    for _ in range(2):
+        if by_closure:
+            optimizer.step(_closure(param))
+        else:
+            _closure(param)()
+            optimizer.step()
+        assert not tap.trial
+        assert not tap.inside_step
+    assert tap.opaque is opaque
+    assert [reading.values.tolist() for reading in readings] == [read, read]
+    assert not any(reading.replaced or reading.unclear for reading in readings)
+    tap.remove()
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
+
+
+def test_closure_given_by_name_is_observed_and_its_loss_returned() -> None:
+    optimizer, param, _, readings = _tapped(torch.optim.SGD)
+    assert optimizer.step(closure=_closure(param)) == 0.0
+    assert readings[0].values.tolist() == [1.0, 3.0]
+
+
+def test_what_is_taken_out_is_not_in_the_update() -> None:
+    param = nn.Parameter(torch.zeros(3))
+    optimizer = Doubling([param], lr=1.0)
+    taken: list[np.ndarray | None] = [None]
+    readings: list[Reading] = []
+    UpdateTap(optimizer, [param], {0: np.array([2])}, lambda: taken[-1], readings.append)
+    optimizer.step(_closure(param))
+    assert param.tolist() == [-2.0, -4.0, -6.0]
+    taken.append(np.array([6.0]))
+    optimizer.step(_closure(param))
+    assert param.tolist() == [-4.0, -8.0, -6.0]
+    assert readings[1].values.tolist() == [0.0]
+
+
+def test_optimizer_held_by_another_is_the_one_that_updates() -> None:
+    class Holder:
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            self.inner = inner
+            self.param_groups = inner.param_groups
+
+    inner = torch.optim.Adam([nn.Parameter(torch.zeros(1))])
+    assert updating_optimizer(inner) is inner
+    assert updating_optimizer(Holder(Holder(inner))) is inner
+
+
+def test_holder_of_two_optimizers_is_refused() -> None:
+    param = nn.Parameter(torch.zeros(1))
+    outer, first, second = (torch.optim.SGD([param], lr=0.1) for _ in range(3))
+    outer.first, outer.second = first, second
+    with pytest.raises(UnsupportedOptimizer, match="SGD holds 2 optimizers"):
+        updating_optimizer(outer)
