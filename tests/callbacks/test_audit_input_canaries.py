@@ -133,8 +133,15 @@ def test_half_the_noise_is_found_in_unchanged_hand_written_code(tmp_path: Path) 
     assert status(report, "sensitivity") == "ok"
 
 
-@pytest.mark.parametrize("kind", [HandWritten, OwnOptimizer, pytest.param(OneByOne, marks=HEAVY)])
-@pytest.mark.parametrize("ask", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "ask"),
+    [
+        (HandWritten, True),
+        (OwnOptimizer, False),
+        pytest.param(HandWritten, False, marks=HEAVY),
+        pytest.param(OneByOne, False, marks=HEAVY),
+    ],
+)
 def test_sound_hand_written_code_passes_and_keeps_its_weights(
     tmp_path: Path, kind: type[HandWritten], ask: bool
 ) -> None:
@@ -211,11 +218,14 @@ def test_the_signal_is_the_clipped_norm_of_the_canarys_own_gradient(
     assert (clip == 50.0) == (expected < 0.5)
 
 
-def test_a_canary_below_the_clipping_norm_does_not_pass(tmp_path: Path) -> None:
-    claim = replace(CLAIM, max_grad_norm=50.0)
-    audit = _audit(Blank(**STATED), claim=claim, on_violation="warn")
-    trainer_for(tmp_path, audit, max_steps=60).fit(HandWritten(ask=False))
-    missing = " ".join(report_in(tmp_path).verdict.missing)
+def test_a_canary_below_the_clipping_norm_does_not_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hand_written_support.CLIP", 50.0)
+    audit = _audit(Blank(**STATED), claim=replace(CLAIM, max_grad_norm=50.0))
+    report = fit(tmp_path, HandWritten(ask=False), audit, max_steps=60)
+    missing = " ".join(report.verdict.missing)
+    assert report.verdict.outcome == "INCONCLUSIVE"
     assert "give an input canary a larger amplitude" in missing
 
 
@@ -277,7 +287,13 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("canary", KINDS, ids=[type(kind).__name__ for kind in KINDS])
+@pytest.mark.parametrize(
+    "canary",
+    [
+        pytest.param(kind, id=type(kind).__name__, marks=[HEAVY] if i in (1, 2) else [])
+        for i, kind in enumerate(KINDS)
+    ],
+)
 def test_opacus_with_each_canary_is_not_flagged_and_keeps_its_weights(
     tmp_path: Path, canary: InputCanary
 ) -> None:
@@ -304,8 +320,14 @@ def test_opacus_with_each_canary_is_not_flagged_and_keeps_its_weights(
     assert report.observations >= 99
 
 
-@pytest.mark.parametrize("mode", ["hooks", "functorch"])
-@pytest.mark.parametrize("kind", [HalfNoise, ClipAfterAverage])
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [
+        ("functorch", ClipAfterAverage),
+        pytest.param("hooks", ClipAfterAverage, marks=HEAVY),
+        pytest.param("hooks", HalfNoise, marks=HEAVY),
+    ],
+)
 def test_faults_of_private_optimizers_are_found(tmp_path: Path, mode: str, kind: Any) -> None:
     module = Forward(mode=mode, optimizer_class=kind)
     report = violation(tmp_path, module, _audit(Mislabeled(amplitude=100.0)), max_steps=64)
@@ -391,13 +413,14 @@ def _force_out(audit: PrivacyAudit) -> None:
 # ------------------------------------------------------------------ steps, resume, refusals
 
 
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
 def test_a_resumed_audit_goes_on_with_its_coins_and_keeps_no_record_of_the_data(
     tmp_path: Path,
 ) -> None:
     def run(name: str, steps: int, checkpoint: Path | None = None) -> Path:
         torch.manual_seed(0)
-        trainer = trainer_for(tmp_path / name, _audit(Blank()), max_steps=steps)
-        trainer.fit(Forward(), ckpt_path=checkpoint, weights_only=False)
+        trainer = trainer_for(tmp_path / name, _unchanged(Blank(**STATED)), max_steps=steps)
+        trainer.fit(HandWritten(ask=False), ckpt_path=checkpoint)
         path = tmp_path / name / "end.ckpt"
         trainer.save_checkpoint(path)
         return path
@@ -408,18 +431,11 @@ def test_a_resumed_audit_goes_on_with_its_coins_and_keeps_no_record_of_the_data(
     assert len(parts) == 64
     assert np.array_equal(whole["coins"], parts["coins"])
     assert np.allclose(whole["readings"][:32], parts["readings"][:32])
-    state = torch.load(tmp_path / "parts" / "end.ckpt", weights_only=False)
-    session = state["callbacks"][PrivacyAudit.__name__]["session"]
-    assert set(session) - {"input_norms"} == set(session) & {
-        "recorder",
-        "coins",
-        "entries",
-        "canary_steps",
-        "changed_at",
-        "batch_sizes",
-        "notes",
-        "missing",
-    }
+    state = torch.load(tmp_path / "parts" / "end.ckpt", weights_only=True)
+    # Nowhere in it is a record of the data, of which the canary's sample is cut.
+    held = torch.utils._pytree.tree_leaves(state["callbacks"])
+    shape = random_data().tensors[0].shape[1:]
+    assert not any(isinstance(t, torch.Tensor) and t.shape[-1:] == shape for t in held)
 
 
 def test_the_header_names_the_canary(tmp_path: Path) -> None:

@@ -35,13 +35,16 @@ def _cosine(canary: Crafted, net: nn.Module, sample: Sample) -> float:
 @pytest.mark.parametrize("amplitude", [1.0, 10.0])
 def test_its_gradient_is_nearly_orthogonal_to_the_batchs(amplitude: float) -> None:
     net, canary = _net(), Crafted(amplitude=amplitude)
-    sample = sample_of(_batch(), 0, None, None)
-    made = canary.made(net, sample, _batch(), list(net.parameters()))
-    scaled = sample.with_input(amplitude * sample.input)
-    assert made.label is not None
-    start = _cosine(canary, net, scaled.with_label(int(made.label)))
-    assert start > 0.1
-    assert _cosine(canary, net, made) < 0.02 < 0.2 * start
+    before, after = [], []
+    for row in range(4):
+        sample = sample_of(_batch(), row, None, None)
+        made = canary.made(net, sample, _batch(), list(net.parameters()))
+        assert made.label is not None
+        scaled = sample.with_input(amplitude * sample.input).with_label(int(made.label))
+        before.append(_cosine(canary, net, scaled))
+        after.append(_cosine(canary, net, made))
+    assert max(after) < 0.02
+    assert max(after) < 0.3 * max(before)
     assert canary.at_step(net, made) is made
 
 
@@ -75,7 +78,7 @@ def test_an_empty_batch_has_no_direction_to_avoid() -> None:
 def test_cosine_is_that_of_the_flattened_gradients_and_zero_for_none() -> None:
     first, second = (
         [torch.tensor([3.0, 0.0]), torch.tensor([[4.0]])],
-        [torch.ones(2)] + [torch.ones(1, 1)],
+        [torch.ones(2), torch.ones(1, 1)],
     )
     assert float(cosine(first, second)) == pytest.approx(7.0 / (5.0 * 3.0**0.5))
     assert float(cosine(first, [torch.zeros(2), torch.zeros(1, 1)])) == 0.0
