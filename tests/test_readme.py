@@ -13,6 +13,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+import pytorch_lightning as pl
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
 from lightning_audit.callbacks.arguments import FINDINGS
@@ -37,18 +38,22 @@ def normalised(text: str) -> set[str]:
     return {re.sub(r"\d+(\.\d+)?(e-?\d+)?", "#", word) for word in words} - {"..."}
 
 
-@pytest.fixture
-def digits():
-    spec = importlib.util.spec_from_file_location("digits", ROOT / "examples" / "digits.py")
+def _example(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules["digits"] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     yield module
-    del sys.modules["digits"]
+    del sys.modules[name]
+
+
+@pytest.fixture
+def digits():
+    yield from _example("digits")
 
 
 def test_the_ten_lines_audit_a_training_and_the_gate_passes_it(digits, tmp_path, monkeypatch):
-    (code,) = blocks("python")
+    code, _ = blocks("python")
     assert len([line for line in code.splitlines() if line and not line.startswith("#")]) <= 10
     monkeypatch.chdir(tmp_path)
     model = digits.Digits()
@@ -67,6 +72,31 @@ def test_the_ten_lines_audit_a_training_and_the_gate_passes_it(digits, tmp_path,
     assert json.loads(done.stdout)["epsilon_lower"] == pytest.approx(
         bound.epsilon_step_lower, rel=0.3
     )
+
+
+@pytest.fixture
+def hand_written():
+    yield from _example("hand_written")
+
+
+def test_the_line_for_hand_written_dp_sgd_lets_canaries_in(hand_written, tmp_path, monkeypatch):
+    _, code = blocks("python")
+    monkeypatch.chdir(tmp_path)
+    names = dict(vars(hand_written))
+    exec(compile(code, "README.md", "exec"), names)
+    kind = type("Model", (hand_written.ByVmap,), {"training_step": names["training_step"]})
+    trainer = pl.Trainer(max_steps=12, callbacks=[names["audit"]], accelerator="cpu", logger=False)
+    trainer.fit(kind())
+    assert names["audit"].report.observations == 12 * 8
+    assert not [c.name for c in names["audit"].report.checks if c.status == "violated"]
+
+
+@pytest.mark.parametrize(
+    "name", ["vmap", "own optimizer", pytest.param("one by one", marks=pytest.mark.heavy)]
+)
+def test_the_hand_written_trainings_pass(hand_written, tmp_path, name):
+    assert set(hand_written.RUNS) == {"vmap", "one by one", "own optimizer"}
+    assert hand_written.train(name, tmp_path) == "PASS"
 
 
 def test_every_bound_of_the_literature_is_named_with_its_kind():

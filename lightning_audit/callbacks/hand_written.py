@@ -13,6 +13,7 @@ from lightning_audit.callbacks.session import FULL_STEPS, THINNED, AuditSession
 from lightning_audit.checks.monitor import MAX_LOST
 from lightning_audit.dpsgd.hand_over import register, unregister
 from lightning_audit.dpsgd.manual import ManualStep
+from lightning_audit.dpsgd.protocol import DPSGDStep
 from lightning_audit.dpsgd.tap import FloatArray, Reading
 from lightning_audit.dpsgd.update_tap import UpdateTap
 from lightning_audit.store import INJECTED, NOT_PLANNED
@@ -83,6 +84,13 @@ class HandWrittenSession(AuditSession):
     def end_batch(self) -> None:
         """Until the next batch nobody gets a canary: validation is not training."""
         self._open = False
+
+    def follow(self, step: DPSGDStep) -> bool:
+        """Go on with a new optimizer over the same parameters, in the middle of a batch too."""
+        was_open = self._open
+        same = super().follow(step)
+        self._open = was_open
+        return same
 
     def detach(self) -> None:
         """Take the hooks off; what was observed stays."""

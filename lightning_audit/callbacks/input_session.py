@@ -43,6 +43,8 @@ class InputSession(AuditSession):
     def _place(self) -> Placement:
         """No coordinate is the canary's own: its gradient lies on all of them."""
         self._made_at = -1
+        # Of its own: a resumed run draws a sample again, which must not shift its coins.
+        self._chooser = np.random.default_rng(self._rng.integers(2**62))
         self._reading = math.nan
         #: Norm of the canary's gradient over the clipping norm, of the last steps.
         self._norms: list[float] = []
@@ -130,7 +132,7 @@ class InputSession(AuditSession):
         if self._base is None:
             if not number:
                 return None
-            row = int(self._rng.integers(number))
+            row = int(self._chooser.integers(number))
             self._base = sample_of(batch, row, canary.input, canary.label)
         every, step = canary.remade_every, self.recorder.steps
         if self._made is None or (every is not None and step - self._made_at >= every):

@@ -65,6 +65,8 @@ class PrivacyAudit(Callback):
             accountant's own.
         delta: the delta of all epsilons, in (0, 1); None for the claim's, or 1e-5.
         claim: what cannot be read off the optimizer, or shall be tested instead of what it states.
+            For hand-written DP-SGD ``noise_multiplier``, ``max_grad_norm`` and
+            ``expected_batch_size`` must be stated; they hold for every step.
         canaries: the canaries of an audited step, or one input canary alone; None for the default
             mix.
         num_canaries: size of the default mix, >= 1; not used where ``canaries`` are given.

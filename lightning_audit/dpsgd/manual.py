@@ -184,6 +184,11 @@ class ManualStep:
         batch: int | None = None
         for name, tensor in grads.items():
             place = places[name]
+            if not isinstance(tensor, torch.Tensor):
+                raise ValueError(
+                    f"grads[{name!r}]={tensor!r} must be a tensor (B, *shape) of one gradient a "
+                    "sample."
+                )
             shape = tuple(tensor.shape)
             batch = shape[0] if batch is None and shape else batch
             wanted = None if place is None else self.layout[place].shape

@@ -6,13 +6,19 @@ Lightning hands the training step to an optimizer as a closure, so that gradient
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
 from lightning_audit.dpsgd.tap import FloatArray, GradientTap, Reading
 from lightning_audit.layout import IndexArray
+
+#: Optimizers that are read; parent classes -> (their own step, what stands in its place).
+_taps: WeakKeyDictionary[torch.optim.Optimizer, UpdateTap] = WeakKeyDictionary()
+_unwatched: dict[type, tuple[Any, Any]] = {}
 
 
 class UpdateTap(GradientTap):
@@ -47,8 +53,9 @@ class UpdateTap(GradientTap):
         self._read_at = 0
         self._again = False
         self.opaque = False
+        self._optimizer = optimizer
         if not own:
-            _hook_parents(type(optimizer))
+            _watch_parents(optimizer, self)
 
     @property
     def trial(self) -> bool:
@@ -59,6 +66,11 @@ class UpdateTap(GradientTap):
     def inside_step(self) -> bool:
         """Whether the gradient of a step was read, and the update is under way."""
         return not self.trial and self._left is not None
+
+    def remove(self) -> None:
+        """Take the hooks off."""
+        super().remove()
+        _unwatch(self._optimizer)
 
     def reset(self) -> None:
         """Forget a step that broke off between its hooks."""
@@ -120,11 +132,40 @@ def _is_torchs(step: Any) -> bool:
     return str(getattr(step, "__module__", "")).startswith("torch.optim.")
 
 
-def _hook_parents(kind: type) -> None:
-    """Let the steps of parent classes run hooks, as torch does when it makes their first object."""
-    for parent in kind.__mro__[1:]:
+def _watch_parents(optimizer: torch.optim.Optimizer, tap: UpdateTap) -> None:
+    """Tell the tap of the steps of parent classes that run no hooks yet.
+
+    torch has a class's step run hooks when the class's first object is made. Doing so here would
+    have the hooks of others run twice in a step that goes on to its parent's.
+    """
+    for parent in type(optimizer).__mro__[1:]:
         step = vars(parent).get("step")
-        if step is None or parent is torch.optim.Optimizer or getattr(step, "hooked", False):
-            continue
-        parent.step = torch.optim.Optimizer.profile_hook_step(step)  # type: ignore[attr-defined]
-        parent.step.hooked = True  # type: ignore[attr-defined]
+        hooked = getattr(step, "hooked", False) or parent in _unwatched
+        if step is not None and parent is not torch.optim.Optimizer and not hooked:
+            watched = _watched(step)
+            _unwatched[parent] = (step, watched)
+            parent.step = watched  # type: ignore[attr-defined]
+    _taps[optimizer] = tap
+
+
+def _unwatch(optimizer: torch.optim.Optimizer) -> None:
+    """Give parent classes their steps back, when the last tap is gone."""
+    _taps.pop(optimizer, None)
+    while not _taps and _unwatched:
+        parent, (step, watched) = _unwatched.popitem()
+        if vars(parent)["step"] is watched:  # nobody has wrapped it since
+            parent.step = step  # type: ignore[attr-defined]
+
+
+def _watched(step: Any) -> Any:
+    @functools.wraps(step)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        tap = _taps.get(args[0])
+        if tap is None:
+            return step(*args, **kwargs)
+        args, kwargs = tap._pre(args[0], args, kwargs) or (args, kwargs)
+        result = step(*args, **kwargs)
+        tap._post()
+        return result
+
+    return watched

@@ -162,6 +162,14 @@ def test_wrong_shape_is_named(name: str, shape: tuple[int, ...]) -> None:
         step.check_shapes({**grads, name: torch.zeros(shape)}, places)
 
 
+def test_what_is_no_tensor_is_named() -> None:
+    module = Outer()
+    step = _step(module, module.net)
+    grads = {**_stacked(module.net), "0.weight": None}
+    with pytest.raises(ValueError, match=r"grads\['0\.weight'\]=None must be a tensor"):
+        step.check_shapes(grads, step.places(list(grads), module, module))
+
+
 # ------------------------------------------------------------------ rows
 
 
@@ -335,6 +343,46 @@ def test_gradient_is_read_behind_the_closure_in_the_innermost_step(
     assert not optimizer._optimizer_step_post_hooks
 
 
+@pytest.mark.parametrize("by_name", [True, False])
+def test_step_of_a_parent_without_objects_is_read_and_given_back(by_name: bool) -> None:
+    class Base(torch.optim.Optimizer):
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.data -= p.grad
+
+    class Noisy(Base):
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.grad = p.grad + 1
+            if by_name:
+                Base.step(self)
+            else:
+                super().step()
+
+    own = vars(Base)["step"]
+    param = nn.Parameter(torch.zeros(3))
+    optimizer, fired = Noisy([param], {}), []
+    optimizer.register_step_post_hook(lambda *_: fired.append(1))
+    readings: list[Reading] = []
+    taps = [
+        UpdateTap(each, [param], {0: np.array([1])}, lambda: None, readings.append)
+        for each in (optimizer, Noisy([param], {}))
+    ]
+    for _ in range(2):
+        param.grad = torch.ones(3)
+        optimizer.step()
+    assert [reading.values.tolist() for reading in readings] == [[2.0], [2.0]]
+    assert taps[0].opaque
+    assert len(fired) == 2  # the hooks of others run once a step, as they would
+    taps[0].remove()
+    assert vars(Base)["step"] is not own
+    taps[1].remove()
+    assert vars(Base)["step"] is own
+    assert not getattr(own, "hooked", False)
+
+
 def test_closure_given_by_name_is_observed_and_its_loss_returned() -> None:
     optimizer, param, _, readings = _tapped(torch.optim.SGD)
     assert optimizer.step(closure=_closure(param)) == 0.0
@@ -360,6 +408,9 @@ def test_optimizer_held_by_another_is_the_one_that_updates() -> None:
         def __init__(self, inner: torch.optim.Optimizer) -> None:
             self.inner = inner
             self.param_groups = inner.param_groups
+
+        def step(self) -> None:
+            self.inner.step()
 
     inner = torch.optim.Adam([nn.Parameter(torch.zeros(1))])
     assert updating_optimizer(inner) is inner
