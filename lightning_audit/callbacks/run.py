@@ -113,8 +113,19 @@ class AuditRun:
         return isinstance(self._terms.canaries[0], InputCanary)
 
     def open_gate(self, trainer: Any, module: torch.nn.Module) -> None:
-        """Let an input canary into the batches of ``training_step``, if it is what is asked for."""
-        if self._input_canary and self._gate is None:
+        """Let an input canary into the batches of ``training_step``, if it is what is asked for.
+
+        Raises:
+            MisconfigurationException: several processes, each with a batch of its own.
+        """
+        if not self._input_canary:
+            return
+        if trainer.world_size > 1:
+            raise MisconfigurationException(
+                f"canaries={list(self._terms.canaries)!r} would join the batch of each of the "
+                f"{trainer.world_size} processes; train with devices=1, or use gradient canaries."
+            )
+        if self._gate is None:
             self._gate = BatchGate(trainer, module, self._admit, self._skipped)
 
     def _admit(self, batch: Any, module: torch.nn.Module) -> Any:

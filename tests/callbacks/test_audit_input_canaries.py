@@ -7,6 +7,7 @@ from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -482,6 +483,14 @@ def test_what_cannot_be_audited_is_refused_at_the_first_batch(
         trainer.fit(module())
 
 
+def test_several_processes_are_refused(tmp_path: Path) -> None:
+    audit = _audit(Blank())
+    trainer = trainer_for(tmp_path, audit, max_steps=2)
+    audit.setup(trainer, Forward(), "fit")
+    with pytest.raises(MisconfigurationException, match="each of the 2 processes"):
+        audit._run.open_gate(SimpleNamespace(world_size=2), Forward())
+
+
 @pytest.mark.parametrize("canaries", [[Blank(), Blank()], [Dirac(), Mislabeled()]])
 def test_an_input_canary_is_alone(canaries: list[Any]) -> None:
     with pytest.raises(ValueError, match="must hold one input canary alone"):
@@ -516,7 +525,7 @@ def _healthy(directory: Path, seed: int) -> str:
         Crafted(amplitude=10.0, steps=10, **STATED),
         Blank(**STATED),
     )[seed % 3]
-    module = HandWritten(ask=False, dataset=random_data(512, seed=seed))
+    module = HandWritten(ask=False, dataset=random_data(4096, seed=seed))
     module.net = mlp()
     claim = replace(CLAIM, sample_rate=None)
     audit = _audit(canary, claim=claim, seed=seed, on_violation="warn")
