@@ -8,6 +8,7 @@ import numpy as np
 
 from lightning_audit import _validate
 from lightning_audit.canaries.gradient import GradientCanary, default_mix
+from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.checks.family import SHARES
 from lightning_audit.claims import PrivacyClaim
 
@@ -56,22 +57,29 @@ def delta_of(delta: float | None, claim: PrivacyClaim | None) -> float:
 
 
 def canaries_of(
-    canaries: Sequence[GradientCanary] | None, num_canaries: int
-) -> tuple[GradientCanary, ...]:
+    canaries: Sequence[GradientCanary | InputCanary] | None, num_canaries: int
+) -> tuple[GradientCanary | InputCanary, ...]:
     """The canaries that are named, or the default mix."""
     count = _validate.positive_int("num_canaries", num_canaries, "an audit needs a canary")
     if canaries is None:
         return default_mix(count)
-    if isinstance(canaries, GradientCanary) or not isinstance(canaries, Sequence):
+    kinds = (GradientCanary, InputCanary)
+    if isinstance(canaries, kinds) or not isinstance(canaries, Sequence):
         raise ValueError(f"canaries={canaries!r} must be a list; write [Dirac()] for one canary.")
     if not canaries:
         raise ValueError("canaries=[] must hold a canary; leave it out for the default mix.")
     for canary in canaries:
-        if not isinstance(canary, GradientCanary) or type(canary) is GradientCanary:
+        if not isinstance(canary, kinds) or type(canary) in kinds:
             raise ValueError(
                 f"canaries holds {canary!r}; it must hold objects of lightning_audit.canaries, "
                 "such as Dirac()."
             )
+    if len(canaries) > 1 and any(isinstance(canary, InputCanary) for canary in canaries):
+        raise ValueError(
+            f"canaries={list(canaries)!r} must hold one input canary alone: the gradient of an "
+            "input overlaps with any other canary's direction, which would alarm on correct runs; "
+            "train once with each."
+        )
     return tuple(canaries)
 
 

@@ -15,6 +15,7 @@ from lightning_audit.callbacks.bounds import betting_bound, literature_bounds
 from lightning_audit.callbacks.session import AuditSession
 from lightning_audit.callbacks.spending import claimed_epsilon, epsilon_at_ratio, epsilon_spent
 from lightning_audit.canaries.gradient import GradientCanary
+from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.checks.accounting import accounting_result, batch_size_result, exceeds
 from lightning_audit.checks.batches import BatchCheck
 from lightning_audit.checks.family import SHARES
@@ -53,7 +54,7 @@ class Terms:
     epsilon: float | None
     delta: float
     claim: PrivacyClaim | None
-    canaries: tuple[GradientCanary, ...]
+    canaries: tuple[GradientCanary | InputCanary, ...]
     oversize: float
     every_n_steps: int | None
     significance: float
@@ -292,7 +293,8 @@ def build_report(
 ) -> AuditReport:
     """The report now; the power is computed for a complete run only."""
     monitor = session.monitor if session else None
-    model = PowerModel(monitor, terms.oversize) if monitor and monitor.steps and complete else None
+    oversize = session.oversize if session else terms.oversize
+    model = PowerModel(monitor, oversize) if monitor and monitor.steps and complete else None
     power = model.at(terms.resolution) if model else {}
     missing = _missing(facts, terms, epsilons, checks, complete)
     verdict = judge(
@@ -300,7 +302,7 @@ def build_report(
         monitor,
         power,
         terms.resolution,
-        terms.oversize,
+        oversize,
         [*missing, *(session.lacks() if session else ())],
     )
     history = monitor.history if monitor else ()

@@ -26,6 +26,7 @@ from lightning_audit.callbacks.ranks import Ranks
 from lightning_audit.callbacks.refusals import refuse_trainer
 from lightning_audit.callbacks.run import AuditRun
 from lightning_audit.canaries.gradient import GradientCanary
+from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.checks.resolution import Resolution
 from lightning_audit.claims import PrivacyClaim
 from lightning_audit.report.console import print_report
@@ -69,10 +70,11 @@ class PrivacyAudit(Callback):
         claim: what cannot be read off the optimizer, or shall be tested instead of what it states.
             For hand-written DP-SGD ``noise_multiplier``, ``max_grad_norm`` and
             ``expected_batch_size`` must be stated; they hold for every step.
-        canaries: the canaries of an audited step; None for the default mix.
+        canaries: the canaries of an audited step, or one input canary alone; None for the default
+            mix.
         num_canaries: size of the default mix, >= 1; not used where ``canaries`` are given.
         oversize: norm of the canaries over the clipping norm, >= 1. A canary of norm 1 is blind
-            to clipping faults.
+            to clipping faults. Not used for an input canary, whose amplitude decides its norm.
         every_n_steps: canaries enter each n-th step; None for every step, and for fewer after the
             first 500 where per-sample gradients must be copied for it.
         significance: probability of a false alarm over the whole run, in (0, 1).
@@ -104,7 +106,7 @@ class PrivacyAudit(Callback):
         claimed_epsilon: float | None = None,
         delta: float | None = None,
         claim: PrivacyClaim | None = None,
-        canaries: Sequence[GradientCanary] | None = None,
+        canaries: Sequence[GradientCanary | InputCanary] | None = None,
         num_canaries: int = 8,
         oversize: float = 1000.0,
         every_n_steps: int | None = None,
@@ -198,6 +200,7 @@ class PrivacyAudit(Callback):
             self._run.start(trainer.train_dataloader, trainer.global_step)
             self._run.follow(trainer.optimizers, pl_module)
             self._run.remark(trainer)
+            self._run.open_gate(trainer, pl_module)
 
     # ------------------------------------------------------------------ each step and epoch
 

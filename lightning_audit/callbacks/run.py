@@ -30,10 +30,14 @@ from lightning_audit.callbacks.evaluation import (
     epoch_metrics,
     run_checks,
 )
+from lightning_audit.callbacks.gate import BatchGate
 from lightning_audit.callbacks.hand_written import HandWrittenSession
+from lightning_audit.callbacks.hand_written_input import HandWrittenInputSession
+from lightning_audit.callbacks.input_session import InputSession
 from lightning_audit.callbacks.ranks import Ranks
 from lightning_audit.callbacks.refusals import chosen_optimizer, hand_written_step
 from lightning_audit.callbacks.session import AuditSession, SessionSettings
+from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.checks.batches import BatchCheck
 from lightning_audit.checks.integrity import noise_restarted_result
 from lightning_audit.dpsgd.adapters import opacus_step
@@ -97,6 +101,7 @@ class AuditRun:
         self._split = False
         self._ahead = 0
         self._loss_known = False
+        self._gate: BatchGate | None = None
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -126,6 +131,34 @@ class AuditRun:
     def attached(self) -> bool:
         """Whether there was an optimizer to look at."""
         return bool(self._attached)
+
+    @property
+    def _input_canary(self) -> bool:
+        return isinstance(self._terms.canaries[0], InputCanary)
+
+    def open_gate(self, trainer: Any, module: torch.nn.Module) -> None:
+        """Let an input canary into the batches of ``training_step``, if it is what is asked for.
+
+        Raises:
+            MisconfigurationException: several processes, each with a batch of its own.
+        """
+        if not self._input_canary:
+            return
+        if trainer.world_size > 1:
+            raise MisconfigurationException(
+                f"canaries={list(self._terms.canaries)!r} would join the batch of each of the "
+                f"{trainer.world_size} processes; train with devices=1, or use gradient canaries."
+            )
+        if self._gate is None:
+            self._gate = BatchGate(trainer, module, self._admit, self._skipped)
+
+    def _admit(self, batch: Any, module: torch.nn.Module) -> Any:
+        session = self.session
+        return session.admit(batch, module) if isinstance(session, InputSession) else batch
+
+    def _skipped(self) -> None:
+        if isinstance(self.session, InputSession):
+            self.session.skip()
 
     def start(self, loaders: Any, global_step: int) -> None:
         """Read how the loaders sample, and whether steps were taken that nobody saw."""
@@ -276,7 +309,11 @@ class AuditRun:
         )
         rng = np.random.default_rng(self._terms.seed)
         open_store = self._open_store if self.directory is not None else None
-        kind = HandWrittenSession if isinstance(step, ManualStep) else AuditSession
+        by_hand = isinstance(step, ManualStep)
+        if self._input_canary:
+            kind: type[AuditSession] = HandWrittenInputSession if by_hand else InputSession
+        else:
+            kind = HandWrittenSession if by_hand else AuditSession
         return kind(step, settings, rng, self._current_rate, open_store, self.ranks)
 
     def _open_store(self, header: RecordHeader) -> ObservationStore:
@@ -409,6 +446,9 @@ class AuditRun:
         for tap in self._taps:
             tap.remove()
         self._taps = []
+        if self._gate is not None:
+            self._gate.close()
+            self._gate = None
         self._remove_plain_handles()
         self._remove_clipping_hook()
         if self.session is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,8 @@ from lightning_audit.callbacks.plan import StepPlan
 from lightning_audit.callbacks.ranks import Ranks
 from lightning_audit.callbacks.recorder import Recorder, SeenStep
 from lightning_audit.canaries.gradient import GradientCanary
-from lightning_audit.canaries.placement import place
+from lightning_audit.canaries.inputs import InputCanary
+from lightning_audit.canaries.placement import Placement, place
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.witnesses import LAGS, choose_witnesses
 from lightning_audit.claims import PrivacyClaim
@@ -61,12 +62,17 @@ class SessionSettings:
         signal: largest shift that correct clipping shows in this precision.
     """
 
-    canaries: tuple[GradientCanary, ...]
+    canaries: tuple[GradientCanary | InputCanary, ...]
     oversize: float
     every_n_steps: int | None
     significance: float
     claim: PrivacyClaim | None
     signal: float = 1.0
+
+
+def gradient_canaries(canaries: Sequence[object]) -> list[GradientCanary]:
+    """The canaries that are rows of gradient."""
+    return [canary for canary in canaries if isinstance(canary, GradientCanary)]
 
 
 class AuditSession:
@@ -96,11 +102,11 @@ class AuditSession:
         self._settings = settings
         self._rng = rng
         self._sample_rate = sample_rate
-        self._placement = place(settings.canaries, step.layout, rng)
+        self._placement = self._place()
         witnesses = choose_witnesses(step.layout, self._placement.support(), rng)
         self._coordinates = Coordinates(witnesses, self._placement)
         header = RecordHeader(
-            canaries=self._placement.labels,
+            canaries=self._labels(),
             tensors=tuple(slot.name for slot in step.layout),
             witnesses=witnesses.counts,
             lags=LAGS,
@@ -114,6 +120,7 @@ class AuditSession:
         self.copied, self.anyone_copies = False, True
         store = open_store(header) if open_store else None
         self.recorder = Recorder(header, settings.significance, witnesses, store)
+        self._canary_count = len(header.canaries)
         self._canary_steps = 0
         self.notes = list(self._placement.skipped)
         self.epoch = 0
@@ -126,6 +133,19 @@ class AuditSession:
         # Without a claim nothing is tested: noise multiplier 0 until one was read.
         self._last_claim = StepClaim(noise_multiplier=0.0, max_grad_norm=1.0, scale=1.0)
         self._tap = self._attach()
+
+    def _place(self) -> Placement:
+        """Where canaries lie in the gradient beforehand."""
+        return place(gradient_canaries(self._settings.canaries), self.step.layout, self._rng)
+
+    def _labels(self) -> tuple[str, ...]:
+        """A short name for each canary of a step."""
+        return self._placement.labels
+
+    @property
+    def oversize(self) -> float:
+        """Norm of the canaries over the clipping norm."""
+        return self._settings.oversize
 
     @property
     def monitor(self) -> AuditMonitor:
@@ -262,7 +282,7 @@ class AuditSession:
         plan = self._confirmed()
         size = self.step.batch_size() if self.track_batch_sizes else None
         if size is not None:
-            self.batch_sizes.append(size - (len(plan.chosen) if plan else 0))
+            self.batch_sizes.append(size - (int(plan.coins.sum()) if plan else 0))
         self._plan = plan
         number = self.recorder.steps
         try:
@@ -273,9 +293,12 @@ class AuditSession:
         if plan is not None:
             self._plan = replace(plan, claim=claim)
             return
+        self._plan = self._late(claim, number)
+
+    def _late(self, claim: StepClaim, number: int) -> StepPlan:
+        """Put the canaries into a step whose backward passes are done."""
         if not self._is_due(free=False) or self.recorder.clipping_is_broken:
-            self._plan = StepPlan(claim, np.zeros(len(self._placement)), (), NOT_PLANNED)
-            return
+            return self._without_canary(claim)
         plan = self._flip(claim)
         try:
             # Also where all coins say "out": whether a step counts must not depend on its coins.
@@ -286,7 +309,10 @@ class AuditSession:
             if self._note(f"no canary entered a step: {error}"):
                 _log.warning("no canary entered step %d: %s", number, error)
             plan = replace(plan, status=DROPPED)
-        self._plan = plan
+        return plan
+
+    def _without_canary(self, claim: StepClaim) -> StepPlan:
+        return StepPlan(claim, np.zeros(self._canary_count), (), NOT_PLANNED)
 
     def inject_late(self) -> None:
         """As `inject`, just before clipping, for a step that nobody announced."""
@@ -306,7 +332,7 @@ class AuditSession:
         """Draw the coins and directions of a step."""
         ranks, number = self._ranks, self.recorder.steps
         rng = ranks.coins(self._key, number) if ranks.several else self._rng
-        coins = rng.integers(0, 2, size=len(self._placement)).astype(np.float64)
+        coins = rng.integers(0, 2, size=self._canary_count).astype(np.float64)
         directions = self._placement.draw(rng)
         located = self._coordinates.locate(directions)
         return StepPlan(claim, coins, directions, INJECTED, located, adds=ranks.adds(number))
@@ -411,7 +437,7 @@ class AuditSession:
         # No per-sample gradients where the optimizer was stepped around Opacus.
         with contextlib.suppress(ValueError):
             self._last_claim = self._claim()
-        return StepPlan(self._last_claim, np.zeros(len(self._placement)), (), DROPPED)
+        return StepPlan(self._last_claim, np.zeros(self._canary_count), (), DROPPED)
 
     def _note(self, sentence: str) -> bool:
         """Add a remark, once; whether it is new."""

@@ -1,10 +1,27 @@
 """Canaries: what an audit adds to a step before its gradients are clipped."""
 
+from lightning_audit.canaries.crafted import Crafted as Crafted
 from lightning_audit.canaries.gradient import BlockPair as BlockPair
 from lightning_audit.canaries.gradient import Constant as Constant
 from lightning_audit.canaries.gradient import Dirac as Dirac
 from lightning_audit.canaries.gradient import GradientCanary as GradientCanary
 from lightning_audit.canaries.gradient import Random as Random
 from lightning_audit.canaries.gradient import Spread as Spread
+from lightning_audit.canaries.inputs import Adversarial as Adversarial
+from lightning_audit.canaries.inputs import Blank as Blank
+from lightning_audit.canaries.inputs import InputCanary as InputCanary
+from lightning_audit.canaries.inputs import Mislabeled as Mislabeled
 
-__all__ = ["BlockPair", "Constant", "Dirac", "GradientCanary", "Random", "Spread"]
+__all__ = [
+    "Adversarial",
+    "Blank",
+    "BlockPair",
+    "Constant",
+    "Crafted",
+    "Dirac",
+    "GradientCanary",
+    "InputCanary",
+    "Mislabeled",
+    "Random",
+    "Spread",
+]

@@ -55,7 +55,8 @@ def judge(
     if oversize < resolution.sensitivity:
         lacks.append(
             f"canaries of {oversize:g} times max_grad_norm cannot show a clipping norm "
-            f"{resolution.sensitivity:g} times too large; set oversize to 1000"
+            f"{resolution.sensitivity:g} times too large; set oversize to 1000, "
+            "or give an input canary a larger amplitude"
         )
     if lacks:
         return Verdict(

@@ -13,11 +13,12 @@ import lightning.pytorch.cli
 import pytest
 import pytorch_lightning
 import pytorch_lightning.cli
+import torch
 import yaml
 from training_support import HalfNoise, PrivateTraining, report_in
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim, PrivacyViolation, Resolution
-from lightning_audit.canaries import BlockPair, Dirac, Random, Spread
+from lightning_audit.canaries import BlockPair, Crafted, Dirac, Mislabeled, Random, Spread
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -140,6 +141,19 @@ def test_dataclasses_need_no_class_path(package: ModuleType) -> None:
         "resolution": {"noise": 0.7},
     }
     assert_as_configured(parse(package, with_audit(**ARGUMENTS | plain)))
+
+
+def test_an_input_canary_is_made_with_its_loss_by_name(package: ModuleType) -> None:
+    arguments = {
+        "amplitude": 100.0,
+        "loss": "torch.nn.functional.cross_entropy",
+        "num_classes": 10,
+    }
+    canaries = [{"class_path": "lightning_audit.canaries.Mislabeled", "init_args": arguments}]
+    audit = parse(package, with_audit(canaries=canaries))
+    loss = torch.nn.functional.cross_entropy
+    assert audit.canaries == (Mislabeled(amplitude=100.0, loss=loss, num_classes=10),)
+    assert parse(package, with_audit(canaries=["Crafted"])).canaries == (Crafted(),)
 
 
 def test_audit_that_a_cli_always_adds_is_set_on_the_command_line(package: ModuleType) -> None:

@@ -1,0 +1,24 @@
+"""A training whose DP-SGD is written by hand, audited by an input canary without any change."""
+
+from __future__ import annotations
+
+from lightning_audit.callbacks.hand_written import HandWrittenSession
+from lightning_audit.callbacks.input_session import InputSession
+from lightning_audit.layout import FloatArray
+
+
+class HandWrittenInputSession(InputSession, HandWrittenSession):
+    """The canary comes in the batch, and the reading where a plain optimizer's update starts.
+
+    `lightning_audit.per_sample` and `rows` give nothing: two kinds of canaries would overlap.
+    """
+
+    def _canary_is_due(self) -> bool:
+        # Where the gradient is read must be known before a canary is in it.
+        return not (self._tap.trial or self._tap.opaque) and super()._canary_is_due()
+
+    def _before(self) -> FloatArray | None:
+        taken = super()._before()
+        # A batch announces no reading: an opaque step may make its gradient after it.
+        self._announced = False
+        return taken

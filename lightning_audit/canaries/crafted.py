@@ -1,0 +1,104 @@
+"""`Crafted`: an input whose gradient is orthogonal to that of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lightning_audit import _validate
+from lightning_audit.canaries.batches import Sample, rows
+from lightning_audit.canaries.inputs import (
+    InputCanary,
+    Loss,
+    floating_input,
+    loss_of,
+    scaled,
+    with_least_likely_label,
+)
+
+
+@dataclass(frozen=True)
+class Crafted(InputCanary):
+    """A sample of the data, moved so that its gradient is orthogonal to the batch's.
+
+    The square of the cosine between both gradients is made small, by Adam on the input. What the
+    data add to a reading becomes small with it. The label is the one that is least likely when the
+    input is made: a sample that the model has learned has too small a gradient.
+
+    Args:
+        steps: of the descent, >= 1. Each takes two passes over the batch's loss.
+        step_size: of Adam, > 0.
+        remake_every_n_steps: training steps after which the input is made anew, >= 1.
+        amplitude: factor on the input before the descent, > 0.
+        sampling_rate: probability of joining a step's batch; it must be 1/2.
+        loss: ``loss(module, batch)``, the loss that is trained; None for the cross entropy of
+            ``module(input)`` with the label.
+        num_classes: number of labels; None to count the outputs of ``module(input)``.
+        input: where a batch holds the input, such as ``"0"`` or ``"image"``; None to search.
+        label: where it holds the label; None to search.
+
+    References:
+        Nasr et al. 2023 (Tight Auditing of Differentially Private Machine Learning), Algorithm 3.
+    """
+
+    steps: int = 50
+    step_size: float = 0.1
+    remake_every_n_steps: int = 50
+    amplitude: float = 1.0
+    sampling_rate: float = 0.5
+    loss: Loss | None = None
+    num_classes: int | None = None
+    input: str | None = None
+    label: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        super().__post_init__()
+        _validate.positive_int("steps", self.steps, "without a step the sample is not moved")
+        _validate.positive("step_size", self.step_size)
+        _validate.positive_int("remake_every_n_steps", self.remake_every_n_steps)
+
+    @property
+    def remade_every(self) -> int:
+        """Steps after which the input is made anew."""
+        return self.remake_every_n_steps
+
+    def made(
+        self, module: Any, sample: Sample, batch: Any, params: Sequence[torch.Tensor]
+    ) -> Sample:
+        """The sample, moved until its gradient has nothing of the batch's."""
+        sample = with_least_likely_label(self, module, scaled(self, sample))
+        free = floating_input(self, sample).detach().clone().requires_grad_()
+        if not rows(batch):
+            return sample
+        data = _gradient(loss_of(self, module, batch, sample), params, graph=False)
+        descent = torch.optim.Adam([free], lr=self.step_size)
+        for _ in range(self.steps):
+            own = _gradient(
+                loss_of(self, module, sample.with_input(free).batch, sample), params, graph=True
+            )
+            (free.grad,) = torch.autograd.grad(cosine(own, data) ** 2, free)
+            descent.step()
+        return sample.with_input(free.detach())
+
+    def at_step(self, module: Any, sample: Sample) -> Sample:
+        """The sample that was made, with its label."""
+        return sample
+
+
+def cosine(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Cosine between two gradients, tensor by tensor; 0 where one of them is zero."""
+    product = torch.stack([(a * b).sum() for a, b in zip(first, second, strict=True)]).sum()
+    squares = [torch.stack([(a * a).sum() for a in one]).sum() for one in (first, second)]
+    # The square root's slope is infinite at zero.
+    return product / (squares[0] * squares[1] + torch.finfo(product.dtype).tiny).sqrt()
+
+
+def _gradient(
+    loss: torch.Tensor, params: Sequence[torch.Tensor], *, graph: bool
+) -> list[torch.Tensor]:
+    found = torch.autograd.grad(loss, list(params), create_graph=graph, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for g, p in zip(found, params, strict=True)]

@@ -1,0 +1,148 @@
+"""The gradient of one sample at the present weights, without a trace in the user's training."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+
+@contextlib.contextmanager
+def undisturbed(module: torch.nn.Module) -> Iterator[None]:
+    """Run passes through a module that leave it, and every global generator, as they were.
+
+    Opacus' hooks are off, what the module logs is dropped, and buffers such as running statistics
+    are put back. The mode of the modules is left, so that the passes compute what training does.
+
+    Args:
+        module: the user's module.
+    """
+    devices = {p.device.index or 0 for p in module.parameters() if p.device.type == "cuda"}
+    python, numpy = random.getstate(), np.random.get_state()  # the global one
+    with (
+        torch.random.fork_rng(devices=sorted(devices)),
+        torch.enable_grad(),
+        _hooks_off(module),
+        _silent(module),
+        _same_buffers(module),
+    ):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+@contextlib.contextmanager
+def _hooks_off(module: torch.nn.Module) -> Iterator[None]:
+    """Turn off Opacus' hooks, whether a module of Opacus is around the user's or not."""
+    owners: dict[int, Any] = {}
+    for part in module.modules():
+        hooks = [*part._forward_hooks.values(), *part._backward_hooks.values()]
+        # A partial's function is bound to the owner of the hooks.
+        for hook in (getattr(hook, "func", hook) for hook in hooks):
+            owner = getattr(hook, "__self__", None)
+            if hasattr(owner, "disable_hooks"):
+                owners[id(owner)] = owner
+    before = [(owner, owner.hooks_enabled) for owner in owners.values()]
+    for owner, _ in before:
+        owner.disable_hooks()
+    try:
+        yield
+    finally:
+        for owner, enabled in before:
+            owner.hooks_enabled = enabled
+
+
+@contextlib.contextmanager
+def _silent(module: torch.nn.Module) -> Iterator[None]:
+    """Drop what a LightningModule logs."""
+    names = [name for name in ("log", "log_dict") if hasattr(module, name)]
+    own = {name: vars(module)[name] for name in names if name in vars(module)}
+    vars(module).update(dict.fromkeys(names, _drop))
+    try:
+        yield
+    finally:
+        for name in names:
+            del vars(module)[name]
+        vars(module).update(own)
+
+
+def _drop(*_: Any, **__: Any) -> None:
+    """Log nothing."""
+
+
+@contextlib.contextmanager
+def _same_buffers(module: torch.nn.Module) -> Iterator[None]:
+    """Put every buffer back, also those that a pass replaces."""
+    kept = [
+        (part, name, buffer, buffer.clone())
+        for part in module.modules()
+        for name, buffer in part._buffers.items()
+        if buffer is not None
+    ]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for part, name, buffer, value in kept:
+                part._buffers[name] = buffer
+                buffer.copy_(value)
+
+
+@dataclass(frozen=True)
+class DenseDirection:
+    """A unit vector over all trained parameters.
+
+    Args:
+        parts: its entries, one tensor for each parameter.
+        norm: norm of the gradient whose direction it is.
+    """
+
+    parts: tuple[torch.Tensor, ...]
+    norm: float
+
+    @torch.no_grad()
+    def product(self, params: Sequence[torch.nn.Parameter]) -> float:
+        """Inner product with the gradient that the parameters hold; NaN where one has none."""
+        if any(p.grad is None for p in params):
+            return float("nan")
+        products = [
+            torch.dot(part.flatten().to(p.grad), p.grad.flatten()).double()
+            for part, p in zip(self.parts, params, strict=True)
+            if p.grad is not None
+        ]
+        return float(torch.stack(products).sum())
+
+    @torch.no_grad()
+    def take_out(self, params: Sequence[torch.nn.Parameter], amount: float) -> None:
+        """Subtract ``amount`` times the direction from the gradient that the parameters hold."""
+        for part, p in zip(self.parts, params, strict=True):
+            if p.grad is not None:
+                p.grad.sub_(part.to(p.grad), alpha=amount)
+
+
+def own_direction(
+    loss: torch.Tensor, params: Sequence[torch.nn.Parameter]
+) -> DenseDirection | None:
+    """The direction of a loss's gradient.
+
+    Args:
+        loss: of one sample.
+        params: the parameters that are trained.
+
+    Returns:
+        The direction; None where the gradient is zero or not finite, and has none.
+    """
+    found = torch.autograd.grad(loss, list(params), allow_unused=True)
+    parts = [torch.zeros_like(p) if g is None else g for g, p in zip(found, params, strict=True)]
+    # In double precision: the square of an oversized entry may not fit into single precision.
+    norm = float(torch.stack([part.double().norm() for part in parts]).norm())
+    if not np.isfinite(norm) or norm == 0.0:
+        return None
+    return DenseDirection(tuple(part.detach() / norm for part in parts), norm)
