@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import pytorch_lightning as pl
 import torch
+from hand_written_support import CLAIM, HandWritten, OneByOne, OwnOptimizer
 from opacus.layers import DPLSTM, DPMultiheadAttention
 from opacus.optimizers import DPOptimizer
 from opacus.schedulers import ExponentialGradClip, ExponentialNoise
@@ -22,6 +23,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader
 from training_support import ManualModule, PrivateModule, mlp, random_data
+
+from lightning_audit.canaries import Mislabeled
 
 HIDDEN = 128
 #: An epoch of batches of 16 has the 200 steps that are looked at: epoch ends take time.
@@ -47,6 +50,7 @@ class Row:
         trainer: arguments of the Trainer.
         audit: arguments of the audit.
         copies: whether per-sample gradients must be copied to add canaries.
+        first: first step that canaries enter.
         remark: what a user should know.
     """
 
@@ -56,6 +60,7 @@ class Row:
     trainer: dict[str, Any] = field(default_factory=dict)
     audit: dict[str, Any] = field(default_factory=dict)
     copies: bool = False
+    first: int = 0
     remark: str = ""
 
 
@@ -288,6 +293,10 @@ class OwnScale(DPOptimizer):
             p.grad = p.grad / (self.expected_batch_size * self.accumulated_iterations)
 
 
+def loss_of_net(module: Any, batch: Any) -> torch.Tensor:
+    return functional.cross_entropy(module.net(batch[0]), batch[1])
+
+
 # ------------------------------------------------------------------ networks
 
 
@@ -466,12 +475,55 @@ ROWS: tuple[Row, ...] = (
         "`DPMultiheadAttention` and layer norm",
         lambda: wide(net=Attention()),
     ),
+    *(
+        Row("Hand-written DP-SGD", name, kind, audit={"claim": CLAIM}, first=first, remark=remark)
+        for name, kind, first, remark in (
+            (
+                "`vmap` per-sample gradients, manual optimization",
+                HandWritten,
+                0,
+                "`lightning_audit.per_sample`",
+            ),
+            ("a loop over samples", OneByOne, 0, "`lightning_audit.rows`"),
+            (
+                "an own optimizer that ends in `super().step()`",
+                OwnOptimizer,
+                1,
+                "`lightning_audit.per_sample`",
+            ),
+        )
+    ),
+    *(
+        Row(
+            "Input canaries, without a change to the training",
+            name,
+            module,
+            audit={
+                "canaries": [Mislabeled(amplitude=100.0, loss=loss_of_net, num_classes=10)],
+                **more,
+            },
+            remark="the batch has one sample more in half the steps",
+        )
+        for name, module, more in (
+            ("`grad_sample_mode='hooks'`", wide, {}),
+            ("`grad_sample_mode='functorch'`", lambda: wide(mode="functorch"), {}),
+            ("ghost clipping", lambda: wide(Ghost), {}),
+            ("hand-written DP-SGD", lambda: HandWritten(ask=False), {"claim": CLAIM}),
+        )
+    ),
     Row("Networks", "frozen parameters", lambda: wide(net=frozen())),
     Row("Networks", "tied parameters", lambda: wide(net=Tied())),
 )
 
 
 # ------------------------------------------------------------------ the docs page
+
+#: Trainings of two processes by the folder that `test_audit_two_processes` reads of them.
+PROCESSES: dict[str, str] = {
+    "audited": "`DistributedDPOptimizer`",
+    "per_layer": "`SimpleDistributedPerLayerOptimizer`",
+    "ghost": "`DistributedDPOptimizerFastGradientClipping`",
+}
 
 REFUSED: tuple[tuple[str, str], ...] = (
     (
@@ -482,6 +534,9 @@ REFUSED: tuple[tuple[str, str], ...] = (
     ("`LBFGS`", "an optimizer that takes one gradient a step"),
     ("several private optimizers", "one optimizer with parameter groups"),
     ("several audits in one Trainer", "one audit"),
+    ("strategies that shard parameters (FSDP, DeepSpeed)", "`strategy='ddp'`"),
+    ("hand-written DP-SGD or input canaries in several processes", "`devices=1`"),
+    ("input canaries under per-layer or adaptive clipping", "gradient canaries"),
 )
 
 _HEAD = """# Which trainings can be audited
@@ -500,12 +555,16 @@ def markdown() -> str:
     """The docs page."""
     parts = [_HEAD]
     for group in dict.fromkeys(row.group for row in ROWS):
-        parts.append(f"\n## {group}\n\n| training | no copy | remark |\n|---|---|---|\n")
-        parts += [
-            f"| {row.name} | {'' if row.copies else 'yes'} | {row.remark} |\n"
-            for row in ROWS
-            if row.group == group
-        ]
+        rows = [row for row in ROWS if row.group == group]
+        opacus = not any(row.audit.keys() & {"claim", "canaries"} for row in rows)
+        parts.append(f"\n## {group}\n\n")
+        parts.append("| training | no copy | remark |\n" if opacus else "| training | remark |\n")
+        parts.append("|---|---|---|\n" if opacus else "|---|---|\n")
+        for row in rows:
+            cells = [row.name, *(["" if row.copies else "yes"] if opacus else []), row.remark]
+            parts.append(f"| {' | '.join(cells)} |\n")
+    parts.append("\n## Two processes (`strategy='ddp'`)\n\n| training |\n|---|\n")
+    parts += [f"| {name} |\n" for name in PROCESSES.values()]
     parts.append("\n## Refused, before the first step\n\n| training | instead |\n|---|---|\n")
     parts += [f"| {name} | {instead} |\n" for name, instead in REFUSED]
     return "".join(parts)

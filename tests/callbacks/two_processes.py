@@ -203,7 +203,7 @@ def healthy(folder: Path) -> None:
     # Each process is given a seed of its own: the first one's counts.
     audit = PrivacyAudit(seed=RANK)
     train(folder / "audited", TwoProcesses(dataset=data), audit, max_steps=256)
-    train(folder / "unaudited", TwoProcesses(dataset=data), None, max_steps=256)
+    train(folder / "audited-unaudited", TwoProcesses(dataset=data), None, max_steps=256)
 
 
 def clipping(folder: Path) -> None:
