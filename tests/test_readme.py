@@ -53,7 +53,7 @@ def digits():
 
 
 def test_the_ten_lines_audit_a_training_and_the_gate_passes_it(digits, tmp_path, monkeypatch):
-    code, _ = blocks("python")
+    code, *_ = blocks("python")
     assert len([line for line in code.splitlines() if line and not line.startswith("#")]) <= 10
     monkeypatch.chdir(tmp_path)
     model = digits.Digits()
@@ -80,7 +80,7 @@ def hand_written():
 
 
 def test_the_line_for_hand_written_dp_sgd_lets_canaries_in(hand_written, tmp_path, monkeypatch):
-    _, code = blocks("python")
+    _, code, _ = blocks("python")
     monkeypatch.chdir(tmp_path)
     names = dict(vars(hand_written))
     exec(compile(code, "README.md", "exec"), names)
@@ -89,6 +89,17 @@ def test_the_line_for_hand_written_dp_sgd_lets_canaries_in(hand_written, tmp_pat
     trainer.fit(kind())
     assert names["audit"].report.observations == 12 * 8
     assert not [c.name for c in names["audit"].report.checks if c.status == "violated"]
+
+
+def test_the_input_canary_audits_a_module_that_has_a_forward(digits, tmp_path, monkeypatch):
+    *_, code = blocks("python")
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(compile(code, "README.md", "exec"), names)
+    trainer = pl.Trainer(max_steps=12, callbacks=[names["audit"]], accelerator="cpu", logger=False)
+    kind = type("Model", (digits.Digits,), {"forward": lambda self, x: self.net(x)})
+    trainer.fit(kind())
+    assert names["audit"].report.observations == 12
 
 
 @pytest.mark.parametrize(
