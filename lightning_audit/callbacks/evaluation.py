@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from importlib import metadata
 from typing import Any
 
 from lightning_audit.callbacks.bounds import betting_bound, literature_bounds
+from lightning_audit.callbacks.facts import RunFacts
 from lightning_audit.callbacks.session import AuditSession
 from lightning_audit.callbacks.spending import claimed_epsilon, epsilon_at_ratio, epsilon_spent
-from lightning_audit.canaries.gradient import GradientCanary
-from lightning_audit.canaries.inputs import InputCanary
+from lightning_audit.callbacks.terms import Terms
 from lightning_audit.checks.accounting import accounting_result, batch_size_result, exceeds
-from lightning_audit.checks.batches import BatchCheck
 from lightning_audit.checks.family import SHARES
 from lightning_audit.checks.integrity import (
     logical_batch_result,
@@ -25,12 +23,9 @@ from lightning_audit.checks.integrity import (
     noise_restarted_result,
     unsynchronised_result,
 )
-from lightning_audit.checks.resolution import PowerModel, Resolution
+from lightning_audit.checks.resolution import PowerModel
 from lightning_audit.checks.sampling import repeated_result, sampling_results
 from lightning_audit.checks.verdict import acknowledge, judge
-from lightning_audit.claims import PrivacyClaim
-from lightning_audit.dpsgd.lints import LoaderFacts
-from lightning_audit.dpsgd.opacus import AccountantLink
 from lightning_audit.results import AuditReport, CheckResult, EpsilonBound, Verdict
 from lightning_audit.store import RECORD_NAME
 
@@ -45,107 +40,6 @@ _LIBRARIES = (
     "dp-accounting",
     "numpy",
 )
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What is claimed and asked for: the callback's arguments."""
-
-    epsilon: float | None
-    delta: float
-    claim: PrivacyClaim | None
-    canaries: tuple[GradientCanary | InputCanary, ...]
-    oversize: float
-    every_n_steps: int | None
-    significance: float
-    bound_significance: float
-    resolution: Resolution
-    allow: Collection[str]
-    seed: int
-    reactions: Mapping[str, str]
-
-    def settings(self) -> dict[str, Any]:
-        """The terms, as they go into the report."""
-        return {
-            "claimed_epsilon": self.epsilon,
-            "delta": self.delta,
-            "claim": self.claim.to_dict() if self.claim else None,
-            "canaries": [repr(canary) for canary in self.canaries],
-            "oversize": self.oversize,
-            "every_n_steps": self.every_n_steps,
-            "significance": self.significance,
-            "bound_significance": self.bound_significance,
-            "resolution": dataclasses.asdict(self.resolution),
-            "allow": tuple(self.allow),
-            **self.reactions,
-            "seed": self.seed,
-        }
-
-
-@dataclass
-class RunFacts:
-    """What is known of a run beside its observations."""
-
-    loader: LoaderFacts | None = None
-    processes: int = 1
-    #: Whether each process draws from all records.
-    repeated: bool = False
-    plain_steps: int = 0
-    plain_name: str = ""
-    accountant: AccountantLink | None = None
-    sample_rate: float | None = None
-    epochs: list[Mapping[str, float]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    break_off: str = ""
-    resumed: str = ""
-    #: Whether a resumed training's noise repeats that of its beginning; None if it never stopped.
-    noise_restarted: bool | None = None
-    #: Parameters that no private optimizer trains, and that changed all the same.
-    unaudited: tuple[str, ...] = ()
-    #: Test of the batches of a sampler whose type does not tell how it draws.
-    batches: BatchCheck | None = None
-    #: Divisor of the gradients, None where they are summed.
-    expected_batch_size: float | None = None
-    #: Epochs with split batches, and those that began with the rest of a batch.
-    split_epochs: int = 0
-    carried_over: int = 0
-    #: Whether all processes read the same gradients so far; None if they were not compared.
-    synchronised: bool | None = None
-
-    #: What a run that goes on after a stop cannot find out again.
-    _KEPT = (
-        "plain_steps",
-        "plain_name",
-        "epochs",
-        "notes",
-        "resumed",
-        "noise_restarted",
-        "split_epochs",
-        "carried_over",
-        "synchronised",
-    )
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of the facts, as plain values."""
-        return {name: copy.deepcopy(getattr(self, name)) for name in self._KEPT}
-
-    def note(self, sentence: str) -> None:
-        """Add a remark on the run, once."""
-        if sentence not in self.notes:
-            self.notes.append(sentence)
-
-    def end_epoch(self, row: Mapping[str, float]) -> None:
-        """Keep what was logged; a run that goes on in an epoch's end meets that end again."""
-        known = [old for old in self.epochs if old["epoch"] != row["epoch"]]
-        self.epochs = [*known, row]
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's facts; what was noted since stays."""
-        since = self.notes
-        for name in self._KEPT:
-            if name in state:  # checkpoints of the first release lack some
-                setattr(self, name, copy.deepcopy(state[name]))
-        self.notes += [note for note in since if note not in self.notes]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from lightning_audit.callbacks.plan import StepPlan
-from lightning_audit.callbacks.session import FULL_STEPS, THINNED, AuditSession
+from lightning_audit.callbacks.planning import FULL_STEPS, THINNED
+from lightning_audit.callbacks.session import AuditSession
 from lightning_audit.checks.monitor import MAX_LOST
 from lightning_audit.dpsgd.hand_over import register, unregister
 from lightning_audit.dpsgd.manual import ManualStep

@@ -19,12 +19,12 @@ from lightning_audit.callbacks.arguments import (
     seed_of,
 )
 from lightning_audit.callbacks.checkpoint import VERSION
-from lightning_audit.callbacks.evaluation import Terms
 from lightning_audit.callbacks.figures import send_report_figure
 from lightning_audit.callbacks.loaders import LoaderWatcher
 from lightning_audit.callbacks.ranks import Ranks
 from lightning_audit.callbacks.refusals import refuse_trainer
 from lightning_audit.callbacks.run import AuditRun
+from lightning_audit.callbacks.terms import Terms
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.checks.resolution import Resolution
@@ -176,7 +176,7 @@ class PrivacyAudit(Callback):
                 set_aside(directory, but_the_record=True)
         self._run = AuditRun(terms, directory, str(trainer.precision), ranks)
         if not ranks.several:  # each process would see its own share of the records
-            self._watcher.attach(trainer, self._run.watch)
+            self._watcher.attach(trainer, self._run.lints.watch)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of the audit; it loads under ``weights_only=True``."""
@@ -225,7 +225,7 @@ class PrivacyAudit(Callback):
         if self._run is not None:
             # The module, and callbacks after this one, had their on_train_batch_start since.
             self._run.follow(trainer.optimizers, pl_module)
-            self._run.look_at_loss(pl_module, loss)
+            self._run.lints.look_at_loss(pl_module, loss)
             self._run.prepare(loss, trainer.accumulate_grad_batches)
 
     def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

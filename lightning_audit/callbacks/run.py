@@ -23,39 +23,32 @@ from lightning_audit.callbacks.checkpoint import (
 )
 from lightning_audit.callbacks.evaluation import (
     Epsilons,
-    RunFacts,
-    Terms,
     build_report,
     current_epsilons,
     epoch_metrics,
     run_checks,
 )
+from lightning_audit.callbacks.facts import RunFacts
 from lightning_audit.callbacks.gate import BatchGate
 from lightning_audit.callbacks.hand_written import HandWrittenSession
 from lightning_audit.callbacks.hand_written_input import HandWrittenInputSession
 from lightning_audit.callbacks.input_session import InputSession
+from lightning_audit.callbacks.planning import SessionSettings
 from lightning_audit.callbacks.ranks import Ranks
 from lightning_audit.callbacks.refusals import chosen_optimizer, hand_written_step
-from lightning_audit.callbacks.session import AuditSession, SessionSettings
+from lightning_audit.callbacks.run_lints import RunLints
+from lightning_audit.callbacks.session import AuditSession
+from lightning_audit.callbacks.terms import Terms
 from lightning_audit.canaries.inputs import InputCanary
-from lightning_audit.checks.batches import BatchCheck
 from lightning_audit.checks.integrity import noise_restarted_result
 from lightning_audit.dpsgd.adapters import opacus_step
 from lightning_audit.dpsgd.clipping_hook import BeforeClipping
-from lightning_audit.dpsgd.ghost_lints import adaptive_remark, ghost_remarks
 from lightning_audit.dpsgd.lints import (
-    carries_over,
-    draws_from_all,
     fingerprints,
-    loader_count,
-    loader_facts,
-    signals_ahead,
-    splits_batches,
 )
 from lightning_audit.dpsgd.manual import ManualStep
 from lightning_audit.dpsgd.opacus import accountant_link, innermost, private_optimizer
 from lightning_audit.dpsgd.protocol import Backward, DPSGDStep, UnsupportedOptimizer
-from lightning_audit.dpsgd.sampler_tap import SamplerTap, can_be_watched
 from lightning_audit.results import AuditReport, CheckResult
 from lightning_audit.store import REPORT_NAME, ObservationStore, RecordHeader
 
@@ -97,10 +90,7 @@ class AuditRun:
         self._untrained: dict[str, tuple[float, float]] = {}
         self._first_noise: str | None = None
         self._noise_known = False
-        self._taps: list[SamplerTap] = []
-        self._split = False
-        self._ahead = 0
-        self._loss_known = False
+        self.lints = RunLints(self.facts, terms.significance, self.ranks)
         self._gate: BatchGate | None = None
 
     # ------------------------------------------------------------------ checkpoints
@@ -122,7 +112,7 @@ class AuditRun:
             "first_noise": self._first_noise,
             "untrained": {name: list(sums) for name, sums in self._untrained.items()},
             "accountant": accountant_history(self.facts.accountant),
-            "batches": self._batches_state(),
+            "batches": self.lints.state(),
         }
 
     # ------------------------------------------------------------------ the optimizers
@@ -162,52 +152,22 @@ class AuditRun:
 
     def start(self, loaders: Any, global_step: int) -> None:
         """Read how the loaders sample, and whether steps were taken that nobody saw."""
-        self.facts.loader = loader_facts(loaders)
-        if self.facts.batches is not None and loader_count(loaders) > 1:
-            self.facts.batches.obstacle = "the training has several loaders"
-        self._split, self._ahead = splits_batches(loaders), signals_ahead(loaders)
-        self.facts.repeated = self.ranks.several and draws_from_all(loaders)
+        self.lints.start(loaders)
         if global_step > 0 and not self._kept:
             self.facts.resumed = (
                 f"the training was resumed at step {global_step} from a checkpoint without this "
                 "audit's state: earlier steps were not observed"
             )
 
-    def watch(self, loader: Any) -> None:
-        """Test the batches of a training loader whose type does not tell how it draws them.
-
-        Args:
-            loader: the loader, before it is iterated for the first time.
-        """
-        facts = loader_facts(loader)
-        if facts.kind != "unknown" or not can_be_watched(loader) or facts.records is None:
-            return
-        check = self.facts.batches
-        if check is None:
-            check = self.facts.batches = BatchCheck(facts.records, self._terms.significance)
-        elif check.records != facts.records:
-            check.obstacle = "the loader's data set changes"
-        self._taps.append(SamplerTap(loader, check.start_epoch, check.take))
-
     def remark(self, trainer: Any) -> None:
         """Note what the Trainer's arguments do to the private optimizer."""
         if self.session is not None:
-            accumulated, clip = trainer.accumulate_grad_batches, trainer.gradient_clip_val
-            for sentence in ghost_remarks(self.session.step.optimizer, accumulated, clip):
-                self.facts.note(sentence)
+            self.lints.remark(self.session.step.optimizer, trainer)
 
     def start_epoch(self) -> None:
         """At the first batch of an epoch: see whether something of the one before is left."""
-        if self.session is not None and self._split:
-            self.facts.split_epochs += 1
-            self.facts.carried_over += carries_over(self.session.step.optimizer, self._ahead)
-
-    def look_at_loss(self, module: torch.nn.Module, loss: Any) -> None:
-        """Note, at the first loss, whether Lightning took something off it."""
-        if not self._loss_known:
-            self._loss_known = True
-            if sentence := adaptive_remark(module, loss):
-                self.facts.note(sentence)
+        if self.session is not None:
+            self.lints.start_epoch(self.session.step.optimizer)
 
     def follow(self, optimizers: Sequence[Any], module: torch.nn.Module) -> None:
         """Attach to the optimizers that are in use now, unless that was done.
@@ -294,8 +254,7 @@ class AuditRun:
         self._first_noise = kept["first_noise"]
         self._untrained = {name: (a, b) for name, (a, b) in kept["untrained"].items()}
         restore_accountant(self.facts.accountant, kept["accountant"])
-        if self.facts.batches is not None and kept.get("batches"):
-            self.facts.batches.load(to_arrays(kept["batches"]))
+        self.lints.load(kept.get("batches"))
         self._kept = {}
 
     def _new_session(self, step: DPSGDStep) -> AuditSession:
@@ -434,18 +393,9 @@ class AuditRun:
         if self.session is not None and self.session.store is not None:
             self.session.store.close()
 
-    def _batches_state(self) -> dict[str, Any]:
-        if self.facts.batches is None:
-            return {}
-        self.facts.batches.settle(self.facts.sample_rate)
-        state: dict[str, Any] = to_tensors(self.facts.batches.state())
-        return state
-
     def detach(self) -> None:
         """Take all hooks off."""
-        for tap in self._taps:
-            tap.remove()
-        self._taps = []
+        self.lints.detach()
         if self._gate is not None:
             self._gate.close()
             self._gate = None

@@ -1,0 +1,48 @@
+"""What is claimed of a training and asked of its audit: the arguments of the callback."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_audit.canaries.gradient import GradientCanary
+from lightning_audit.canaries.inputs import InputCanary
+from lightning_audit.checks.resolution import Resolution
+from lightning_audit.claims import PrivacyClaim
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What is claimed and asked for: the callback's arguments."""
+
+    epsilon: float | None
+    delta: float
+    claim: PrivacyClaim | None
+    canaries: tuple[GradientCanary | InputCanary, ...]
+    oversize: float
+    every_n_steps: int | None
+    significance: float
+    bound_significance: float
+    resolution: Resolution
+    allow: Collection[str]
+    seed: int
+    reactions: Mapping[str, str]
+
+    def settings(self) -> dict[str, Any]:
+        """The terms, as they go into the report."""
+        return {
+            "claimed_epsilon": self.epsilon,
+            "delta": self.delta,
+            "claim": self.claim.to_dict() if self.claim else None,
+            "canaries": [repr(canary) for canary in self.canaries],
+            "oversize": self.oversize,
+            "every_n_steps": self.every_n_steps,
+            "significance": self.significance,
+            "bound_significance": self.bound_significance,
+            "resolution": dataclasses.asdict(self.resolution),
+            "allow": tuple(self.allow),
+            **self.reactions,
+            "seed": self.seed,
+        }
