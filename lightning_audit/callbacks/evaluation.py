@@ -96,6 +96,7 @@ def run_checks(
         checks.append(
             accounting_result(epsilons.spent, epsilons.claimed, terms.delta, epsilons.source)
         )
+        _hold_batches_to_steps(facts, steps)
         if facts.loader is not None:
             checks += sampling_results(
                 facts.loader.kind,
@@ -109,6 +110,18 @@ def run_checks(
         if facts.repeated and facts.synchronised:
             checks.append(repeated_result(facts.processes, facts.sample_rate))
     return acknowledge(checks, terms.allow)
+
+
+def _hold_batches_to_steps(facts: RunFacts, steps: int) -> None:
+    """Test a sampler's batches as those of the steps only where they are."""
+    check = facts.batches
+    if check is None:
+        return
+    check.twice_counts = facts.accountant is not None
+    # Samplers run ahead of the training, and a step may be left out.
+    batches = min(check.batches, facts.trained_batches)
+    if batches > 1.2 * facts.batches_per_step * steps + 2:
+        check.obstacle = "several of its batches make up a step"
 
 
 def _lint_results(facts: RunFacts) -> list[CheckResult]:

@@ -34,6 +34,9 @@ class RunFacts:
     unaudited: tuple[str, ...] = ()
     #: Test of the batches of a sampler whose type does not tell how it draws.
     batches: BatchCheck | None = None
+    #: Batches whose gradients the Trainer adds up for a step.
+    batches_per_step: int = 1
+    trained_batches: int = 0
     #: Divisor of the gradients, None where they are summed.
     expected_batch_size: float | None = None
     #: Epochs with split batches, and those that began with the rest of a batch.
@@ -50,6 +53,7 @@ class RunFacts:
         "notes",
         "resumed",
         "noise_restarted",
+        "trained_batches",
         "split_epochs",
         "carried_over",
         "synchronised",

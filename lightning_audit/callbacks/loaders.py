@@ -15,6 +15,8 @@ class LoaderWatcher:
 
     def __init__(self) -> None:
         self._strategy: Any = None
+        self._before: Any = None
+        self._own: Any = None
 
     def attach(self, trainer: Any, look: Callable[[Any], None]) -> None:
         """Call ``look`` with every training loader from now on.
@@ -25,6 +27,7 @@ class LoaderWatcher:
         """
         self.detach()
         self._strategy = trainer.strategy
+        self._before = vars(trainer.strategy).get("process_dataloader")
         process = trainer.strategy.process_dataloader
 
         def watched(dataloader: Any) -> Any:
@@ -33,10 +36,13 @@ class LoaderWatcher:
                 look(loader)
             return loader
 
-        trainer.strategy.process_dataloader = watched
+        self._own = trainer.strategy.process_dataloader = watched
 
     def detach(self) -> None:
-        """Leave the strategy as it was."""
+        """Leave the strategy as it was, unless somebody has put something over this."""
         strategy, self._strategy = self._strategy, None
-        if strategy is not None:
-            vars(strategy).pop("process_dataloader", None)
+        if strategy is None or vars(strategy).get("process_dataloader") is not self._own:
+            return
+        del strategy.process_dataloader
+        if self._before is not None:
+            strategy.process_dataloader = self._before

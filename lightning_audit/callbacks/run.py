@@ -56,6 +56,10 @@ _NO_ACCOUNTANT = (
     "no accountant feeds on the optimizer's steps, so no epsilon is composed; each step is audited "
     "all the same"
 )
+_ADAPTIVE_UNACCOUNTED = (
+    "PrivacyAudit cannot tell the epsilon of adaptive clipping without an accountant: the count "
+    "that the clipping norm adapts to is released too. Use PrivacyEngine.make_private."
+)
 _FULL_PRECISION = ("32-true", "64-true", "bf16-true")
 #: Largest shift that a correctly clipped canary shows where low precision rounds it.
 _SIGNALS = {"bf16": 1.0 + 2.0**-7}
@@ -199,6 +203,8 @@ class AuditRun:
         claim = self._terms.claim
         if self.facts.accountant is None and (claim is None or claim.sample_rate is None):
             self.facts.note(_NO_ACCOUNTANT)
+        if self.facts.accountant is None and step.adapts_its_norm:
+            raise MisconfigurationException(_ADAPTIVE_UNACCOUNTED)
         self._go_on(step, module)
         self._remove_clipping_hook()
         self._before_clipping = BeforeClipping(private, self._inject_late)
@@ -307,6 +313,7 @@ class AuditRun:
 
     def start_batch(self, epoch: int) -> None:
         """Forget a step that broke off."""
+        self.facts.trained_batches += 1
         if self.session is not None:
             self.session.epoch = epoch
             self.session.start_batch()

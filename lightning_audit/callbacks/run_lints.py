@@ -14,12 +14,18 @@ from lightning_audit.dpsgd.ghost_lints import adaptive_remark, ghost_remarks
 from lightning_audit.dpsgd.lints import (
     carries_over,
     draws_from_all,
+    draws_from_parts,
     loader_count,
     loader_facts,
     signals_ahead,
     splits_batches,
 )
 from lightning_audit.dpsgd.sampler_tap import SamplerTap, can_be_watched
+
+_PARTS = (
+    "each process draws from a Subset of its own: epsilon holds if no record is in two of them, "
+    "which is not looked at"
+)
 
 
 class RunLints:
@@ -47,7 +53,10 @@ class RunLints:
         if facts.batches is not None and loader_count(loaders) > 1:
             facts.batches.obstacle = "the training has several loaders"
         self._split, self._ahead = splits_batches(loaders), signals_ahead(loaders)
-        facts.repeated = self._ranks.several and draws_from_all(loaders)
+        if self._ranks.several:
+            facts.repeated = draws_from_all(loaders)
+            if draws_from_parts(loaders):
+                facts.note(_PARTS)
 
     def watch(self, loader: Any) -> None:
         """Test the batches of a training loader whose type does not tell how it draws them.
@@ -63,11 +72,13 @@ class RunLints:
             check = self._facts.batches = BatchCheck(found.records, self._significance)
         elif check.records != found.records:
             check.obstacle = "the loader's data set changes"
+        self.detach()  # of loaders that were given before: each batch counts once
         self._taps.append(SamplerTap(loader, check.start_epoch, check.take))
 
     def remark(self, optimizer: Any, trainer: Any) -> None:
         """Note what the Trainer's arguments do to a private optimizer."""
         accumulated, clip = trainer.accumulate_grad_batches, trainer.gradient_clip_val
+        self._facts.batches_per_step = accumulated
         for sentence in ghost_remarks(optimizer, accumulated, clip):
             self._facts.note(sentence)
 

@@ -46,6 +46,14 @@ class BatchCheck:
         self._doubled = 0
         #: Why the batches cannot be tested; empty if they can.
         self.obstacle = ""
+        #: Whether a record that stands twice in a batch counts twice; code that averages its
+        #: gradients before clipping, for augmentations of it, does not let it.
+        self.twice_counts = True
+
+    @property
+    def batches(self) -> int:
+        """Batches taken in."""
+        return self._bets.batches
 
     def start_epoch(self) -> None:
         """Take note that the sampler starts anew."""
@@ -93,11 +101,12 @@ class BatchCheck:
         """
         self.settle(rate)
         name = self._poisson.name
-        if self._doubled:
+        if self._doubled and self.twice_counts:
             message = f"{description} yields batches in which a record stands twice"
             found = CheckResult(name, "accounting", "violated", message, evidence={"doubled": True})
-        elif self.obstacle or rate > _LARGEST_RATE:
-            why = self.obstacle or f"a sample rate of {rate:.3g} is too high to tell"
+        elif self.obstacle or self._doubled or rate > _LARGEST_RATE:
+            twice = "a record stands twice in a batch" if self._doubled else ""
+            why = self.obstacle or twice or f"a sample rate of {rate:.3g} is too high to tell"
             message = f"it cannot be read off whether {description} draws Poisson batches: {why}"
             found = CheckResult(name, "accounting", "not_run", message)
         elif not self._poisson.violated and not self._could_have_seen():

@@ -24,16 +24,19 @@ class BeforeClipping:
         self._optimizer: Any = optimizer
         self._before = vars(optimizer).get("pre_step")
         own = optimizer.pre_step
+        self._armed = True
 
         def pre_step(_: DPOptimizer, *args: Any, **kwargs: Any) -> Any:
-            call()
+            if self._armed:  # somebody may have wrapped it, and keep it beyond the audit
+                call()
             return own(*args, **kwargs)
 
         self._hook = types.MethodType(pre_step, optimizer)
         self._optimizer.pre_step = self._hook
 
     def remove(self) -> None:
-        """Take the hook off, unless somebody has put another one over it."""
+        """Take the hook off; where somebody has put another one over it, it does nothing more."""
+        self._armed = False
         if vars(self._optimizer).get("pre_step") is not self._hook:
             return
         del self._optimizer.pre_step

@@ -14,7 +14,7 @@ from opacus.utils.uniform_sampler import (
     UniformWithReplacementSampler,
 )
 from torch.utils import _pytree
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import BatchSampler, DataLoader, Subset
 
 from lightning_audit.dpsgd.sampler_tap import can_be_watched, unwatched
 
@@ -91,8 +91,26 @@ def draws_from_all(loaders: Any) -> bool:
     Args:
         loaders: ``trainer.train_dataloader``: a loader, or a list or dict of them.
     """
-    samplers = (getattr(loader, "batch_sampler", None) for loader in _pytree.tree_leaves(loaders))
-    return any(isinstance(sampler, UniformWithReplacementSampler) for sampler in samplers)
+    return any(
+        _is_plain_poisson(loader) and not isinstance(loader.dataset, Subset)
+        for loader in _pytree.tree_leaves(loaders)
+    )
+
+
+def draws_from_parts(loaders: Any) -> bool:
+    """Whether a Poisson loader draws from a part of the records that the user has chosen.
+
+    Args:
+        loaders: ``trainer.train_dataloader``: a loader, or a list or dict of them.
+    """
+    return any(
+        _is_plain_poisson(loader) and isinstance(loader.dataset, Subset)
+        for loader in _pytree.tree_leaves(loaders)
+    )
+
+
+def _is_plain_poisson(loader: Any) -> bool:
+    return isinstance(getattr(loader, "batch_sampler", None), UniformWithReplacementSampler)
 
 
 def fingerprints(

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from opacus import optimizers as opacus_optimizers
 from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer, DPPerLayerOptimizer
+from opacus.optimizers.ddp_perlayeroptimizer import DistributedPerLayerOptimizer
 
 from lightning_audit.dpsgd.prefill import RowPrefill, exchange, write_rows
 from lightning_audit.dpsgd.protocol import Backward, StepClaim, UnsupportedOptimizer
@@ -305,6 +306,11 @@ def _own_name(name: str) -> str:
 
 def refuse_unsupported(optimizer: DPOptimizer) -> None:
     """Raise `UnsupportedOptimizer`, saying what to change, if this adapter cannot audit it."""
+    if isinstance(optimizer, DistributedPerLayerOptimizer):
+        raise UnsupportedOptimizer(
+            "DistributedPerLayerOptimizer clips within the backward pass, before a canary could "
+            "enter; train with SimpleDistributedPerLayerOptimizer, which make_private gives."
+        )
     for name, instead in _UNSUPPORTED.items():
         kind = getattr(opacus_optimizers, name, None)
         if kind is not None and isinstance(optimizer, kind):

@@ -41,6 +41,8 @@ class WatchedSampler:
         return len(self._watched)
 
     def __getattr__(self, name: str) -> Any:
+        if "_watched" not in vars(self):  # a copy that is being made
+            raise AttributeError(name)
         return getattr(vars(self)["_watched"], name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -71,7 +73,7 @@ class SamplerTap:
         self._name = "batch_sampler"
         if isinstance(loader.batch_sampler, BatchSplittingSampler):
             self._holder, self._name = loader.batch_sampler, "sampler"
-        self._own = getattr(self._holder, self._name)
+        self._own = unwatched(getattr(self._holder, self._name))
         # A loader that is set up refuses another sampler; this one draws the same batches.
         self._put(WatchedSampler(self._own, start, seen))
 

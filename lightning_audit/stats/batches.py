@@ -169,8 +169,9 @@ class PoissonBatchBets:
         self._seen = np.zeros(self._watched, dtype=bool)
         self._sizes: Counter[int] = Counter()
         self._commonest, self._drawn, self._counted = 0, 0, 0
-        self._before: list[int] = []
-        self._current: list[int] = []
+        #: Digest and size of each batch, of the epoch before and of this one.
+        self._before: list[tuple[int, int]] = []
+        self._current: list[tuple[int, int]] = []
 
     @property
     def log_e(self) -> float:
@@ -230,10 +231,12 @@ class PoissonBatchBets:
         if number >= REMEMBERED:
             return
         digest = hash(np.sort(batch).tobytes())
-        self._current.append(digest)
-        if number < len(self._before) and len(batch) >= SMALLEST_SIZE:
-            chance = 2.0 ** -len(batch) + SAME_DIGEST
-            won = REPEAT_STAKE / chance if digest == self._before[number] else 0.0
+        self._current.append((digest, len(batch)))
+        if number >= len(self._before):
+            return
+        expected, size = self._before[number]
+        if size >= SMALLEST_SIZE:
+            won = REPEAT_STAKE / (2.0**-size + SAME_DIGEST) if digest == expected else 0.0
             self.wealth[4] += math.log(1.0 - REPEAT_STAKE + won)
 
 
