@@ -18,6 +18,7 @@ DEFAULT_DELTA = 1e-5
 FINDINGS = (
     *SHARES,
     "gradient_replaced",
+    "clipping.norm",
     "reuse.resume",
     "no_dp",
     "unsynchronised",

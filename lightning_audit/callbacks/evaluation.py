@@ -18,6 +18,7 @@ from lightning_audit.callbacks.terms import Terms
 from lightning_audit.checks.accounting import accounting_result, batch_size_result, exceeds
 from lightning_audit.checks.family import SHARES
 from lightning_audit.checks.integrity import (
+    clipping_norm_result,
     logical_batch_result,
     no_dp_result,
     noise_restarted_result,
@@ -88,6 +89,8 @@ def run_checks(
     checks = [no_dp_result(facts.plain_steps, steps, facts.plain_name)]
     if session is not None:
         checks += session.monitor.results()
+        if (norms := session.step.norms) is not None:
+            checks.append(clipping_norm_result(norms.checked, norms.largest_ratio))
         if facts.synchronised is not None:
             checks.append(unsynchronised_result(facts.synchronised, facts.processes))
         if facts.noise_restarted is not None:

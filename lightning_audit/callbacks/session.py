@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +19,7 @@ from lightning_audit.callbacks.recorder import Recorder, SeenStep
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.witnesses import LAGS, choose_witnesses
 from lightning_audit.dpsgd.opacus import innermost
-from lightning_audit.dpsgd.protocol import DPSGDStep
+from lightning_audit.dpsgd.protocol import DPSGDStep, NormsSeen
 from lightning_audit.dpsgd.tap import GradientTap, Reading
 from lightning_audit.layout import FloatArray
 from lightning_audit.snapshot import restore
@@ -109,6 +110,7 @@ class AuditSession(StepPlanner):
             "missing": list(self.missing),
             "checksum": self.checksum,
             "anyone_copies": self.anyone_copies,
+            "norms": dataclasses.asdict(self.step.norms) if self.step.norms else {},
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -135,6 +137,8 @@ class AuditSession(StepPlanner):
         # Absent from the checkpoints of the first release.
         self.checksum = state.get("checksum", 0)
         self.anyone_copies = state.get("anyone_copies", True)
+        if self.step.norms is not None and state.get("norms"):
+            self.step.norms = NormsSeen(**state["norms"])
 
     def _attach(self) -> GradientTap:
         return GradientTap(
@@ -150,6 +154,7 @@ class AuditSession(StepPlanner):
         same = [id(p) for p in step.params] == [id(p) for p in self.step.params]
         if same:
             self.detach()
+            step.norms = self.step.norms
             self.step = step
             self._tap = self._attach()
         return same

@@ -68,6 +68,11 @@ def likely_fault(
             "noise re-used: a seeded generator started again when the training was resumed",
             "reuse.resume",
         )
+    if "clipping.norm" in names:
+        return Fault(
+            "clipping by wrong norms: samples are clipped by norms that their gradients exceed",
+            "clipping.norm",
+        )
     if "logical_batch" in names:
         return Fault(
             "logical batches run together: a record can count twice in one step",

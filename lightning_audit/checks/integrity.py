@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from lightning_audit.results import CheckResult
 
+#: Low precision rounds norms, but not by as much as this.
+NORM_TOLERANCE = 1.1
+
 
 def gradient_replaced_result(replaced: int, steps: int) -> CheckResult:
     """Result of `gradient_replaced`: one such step is enough.
@@ -81,6 +84,35 @@ def noise_restarted_result(restarted: bool) -> CheckResult:
         "when the training was resumed its noise generator started again in the state of the first "
         "step, so the noise of the beginning is added again to other gradients",
         "do not seed the noise, or save the generator's state with the checkpoint and restore it",
+    )
+
+
+def clipping_norm_result(checked: int, largest_ratio: float) -> CheckResult:
+    """Result of `clipping.norm`: gradients that are never formed are clipped by their true norms.
+
+    Args:
+        checked: samples whose gradients were formed to see their norms.
+        largest_ratio: largest norm over the one that clipping went by.
+    """
+    name, evidence = "clipping.norm", {"checked": checked, "largest_ratio": largest_ratio}
+    if not checked:
+        return CheckResult(name, "mechanism", "not_run", "no sample's norm was looked at")
+    if largest_ratio <= NORM_TOLERANCE:
+        return CheckResult(
+            name,
+            "mechanism",
+            "ok",
+            f"the norms that clipping goes by are those of the gradients, in {checked} samples",
+            evidence=evidence,
+        )
+    return CheckResult(
+        name,
+        "mechanism",
+        "violated",
+        f"a sample's gradient is {largest_ratio:.3g} times as long as the norm that clips it",
+        "look for a layer whose norm is left out or computed otherwise (a bias, a layer that is "
+        "used twice), or train with grad_sample_mode='hooks'",
+        evidence=evidence,
     )
 
 

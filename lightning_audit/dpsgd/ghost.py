@@ -3,11 +3,14 @@
 The first backward pass gives the norms of the per-sample gradients, the second the gradient of the
 losses weighted by their clipping factors. Per-sample gradients are never formed, so a canary has no
 row; it joins the norms and the losses instead, and its factor is what the second pass makes of it.
+
+That tells nothing of the norms of the samples themselves. Every now and then one sample's gradient
+is formed between the two passes, and its norm compared with the one that clipping goes by.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +18,8 @@ import torch
 from opacus.optimizers import DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
 
-from lightning_audit.dpsgd.opacus import OpacusStep
-from lightning_audit.dpsgd.protocol import Backward
+from lightning_audit.dpsgd.opacus import OpacusStep, as_number
+from lightning_audit.dpsgd.protocol import Backward, NormsSeen
 from lightning_audit.dpsgd.views import numpy_view
 from lightning_audit.layout import Direction, FloatArray, by_tensor
 
@@ -25,6 +28,9 @@ _NO_GHOST_LOSS = (
     "returns (the third object of make_private); return it from training_step as {'loss': loss}, "
     "or pass it to manual_backward"
 )
+#: Steps with canaries in which a norm is looked at: the first ones, and one in so many later.
+_FIRST, _EVERY = 10, 50
+_NORMS = "get_norm_sample"
 _TOO_LATE = "the losses were clipped before a canary could join them"
 
 
@@ -46,10 +52,15 @@ class GhostStep(OpacusStep):
         super().__init__(optimizer, names)
         self._loss: Any = None
         self._module: Any = None
+        self._before: Any = None
         self._directions: Sequence[Direction] = ()
         self._norm = 0.0
         #: Zeros that stand for the canaries' losses; their gradient is the clipping factors.
         self._losses: torch.Tensor | None = None
+        #: Gives the user's loss back what it was made of.
+        self._restore: Callable[[], None] = _nothing
+        self._steps = 0
+        self.norms = NormsSeen()
 
     def obstacle(self, coming: Backward) -> str:
         """Why no canary can join the coming backward pass; empty if they can."""
@@ -68,22 +79,50 @@ class GhostStep(OpacusStep):
         loss, module = self._loss, self._loss.module
         self._loss, self._module, self._losses = None, module, None
         self._directions, self._norm = directions, norm
-        own_norms = module.get_norm_sample
+        own_norms, self._before = module.get_norm_sample, vars(module).get(_NORMS)
         count = len(directions)
 
         def with_canaries() -> torch.Tensor:
             self._put_back()
             norms: torch.Tensor = own_norms()
+            self._look_at(loss, norms)
+            self._restore = _restoring(loss)
             terms = loss.loss_per_sample.new_zeros(count, requires_grad=True)
             loss.loss_per_sample = torch.cat([loss.loss_per_sample, terms])
             self._losses = terms
             _leave_out_of_adaptation(loss, count)
             return torch.cat([norms, norms.new_full((count,), norm)])
 
-        module.__dict__["get_norm_sample"] = with_canaries
+        vars(module)[_NORMS] = with_canaries
+
+    def _look_at(self, loss: Any, norms: torch.Tensor) -> None:
+        """Compare a sample's norm with that of its gradient, formed for once."""
+        number, self._steps = self._steps, self._steps + 1
+        if not len(norms) or (number >= _FIRST and number % _EVERY):
+            return
+        # In turns the sample of which clipping sees the least, and any.
+        sample = int(norms.argmin()) if number % 2 else number % len(norms)
+        loss.module.disable_hooks()
+        try:
+            found = torch.autograd.grad(
+                loss.loss_per_sample[sample].sum(),
+                [p for p in self.params if p.requires_grad],
+                retain_graph=True,
+                allow_unused=True,
+            )
+        finally:
+            loss.module.enable_hooks()
+        parts = [part.double().norm() for part in found if part is not None]
+        norm = float(torch.stack(parts).norm()) if parts else 0.0
+        stated = max(float(norms[sample]), 1e-6 * as_number(self.optimizer.max_grad_norm))
+        assert self.norms is not None
+        self.norms.checked += 1
+        self.norms.largest_ratio = max(self.norms.largest_ratio, norm / stated)
 
     def conceal(self) -> None:
-        """Nothing is to be seen of the canaries before `confirm`."""
+        """Let the user's loss be what it was; the canaries wait outside the gradients."""
+        self._restore()
+        self._restore = _nothing
 
     def confirm(self) -> bool:
         """Add the canaries, each times its clipping factor, to the sum that waits for noise."""
@@ -122,16 +161,36 @@ class GhostStep(OpacusStep):
     def withdraw(self) -> None:
         """Forget canaries that wait; those that entered are in no per-sample gradient."""
         self._put_back()
+        self.conceal()
         self._losses = None
 
     def _put_back(self) -> None:
         """Let the module give its own norms again."""
         module, self._module = self._module, None
         if module is not None:
-            del module.__dict__["get_norm_sample"]
+            del vars(module)[_NORMS]
+            if self._before is not None:
+                vars(module)[_NORMS] = self._before
 
     def batch_size(self) -> None:
         """Unknown: per-sample gradients are not formed."""
+
+
+def _nothing() -> None:
+    """Nothing is to be put back."""
+
+
+def _restoring(loss: Any) -> Callable[[], None]:
+    """What gives a loss back its terms and its adaptation, as they are now."""
+    terms, adapt = loss.loss_per_sample, vars(loss).get("_update_clip_and_noise")
+
+    def restore() -> None:
+        loss.loss_per_sample = terms
+        vars(loss).pop("_update_clip_and_noise", None)
+        if adapt is not None:
+            loss._update_clip_and_noise = adapt
+
+    return restore
 
 
 def _leave_out_of_adaptation(loss: Any, count: int) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from lightning_audit.claims import PrivacyClaim
 from lightning_audit.dpsgd.prefill import write_rows
-from lightning_audit.dpsgd.protocol import Backward, StepClaim, UnsupportedOptimizer
+from lightning_audit.dpsgd.protocol import Backward, NormsSeen, StepClaim, UnsupportedOptimizer
 from lightning_audit.layout import Direction, Layout, TensorSlot
 
 Gradients = TypeVar("Gradients", bound=dict[str, torch.Tensor])
@@ -102,6 +102,7 @@ class ManualStep:
 
     def __init__(self, optimizer: Any, names: Mapping[int, str], claim: StepClaim) -> None:
         self.optimizer = optimizer
+        self.norms: NormsSeen | None = None
         self.inner = updating_optimizer(optimizer)
         self.params: Sequence[torch.nn.Parameter] = self._trained()
         self.layout: Layout = [

@@ -21,7 +21,7 @@ from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer, DPPerLayerOptimiz
 from opacus.optimizers.ddp_perlayeroptimizer import DistributedPerLayerOptimizer
 
 from lightning_audit.dpsgd.prefill import RowPrefill, exchange, write_rows
-from lightning_audit.dpsgd.protocol import Backward, StepClaim, UnsupportedOptimizer
+from lightning_audit.dpsgd.protocol import Backward, NormsSeen, StepClaim, UnsupportedOptimizer
 from lightning_audit.layout import Direction, Layout, TensorSlot
 
 #: Subclasses of DPOptimizer that cannot be audited, and what to train with instead.
@@ -110,6 +110,7 @@ class OpacusStep:
     ) -> None:
         refuse_unsupported(optimizer)
         self.optimizer = optimizer
+        self.norms: NormsSeen | None = None
         self.params = optimizer.params
         self._prefill = RowPrefill(self.params, modules)
         #: Gradients that hold canaries, and how many; the step that frees them is not held up.
@@ -150,7 +151,7 @@ class OpacusStep:
             scale = float(o.expected_batch_size * accumulated * getattr(o, "world_size", 1))
         return StepClaim(
             noise_multiplier=_gradient_noise(o),
-            max_grad_norm=_number(o.max_grad_norm),
+            max_grad_norm=as_number(o.max_grad_norm),
             scale=scale,
             accumulated=accumulated,
         )
@@ -271,7 +272,7 @@ def _clip_shares(optimizer: DPOptimizer) -> list[float | None]:
     """Each tensor's clipping norm over that of the gradient; None where there is only the one."""
     if not isinstance(optimizer, DPPerLayerOptimizer):
         return [None] * len(optimizer.params)
-    norms = [_number(norm) for norm in optimizer.max_grad_norms]
+    norms = [as_number(norm) for norm in optimizer.max_grad_norms]
     return [norm / math.hypot(*norms) for norm in norms]
 
 
@@ -287,7 +288,7 @@ def _gradient_noise(optimizer: Any) -> float:
     return sigma
 
 
-def _number(value: Any) -> float:
+def as_number(value: Any) -> float:
     """A float of a number or a tensor without dimensions."""
     return float(value.detach() if isinstance(value, torch.Tensor) else value)
 

@@ -49,12 +49,27 @@ class Backward:
     announced: bool = True
 
 
+@dataclass
+class NormsSeen:
+    """Norms by which gradients are clipped without being formed, beside the norms that they have.
+
+    Args:
+        checked: samples whose norm was looked at.
+        largest_ratio: largest norm over the one that clipping used.
+    """
+
+    checked: int = 0
+    largest_ratio: float = 0.0
+
+
 class DPSGDStep(Protocol):
     """An implementation of DP-SGD, seen from the audit."""
 
     layout: Layout
     params: Sequence[torch.nn.Parameter]
     optimizer: Any
+    #: What was seen of norms; None where gradients are formed, and canaries go through their norms.
+    norms: NormsSeen | None
 
     def same_params(self) -> bool:
         """Whether the parameters in ``params`` are those that are trained now."""

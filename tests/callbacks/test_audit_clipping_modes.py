@@ -94,6 +94,25 @@ def test_adaptive_clipping_without_the_noise_that_its_count_costs_is_found(tmp_p
     assert status(report, "noise") == "violated"
 
 
+class ShortNorms(Ghost):
+    """A layer's norm is lost, so that samples pass with more than the clipping norm."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        net, own = self.net, self.net.get_norm_sample
+        net.__dict__["get_norm_sample"] = lambda: 1e-3 * own()
+        return optimizer
+
+
+def test_ghost_norms_that_gradients_exceed_are_found_although_canaries_are_clipped(
+    tmp_path: Path,
+) -> None:
+    report = violation(tmp_path, wide(ShortNorms), PrivacyAudit(seed=1), max_steps=20)
+    assert status(report, "clipping.norm") == "violated"
+    assert status(report, "sensitivity") == "ok"
+    assert "wrong norms" in report.verdict.fault
+
+
 class AroundLightning(ManualGhost):
     def training_step(self, batch: Any, batch_idx: int) -> None:
         optimizer = self.optimizers()

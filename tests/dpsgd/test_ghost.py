@@ -121,6 +121,40 @@ def test_nothing_is_seen_of_the_canaries_between_backward_and_step() -> None:
         assert torch.equal(plain, with_audit)
 
 
+def test_the_loss_is_the_users_again_when_its_backward_pass_is_done() -> None:
+    x, y = batch()
+    step, model, criterion = ghost()
+    loss = criterion(model(x), y)
+    terms, value = loss.loss_per_sample, loss.item()
+    step.obstacle(Backward(loss))
+    step.prepare(directions_over(step), 1000 * C)
+    loss.backward()
+    step.conceal()
+    assert loss.loss_per_sample is terms
+    assert loss.item() == value
+    assert step.confirm()
+
+
+@pytest.mark.parametrize(("factor", "ratio"), [(1.0, 1.0), (1e-3, 1e3)])
+def test_norms_are_compared_with_those_of_the_gradients(factor: float, ratio: float) -> None:
+    step, model, criterion = ghost()
+    own = model.get_norm_sample
+    model.__dict__["get_norm_sample"] = lambda: factor * own()
+    for rows in (5, 4, 3):
+        x, y = batch(rows)
+        loss = criterion(model(x), y)
+        step.obstacle(Backward(loss))
+        step.prepare(directions_over(step), 1000 * C)
+        loss.backward()
+        step.conceal()
+        assert step.confirm()
+        step.optimizer.step()
+        step.withdraw()
+    assert step.norms.checked == 3
+    assert step.norms.largest_ratio == pytest.approx(ratio, rel=1e-3)
+    assert model.get_norm_sample() is not None
+
+
 def test_a_backward_pass_that_never_ran_leaves_the_module_as_it_was() -> None:
     x, y = batch()
     step, model, criterion = ghost()
