@@ -13,7 +13,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,8 @@ class RecordHeader:
         witnesses: witness coordinates read in each tensor, ``[L]``.
         lags: number of lags at which re-used noise is looked for.
         signal: largest shift that correct clipping shows: 1, or more where low precision rounds.
+        coin_probability: known probability with which a canary is in, the same in every step.
+        game: what a step's epsilon is of, "step" or "subsampled"; see `InputCanary`.
     """
 
     canaries: tuple[str, ...]
@@ -50,6 +52,8 @@ class RecordHeader:
     witnesses: tuple[int, ...]
     lags: int
     signal: float = 1.0
+    coin_probability: float = 0.5
+    game: Literal["step", "subsampled"] = "step"
 
     @property
     def dtype(self) -> np.dtype[np.void]:
@@ -245,6 +249,9 @@ def _read_header(path: str | os.PathLike[str]) -> tuple[_FirstLine, int]:
                 witnesses=tuple(fields["witnesses"]),
                 lags=int(fields["lags"]),
                 signal=float(fields["signal"]),
+                # Records of the first release tell neither.
+                coin_probability=float(fields.get("coin_probability", 0.5)),
+                game=fields.get("game", "step"),
             )
             # The first release named no run.
             found = _FirstLine(header, str(fields.get("run", "")))
