@@ -112,6 +112,7 @@ class AuditSession:
             lags=LAGS,
             signal=settings.signal,
         )
+        header = self._with_game(header)
         # Of the same seed, and so the same in every process.
         self._key = int(rng.integers(2**63)) if self._ranks.several else 0
         #: Checksum of all that was read; equal in all processes if they share their gradients.
@@ -141,6 +142,14 @@ class AuditSession:
     def _labels(self) -> tuple[str, ...]:
         """A short name for each canary of a step."""
         return self._placement.labels
+
+    def _with_game(self, header: RecordHeader) -> RecordHeader:
+        """The header, with the coins' probability and the game, where they are not the default."""
+        return header
+
+    def _toss(self, rng: np.random.Generator) -> FloatArray:
+        """The coins of a step, 1 for in, ``[k]``."""
+        return rng.integers(0, 2, size=self._canary_count).astype(np.float64)
 
     @property
     def oversize(self) -> float:
@@ -332,7 +341,7 @@ class AuditSession:
         """Draw the coins and directions of a step."""
         ranks, number = self._ranks, self.recorder.steps
         rng = ranks.coins(self._key, number) if ranks.several else self._rng
-        coins = rng.integers(0, 2, size=self._canary_count).astype(np.float64)
+        coins = self._toss(rng)
         directions = self._placement.draw(rng)
         located = self._coordinates.locate(directions)
         return StepPlan(claim, coins, directions, INJECTED, located, adds=ranks.adds(number))

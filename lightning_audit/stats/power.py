@@ -105,8 +105,9 @@ def sensitivity_power(
 
     The log wealth of the best slope is a sum of independent terms whose mean and variance are
     integrals over a normal; what the mixture over slopes costs is charged in full, and so are
-    three steps, more for rare coins, in which the bet finds its centre and scale. Coins that are not fair gain more by
-    one side than by the other, so the number of times that a canary is in is averaged over.
+    three steps, more for rare coins, in which the bet finds its centre and scale. Coins that are
+    not fair gain more by one side than by the other, so the number of times that a canary is in is
+    averaged over.
 
     Args:
         canaries: canaries in a step.

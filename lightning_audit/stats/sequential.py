@@ -6,15 +6,14 @@ when the null hypothesis holds. By Ville's inequality the probability that it *e
 e-processes share one significance by weights that add up to one.
 
 Notation of this module: at a step, canary ``i`` has a private coin ``b``, which is 1 ("in") with a
-known probability ``p``, 1/2 unless said, and a reading ``z``; a correct DP-SGD gives ``z = b + d + noise_multiplier * N(0, 1)``, where the data term
-``d`` may depend on all that happened before and on the batch, but not on the coin or the noise.
-``r = z - b`` is the residual. Every array may carry leading axes: independent runs, which is how
-the simulations of the test-suite drive the very code that the audit runs.
+known probability ``p``, 1/2 unless said, and a reading ``z``; a correct DP-SGD gives ``z = b + d +
+noise_multiplier * N(0, 1)``, where the data term ``d`` may depend on all that happened before and
+on the batch, but not on the coin or the noise. ``r = z - b`` is the residual. Every array may carry
+leading axes: independent runs, which is how the simulations of the test-suite drive the very code
+that the audit runs.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
