@@ -25,7 +25,8 @@ FIGURE_NAME = "report.png"
 _NAMES = (RECORD_NAME, ARCHIVE_NAME, REPORT_NAME, FIGURE_NAME)
 
 _FORMAT = "lightning-audit observations"
-_VERSION = 1
+#: Version 2 has coins that are not fair, which a reader of version 1 would take for fair ones.
+_VERSION = 2
 #: Steps after which the entries are handed to the operating system.
 FLUSH_EVERY = 1000
 
@@ -106,8 +107,9 @@ class ObservationStore:
         self.directory.mkdir(parents=True, exist_ok=True)
         set_aside(self.directory)
         self._start_at(header)
+        version = 1 if header.coin_probability == 0.5 else _VERSION
         line = json.dumps(
-            {"format": _FORMAT, "version": _VERSION, "run": run, **dataclasses.asdict(header)}
+            {"format": _FORMAT, "version": version, "run": run, **dataclasses.asdict(header)}
         ).encode()
         self._file: BinaryIO = open(self.directory / RECORD_NAME, "wb")  # noqa: SIM115  # kept
         self._file.write(line + b"\n")

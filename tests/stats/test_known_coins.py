@@ -217,7 +217,7 @@ def false_alarms(p: float, term: str, runs: int, steps: int = 100) -> dict[str, 
     ("runs", "terms"),
     [
         (1500, ["nothing", "rare bursts"]),
-        pytest.param(20_000, list(DATA_TERMS), marks=pytest.mark.heavy),
+        pytest.param(10_000, list(DATA_TERMS), marks=pytest.mark.heavy),
     ],
 )
 def test_sound_runs_alarm_no_oftener_than_the_significance(
