@@ -205,13 +205,13 @@ def test_bounds_of_rare_coins_are_those_that_hold_for_them() -> None:
 
 def test_in_the_subsampled_game_a_steps_epsilon_is_of_its_own_curve() -> None:
     game = replace(RARE, game="subsampled")
-    made, known = monitor(400, sigma=0.3, header=game), monitor(400, sigma=0.3, header=RARE)
+    # Nothing is composed over the run, which takes most of the time.
+    made, known = (monitor(400, sigma=0.3, rate=math.nan, header=header) for header in (game, RARE))
     found, plain = by_name(made), by_name(known)
     assert set(found) == {"fdp_cp", "fdp_pooled_cp", "fdp_bayes", "eps_cp"}
     for name, bound in found.items():
-        # What is proved of the mechanism and of the run is the same.
+        # What is proved of the mechanism, and so of the run, is the same.
         assert bound.mu_lower == plain[name].mu_lower > 0
-        assert bound.epsilon_lower == plain[name].epsilon_lower
         assert 0 < bound.epsilon_step_lower < plain[name].epsilon_step_lower
         assert any("joins it with probability 0.1" in said for said in bound.assumptions)
         assert not any("joins it" in said for said in plain[name].assumptions)
@@ -251,7 +251,7 @@ def misses(
         pytest.param(2000, 40, 1.0, 0.5, marks=pytest.mark.heavy),
         pytest.param(2000, 40, 3.0, 0.5, marks=pytest.mark.heavy),
         pytest.param(2000, 12, 0.5, 0.5, marks=pytest.mark.heavy),
-        pytest.param(1000, 40, 0.7, 0.1, marks=pytest.mark.heavy),
+        pytest.param(300, 40, 0.7, 0.1, marks=pytest.mark.heavy),
     ],
 )
 def test_bounds_on_mu_miss_no_oftener_than_their_significance(
