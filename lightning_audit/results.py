@@ -44,7 +44,8 @@ class EpsilonBound:
         looks: anytime, or for a single look.
         assumptions: what it rests on.
         epsilon_step_lower: the bound on one step's epsilon at ``delta`` (at 0 for "katz"), None
-            where the method bounds mu only through a whole run.
+            where the method bounds mu only through a whole run. It is of telling a batch with the
+            canary from one without it, unless the assumptions name the subsampled game.
     """
 
     name: str

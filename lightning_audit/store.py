@@ -13,7 +13,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,8 @@ FIGURE_NAME = "report.png"
 _NAMES = (RECORD_NAME, ARCHIVE_NAME, REPORT_NAME, FIGURE_NAME)
 
 _FORMAT = "lightning-audit observations"
-_VERSION = 1
+#: Version 2 has coins that are not fair, which a reader of version 1 would take for fair ones.
+_VERSION = 2
 #: Steps after which the entries are handed to the operating system.
 FLUSH_EVERY = 1000
 
@@ -43,6 +44,8 @@ class RecordHeader:
         witnesses: witness coordinates read in each tensor, ``[L]``.
         lags: number of lags at which re-used noise is looked for.
         signal: largest shift that correct clipping shows: 1, or more where low precision rounds.
+        coin_probability: known probability with which a canary is in, the same in every step.
+        game: what a step's epsilon is of, "step" or "subsampled"; see `InputCanary`.
     """
 
     canaries: tuple[str, ...]
@@ -50,6 +53,8 @@ class RecordHeader:
     witnesses: tuple[int, ...]
     lags: int
     signal: float = 1.0
+    coin_probability: float = 0.5
+    game: Literal["step", "subsampled"] = "step"
 
     @property
     def dtype(self) -> np.dtype[np.void]:
@@ -102,8 +107,9 @@ class ObservationStore:
         self.directory.mkdir(parents=True, exist_ok=True)
         set_aside(self.directory)
         self._start_at(header)
+        version = 1 if header.coin_probability == 0.5 else _VERSION
         line = json.dumps(
-            {"format": _FORMAT, "version": _VERSION, "run": run, **dataclasses.asdict(header)}
+            {"format": _FORMAT, "version": version, "run": run, **dataclasses.asdict(header)}
         ).encode()
         self._file: BinaryIO = open(self.directory / RECORD_NAME, "wb")  # noqa: SIM115  # kept
         self._file.write(line + b"\n")
@@ -245,6 +251,9 @@ def _read_header(path: str | os.PathLike[str]) -> tuple[_FirstLine, int]:
                 witnesses=tuple(fields["witnesses"]),
                 lags=int(fields["lags"]),
                 signal=float(fields["signal"]),
+                # Records of the first release tell neither.
+                coin_probability=float(fields.get("coin_probability", 0.5)),
+                game=fields.get("game", "step"),
             )
             # The first release named no run.
             found = _FirstLine(header, str(fields.get("run", "")))

@@ -62,6 +62,29 @@ def test_what_is_read_is_what_was_appended(tmp_path: Path, count: int) -> None:
     assert read.tobytes() == entries(count).tobytes()
 
 
+def test_a_record_that_tells_no_coins_is_of_fair_ones(tmp_path: Path) -> None:
+    path = written(tmp_path, 3)
+    line, rest = path.read_bytes().split(b"\n", 1)
+    fields = json.loads(line)
+    assert fields["version"] == 1  # what the first release reads
+    for name in ("coin_probability", "game"):
+        del fields[name]
+    path.write_bytes(json.dumps(fields).encode() + b"\n" + rest)
+    header, read = read_observations(path)
+    assert (header.coin_probability, header.game) == (0.5, "step")
+    assert header == HEADER
+    assert read.tobytes() == entries(3).tobytes()
+
+
+def test_coins_that_are_not_fair_are_kept_and_refused_by_the_first_release(tmp_path: Path) -> None:
+    header = dataclasses.replace(HEADER, coin_probability=0.1, game="subsampled")
+    ObservationStore(tmp_path, header).close()
+    assert read_observations(tmp_path / RECORD_NAME)[0] == header
+    line = (tmp_path / RECORD_NAME).read_bytes().split(b"\n", 1)[0]
+    assert json.loads(line)["version"] == 2
+    assert ObservationStore.resume(tmp_path, HEADER, "", 0) is None
+
+
 def test_a_record_without_canaries_can_be_read(tmp_path: Path) -> None:
     header = dataclasses.replace(HEADER, canaries=())
     store = ObservationStore(tmp_path, header)
@@ -130,9 +153,9 @@ def test_a_header_cut_anywhere_is_an_error(tmp_path: Path) -> None:
 def test_a_newer_version_is_an_error_that_says_to_upgrade(tmp_path: Path) -> None:
     path = written(tmp_path, 1)
     line, _, body = path.read_bytes().partition(b"\n")
-    fields = {**json.loads(line), "version": 2, "unheard_of": True}
+    fields = {**json.loads(line), "version": 3, "unheard_of": True}
     path.write_bytes(json.dumps(fields).encode() + b"\n" + body)
-    with pytest.raises(ValueError, match=r"version 2.* reads up to 1; upgrade lightning-audit"):
+    with pytest.raises(ValueError, match=r"version 3.* reads up to 2; upgrade lightning-audit"):
         read_observations(path)
 
 

@@ -11,6 +11,11 @@ from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.results import EpsilonBound
 from lightning_audit.stats.bounds import METHODS, BoundMethod
 from lightning_audit.stats.gdp import gaussian_epsilon, gaussian_mu
+from lightning_audit.stats.subsampled_counts import (
+    subsampled_epsilon_clopper_pearson,
+    subsampled_epsilon_of_mu,
+)
+from lightning_audit.store import RecordHeader
 
 History = Sequence[tuple[float, float | None, int]]
 
@@ -22,6 +27,10 @@ _OF_A_STEP = "epsilon of the run from that of a step: the step is a Gaussian mec
 _CANARIES = "canaries of a step independent"
 _STEPS = "steps independent"
 _MIDDLE = "threshold half way between out and in"
+#: It supposes Gaussian readings, from which skewed data deviate most where one world is rare.
+_OF_FAIR_COINS = {"fdp_t"}
+#: Those of which no form for the subsampled game is derived.
+_OF_KNOWN_COINS = {"eps_jeffreys", "eps_bayes", "katz"}
 #: A single step's mu from which epsilon runs into the thousands: composing it tells nothing more.
 _LARGEST_MU = 40.0
 
@@ -49,15 +58,18 @@ def betting_bound(
         interpretation="confidence",
         threshold="fixed",
         looks="anytime",
-        assumptions=("fair private coins", _COMPOSED),
-        epsilon_step_lower=gaussian_epsilon(mu, delta),
+        assumptions=(_coins(monitor.header), *_game(monitor.header), _COMPOSED),
+        epsilon_step_lower=_step_epsilon(monitor.header, mu, delta),
     )
 
 
 def literature_bounds(
     monitor: AuditMonitor, delta: float, significance: float
 ) -> tuple[EpsilonBound, ...]:
-    """Every bound of the literature, for one look now.
+    """Every bound of the literature that holds for the coins and the game, for one look now.
+
+    Given the coins, the errors in either world are independent trials of that world's rate,
+    whatever the coins' probability is: their limits and posteriors need no fair coins.
 
     Args:
         monitor: the checks now.
@@ -66,13 +78,40 @@ def literature_bounds(
     """
     if not monitor.canary_steps:
         return ()
-    return tuple(_bound(monitor, method, delta, significance) for method in METHODS.values())
+    names = tuple(METHODS)
+    if monitor.header.coin_probability != 0.5:
+        names = tuple(name for name in names if name not in _OF_FAIR_COINS)
+    if monitor.header.game == "subsampled":
+        names = tuple(name for name in names if name not in _OF_KNOWN_COINS)
+    return tuple(_bound(monitor, METHODS[name], delta, significance) for name in names)
+
+
+def _coins(header: RecordHeader) -> str:
+    p = header.coin_probability
+    return "fair private coins" if p == 0.5 else f"private coins of probability {p:g}"
+
+
+def _game(header: RecordHeader) -> tuple[str, ...]:
+    """What a step's epsilon is of, where it is not of the known coin."""
+    if header.game == "step":
+        return ()
+    return (
+        f"epsilon of a step: of a record that joins it with probability "
+        f"{header.coin_probability:g}, by the canary's own coins",
+    )
+
+
+def _step_epsilon(header: RecordHeader, mu: float, delta: float) -> float:
+    if header.game == "step":
+        return float(gaussian_epsilon(mu, delta))
+    return subsampled_epsilon_of_mu(mu, header.coin_probability, delta)
 
 
 def _bound(
     monitor: AuditMonitor, method: BoundMethod, delta: float, significance: float
 ) -> EpsilonBound:
     counts, sigma = monitor.guesses.middle, monitor.guesses.least_noise
+    header = monitor.header
     threshold = (_MIDDLE,)
     if method.from_counts is None:
         value, sigma = monitor.mu.mu_lower(significance)
@@ -82,11 +121,14 @@ def _bound(
     if method.name == "katz":
         return _labelled(method, None, None, value, 0.0, significance, threshold)
     if method.quantity == "mu":
-        mu, step = value, float(gaussian_epsilon(value, delta))
-        assumptions: tuple[str, ...] = threshold
+        mu, step = value, _step_epsilon(header, value, delta)
+        assumptions: tuple[str, ...] = (*threshold, *_game(header))
     else:
         mu, step = _mu_of(value, delta), value
-        assumptions = (*threshold, _OF_A_STEP)
+        assumptions = (*threshold, _OF_A_STEP, *_game(header))
+        if header.game == "subsampled":
+            rate = header.coin_probability
+            step = subsampled_epsilon_clopper_pearson(counts, rate, delta, significance)
     # Claims of several sigmas are all implied by that of the smallest.
     epsilon = _composed(monitor.history, mu * sigma, mu, delta)
     return _labelled(method, epsilon, mu, step, delta, significance, (*assumptions, _COMPOSED))

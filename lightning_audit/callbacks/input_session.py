@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from lightning_audit.canaries.placement import Placement
 from lightning_audit.dpsgd.own_gradient import DenseDirection, own_direction, undisturbed
 from lightning_audit.dpsgd.protocol import Backward, StepClaim
 from lightning_audit.layout import FloatArray
-from lightning_audit.store import DROPPED, INJECTED
+from lightning_audit.store import DROPPED, INJECTED, RecordHeader
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +63,20 @@ class InputSession(AuditSession):
         return Placement(self.step.layout)
 
     def _labels(self) -> tuple[str, ...]:
-        return (f"{type(self._canary).__name__}(input)",)
+        rate = self._canary.sampling_rate
+        # Named only where it is not the default, as in the records of the first release.
+        shown = "" if rate == 0.5 else f", sampling_rate={rate:g}"
+        return (f"{type(self._canary).__name__}(input{shown})",)
+
+    def _with_game(self, header: RecordHeader) -> RecordHeader:
+        canary = self._canary
+        return replace(header, coin_probability=canary.sampling_rate, game=canary.game)
+
+    def _toss(self, rng: np.random.Generator) -> FloatArray:
+        rate = self._canary.sampling_rate
+        if rate == 0.5:
+            return super()._toss(rng)
+        return (rng.random(self._canary_count) < rate).astype(np.float64)
 
     @property
     def _canary(self) -> InputCanary:

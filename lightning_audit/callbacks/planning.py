@@ -201,10 +201,14 @@ class StepPlanner:
         """Draw the coins and directions of a step."""
         ranks, number = self._ranks, self.recorder.steps
         rng = ranks.coins(self._key, number) if ranks.several else self._rng
-        coins = rng.integers(0, 2, size=self._canary_count).astype(np.float64)
+        coins = self._toss(rng)
         directions = self._placement.draw(rng)
         located = self._coordinates.locate(directions)
         return StepPlan(claim, coins, directions, INJECTED, located, adds=ranks.adds(number))
+
+    def _toss(self, rng: np.random.Generator) -> FloatArray:
+        """The coins of a step, 1 for in, ``[k]``."""
+        return rng.integers(0, 2, size=self._canary_count).astype(np.float64)
 
     def _norm(self, claim: StepClaim) -> float:
         return self._settings.oversize * claim.max_grad_norm

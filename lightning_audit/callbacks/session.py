@@ -68,6 +68,7 @@ class AuditSession(StepPlanner):
             lags=LAGS,
             signal=settings.signal,
         )
+        header = self._with_game(header)
         self._key = int(rng.integers(2**63)) if self._ranks.several else 0
         #: Checksum of all that was read; equal in all processes if they share their gradients.
         self.checksum = 0
@@ -80,6 +81,10 @@ class AuditSession(StepPlanner):
     def _labels(self) -> tuple[str, ...]:
         """A short name for each canary of a step."""
         return self._placement.labels
+
+    def _with_game(self, header: RecordHeader) -> RecordHeader:
+        """The header, with the coins' probability and the game, where they are not the default."""
+        return header
 
     @property
     def oversize(self) -> float:

@@ -11,6 +11,7 @@ import torch
 from lightning_audit import _validate
 from lightning_audit.canaries.batches import Sample, rows
 from lightning_audit.canaries.inputs import (
+    Game,
     InputCanary,
     Loss,
     floating_input,
@@ -33,12 +34,13 @@ class Crafted(InputCanary):
         step_size: of Adam, > 0.
         remake_every_n_steps: training steps after which the input is made anew, >= 1.
         amplitude: factor on the input before the descent, > 0.
-        sampling_rate: probability of joining a step's batch; it must be 1/2.
+        sampling_rate: probability of joining a step's batch, in (0, 1).
         loss: ``loss(module, batch)``, the loss that is trained; None for the cross entropy of
             ``module(input)`` with the label.
         num_classes: number of labels; None to count the outputs of ``module(input)``.
         input: where a batch holds the input, such as ``"0"`` or ``"image"``; None to search.
         label: where it holds the label; None to search.
+        game: what a step's epsilon is of, "step" or "subsampled"; see `InputCanary`.
 
     References:
         Nasr et al. 2023 (Tight Auditing of Differentially Private Machine Learning), Algorithm 3.
@@ -53,6 +55,7 @@ class Crafted(InputCanary):
     num_classes: int | None = None
     input: str | None = None
     label: str | None = None
+    game: Game = "step"
 
     def __post_init__(self) -> None:
         """Check the arguments."""

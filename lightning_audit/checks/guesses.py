@@ -22,7 +22,7 @@ class Guesses:
     """Counts of right and wrong guesses at thresholds that are fixed beforehand.
 
     A canary is guessed in where its reading, less what its past residuals were on average, exceeds
-    the threshold. All canaries of all steps are pooled.
+    the threshold. All canaries of all steps are pooled, by world: the coins need not be fair.
 
     Args:
         header: what the entries mean.

@@ -71,6 +71,7 @@ class PowerModel:
         self._steps = max(monitor.steps, 1)
         self._canary_rate = monitor.canary_steps / self._steps
         self._canaries = len(monitor.header.canaries)
+        self._coin_probability = monitor.header.coin_probability
         self._std = monitor.sensitivity.residual_std
         groups = monitor.witness_noise.sums
         self._noise = [
@@ -104,7 +105,9 @@ class PowerModel:
         if not seen or not np.isfinite(self._std) or self._std <= 0 or shift > self._oversize:
             return 0.0
         significance = SHARES["sensitivity"] * self._significance
-        return sensitivity_power(self._canaries, seen, shift, self._std, significance)
+        return sensitivity_power(
+            self._canaries, seen, shift, self._std, significance, self._coin_probability
+        )
 
     def at(self, resolution: Resolution) -> dict[str, Power]:
         """Power for each part of the resolution."""

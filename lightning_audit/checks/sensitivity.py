@@ -27,10 +27,14 @@ class SensitivityCheck:
         significance: of the whole run.
     """
 
+    # Snapshots of the first release tell nothing of their coins, which were fair.
+    _coin_probability = 0.5
+
     def __init__(self, header: RecordHeader, significance: float) -> None:
         self._labels = tuple(f"{i}: {label}" for i, label in enumerate(header.canaries))
         self._k = len(self._labels)
         self._signal = header.signal
+        self._coin_probability = header.coin_probability
         self._bet: CoinBet | None = None
         self._centre = PredictableCentre((self._k,))
         self._sums = np.zeros((2, 3))  # out, in: number, sum and sum of squares of residuals
@@ -45,7 +49,7 @@ class SensitivityCheck:
         readings = np.asarray(entry["readings"])
         if self._bet is None:
             scale = float(entry["noise_multiplier"])
-            self._bet = CoinBet((self._k,), self._signal, initial_scale=scale)
+            self._bet = CoinBet((self._k,), self._signal, scale, self._coin_probability)
         self._bet.update(coins, readings)
         self.evidence.update(float(self._bet.log_e), int(entry["step"]))
         residual = readings - coins

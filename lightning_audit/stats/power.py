@@ -8,19 +8,27 @@ true power is a little higher.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 from scipy import optimize, special
 
 from lightning_audit import _validate
-from lightning_audit.stats.sequential import COIN_SLOPES, LN2, PredictableCentre, noise_log_e
+from lightning_audit.stats.sequential import (
+    COIN_SLOPES,
+    FloatArray,
+    PredictableCentre,
+    noise_log_e,
+)
 
 #: Steps that the coin bet spends on finding its centre and scale.
 _WARM_UP = 3
 
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(81)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
+#: Middles of equal parts of the distribution of a number of heads.
+_LEVELS = (np.arange(32) + 0.5) / 32
 
 
 def noise_power(
@@ -91,12 +99,15 @@ def sensitivity_power(
     shift: float,
     residual_std: float,
     significance: float = 1e-4,
+    coin_probability: float = 0.5,
 ) -> float:
     """Probability that the coin bet flags a canary that adds ``shift`` times what it may.
 
     The log wealth of the best slope is a sum of independent terms whose mean and variance are
     integrals over a normal; what the mixture over slopes costs is charged in full, and so are
-    three steps in which the bet finds its centre and scale.
+    three steps, more for rare coins, in which the bet finds its centre and scale. Coins that are
+    not fair gain more by one side than by the other, so the number of times that a canary is in is
+    averaged over.
 
     Args:
         canaries: canaries in a step.
@@ -104,6 +115,7 @@ def sensitivity_power(
         shift: what the canary adds over what clipping allows, > 1.
         residual_std: standard deviation of a reading (noise and data) in units of the signal.
         significance: the share of the significance that the test has.
+        coin_probability: known probability in (0, 1) that a canary is in.
 
     Returns:
         Probability of a flag at the last step, to the accuracy of the normal approximation.
@@ -122,15 +134,33 @@ def sensitivity_power(
         raise ValueError(f"shift={shift!r} must be > 1; 1 is what a correct clipping shows.")
     effect /= _validate.positive("residual_std", residual_std)
     level = -np.log(_validate.open_unit("significance", significance)) + np.log(len(COIN_SLOPES))
-    count = canaries * max(steps - _WARM_UP, 0)
+    p = _validate.open_unit("coin_probability", coin_probability)
+    # What is found out of an effect is proportional to p (1 - p).
+    warm_up = math.ceil(_WARM_UP / (4.0 * p * (1.0 - p)))
+    count = canaries * max(steps - warm_up, 0)
     if count == 0:
         return 0.0
-    # Centred on the mean of both groups, a residual lies half the effect from it.
-    x = (effect / 2 + _NODES) / np.sqrt(1.0 + effect**2 / 4)
-    gains = LN2 - np.logaddexp(0.0, -COIN_SLOPES[:, None] * x)
+    mean, variance = _moments(effect, p, p)
+    if p == 0.5:
+        scale = np.sqrt(count) * np.sqrt(variance)
+        return float(np.max(special.ndtr((count * mean - level) / scale)))
+    mean_out, variance_out = _moments(effect, 1.0 - p, p)
+    # The smallest whole number whose distribution function reaches the level.
+    inside = np.ceil(special.bdtrik(_LEVELS, count, p).clip(0.0, count))[:, None]
+    outside = count - inside
+    scale = np.sqrt(inside * variance + outside * variance_out)
+    powers = special.ndtr((inside * mean + outside * mean_out - level) / scale)
+    return float(np.max(powers.mean(axis=0)))
+
+
+def _moments(effect: float, chance: float, p: float) -> tuple[FloatArray, FloatArray]:
+    """Mean and variance of what a coin's side of probability ``chance`` gains, ``[slopes]``."""
+    # Centred on the mean of both groups, a residual lies that far from it towards its own.
+    x = ((1.0 - chance) * effect + _NODES) / np.sqrt(1.0 + p * (1.0 - p) * effect**2)
+    u = COIN_SLOPES[:, None] * x + ((chance - 0.5) * COIN_SLOPES**2)[:, None]
+    gains = -np.log(chance) - np.logaddexp(0.0, np.log((1.0 - chance) / chance) - u)
     mean = gains @ _WEIGHTS
-    std = np.sqrt(np.maximum((gains**2) @ _WEIGHTS - mean**2, 1e-30))
-    return float(np.max(special.ndtr((count * mean - level) / (np.sqrt(count) * std))))
+    return mean, np.maximum((gains**2) @ _WEIGHTS - mean**2, 1e-30)
 
 
 def steps_needed(power: Callable[[int], float], target: float = 0.95, limit: int = 10**7) -> int:

@@ -5,20 +5,22 @@ when the null hypothesis holds. By Ville's inequality the probability that it *e
 ``1 / significance`` is then at most ``significance``, whatever the number of looks, and several
 e-processes share one significance by weights that add up to one.
 
-Notation of this module: at a step, canary ``i`` has a private fair coin ``b`` and a reading
-``z``; a correct DP-SGD gives ``z = b + d + noise_multiplier * N(0, 1)``, where the data term
-``d`` may depend on all that happened before and on the batch, but not on the coin or the noise.
-``r = z - b`` is the residual. Every array may carry leading axes: independent runs, which is how
-the simulations of the test-suite drive the very code that the audit runs.
+Notation of this module: at a step, canary ``i`` has a private coin ``b``, which is 1 ("in") with a
+known probability ``p``, 1/2 unless said, and a reading ``z``; a correct DP-SGD gives ``z = b + d +
+noise_multiplier * N(0, 1)``, where the data term ``d`` may depend on all that happened before and
+on the batch, but not on the coin or the noise. ``r = z - b`` is the residual. Every array may carry
+leading axes: independent runs, which is how the simulations of the test-suite drive the very code
+that the audit runs.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
+
+from lightning_audit import _validate
+from lightning_audit.stats._tilted_chi import log_tilted_chi
 
 FloatArray = NDArray[np.float64]
 
@@ -119,32 +121,65 @@ def noise_log_e(count: ArrayLike, sum_squares: ArrayLike) -> FloatArray:
     return log_mean_exp(0.5 * n * np.log(tau) - 0.5 * (tau - 1.0) * s)
 
 
+def _chances(coin_probability: float) -> FloatArray:
+    """Probabilities of the coin's sides, out and in."""
+    p = _validate.open_unit(
+        "coin_probability", coin_probability, "a canary that is always in, or never, is no coin"
+    )
+    return np.array([1.0 - p, p])
+
+
 class CoinBet:
     r"""E-process for "a canary adds at most its claimed signal", by betting on the coins.
 
     Take the claimed signal out, ``r = z - signal * b``. If the canary adds exactly what clipping
     allows, ``r`` says nothing about the private coin ``b``: whoever bets on the coin after seeing
     ``r`` gains nothing on average, *whatever* the data term and the distribution of the noise
-    do. If it adds more, a large ``r`` favours ``b = 1``. The bet multiplies the wealth by
-    ``2 / (1 + exp(-(2 b - 1) a x))`` with ``x`` the centred and scaled residual (centre and scale
-    from the past); its mean over a fair coin is one for every ``x``. If it adds less than the
-    signal, the wealth shrinks, because the bet increases with ``r``. At small effects its growth
-    equals that of the likelihood ratio of two normals with unknown means (``x^2 / 8`` nats an
-    observation), so nothing is paid for the robustness.
+    do. If it adds more, a large ``r`` favours ``b = 1``. The bet gives ``b = 1`` the probability
+
+    .. math:: \pi(x) = \frac{p\, e^u}{1 - p + p\, e^u}, \qquad u = a x + (p - \tfrac12)\, a^2
+
+    with ``x`` the centred and scaled residual (centre and scale from the past), and multiplies the
+    wealth by ``pi / p`` if ``b = 1`` and by ``(1 - pi) / (1 - p)`` if not; for a fair coin that is
+    ``2 / (1 + exp(-(2 b - 1) a x))``. Its mean over the coin is ``pi + (1 - pi) = 1`` for every
+    ``x``; the coins of a step's canaries are independent, so the mean of their product is one as
+    well. If the canary adds less than the signal, ``r`` is smaller for ``b = 1`` alone, where the
+    factor increases with it: the wealth shrinks. The second part of ``u`` is there because the
+    centre is the mean of both groups, which lies nearer to the more frequent one. At small effects
+    the growth equals that of the likelihood ratio of two normals with unknown means (``p (1 - p) /
+    2`` nats an observation times the square of the effect), so nothing is paid for the robustness.
 
     Args:
         shape: shape of a step's readings, canaries on the last axis.
         signal: the largest shift that a correct implementation shows: 1, or a little more where
             low precision rounds the canary.
         initial_scale: the claimed standard deviation of a reading, used until there is data.
+        coin_probability: known probability p in (0, 1) that a canary is in.
+
+    Raises:
+        ValueError: ``coin_probability`` is not in (0, 1).
     """
 
     #: Weight of the claimed scale against the observed one, in observations.
     PRIOR = 20.0
 
+    # By coin: -log of its probability, and log odds against it, ``[2]`` and ``[2, slopes]``. These
+    # are a fair coin's; snapshots of the first release have no others.
+    _prize = np.full(2, LN2)
+    _odds = np.zeros((2, len(COIN_SLOPES)))
+
     def __init__(
-        self, shape: tuple[int, ...], signal: float = 1.0, initial_scale: float = 1.0
+        self,
+        shape: tuple[int, ...],
+        signal: float = 1.0,
+        initial_scale: float = 1.0,
+        coin_probability: float = 0.5,
     ) -> None:
+        chance = _chances(coin_probability)
+        side = np.array([-1.0, 1.0])
+        self._prize = -np.log(chance)
+        against = np.log((1.0 - chance) / chance)
+        self._odds = against[:, None] - np.outer(side * (chance[1] - 0.5), COIN_SLOPES**2)
         self.signal = signal
         self._total = np.zeros(shape)
         self._steps = 0
@@ -158,7 +193,9 @@ class CoinBet:
         centred = residuals - self._centre
         scale = np.sqrt(self._squares / self._count)
         x = (2.0 * coins - 1.0) * centred / scale[..., None]
-        gains = LN2 - np.logaddexp(0.0, -x[..., None] * COIN_SLOPES)
+        side = coins.astype(np.intp)
+        odds = self._odds[side] - x[..., None] * COIN_SLOPES
+        gains = self._prize[side][..., None] - np.logaddexp(0.0, odds)
         self._log_wealth += gains.sum(axis=-2)
         self._total += residuals
         self._steps += 1
@@ -206,19 +243,37 @@ class SingleStepBet:
 class ErrorRateBet:
     r"""E-processes for "every step is (r / sigma_t)-GDP", for a whole grid of r at once.
 
-    A step that is mu-GDP lets nobody guess a fair coin with an error rate below ``Phi(-mu/2)``.
-    The guess here is "in" when the centred reading exceeds one half; ``W`` is the share of wrong
-    guesses among the step's canaries, so ``E W >= e = Phi(-r / (2 sigma_t))``. The wealth is
-    multiplied by ``1 + .99 * stake * (e - W) / (1 - e)``. Betting on the step's mean needs no
-    independence of its canaries; nothing is assumed about the mechanism but the trade-off
-    function. The e-value decreases in ``r``, so the rejected values are an interval from zero.
+    A step that is mu-GDP lets nobody guess with ``FNR + FPR`` below ``2 Phi(-mu/2)``. The guess
+    here is "in" when the centred reading exceeds one half; ``wrong`` is 1 for a wrong guess. A
+    guess counts by ``w(b) = min(p, 1 - p) / P(b) <= 1``, so that both worlds weigh alike however
+    rare one is, and with ``e = Phi(-r / (2 sigma_t))``
+
+    .. math:: \mathbb E\, w(b)\, (e - \text{wrong})
+        = \min(p, 1 - p)\, (2 e - \mathrm{FNR} - \mathrm{FPR}) \le 0
+
+    The wealth is multiplied by ``1 + .99 * stake * X / (1 - e)``, X the mean of ``w (e - wrong)``
+    over the step's canaries, which is at least ``-(1 - e)``; for fair coins w is 1. Betting on the
+    step's mean needs no independence of its canaries; nothing is assumed about the mechanism but
+    the trade-off function. The e-value decreases in ``r``, because ``w (e - wrong) / (1 - e)``
+    increases with e, so the rejected values are an interval from zero.
 
     Args:
         shape: shape of a step's readings, canaries on the last axis.
         ratios: the grid of r, increasing, ``[m]``.
+        coin_probability: known probability p in (0, 1) that a canary is in.
+
+    Raises:
+        ValueError: ``coin_probability`` is not in (0, 1).
     """
 
-    def __init__(self, shape: tuple[int, ...], ratios: FloatArray) -> None:
+    # Weight of a guess, by coin; those of fair ones, where a snapshot has none.
+    _weights = np.ones(2)
+
+    def __init__(
+        self, shape: tuple[int, ...], ratios: FloatArray, coin_probability: float = 0.5
+    ) -> None:
+        chance = _chances(coin_probability)
+        self._weights = chance.min() / chance
         self.ratios = np.asarray(ratios, dtype=np.float64)
         self._centre = PredictableCentre(shape)
         self._log_wealth = np.zeros((*shape[:-1], len(self.ratios), len(ERROR_STAKES)))
@@ -228,9 +283,11 @@ class ErrorRateBet:
     def update(self, coins: FloatArray, readings: FloatArray, noise_multiplier: float) -> None:
         """Take in one step and its claimed noise multiplier."""
         guesses = readings - self._centre.value > 0.5
-        wrong = np.mean(guesses != (coins > 0.5), axis=-1)
+        weights = self._weights[coins.astype(np.intp)]
+        weight = np.mean(weights, axis=-1)
+        wrong = np.mean(weights * (guesses != (coins > 0.5)), axis=-1)
         floor = special.ndtr(-self.ratios / (2.0 * noise_multiplier))
-        gain = (floor - wrong[..., None]) / (1.0 - floor)
+        gain = (floor * weight[..., None] - wrong[..., None]) / (1.0 - floor)
         self._log_wealth += np.log1p(0.99 * ERROR_STAKES * gain[..., None])
         self._centre.update(readings - coins)
         self._steps += 1
@@ -261,7 +318,11 @@ def two_sample_t_log_e(
     The ratio of the densities of the two-sample t statistic at ``mu`` and at ``mu0``, averaged
     over `MU_RATIOS`. Location and scale are free; the densities of the noncentral t are totally
     positive of order two, so one null boundary stands for every smaller mu. It supposes Gaussian
-    residuals of one variance; the other tests of this module do not.
+    residuals of one variance; the other tests of this module do not. With groups of equal size on
+    average, as fair coins give, a skewed data term cancels in the difference of their means. With
+    unequal ones it does not: coins of probability .1 and a data term of 10 noise standard
+    deviations in one step of fifty raise an alarm in 0.6 % of correct runs at a nominal 0.1 %. The
+    audit leaves this test out for such coins.
 
     Args:
         n_in: number of readings with the canary in.
@@ -290,40 +351,12 @@ def two_sample_t_log_e(
     weight = n1 * n0 / (n1 + n0)
     freedom = n1 + n0 - 2.0
     slope = weight * d / np.sqrt(ss + weight * d * d)
-    null = -0.5 * weight * mu0**2 + _log_tilted_chi(freedom, slope * mu0)
+    null = -0.5 * weight * mu0**2 + log_tilted_chi(freedom, slope * mu0)
     mu = mu0 * MU_RATIOS
-    alternatives = -0.5 * weight[..., None] * mu**2 + _log_tilted_chi(
+    alternatives = -0.5 * weight[..., None] * mu**2 + log_tilted_chi(
         freedom[..., None], slope[..., None] * mu
     )
     return np.where(ready, log_mean_exp(alternatives) - null, 0.0)
-
-
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(60)
-
-
-def _log_tilted_chi(freedom: Any, slope: Any) -> FloatArray:
-    """Log of the integral over v > 0 of v^freedom exp(-v^2/2 + slope v).
-
-    Ten digits, less where both the freedom is below four and the slope is far below zero: there
-    the right tail is cut off, which makes the e-value smaller.
-    """
-    nu, y = np.broadcast_arrays(np.asarray(freedom, float), np.asarray(slope, float))
-    root = np.sqrt(y * y + 4.0 * nu)
-    mode = np.where(y >= 0, 0.5 * (y + root), 2.0 * nu / (root - y))  # no cancellation for y < 0
-    width = 1.0 / np.sqrt(1.0 + nu / mode**2)
-    # Nine standard deviations around the mode, of what lies above v = 0.
-    low, high = np.maximum(mode - 9.0 * width, 0.0), mode + 9.0 * width
-    half = 0.5 * (high - low)
-    v = (0.5 * (high + low))[..., None] + half[..., None] * _NODES
-    exponent = (
-        nu[..., None] * np.log(v / mode[..., None])
-        - 0.5 * (v * v - (mode * mode)[..., None])
-        + y[..., None] * (v - mode[..., None])
-    )
-    integral = half * np.sum(np.exp(exponent) * _WEIGHTS, axis=-1)
-    return np.asarray(
-        nu * np.log(mode) - 0.5 * mode * mode + y * mode + np.log(integral), dtype=np.float64
-    )
 
 
 class MuTest:

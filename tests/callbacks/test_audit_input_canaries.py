@@ -51,6 +51,7 @@ from lightning_audit.canaries import (
     InputCanary,
     Mislabeled,
 )
+from lightning_audit.stats.subsampled import SubsampledGaussianTradeoff
 from lightning_audit.store import DROPPED, INJECTED, NOT_PLANNED, read_observations
 
 HEAVY = pytest.mark.heavy
@@ -409,6 +410,61 @@ def _force_out(audit: PrivacyAudit) -> None:
         session._flip = lambda claim: replace(flip(claim), coins=np.zeros(1))
 
     audit.on_train_start = out
+
+
+# ------------------------------------------------------------------ coins that are not fair
+
+
+def test_a_rare_canary_joins_as_often_as_is_said_and_sound_code_is_not_flagged(
+    tmp_path: Path,
+) -> None:
+    canary = Mislabeled(amplitude=100.0, sampling_rate=0.1, **STATED)
+    report = fit(tmp_path, HandWritten(ask=False), _unchanged(canary), max_steps=300)
+    assert report.verdict.outcome != "VIOLATION", report.verdict
+    header, entries = read_observations(tmp_path / "audit" / "observations.bin")
+    assert (header.coin_probability, header.game) == (0.1, "step")
+    assert header.canaries == ("Mislabeled(input, sampling_rate=0.1)",)
+    assert abs(entries["coins"].sum() - 30) < 4 * 27**0.5
+    out, inside = _readings(tmp_path)
+    error = np.hypot(out.std() / len(out) ** 0.5, inside.std() / len(inside) ** 0.5)
+    assert abs(inside.mean() - out.mean() - 1.0) < 4.0 * error
+    assert status(report, "mu") == "not_run"
+    assert "fdp_t" not in {bound.name for bound in report.bounds}
+
+
+def test_clipping_the_mean_is_found_by_a_rare_canary(tmp_path: Path) -> None:
+    canary = Mislabeled(amplitude=100.0, sampling_rate=0.1, **STATED)
+    report = violation(tmp_path, ClipsTheMean(ask=False), _unchanged(canary), max_steps=200)
+    assert status(report, "sensitivity") == "violated"
+
+
+def test_clipping_after_the_average_is_found_by_a_rare_canary(tmp_path: Path) -> None:
+    module = Forward(optimizer_class=ClipAfterAverage)
+    audit = _audit(Mislabeled(amplitude=100.0, sampling_rate=0.1))
+    report = violation(tmp_path, module, audit, max_steps=150)
+    assert status(report, "sensitivity") == "violated"
+
+
+def test_in_the_subsampled_game_a_steps_epsilon_stays_below_that_of_its_curve(
+    tmp_path: Path,
+) -> None:
+    canary = Mislabeled(amplitude=100.0, sampling_rate=0.3, game="subsampled", **STATED)
+    claim = replace(CLAIM, noise_multiplier=0.3)
+
+    class Quiet(HandWritten):
+        def noise(self, p: torch.Tensor) -> torch.Tensor:
+            return 0.3 * super().noise(p)
+
+    report = fit(tmp_path, Quiet(ask=False), _audit(canary, claim=claim), max_steps=150)
+    assert report.verdict.outcome != "VIOLATION", report.verdict
+    bounds = {bound.name: bound for bound in report.bounds}
+    assert set(bounds) == {"betting", "fdp_cp", "fdp_pooled_cp", "fdp_bayes", "eps_cp"}
+    true = SubsampledGaussianTradeoff(0.3, 0.3).epsilon_at(report.delta)
+    for bound in bounds.values():
+        assert any("joins it with probability 0.3" in said for said in bound.assumptions)
+        assert bound.epsilon_step_lower is not None
+        assert bound.epsilon_step_lower < true
+    assert bounds["fdp_cp"].epsilon_step_lower > 0
 
 
 # ------------------------------------------------------------------ steps, resume, refusals

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from lightning_audit.stats.counts import (
     mu_clopper_pearson,
 )
 from lightning_audit.stats.gdp import gaussian_epsilon
+from lightning_audit.stats.subsampled import SubsampledGaussianTradeoff
 from lightning_audit.store import INJECTED, NOT_PLANNED, RecordHeader
 
 K = 8
@@ -36,13 +38,15 @@ def monitor(
     rate: float = 0.1,
     status: int = INJECTED,
     seed: int = 0,
+    header: RecordHeader = HEADER,
 ) -> AuditMonitor:
     """The checks after a run whose true noise is ``noise`` times the claimed one."""
     rng = np.random.default_rng(seed)
-    made = AuditMonitor(HEADER, 1e-3)
+    made = AuditMonitor(header, 1e-3)
     claims = np.broadcast_to(sigma, (steps,))
     entries = np.zeros(steps, dtype=HEADER.dtype)
-    coins = rng.integers(0, 2, (steps, K))
+    p = header.coin_probability
+    coins = rng.integers(0, 2, (steps, K)) if p == 0.5 else rng.random((steps, K)) < p
     readings = coins + noise * claims[:, None] * rng.standard_normal((steps, K))
     fields = {
         "step": np.arange(steps),
@@ -182,12 +186,54 @@ def test_the_betting_bound_is_of_the_last_steps_noise(
     assert bound.epsilon_step_lower == float(gaussian_epsilon(mu, DELTA))
 
 
-def misses(runs: int, steps: int, sigma: float, significance: float) -> dict[str, int]:
+RARE = replace(HEADER, coin_probability=0.1)
+
+
+def test_bounds_of_rare_coins_are_those_that_hold_for_them() -> None:
+    made = monitor(300, header=RARE, seed=1)
+    found = by_name(made)
+    assert set(found) == set(BOUND_NAMES) - {"fdp_t"}
+    assert found["fdp_cp"].mu_lower == float(mu_clopper_pearson(counts_of(made), 0.05)) > 0
+    assert found["eps_cp"].epsilon_step_lower == float(
+        epsilon_clopper_pearson(counts_of(made), DELTA, 0.05)
+    )
+    betting = betting_bound(made, 0.5, 1.5, DELTA, 0.05)
+    assert betting.assumptions[0] == "private coins of probability 0.1"
+    fair = betting_bound(monitor(20), 0.5, 1.5, DELTA, 0.05)
+    assert fair.assumptions[0] == "fair private coins"
+
+
+def test_in_the_subsampled_game_a_steps_epsilon_is_of_its_own_curve() -> None:
+    game = replace(RARE, game="subsampled")
+    # Nothing is composed over the run, which takes most of the time.
+    made, known = (monitor(400, sigma=0.3, rate=math.nan, header=header) for header in (game, RARE))
+    found, plain = by_name(made), by_name(known)
+    assert set(found) == {"fdp_cp", "fdp_pooled_cp", "fdp_bayes", "eps_cp"}
+    for name, bound in found.items():
+        # What is proved of the mechanism, and so of the run, is the same.
+        assert bound.mu_lower == plain[name].mu_lower > 0
+        assert 0 < bound.epsilon_step_lower < plain[name].epsilon_step_lower
+        assert any("joins it with probability 0.1" in said for said in bound.assumptions)
+        assert not any("joins it" in said for said in plain[name].assumptions)
+    cp = found["fdp_cp"]
+    curve = SubsampledGaussianTradeoff(1 / cp.mu_lower, 0.1)
+    assert cp.epsilon_step_lower == pytest.approx(curve.epsilon_at(DELTA))
+    assert cp.epsilon_step_lower < SubsampledGaussianTradeoff(0.3, 0.1).epsilon_at(DELTA)
+    betting = betting_bound(made, 0.8, 1.5, DELTA, 0.05)
+    assert betting.epsilon_step_lower == pytest.approx(
+        SubsampledGaussianTradeoff(0.3 / 0.8, 0.1).epsilon_at(DELTA)
+    )
+
+
+def misses(
+    runs: int, steps: int, sigma: float, significance: float, header: RecordHeader = HEADER
+) -> dict[str, int]:
     """How often each bound on mu exceeds the true one, 1 / sigma."""
-    found = dict.fromkeys(MU_METHODS, 0)
+    fair = header.coin_probability == 0.5
+    found = {name: 0 for name in MU_METHODS if fair or name != "fdp_t"}
     for seed in range(runs):
-        made = monitor(steps, sigma=sigma, seed=seed)
-        for name in MU_METHODS:
+        made = monitor(steps, sigma=sigma, seed=seed, header=header)
+        for name in found:
             method = METHODS[name]
             if method.from_counts is None:
                 mu = made.mu.mu_lower(significance)[0]
@@ -198,20 +244,22 @@ def misses(runs: int, steps: int, sigma: float, significance: float) -> dict[str
 
 
 @pytest.mark.parametrize(
-    ("runs", "steps", "sigma"),
+    ("runs", "steps", "sigma", "p"),
     [
-        (100, 15, 1.0),
-        pytest.param(2000, 40, 1.0, marks=pytest.mark.heavy),
-        pytest.param(2000, 40, 3.0, marks=pytest.mark.heavy),
-        pytest.param(2000, 12, 0.5, marks=pytest.mark.heavy),
+        (100, 15, 1.0, 0.5),
+        (100, 30, 0.7, 0.1),
+        pytest.param(2000, 40, 1.0, 0.5, marks=pytest.mark.heavy),
+        pytest.param(2000, 40, 3.0, 0.5, marks=pytest.mark.heavy),
+        pytest.param(2000, 12, 0.5, 0.5, marks=pytest.mark.heavy),
+        pytest.param(300, 40, 0.7, 0.1, marks=pytest.mark.heavy),
     ],
 )
 def test_bounds_on_mu_miss_no_oftener_than_their_significance(
-    runs: int, steps: int, sigma: float
+    runs: int, steps: int, sigma: float, p: float
 ) -> None:
     significance = 0.1
     allowed = stats.binom.isf(1e-3, runs, significance)
-    found = misses(runs, steps, sigma, significance)
+    found = misses(runs, steps, sigma, significance, replace(HEADER, coin_probability=p))
     assert max(found.values()) <= allowed, found
     # Not because they are 0 everywhere: the sharpest of them misses at times.
     assert max(found.values()) > 0

@@ -32,8 +32,9 @@ LABELS = (
 CLIPPED_AFTER_AVERAGE = "clipped after average"
 
 
-def header(lags: int = 16) -> RecordHeader:
-    return RecordHeader(LABELS, TENSORS, (PER_TENSOR,) * len(TENSORS), lags)
+def header(lags: int = 16, coin_probability: float = 0.5) -> RecordHeader:
+    witnesses = (PER_TENSOR,) * len(TENSORS)
+    return RecordHeader(LABELS, TENSORS, witnesses, lags, coin_probability=coin_probability)
 
 
 def witnesses() -> Witnesses:
@@ -56,6 +57,7 @@ def simulate(
     dropped: Collection[int] = (),
     replaced: Collection[int] = (),
     sample_rate: float = 0.01,
+    coin_probability: float = 0.5,
 ) -> tuple[RecordHeader, np.ndarray]:
     """The record of a mechanism.
 
@@ -64,7 +66,7 @@ def simulate(
     is "same", "lag 5", "broadcast" or "pair".
     """
     rng = np.random.default_rng(seed)
-    made = header()
+    made = header(coin_probability=coin_probability)
     k, shape = len(LABELS), (len(TENSORS), PER_TENSOR)
     reducer = WitnessReducer(witnesses(), lags=made.lags)
     multipliers = np.broadcast_to(sigma, (steps,))
@@ -83,7 +85,10 @@ def simulate(
             stock.append((unit, unit_k) if t < lag else stock[t - lag])
             unit, unit_k = stock[t]
         term, term_k = rng.standard_normal(shape), rng.standard_normal(k)
-        coins = rng.integers(0, 2, k).astype(float)
+        if coin_probability == 0.5:
+            coins = rng.integers(0, 2, k).astype(float)
+        else:
+            coins = (rng.random(k) < coin_probability).astype(float)
         if isinstance(shift, str):
             assert shift == CLIPPED_AFTER_AVERAGE
             adds = SCALE / np.sqrt(max(coins.sum(), 1.0))
