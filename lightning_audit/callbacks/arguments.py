@@ -19,6 +19,7 @@ FINDINGS = (
     *SHARES,
     "gradient_replaced",
     "reuse.resume",
+    "reuse.optimizers",
     "no_dp",
     "unsynchronised",
     "accounting",

@@ -68,6 +68,11 @@ def likely_fault(
             "noise re-used: a seeded generator started again when the training was resumed",
             "reuse.resume",
         )
+    if "reuse.optimizers" in names:
+        return Fault(
+            "noise re-used: the generators of two optimizers started in the same state",
+            "reuse.optimizers",
+        )
     if "logical_batch" in names:
         return Fault(
             "logical batches run together: a record can count twice in one step",
