@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 #: Version of the report's layout; raised when a reader of the old one would misread the new one.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+#: Layout of a report with one record, which older releases can read as well.
+ONE_RECORD_VERSION = 2
 
 Outcome = Literal["PASS", "VIOLATION", "INCONCLUSIVE"]
 Kind = Literal["mechanism", "epsilon", "accounting"]
@@ -154,6 +156,8 @@ class AuditReport:
         created: when the report was written, in ISO 8601 with the zone.
         complete: False while the run is going on, or if it broke off.
         operating_points: how well the coins were guessed, at several thresholds.
+        other_records: file names of the observations of further private optimizers; steps,
+            observations, history and operating points are those of all of them.
         schema_version: layout of this report.
     """
 
@@ -176,7 +180,17 @@ class AuditReport:
     created: str = ""
     complete: bool = True
     operating_points: tuple[OperatingPoint, ...] = ()
-    schema_version: int = SCHEMA_VERSION
+    other_records: tuple[str, ...] = ()
+    schema_version: int = ONE_RECORD_VERSION
+
+    def __post_init__(self) -> None:
+        if self.other_records:
+            object.__setattr__(self, "schema_version", SCHEMA_VERSION)
+
+    @property
+    def records(self) -> tuple[str, ...]:
+        """File names of all observations beside the report."""
+        return (*((self.record,) if self.record else ()), *self.other_records)
 
     @property
     def epsilon_lower(self) -> float | None:
@@ -187,7 +201,10 @@ class AuditReport:
 
     def to_json(self) -> str:
         """The report as JSON; infinite numbers as the strings "inf" and "-inf"."""
-        return json.dumps(_plain(dataclasses.asdict(self)), indent=2, allow_nan=False)
+        fields = dataclasses.asdict(self)
+        if not self.other_records:
+            del fields["other_records"]
+        return json.dumps(_plain(fields), indent=2, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> AuditReport:
@@ -346,6 +363,7 @@ def _report_from(data: dict[str, Any]) -> AuditReport:
     values["operating_points"] = tuple(
         OperatingPoint(**point) for point in values.get("operating_points", ())
     )
+    values["other_records"] = tuple(str(name) for name in values.get("other_records", ()))
     values["notes"] = tuple(values["notes"])
     return AuditReport(**values)
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -22,7 +24,9 @@ RECORD_NAME = "observations.bin"
 ARCHIVE_NAME = "observations.npz"
 REPORT_NAME = "report.json"
 FIGURE_NAME = "report.png"
-_NAMES = (RECORD_NAME, ARCHIVE_NAME, REPORT_NAME, FIGURE_NAME)
+#: Records of a run, of its first optimizer and of further ones.
+_RECORDS = re.compile(r"observations(-\d+)?\.bin")
+_FILES = re.compile(rf"{_RECORDS.pattern}|observations(-\d+)?\.npz")
 
 _FORMAT = "lightning-audit observations"
 #: Version 2 has coins that are not fair, which a reader of version 1 would take for fair ones.
@@ -85,8 +89,18 @@ class RecordHeader:
         )
 
 
+def record_name(number: int = 1) -> str:
+    """File name of the record of a run's first, second... optimizer."""
+    return RECORD_NAME if number == 1 else f"observations-{number}.bin"
+
+
+def archive_name(number: int = 1) -> str:
+    """File name of the same record as .npz."""
+    return ARCHIVE_NAME if number == 1 else f"observations-{number}.npz"
+
+
 class ObservationStore:
-    """Appends entries to ``directory/observations.bin``.
+    """Appends entries to ``directory/observations.bin``, for further optimizers `record_name`.
 
     Files of an earlier run in the directory are moved to ``previous-1``, ``previous-2``...: no
     record is overwritten, and a gate never reads the report of another run.
@@ -95,34 +109,52 @@ class ObservationStore:
         directory: where the record lies; made if absent.
         header: what the entries mean.
         run: name of the run, by which it is known when it goes on after a stop.
+        number: of the optimizer, from 1. The first one's record is opened first: it moves all
+            files of earlier runs, the others their own.
 
     Raises:
         OSError: the directory cannot be written.
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str], header: RecordHeader, run: str = ""
+        self,
+        directory: str | os.PathLike[str],
+        header: RecordHeader,
+        run: str = "",
+        number: int = 1,
     ) -> None:
         self.directory = Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)
-        set_aside(self.directory)
-        self._start_at(header)
+        names = (record_name(number), archive_name(number))
+        set_aside(self.directory, only=None if number == 1 else names)
+        self._start_at(header, number)
         version = 1 if header.coin_probability == 0.5 else _VERSION
         line = json.dumps(
             {"format": _FORMAT, "version": version, "run": run, **dataclasses.asdict(header)}
         ).encode()
-        self._file: BinaryIO = open(self.directory / RECORD_NAME, "wb")  # noqa: SIM115  # kept
+        self._file: BinaryIO = open(self.path, "wb")  # noqa: SIM115  # kept
         self._file.write(line + b"\n")
         self._file.flush()
 
-    def _start_at(self, header: RecordHeader, entries: int = 0) -> None:
+    def _start_at(self, header: RecordHeader, number: int, entries: int = 0) -> None:
         self.header = header
+        self.number = number
         self.entries = entries
         self._pending = 0
 
+    @property
+    def path(self) -> Path:
+        """Where the record lies."""
+        return self.directory / record_name(self.number)
+
     @classmethod
     def resume(
-        cls, directory: str | os.PathLike[str], header: RecordHeader, run: str, entries: int
+        cls,
+        directory: str | os.PathLike[str],
+        header: RecordHeader,
+        run: str,
+        entries: int,
+        number: int = 1,
     ) -> ObservationStore | None:
         """Go on with the record of a run that stopped, cut to the entries that are known.
 
@@ -131,6 +163,7 @@ class ObservationStore:
             header: what the entries must mean.
             run: name of the run.
             entries: entries that are kept; later ones are of steps that were undone.
+            number: of the optimizer.
 
         Returns:
             The record, open for the next entry; None where the directory has no record of this run
@@ -138,7 +171,7 @@ class ObservationStore:
         """
         store = cls.__new__(cls)
         store.directory = Path(directory)
-        path = store.directory / RECORD_NAME
+        path = store.directory / record_name(number)
         try:
             found, whole = _read_header(path)
             length = len(read_observations(path)[1])
@@ -146,7 +179,7 @@ class ObservationStore:
             return None
         if found.header != header or found.run != run or length < entries:
             return None
-        store._start_at(header, entries)
+        store._start_at(header, number, entries)
         store._file = open(path, "r+b")  # noqa: SIM115  # kept
         store._file.truncate(whole + entries * header.dtype.itemsize)
         store._file.seek(0, os.SEEK_END)
@@ -172,23 +205,27 @@ class ObservationStore:
             return
         self._file.close()
         if archive:
-            _, entries = read_observations(self.directory / RECORD_NAME)
-            partial = self.directory / f".{ARCHIVE_NAME}.partial.npz"
-            columns: dict[str, Any] = {name: entries[name] for name in entries.dtype.names or ()}
+            _, entries = read_observations(self.path)
+            name = archive_name(self.number)
+            partial = self.directory / f".{name}.partial.npz"
+            columns: dict[str, Any] = {key: entries[key] for key in entries.dtype.names or ()}
             np.savez(partial, header=json.dumps(dataclasses.asdict(self.header)), **columns)
-            os.replace(partial, self.directory / ARCHIVE_NAME)
+            os.replace(partial, self.directory / name)
 
 
-def set_aside(directory: Path, *, but_the_record: bool = False) -> Path | None:
+def set_aside(
+    directory: Path, *, but_the_record: bool = False, only: Collection[str] | None = None
+) -> Path | None:
     """Move an earlier run's files into a numbered folder beside them; None if there are none.
 
     Args:
         directory: a report directory.
         but_the_record: leave the observations, for a run that may go on with them.
+        only: names of the files that are moved, None for all.
     """
-    names = [n for n in _NAMES if (directory / n).exists()]
+    names = [name for name in _found(directory) if only is None or name in only]
     if but_the_record:
-        names = [n for n in names if n != RECORD_NAME]
+        names = [n for n in names if not _RECORDS.fullmatch(n)]
     if not names:
         return None
     number = 1
@@ -197,12 +234,20 @@ def set_aside(directory: Path, *, but_the_record: bool = False) -> Path | None:
     folder = directory / f"previous-{number}"
     # What was left for a run that might have gone on belongs to the report moved before it.
     last = directory / f"previous-{number - 1}"
-    if names == [RECORD_NAME] and last.is_dir() and not (last / RECORD_NAME).exists():
+    only_records = all(_RECORDS.fullmatch(name) for name in names)
+    if only_records and last.is_dir() and not any((last / name).exists() for name in names):
         folder = last
     folder.mkdir(exist_ok=True)
     for name in names:
         os.replace(directory / name, folder / name)
     return folder
+
+
+def _found(directory: Path) -> list[str]:
+    """Names of a run's files in a directory: those of the first optimizer first."""
+    names = [RECORD_NAME, ARCHIVE_NAME, REPORT_NAME, FIGURE_NAME]
+    others = [p.name for p in directory.glob("observations-*") if _FILES.fullmatch(p.name)]
+    return [name for name in (*names, *sorted(others)) if (directory / name).exists()]
 
 
 def read_observations(path: str | os.PathLike[str]) -> tuple[RecordHeader, NDArray[np.void]]:

@@ -20,6 +20,7 @@ FINDINGS = (
     "gradient_replaced",
     "clipping.norm",
     "reuse.resume",
+    "reuse.optimizers",
     "no_dp",
     "unsynchronised",
     "accounting",

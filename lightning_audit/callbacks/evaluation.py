@@ -1,34 +1,34 @@
-"""Puts together what a session saw: the metrics of an epoch, and the report."""
+"""Puts together what the sessions saw: the metrics of an epoch, the verdict, the report."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import metadata
 from typing import Any
 
-from lightning_audit.callbacks.bounds import betting_bound, literature_bounds
-from lightning_audit.callbacks.facts import RunFacts
+from lightning_audit.callbacks.epsilons import Epsilons, epsilon_result, run_history
+from lightning_audit.callbacks.facts import OptimizerFacts, RunFacts
 from lightning_audit.callbacks.session import AuditSession
-from lightning_audit.callbacks.spending import claimed_epsilon, epsilon_at_ratio, epsilon_spent
+from lightning_audit.callbacks.spending import epsilon_at_ratio
 from lightning_audit.callbacks.terms import Terms
-from lightning_audit.checks.accounting import accounting_result, batch_size_result, exceeds
-from lightning_audit.checks.family import SHARES
+from lightning_audit.checks.accounting import accounting_result, batch_size_result
 from lightning_audit.checks.integrity import (
     clipping_norm_result,
     logical_batch_result,
     no_dp_result,
     noise_restarted_result,
+    noise_shared_result,
     unsynchronised_result,
 )
-from lightning_audit.checks.resolution import PowerModel
+from lightning_audit.checks.monitor import AuditMonitor
+from lightning_audit.checks.resolution import Power, PowerModel
 from lightning_audit.checks.sampling import repeated_result, sampling_results
-from lightning_audit.checks.verdict import acknowledge, judge
-from lightning_audit.results import AuditReport, CheckResult, EpsilonBound, Verdict
-from lightning_audit.store import RECORD_NAME
+from lightning_audit.checks.verdict import acknowledge, judge, worst
+from lightning_audit.results import AuditReport, CheckResult, OperatingPoint, Verdict
 
 #: Dashboards draw in single precision; a larger e-value tells nothing more.
 _LARGEST_E_VALUE = 1e30
@@ -44,75 +44,82 @@ _LIBRARIES = (
 
 
 @dataclass(frozen=True)
-class Epsilons:
-    """The epsilons of a run at one moment; None where no sample rate or claim is known."""
+class Findings:
+    """Results of every check at one moment, those that the user allows marked.
 
-    claimed: float | None
-    source: str
-    spent: float | None
-    ratio_lower: float
-    lower: float | None
-    #: As `ratio_lower` and `lower`, at the significance of the verdict rather than of the display.
-    ratio_proved: float
-    proved: float | None
-    bounds: tuple[EpsilonBound, ...] = ()
+    Args:
+        all: violated ones first.
+        by_optimizer: for each private optimizer, its own and those of the run.
+    """
 
-
-def current_epsilons(session: AuditSession | None, facts: RunFacts, terms: Terms) -> Epsilons:
-    """Compute the epsilons now."""
-    claim = claimed_epsilon(terms.epsilon, facts.accountant, terms.delta)
-    if session is None or not session.monitor.steps:
-        return Epsilons(claim.epsilon, claim.source, None, 0.0, None, 0.0, None)
-    monitor = session.monitor
-    history = monitor.history
-    ratio = monitor.leakage.ratio_lower(terms.bound_significance)
-    sure = monitor.leakage.ratio_lower(SHARES["epsilon"] * terms.significance)
-    spent = epsilon_spent(history, facts.accountant, terms.delta)
-    lower = epsilon_at_ratio(history, ratio, terms.delta)
-    # A ratio of at most one proves no more than is spent: nothing to compose unless even that is
-    # above the claim.
-    within = spent is not None and claim.epsilon is not None and spent <= claim.epsilon
-    proved = None if sure <= 1 and within else epsilon_at_ratio(history, sure, terms.delta)
-    delta, level = terms.delta, terms.bound_significance
-    bounds = (
-        betting_bound(monitor, ratio, lower, delta, level),
-        *literature_bounds(monitor, delta, level),
-    )
-    return Epsilons(claim.epsilon, claim.source, spent, ratio, lower, sure, proved, bounds)
+    all: tuple[CheckResult, ...]
+    by_optimizer: tuple[tuple[CheckResult, ...], ...] = ()
 
 
 def run_checks(
-    session: AuditSession | None, facts: RunFacts, terms: Terms, epsilons: Epsilons
-) -> tuple[CheckResult, ...]:
-    """Results of every check now, violated ones first, those that the user allows marked."""
-    steps = session.monitor.steps if session else 0
-    checks = [no_dp_result(facts.plain_steps, steps, facts.plain_name)]
-    if session is not None:
-        checks += session.monitor.results()
-        if (norms := session.step.norms) is not None:
-            checks.append(clipping_norm_result(norms.checked, norms.largest_ratio))
-        if facts.synchronised is not None:
-            checks.append(unsynchronised_result(facts.synchronised, facts.processes))
-        if facts.noise_restarted is not None:
-            checks.append(noise_restarted_result(facts.noise_restarted))
-        checks.append(_epsilon_result(epsilons, terms))
-        checks.append(
-            accounting_result(epsilons.spent, epsilons.claimed, terms.delta, epsilons.source)
+    sessions: Sequence[AuditSession], facts: RunFacts, terms: Terms, epsilons: Epsilons
+) -> Findings:
+    """Results of every check now.
+
+    Each of n sessions tests at an n-th of the significance, and so does the check on epsilon for
+    each; the checks of the batches are the run's. What is handed out adds up to the whole.
+    """
+    steps = sum(session.monitor.steps for session in sessions)
+    common = [no_dp_result(facts.plain_steps, steps, facts.plain_name)]
+    if not sessions:
+        return Findings(acknowledge(common, terms.allow))
+    own = [
+        [_of_optimizer(check, optimizer, len(sessions)) for check in _results_of_session(session)]
+        for session, optimizer in zip(sessions, facts.optimizers, strict=True)
+    ]
+    late = _results_of_run(sessions, facts, terms, epsilons)
+    return Findings(
+        acknowledge([*common, *(check for checks in own for check in checks), *late], terms.allow),
+        tuple(acknowledge([*common, *checks, *late], terms.allow) for checks in own),
+    )
+
+
+def _results_of_session(session: AuditSession) -> list[CheckResult]:
+    checks = list(session.monitor.results())
+    if (norms := session.step.norms) is not None:
+        checks.append(clipping_norm_result(norms.checked, norms.largest_ratio))
+    return checks
+
+
+def _of_optimizer(check: CheckResult, optimizer: OptimizerFacts, count: int) -> CheckResult:
+    """A check that is one of several optimizers': it names the optimizer."""
+    if count == 1:
+        return check
+    message = optimizer.named(check.message)
+    return dataclasses.replace(check, message=message, share=check.share / count)
+
+
+def _results_of_run(
+    sessions: Sequence[AuditSession], facts: RunFacts, terms: Terms, epsilons: Epsilons
+) -> list[CheckResult]:
+    checks = []
+    if facts.synchronised is not None:
+        checks.append(unsynchronised_result(facts.synchronised, facts.processes))
+    if facts.noise_restarted is not None:
+        checks.append(noise_restarted_result(facts.noise_restarted))
+    if len(sessions) > 1:
+        checks.append(noise_shared_result(facts.noise_shared))
+    checks.append(epsilon_result(epsilons, terms))
+    checks.append(accounting_result(epsilons.spent, epsilons.claimed, terms.delta, epsilons.source))
+    _hold_batches_to_steps(facts, max(session.monitor.steps for session in sessions))
+    if facts.loader is not None:
+        checks += sampling_results(
+            facts.loader.kind,
+            facts.loader.description,
+            facts.loader.sample_rate,
+            facts.sample_rate,
+            max((session.batch_sizes for session in sessions), key=len),
+            facts.batches,
         )
-        _hold_batches_to_steps(facts, steps)
-        if facts.loader is not None:
-            checks += sampling_results(
-                facts.loader.kind,
-                facts.loader.description,
-                facts.loader.sample_rate,
-                facts.sample_rate,
-                session.batch_sizes,
-                facts.batches,
-            )
-        checks += _lint_results(facts)
-        if facts.repeated and facts.synchronised:
-            checks.append(repeated_result(facts.processes, facts.sample_rate))
-    return acknowledge(checks, terms.allow)
+    checks += _lint_results(facts)
+    if facts.repeated and facts.synchronised:
+        checks.append(repeated_result(facts.processes, facts.sample_rate))
+    return checks
 
 
 def _hold_batches_to_steps(facts: RunFacts, steps: int) -> None:
@@ -120,7 +127,7 @@ def _hold_batches_to_steps(facts: RunFacts, steps: int) -> None:
     check = facts.batches
     if check is None:
         return
-    check.twice_counts = facts.accountant is not None
+    check.twice_counts = any(found.accountant is not None for found in facts.optimizers)
     # Samplers run ahead of the training, and a step may be left out.
     batches = min(check.batches, facts.trained_batches)
     if batches > 1.2 * facts.batches_per_step * steps + 2:
@@ -132,60 +139,36 @@ def _lint_results(facts: RunFacts) -> list[CheckResult]:
     if facts.split_epochs:
         results.append(logical_batch_result(facts.carried_over, facts.split_epochs))
     records = facts.loader.records if facts.loader else None
-    if records and facts.sample_rate and facts.expected_batch_size is not None:
-        divisor = batch_size_result(facts.expected_batch_size, records, facts.sample_rate)
-        results += [divisor] if divisor else []
+    for optimizer in facts.optimizers:
+        rate, expected = optimizer.sample_rate, optimizer.expected_batch_size
+        divisor = None
+        if records and rate and expected is not None:
+            divisor = batch_size_result(expected, records, rate)
+        if divisor is not None:
+            results.append(_of_optimizer(divisor, optimizer, len(facts.optimizers)))
     return results
 
 
-def _epsilon_result(epsilons: Epsilons, terms: Terms) -> CheckResult:
-    if epsilons.spent is None or epsilons.claimed is None:
-        return CheckResult("epsilon", "epsilon", "not_run", "no epsilon can be compared")
-    violated = epsilons.proved is not None and exceeds(epsilons.proved, epsilons.claimed)
-    claim = f"the claimed {epsilons.claimed:.4g} at delta {terms.delta:.3g}"
-    if epsilons.ratio_proved == 0.0:
-        message = f"no leakage is proved at the verdict's significance; within {claim}"
-    elif epsilons.proved is None:
-        message = (
-            f"at least {epsilons.ratio_proved:.2f} times the stated leakage of a step is proved, "
-            f"which stays within {claim}"
-        )
-    else:
-        position = "above" if violated else "within"
-        message = f"the run leaks at least epsilon {epsilons.proved:.4g}, {position} {claim}"
-    return CheckResult(
-        "epsilon",
-        "epsilon",
-        "violated" if violated else "ok",
-        message,
-        "the other findings say whether the noise or the clipping is at fault" if violated else "",
-        share=SHARES["epsilon"],
-        evidence={
-            "ratio_lower": epsilons.ratio_proved,
-            "epsilon_lower": epsilons.proved,
-            "epsilon_claimed": epsilons.claimed,
-        },
-    )
-
-
 def epoch_metrics(
-    session: AuditSession | None, epsilons: Epsilons, checks: Sequence[CheckResult]
+    sessions: Sequence[AuditSession], epsilons: Epsilons, checks: Sequence[CheckResult]
 ) -> dict[str, float]:
     """What is logged at an epoch's end; epsilons that are unknown are left out."""
+    proved = epsilons.proved
     metrics: dict[str, float | None] = {
-        "epsilon_lower": epsilons.lower,
+        "epsilon_lower": proved.lower,
         "epsilon_spent": epsilons.spent,
         "epsilon_claimed": epsilons.claimed,
         "violated": float(any(check.status == "violated" for check in checks)),
     }
-    if session is not None:
-        monitor = session.monitor
-        sigma = monitor.history[-1][0] if monitor.history else 0.0
-        metrics["mu_lower"] = epsilons.ratio_lower / sigma if sigma > 0 else None
-        metrics["e_value"] = min(math.exp(min(monitor.log_e_value, 100.0)), _LARGEST_E_VALUE)
-        metrics["observations"] = float(monitor.sensitivity.observations)
-        metrics["step"] = float(monitor.steps)
-    for bound in epsilons.bounds:
+    if sessions:
+        monitors = [session.monitor for session in sessions]
+        metrics["mu_lower"] = proved.mu_lower
+        # The claim is refuted when the metric reaches one over the significance of the run.
+        log_e = max(monitor.log_e_value for monitor in monitors) - math.log(len(monitors))
+        metrics["e_value"] = min(math.exp(min(log_e, 100.0)), _LARGEST_E_VALUE)
+        metrics["observations"] = float(sum(m.sensitivity.observations for m in monitors))
+        metrics["step"] = float(sum(monitor.steps for monitor in monitors))
+    for bound in proved.bounds:
         if bound.looks == "single":
             metrics[f"epsilon_lower/{bound.name}"] = bound.epsilon_lower
             metrics[f"epsilon_step_lower/{bound.name}"] = bound.epsilon_step_lower
@@ -193,49 +176,107 @@ def epoch_metrics(
 
 
 def build_report(
-    session: AuditSession | None,
+    sessions: Sequence[AuditSession],
     facts: RunFacts,
     terms: Terms,
     epsilons: Epsilons,
-    checks: tuple[CheckResult, ...],
+    findings: Findings,
     *,
     complete: bool,
 ) -> AuditReport:
     """The report now; the power is computed for a complete run only."""
-    monitor = session.monitor if session else None
-    oversize = session.oversize if session else terms.oversize
-    model = PowerModel(monitor, oversize) if monitor and monitor.steps and complete else None
-    power = model.at(terms.resolution) if model else {}
-    missing = _missing(facts, terms, epsilons, checks, complete)
-    verdict = judge(
-        checks,
-        monitor,
-        power,
-        terms.resolution,
-        oversize,
-        [*missing, *(session.lacks() if session else ())],
-    )
-    history = monitor.history if monitor else ()
+    models = [
+        PowerModel(session.monitor, session.oversize)
+        if complete and session.monitor.steps
+        else None
+        for session in sessions
+    ]
+    powers = [model.at(terms.resolution) if model else {} for model in models]
+    verdict = _verdict(sessions, facts, terms, findings, powers, epsilons, complete)
+    monitors = [session.monitor for session in sessions]
+    records = [session.store.path.name for session in sessions if session.store]
     return AuditReport(
         verdict=verdict,
-        checks=checks,
-        bounds=epsilons.bounds,
-        operating_points=monitor.guesses.points if monitor else (),
+        checks=findings.all,
+        bounds=epsilons.proved.bounds,
+        operating_points=_operating_points(monitors),
         epsilon_claimed=epsilons.claimed,
         epsilon_spent=epsilons.spent,
-        epsilon_not_excluded=_not_excluded(model, history, terms, verdict),
+        epsilon_not_excluded=_not_excluded(models, monitors, terms, verdict),
         delta=terms.delta,
-        steps=monitor.steps if monitor else 0,
-        observations=monitor.sensitivity.observations if monitor else 0,
-        history=history,
-        power={part: dataclasses.asdict(value) for part, value in power.items()},
+        steps=sum(monitor.steps for monitor in monitors),
+        observations=sum(monitor.sensitivity.observations for monitor in monitors),
+        history=tuple(run_history(sessions)),
+        power=_least_power(powers),
         epochs=tuple(facts.epochs),
         settings=terms.settings(),
         environment={name: _version(name) for name in _LIBRARIES},
-        notes=(*facts.notes, *(session.notes if session else ())),
-        record=RECORD_NAME if session and session.store else None,
+        notes=(*facts.notes, *_notes(sessions, facts)),
+        record=records[0] if records else None,
+        other_records=tuple(records[1:]),
         created=datetime.now().astimezone().isoformat(timespec="seconds"),
         complete=complete,
+    )
+
+
+def _least_power(powers: Sequence[Mapping[str, Power]]) -> dict[str, dict[str, Any]]:
+    """For each part of the resolution, the power of the optimizer that shows it least."""
+    parts = dict.fromkeys(part for power in powers for part in power)
+    least = {
+        part: min((power[part] for power in powers if part in power), key=lambda p: p.power)
+        for part in parts
+    }
+    return {part: dataclasses.asdict(power) for part, power in least.items()}
+
+
+def _verdict(
+    sessions: Sequence[AuditSession],
+    facts: RunFacts,
+    terms: Terms,
+    findings: Findings,
+    powers: Sequence[Mapping[str, Power]],
+    epsilons: Epsilons,
+    complete: bool,
+) -> Verdict:
+    """The worst verdict over the private optimizers."""
+    lacks = _missing(facts, terms, epsilons, findings.all, complete)
+    if not sessions:
+        return judge(findings.all, None, {}, terms.resolution, terms.oversize, lacks)
+    verdicts = [
+        judge(
+            checks,
+            session.monitor,
+            power,
+            terms.resolution,
+            session.oversize,
+            [*lacks, *session.lacks()],
+        )
+        for session, checks, power in zip(sessions, findings.by_optimizer, powers, strict=True)
+    ]
+    labels = [optimizer.label for optimizer in facts.optimizers]
+    wrong = [check.message for check in findings.all if check.status == "violated"]
+    broken = [name for name in labels if any(text.startswith(f"{name}: ") for text in wrong)]
+    return worst(verdicts, labels, lacks, broken)
+
+
+def _notes(sessions: Sequence[AuditSession], facts: RunFacts) -> list[str]:
+    notes = []
+    for session, optimizer in zip(sessions, facts.optimizers, strict=True):
+        notes += [optimizer.named(note) for note in session.notes]
+        if optimizer.label and session.store:
+            notes.append(optimizer.named(f"its record is {session.store.path.name}"))
+    return notes
+
+
+def _operating_points(monitors: Sequence[AuditMonitor]) -> tuple[OperatingPoint, ...]:
+    """Counts of all optimizers together, at the thresholds of the first that has some."""
+    tables = [points for points in (m.guesses.points for m in monitors) if points]
+    return tuple(
+        OperatingPoint(
+            row[0].threshold,
+            *(sum(getattr(point, name) for point in row) for name in ("fn", "tp", "fp", "tn")),
+        )
+        for row in zip(*tables, strict=True)
     )
 
 
@@ -276,17 +317,25 @@ def _missing(
 
 
 def _not_excluded(
-    model: PowerModel | None, history: Sequence[Any], terms: Terms, verdict: Verdict
+    models: Sequence[PowerModel | None],
+    monitors: Sequence[AuditMonitor],
+    terms: Terms,
+    verdict: Verdict,
 ) -> float | None:
     """Epsilon if noise and clipping were as wrong as this run could just not have seen."""
-    if model is None or verdict.outcome == "VIOLATION":
+    seen = [(model, monitor) for model, monitor in zip(models, monitors, strict=True) if model]
+    if not seen or verdict.outcome == "VIOLATION":
         return None
-    noise, shift = model.not_excluded()
-    quietest = min(sigma for sigma, *_ in history)
-    # Beyond this mu of a single step epsilon runs into the hundreds: nothing was excluded.
-    if quietest == 0.0 or noise == 0.0 or shift / (noise * quietest) > 20.0:
-        return math.inf
-    return epsilon_at_ratio(history, shift / noise, terms.delta)
+    scaled: list[tuple[float, float | None, int]] = []
+    for model, monitor in seen:
+        noise, shift = model.not_excluded()
+        quietest = min(sigma for sigma, *_ in monitor.history)
+        # Beyond this mu of a single step epsilon runs into the hundreds: nothing was excluded.
+        if quietest == 0.0 or noise == 0.0 or shift / (noise * quietest) > 20.0:
+            return math.inf
+        ratio = shift / noise
+        scaled += [(sigma / ratio, rate, steps) for sigma, rate, steps in monitor.history]
+    return epsilon_at_ratio(scaled, 1.0, terms.delta)
 
 
 def _version(name: str) -> str:

@@ -8,22 +8,57 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_audit.checks.batches import BatchCheck
+from lightning_audit.claims import PrivacyClaim
 from lightning_audit.dpsgd.lints import LoaderFacts
 from lightning_audit.dpsgd.opacus import AccountantLink
+
+
+@dataclass
+class OptimizerFacts:
+    """What is known of one private optimizer beside its observations.
+
+    Args:
+        label: its number and first parameters; empty where there is no other.
+        accountant: the accountant that its steps feed, None if there is none.
+        sample_rate: of its last step, None if unknown.
+        expected_batch_size: divisor of its gradients, None where they are summed.
+    """
+
+    label: str = ""
+    accountant: AccountantLink | None = None
+    sample_rate: float | None = None
+    expected_batch_size: float | None = None
+
+    def current_rate(self, claim: PrivacyClaim | None, accumulated: int) -> float | None:
+        """Sample rate of the present step: stated, or told to the accountant."""
+        if claim is not None and claim.sample_rate is not None:
+            self.sample_rate = claim.sample_rate
+            return claim.sample_rate
+        if self.accountant is None:
+            return None
+        self.sample_rate = self.accountant.sample_rate
+        return min(self.accountant.sample_rate * accumulated, 1.0)
+
+    def named(self, sentence: str) -> str:
+        """A sentence about this optimizer, which it names where there are others."""
+        return f"{self.label}: {sentence}" if self.label else sentence
 
 
 @dataclass
 class RunFacts:
     """What is known of a run beside its observations."""
 
+    #: Of the private optimizers, in the order of their sessions.
+    optimizers: list[OptimizerFacts] = field(default_factory=list)
+
     loader: LoaderFacts | None = None
+    #: Number of training loaders.
+    loaders: int = 1
     processes: int = 1
     #: Whether each process draws from all records.
     repeated: bool = False
     plain_steps: int = 0
     plain_name: str = ""
-    accountant: AccountantLink | None = None
-    sample_rate: float | None = None
     epochs: list[Mapping[str, float]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     break_off: str = ""
@@ -37,13 +72,13 @@ class RunFacts:
     #: Batches whose gradients the Trainer adds up for a step.
     batches_per_step: int = 1
     trained_batches: int = 0
-    #: Divisor of the gradients, None where they are summed.
-    expected_batch_size: float | None = None
     #: Epochs with split batches, and those that began with the rest of a batch.
     split_epochs: int = 0
     carried_over: int = 0
     #: Whether all processes read the same gradients so far; None if they were not compared.
     synchronised: bool | None = None
+    #: Whether two private optimizers began with the noise generator in one state.
+    noise_shared: bool = False
 
     #: What a run that goes on after a stop cannot find out again.
     _KEPT = (
@@ -57,7 +92,27 @@ class RunFacts:
         "split_epochs",
         "carried_over",
         "synchronised",
+        "noise_shared",
     )
+
+    @property
+    def accountants(self) -> tuple[AccountantLink, ...]:
+        """The links to different accountants."""
+        links = (o.accountant for o in self.optimizers if o.accountant is not None)
+        return tuple({id(link.accountant): link for link in links}.values())
+
+    @property
+    def sample_rate(self) -> float | None:
+        """The rate to compare the loader with; None while none is known.
+
+        One loader serves all optimizers, and must not draw more often than any of them states.
+        Which of several loaders serves which optimizer cannot be told: there the largest rate
+        counts.
+        """
+        rates = [o.sample_rate for o in self.optimizers if o.sample_rate is not None]
+        if not rates:
+            return None
+        return min(rates) if self.loaders == 1 else max(rates)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds of the facts, as plain values."""

@@ -18,6 +18,7 @@ from lightning_audit.canaries.placement import Placement, place
 from lightning_audit.claims import PrivacyClaim
 from lightning_audit.dpsgd.protocol import Backward, DPSGDStep, StepClaim
 from lightning_audit.dpsgd.tap import GradientTap
+from lightning_audit.layout import FloatArray
 from lightning_audit.store import DROPPED, INJECTED, NOT_PLANNED
 
 _log = logging.getLogger(__name__)

@@ -9,6 +9,7 @@ import torch
 from opacus.optimizers import DPOptimizer
 
 from lightning_audit.callbacks._namespaces import MisconfigurationException
+from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.claims import PrivacyClaim
 from lightning_audit.dpsgd.manual import ManualStep, stated_claim
 from lightning_audit.dpsgd.opacus import private_optimizer
@@ -63,22 +64,53 @@ def _refuse_strategy(trainer: pl.Trainer) -> None:
         )
 
 
-def chosen_optimizer(optimizers: Sequence[Any]) -> DPOptimizer | None:
-    """The private optimizer of a training, None if it has none.
+def private_optimizers(optimizers: Sequence[Any]) -> list[DPOptimizer]:
+    """The private optimizers of a training.
 
     Args:
         optimizers: the Trainer's optimizers.
 
     Raises:
-        MisconfigurationException: several private optimizers.
+        MisconfigurationException: two of them train the same parameter.
     """
     private = [o for o in map(private_optimizer, optimizers) if o is not None]
-    if len(private) > 1:
+    owners: dict[int, int] = {}
+    for number, optimizer in enumerate(private, 1):
+        for param in optimizer.params:
+            owner = owners.setdefault(id(param), number)
+            if owner != number:
+                raise MisconfigurationException(
+                    f"the private optimizers {owner} and {number} both train a parameter of shape "
+                    f"{tuple(param.shape)}: each would clip the other's canaries. Give every "
+                    "parameter to one optimizer to audit."
+                )
+    return private
+
+
+def refuse_several(count: int, canaries: Sequence[object], processes: int) -> None:
+    """Raise if so many private optimizers cannot be audited together.
+
+    Args:
+        count: number of private optimizers.
+        canaries: of the audit.
+        processes: number of processes.
+
+    Raises:
+        MisconfigurationException: an input canary, or more than one process.
+    """
+    if count < 2:
+        return
+    if any(isinstance(canary, InputCanary) for canary in canaries):
         raise MisconfigurationException(
-            f"PrivacyAudit audits one private optimizer, the module has {len(private)}; give all "
-            "parameters to one optimizer, as parameter groups."
+            f"canaries={list(canaries)!r} would join the gradients of all {count} private "
+            "optimizers at once; use gradient canaries, such as Dirac()."
         )
-    return private[0] if private else None
+    if processes > 1:
+        raise MisconfigurationException(
+            f"PrivacyAudit audits {count} private optimizers in one process, the Trainer has "
+            f"{processes}; train with devices=1, or give all parameters to one optimizer, as "
+            "parameter groups."
+        )
 
 
 def hand_written_step(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -50,7 +51,8 @@ class RunLints:
         """Read how the loaders sample."""
         facts = self._facts
         facts.loader = loader_facts(loaders)
-        if facts.batches is not None and loader_count(loaders) > 1:
+        facts.loaders = loader_count(loaders)
+        if facts.batches is not None and facts.loaders > 1:
             facts.batches.obstacle = "the training has several loaders"
         self._split, self._ahead = splits_batches(loaders), signals_ahead(loaders)
         if self._ranks.several:
@@ -82,11 +84,12 @@ class RunLints:
         for sentence in ghost_remarks(optimizer, accumulated, clip):
             self._facts.note(sentence)
 
-    def start_epoch(self, optimizer: Any) -> None:
+    def start_epoch(self, optimizers: Sequence[Any]) -> None:
         """At the first batch of an epoch: see whether something of the one before is left."""
         if self._split:
             self._facts.split_epochs += 1
-            self._facts.carried_over += carries_over(optimizer, self._ahead)
+            carried = [carries_over(optimizer, self._ahead) for optimizer in optimizers]
+            self._facts.carried_over += any(carried)
 
     def look_at_loss(self, module: torch.nn.Module, loss: Any) -> None:
         """Note, at the first loss, whether Lightning took something off it."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,43 +25,70 @@ class ClaimedEpsilon:
 
 
 def claimed_epsilon(
-    stated: float | None, link: AccountantLink | None, delta: float
+    stated: float | None, links: Sequence[AccountantLink], delta: float, *, optimizers: int = 1
 ) -> ClaimedEpsilon:
-    """What is claimed: by the user, else by the accountant for the steps so far.
+    """What is claimed: by the user, else by the accountants for the steps so far.
+
+    Several accountants are one: the history of all of them, given to an accountant of their kind.
+    Where they differ in kind, or are of a kind that cannot compose different steps, their epsilons
+    at equal shares of delta are summed.
 
     Args:
-        stated: the user's claim, None to ask the accountant.
-        link: the accountant, None if there is none.
+        stated: the user's claim, None to ask the accountants.
+        links: the accountants.
         delta: the delta of the claim.
+        optimizers: number of private optimizers.
     """
     if stated is not None:
         return ClaimedEpsilon(stated, "the claim")
-    if link is None or not link.accountant.history:
+    asked = [link.accountant for link in links if link.accountant.history]
+    if not asked:
         return ClaimedEpsilon(None, "nobody")
-    name = f"Opacus' {link.accountant.mechanism()} accountant"
+    kinds = sorted({accountant.mechanism() for accountant in asked})
+    name = f"Opacus' {kinds[0]} accountant"
+    if len(asked) > 1:
+        name = f"the history of Opacus' {len(asked)} {' and '.join(kinds)} accountants"
     try:
-        return ClaimedEpsilon(float(link.accountant.get_epsilon(delta)), name)
+        if optimizers == 1:
+            return ClaimedEpsilon(float(asked[0].get_epsilon(delta)), name)
+        merged = merged_history([a.history for a in asked])
+        if len(asked) > 1 and (len(kinds) > 1 or (kinds == ["gdp"] and len(merged) > 1)):
+            share = delta / len(asked)
+            return ClaimedEpsilon(sum(float(a.get_epsilon(share)) for a in asked), name)
+        # Steps taken in turn make a phase each, which some accountants take minutes to compose.
+        together = copy.copy(asked[0])
+        together.history = merged
+        return ClaimedEpsilon(float(together.get_epsilon(delta)), name)
     except Exception as error:  # some accountants fail on short histories; training goes on
         _log.warning("%s gave no epsilon: %s", name, error)
         return ClaimedEpsilon(None, "nobody")
 
 
-def epsilon_spent(history: History, link: AccountantLink | None, delta: float) -> float | None:
+def merged_history(histories: Iterable[Iterable[Any]]) -> list[tuple[float, float, int]]:
+    """Histories of accountants as one, with equal phases added up, in order of appearance."""
+    steps: dict[tuple[float, float], int] = {}
+    for sigma, rate, count in (phase for history in histories for phase in history):
+        steps[sigma, rate] = steps.get((sigma, rate), 0) + int(count)
+    return [(sigma, rate, count) for (sigma, rate), count in steps.items()]
+
+
+def epsilon_spent(history: History, links: Sequence[AccountantLink], delta: float) -> float | None:
     """Epsilon of all steps that ran, composed anew as privacy loss distributions.
 
-    The larger of two: of the steps that this audit saw, and of the accountant's history, which is
-    longer where the model was trained before, and shorter or of too much noise where it is wrong.
+    Each step of each optimizer is a mechanism that is run on the data. The larger of two: of the
+    steps that this audit saw, and of the accountants' histories, which are longer where the model
+    was trained before, and shorter or of too much noise where they are wrong.
 
     Args:
         history: phases of (noise_multiplier, sample_rate, steps) that the audit saw.
-        link: the accountant, None if there is none.
+        links: the accountants.
         delta: the delta.
 
     Returns:
         Epsilon, None where a sample rate is unknown.
     """
     seen = _composed(history, delta, "mean")
-    recorded: Any = tuple(link.accountant.history) if link else ()
+    recorded: Any = tuple(phase for link in links for phase in link.accountant.history)
     if seen is None or _merged(recorded) in (set(), _merged(history)):
         return seen
     told = _composed(recorded, delta, "mean")

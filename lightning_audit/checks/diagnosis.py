@@ -73,6 +73,11 @@ def likely_fault(
             "clipping by wrong norms: samples are clipped by norms that their gradients exceed",
             "clipping.norm",
         )
+    if "reuse.optimizers" in names:
+        return Fault(
+            "noise re-used: the generators of two optimizers started in the same state",
+            "reuse.optimizers",
+        )
     if "logical_batch" in names:
         return Fault(
             "logical batches run together: a record can count twice in one step",

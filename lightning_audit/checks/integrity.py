@@ -116,6 +116,26 @@ def clipping_norm_result(checked: int, largest_ratio: float) -> CheckResult:
     )
 
 
+def noise_shared_result(shared: bool) -> CheckResult:
+    """Result of `reuse.optimizers`: two optimizers must not add the same noise.
+
+    Args:
+        shared: whether the noise generators of two of them were in one state when they began.
+    """
+    if not shared:
+        return CheckResult(
+            "reuse.optimizers", "mechanism", "ok", "every optimizer began with noise of its own"
+        )
+    return CheckResult(
+        "reuse.optimizers",
+        "mechanism",
+        "violated",
+        "two private optimizers began with their noise generators in the same state, so both add "
+        "the same noise to their gradients",
+        "do not seed the noise, or give all optimizers one generator",
+    )
+
+
 def logical_batch_result(carried: int, epochs: int) -> CheckResult:
     """Result of `logical_batch`: what a batch memory manager splits must stay one batch.
 

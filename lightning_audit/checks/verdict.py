@@ -76,6 +76,45 @@ def judge(
     )
 
 
+def worst(
+    verdicts: Sequence[Verdict],
+    labels: Sequence[str],
+    of_all: Sequence[str],
+    broken: Collection[str] = (),
+) -> Verdict:
+    """The verdict of a run with several private optimizers: the worst of theirs.
+
+    Args:
+        verdicts: one for each optimizer, at least one.
+        labels: their names, as their checks give them.
+        of_all: what all of them lack, in sentences.
+        broken: labels of those that violate a check of their own.
+    """
+    if len(verdicts) == 1:
+        return verdicts[0]
+    named = list(zip(labels, verdicts, strict=True))
+    violated = [pair for pair in named if pair[1].outcome == "VIOLATION"]
+    if violated:
+        own = [pair for pair in violated if pair[0] in broken]
+        label, chosen = min(own or violated, key=lambda pair: _severity(pair[1]))
+        others = [other for other, _ in own if other != label]
+        also = f"; also violated: {'; '.join(others)}" if others else ""
+        return dataclasses.replace(chosen, summary=chosen.summary + also)
+    doubtful = [verdict for verdict in verdicts if verdict.outcome == "INCONCLUSIVE"]
+    if not doubtful:
+        return verdicts[0]
+    lacks = [
+        item if item in of_all else f"{label}: {item}"
+        for label, verdict in named
+        for item in verdict.missing
+    ]
+    return dataclasses.replace(doubtful[0], missing=tuple(dict.fromkeys(lacks)))
+
+
+def _severity(verdict: Verdict) -> int:
+    return _KINDS.index(verdict.kind) if verdict.kind else len(_KINDS)
+
+
 def _violation(
     violated: Sequence[CheckResult], monitor: AuditMonitor | None, oversize: float
 ) -> Verdict:

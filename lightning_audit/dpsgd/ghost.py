@@ -62,6 +62,10 @@ class GhostStep(OpacusStep):
         self._steps = 0
         self.norms = NormsSeen()
 
+    def concerns(self, coming: Backward) -> bool:
+        """Whether the coming loss is that of Opacus' criterion for this optimizer."""
+        return getattr(coming.loss, "optimizer", None) is self.optimizer
+
     def obstacle(self, coming: Backward) -> str:
         """Why no canary can join the coming backward pass; empty if they can."""
         self._loss = coming.loss

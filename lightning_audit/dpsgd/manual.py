@@ -131,6 +131,10 @@ class ManualStep:
         """The claim is constant."""
         return False
 
+    def concerns(self, coming: Backward) -> bool:
+        """There is no other optimizer."""
+        return True
+
     def obstacle(self, coming: Backward) -> str:
         """The user's own code makes the gradients: nothing can be laid out for them."""
         return "the training computes per-sample gradients itself"

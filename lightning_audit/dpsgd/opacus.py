@@ -188,6 +188,10 @@ class OpacusStep:
             # Canaries are clipped, so that they count among the samples alone.
             self.optimizer.sample_size -= rows
 
+    def concerns(self, coming: Backward) -> bool:
+        """Whether the coming backward pass may reach these parameters, of several optimizers'."""
+        return self.same_params() and self._prefill.in_use()
+
     def obstacle(self, coming: Backward) -> str:
         """Why the coming backward's rows must be copied; empty if they need not."""
         if coming.accumulates:

@@ -50,6 +50,10 @@ class RowPrefill:
         self._uses: list[int] = []
         self._batch = 0
 
+    def in_use(self) -> bool:
+        """Whether a forward pass has used a parameter; True where that cannot be told."""
+        return not self._hooked or any(getattr(p, "_forward_counter", 0) for p in self._params)
+
     def obstacle(self) -> str:
         """Why the coming backward's rows cannot be written beforehand; empty if they can."""
         if not self._hooked:

@@ -81,6 +81,9 @@ class DPSGDStep(Protocol):
     def adapts_its_norm(self) -> bool:
         """Whether the step sets another clipping norm for the next one when its noise is in."""
 
+    def concerns(self, coming: Backward) -> bool:
+        """Whether the coming backward pass may be for this step, and not for another optimizer."""
+
     def obstacle(self, coming: Backward) -> str:
         """Why `prepare` cannot serve the coming backward pass, and what that costs; or empty."""
 
