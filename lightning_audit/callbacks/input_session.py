@@ -38,6 +38,8 @@ class InputSession(AuditSession):
     """Audits the steps of one private optimizer by one input canary; see `AuditSession`."""
 
     _direction: DenseDirection | None = None
+    #: Samples of the batches that were trained on since the coin was flipped.
+    _admitted = 0
     _base: Sample | None = None
     _made: Sample | None = None
 
@@ -47,13 +49,10 @@ class InputSession(AuditSession):
         Raises:
             MisconfigurationException: what clipping makes of the canary is not known beforehand.
         """
-        one_by_one = any(slot.clip_share is not None for slot in self.step.layout)
-        if one_by_one or self.step.adapts_its_norm:
-            raise MisconfigurationException(
-                f"canaries={list(self._settings.canaries)!r} cannot be taken out again under "
-                f"{'per-layer' if one_by_one else 'adaptive'} clipping; use gradient canaries, "
-                "such as Dirac()."
-            )
+        if any(slot.clip_share is not None for slot in self.step.layout):
+            raise self._refused("per-layer")
+        if self.step.adapts_its_norm:
+            raise self._refused("adaptive")
         self._made_at = -1
         # Of its own: a resumed run draws a sample again, which must not shift its coins.
         self._chooser = np.random.default_rng(self._rng.integers(2**62))
@@ -61,6 +60,12 @@ class InputSession(AuditSession):
         #: Norm of the canary's gradient over the clipping norm, of the last steps.
         self._norms: list[float] = []
         return Placement(self.step.layout)
+
+    def _refused(self, clipping: str) -> MisconfigurationException:
+        return MisconfigurationException(
+            f"canaries={list(self._settings.canaries)!r} cannot be taken out again under "
+            f"{clipping} clipping; use gradient canaries, such as Dirac()."
+        )
 
     def _labels(self) -> tuple[str, ...]:
         rate = self._canary.sampling_rate
@@ -125,11 +130,19 @@ class InputSession(AuditSession):
             MisconfigurationException: the batch or the module is of a kind for which the canary
                 must be told more.
         """
-        if self._plan is not None or not self._canary_is_due():
+        if self._plan is not None:
+            self._admitted += self._rows(batch)
             return batch
+        if not self._canary_is_due():
+            return batch
+        if hasattr(self.step.optimizer, "_adjusted_noise_multiplier"):
+            raise self._refused("adaptive")
         try:
             claim = self._claim(accumulated=1)
         except ValueError:  # said where the claim is read again
+            return batch
+        if not self._rows(batch):  # a training may skip empty batches, but not one with a canary
+            self._plan = self._without_canary(claim)
             return batch
         plan = self._flip(claim)
         try:
@@ -137,14 +150,22 @@ class InputSession(AuditSession):
                 sample = self._sample(batch, module)
                 self._direction = self._own_direction(sample, module)
                 # Made whatever the coin: whether a step counts must not depend on it.
-                with_canary = batch if sample is None else appended(batch, sample)
+                with_canary = appended(batch, sample)
         except ValueError as error:
             raise MisconfigurationException(f"{type(self._canary).__name__}: {error}") from error
         if self._direction is None:
             self._plan = StepPlan(claim, np.zeros(1), (), DROPPED)
             return batch
         self._plan = plan
-        return with_canary if plan.coins.any() else batch
+        trained = with_canary if plan.coins.any() else batch
+        self._admitted = rows(trained)
+        return trained
+
+    def _rows(self, batch: Any) -> int:
+        try:
+            return rows(batch)
+        except ValueError as error:
+            raise MisconfigurationException(f"{type(self._canary).__name__}: {error}") from error
 
     def _canary_is_due(self) -> bool:
         every = self._settings.every_n_steps or 1
@@ -154,13 +175,11 @@ class InputSession(AuditSession):
             and self._layout_holds()
         )
 
-    def _sample(self, batch: Any, module: torch.nn.Module) -> Sample | None:
-        """The canary of this step; None before the first batch that holds a sample."""
-        canary, number = self._canary, rows(batch)
+    def _sample(self, batch: Any, module: torch.nn.Module) -> Sample:
+        """The canary of this step."""
+        canary = self._canary
         if self._base is None:
-            if not number:
-                return None
-            row = int(self._chooser.integers(number))
+            row = int(self._chooser.integers(rows(batch)))
             self._base = sample_of(batch, row, canary.input, canary.label)
         every, step = canary.remade_every, self.recorder.steps
         if self._made is None or (every is not None and step - self._made_at >= every):
@@ -168,11 +187,7 @@ class InputSession(AuditSession):
             self._made_at = step
         return canary.at_step(module, self._made)
 
-    def _own_direction(
-        self, sample: Sample | None, module: torch.nn.Module
-    ) -> DenseDirection | None:
-        if sample is None:
-            return None
+    def _own_direction(self, sample: Sample, module: torch.nn.Module) -> DenseDirection | None:
         loss = loss_of(self._canary, module, sample.batch, sample)
         direction = own_direction(loss, self.step.params)
         if direction is None:
@@ -187,8 +202,12 @@ class InputSession(AuditSession):
     # ------------------------------------------------------------------ the step
 
     def _confirmed(self) -> StepPlan | None:
-        """The plan that was made with the batch."""
-        return self._plan
+        """The plan that was made with the batch, if no batch was dropped since."""
+        plan, waiting = self._plan, self.step.batch_size()
+        split = any(getattr(p, "summed_grad", None) is not None for p in self.step.params)
+        if plan is not None and waiting is not None and waiting < self._admitted and not split:
+            return replace(plan, status=DROPPED)
+        return plan
 
     def _late(self, claim: StepClaim, number: int) -> StepPlan:
         return self._without_canary(claim)
