@@ -31,7 +31,8 @@ from training_support import (
 )
 
 from lightning_audit import AuditReport, PrivacyAudit
-from lightning_audit.canaries import Blank
+from lightning_audit.callbacks.refusals import refuse_several
+from lightning_audit.canaries import Blank, Dirac
 from lightning_audit.checks.monitor import replay
 from lightning_audit.cli import main
 from lightning_audit.composition import Phase, epsilon_of_history
@@ -141,6 +142,30 @@ class ThroughBoth(TwoNets):
         self.untoggle_optimizer(critic)
 
 
+class Ghost(TwoNets):
+    """Two criteria, each with the norms of its own net."""
+
+    def configure_optimizers(self) -> Any:
+        optimizers, self.criteria = [], []
+        for j, (name, net) in enumerate(self.net.items()):
+            self.net[name], optimizer, criterion, _ = self.engines[0].make_private(
+                module=net,
+                optimizer=torch.optim.SGD(net.parameters(), lr=0.05),
+                criterion=nn.CrossEntropyLoss(),
+                data_loader=self.plain_loader(),
+                noise_multiplier=self.noise[j],
+                max_grad_norm=self.norms[j],
+                grad_sample_mode="ghost",
+            )
+            optimizers.append(optimizer)
+            self.criteria.append(criterion)
+        return optimizers
+
+    def loss(self, name: str, batch: Any) -> torch.Tensor:
+        criterion = self.criteria[list(self.net).index(name)]
+        return criterion(self.net[name](batch[0]), batch[1])
+
+
 def records(directory: Path, report: AuditReport) -> list[np.ndarray]:
     return [read_observations(directory / "audit" / name)[1] for name in report.records]
 
@@ -161,7 +186,7 @@ def assert_healthy(entries: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "epochs"), [(TwoNets, 2), (Toggled, 1), (Joint, 1), (ThroughBoth, 1)]
+    ("kind", "epochs"), [(TwoNets, 2), (Toggled, 1), (Joint, 1), (ThroughBoth, 1), (Ghost, 1)]
 )
 def test_every_step_of_both_is_audited_and_a_healthy_run_passes(
     tmp_path: Path, kind: type[TwoNets], epochs: int
@@ -186,7 +211,7 @@ def test_every_step_of_both_is_audited_and_a_healthy_run_passes(
     assert_no_hooks_left(module)
 
 
-@pytest.mark.parametrize("kind", [Joint, ThroughBoth])
+@pytest.mark.parametrize("kind", [Joint, ThroughBoth, Ghost])
 def test_both_models_are_what_they_would_be(tmp_path: Path, kind: type[TwoNets]) -> None:
     ends = []
     for name, callbacks in (("plain", []), ("audited", [PrivacyAudit(1000.0, seed=1)])):
@@ -391,6 +416,13 @@ def test_input_canaries_are_refused(tmp_path: Path) -> None:
     audit = PrivacyAudit(canaries=[Blank()])
     with pytest.raises(MisconfigurationException, match="all 2 private optimizers at once"):
         trainer_for(tmp_path, audit, max_steps=2).fit(TwoNets())
+
+
+def test_several_processes_are_refused() -> None:
+    refuse_several(1, [Dirac()], 2)
+    refuse_several(2, [Dirac()], 1)
+    with pytest.raises(MisconfigurationException, match="2 private optimizers in one process"):
+        refuse_several(2, [Dirac()], 2)
 
 
 # ------------------------------------------------------------------ files

@@ -228,6 +228,33 @@ class RawOptimizer(ManualModule):
         optimizer.step()
 
 
+class TwoOptimizers(ManualModule):
+    """Two nets, each with a private optimizer."""
+
+    def configure_optimizers(self) -> Any:
+        optimizers = []
+        for name, net in self.net.items():
+            self.net[name], optimizer, _ = self.engine.make_private(
+                module=net,
+                optimizer=self.inner(net.parameters()),
+                data_loader=self.plain_loader(),
+                noise_multiplier=self.noise_multiplier,
+                max_grad_norm=self.max_grad_norm,
+            )
+            optimizers.append(optimizer)
+        return optimizers
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        for net, optimizer in zip(self.net.values(), self.optimizers(), strict=True):
+            optimizer.zero_grad()
+            self.manual_backward(functional.cross_entropy(net(batch[0]), batch[1]))
+            optimizer.step()
+
+
+def two_nets() -> nn.Module:
+    return nn.ModuleDict({"actor": mlp(hidden=HIDDEN), "critic": mlp(hidden=HIDDEN)})
+
+
 class Scheduled(PrivateModule):
     """A schedule of Opacus, stepped at every epoch's end."""
 
@@ -443,6 +470,13 @@ ROWS: tuple[Row, ...] = (
         {"max_steps": -1, "max_epochs": 1},  # Lightning does not count such steps
         copies=True,
     ),
+    Row(
+        "Optimization",
+        "several private optimizers, manual optimization",
+        lambda: wide(TwoOptimizers, two_nets()),
+        {"max_steps": 400},  # Lightning counts the steps of both
+        remark="a record for each; epsilon is that of the steps of all",
+    ),
     Row("Optimization", "several parameter groups", lambda: wide(inner=two_groups)),
     Row("Optimization", "`gradient_clip_val`", wide, {"gradient_clip_val": 1e-3}),
     Row(
@@ -532,7 +566,11 @@ REFUSED: tuple[tuple[str, str], ...] = (
         "gradients before they are clipped",
     ),
     ("`LBFGS`", "an optimizer that takes one gradient a step"),
-    ("several private optimizers", "one optimizer with parameter groups"),
+    (
+        "several private optimizers that share a parameter, in several processes, or with an "
+        "input canary",
+        "one optimizer with parameter groups, one process, or gradient canaries",
+    ),
     ("several audits in one Trainer", "one audit"),
     ("strategies that shard parameters (FSDP, DeepSpeed)", "`strategy='ddp'`"),
     ("hand-written DP-SGD or input canaries in several processes", "`devices=1`"),
