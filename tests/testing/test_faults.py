@@ -25,8 +25,19 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 SEEN = [fault for fault in FAULTS.values() if fault.seen]
 UNSEEN = [fault for fault in FAULTS.values() if not fault.seen]
-#: Each runs in the quick stage for at most a second or two; the rest waits.
-SLOW = {"clip_per_tensor", "record_counts_twice", "noise_of_squared_multiplier"}
+#: Left to the second stage: long ones, and those that `test_audit_faults` finds on real data.
+SLOW = {
+    "clip_after_average",
+    "clip_per_tensor",
+    "half_noise",
+    "no_clipping",
+    "no_noise",
+    "noise_of_squared_multiplier",
+    "noise_over_batch",
+    "one_key_for_all_tensors",
+    "one_value_for_all_coordinates",
+    "record_counts_twice",
+}
 
 
 @pytest.fixture(autouse=True)
