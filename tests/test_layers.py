@@ -34,6 +34,7 @@ LEVELS = {
     "bound_command": 5,
     "cli": 5,
     "pytest_plugin": 5,
+    "testing": 6,
 }
 #: Units of one level that may not know each other, or may know certain others only.
 FORBIDDEN = {("canaries", "dpsgd"), ("dpsgd", "canaries")}

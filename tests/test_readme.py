@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 import pytorch_lightning as pl
 
-from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
+from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim, PrivacyViolation
 from lightning_audit.callbacks.arguments import FINDINGS
 from lightning_audit.canaries import Dirac, Spread
 from lightning_audit.checks.family import SHARES
 from lightning_audit.stats.bounds import METHODS
+from lightning_audit.testing.faults import FAULTS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -80,7 +81,7 @@ def hand_written():
 
 
 def test_the_line_for_hand_written_dp_sgd_lets_canaries_in(hand_written, tmp_path, monkeypatch):
-    _, code, _ = blocks("python")
+    _, code, *_ = blocks("python")
     monkeypatch.chdir(tmp_path)
     names = dict(vars(hand_written))
     exec(compile(code, "README.md", "exec"), names)
@@ -92,7 +93,7 @@ def test_the_line_for_hand_written_dp_sgd_lets_canaries_in(hand_written, tmp_pat
 
 
 def test_the_input_canary_audits_a_module_that_has_a_forward(digits, tmp_path, monkeypatch):
-    *_, code = blocks("python")
+    *_, code, _ = blocks("python")
     monkeypatch.chdir(tmp_path)
     names = {}
     exec(compile(code, "README.md", "exec"), names)
@@ -100,6 +101,25 @@ def test_the_input_canary_audits_a_module_that_has_a_forward(digits, tmp_path, m
     kind = type("Model", (digits.Digits,), {"forward": lambda self, x: self.net(x)})
     trainer.fit(kind())
     assert names["audit"].report.observations == 12
+
+
+def test_a_planted_fault_fails_the_training_by_name(digits, tmp_path, monkeypatch):
+    *_, code = blocks("python")
+    monkeypatch.chdir(tmp_path)
+    names = {
+        "Model": digits.Digits,
+        "pl": pl,
+        "pytest": pytest,
+        "PrivacyAudit": PrivacyAudit,
+        "PrivacyViolation": PrivacyViolation,
+    }
+    exec(compile(code, "README.md", "exec"), names)
+    assert names["trainer"].callbacks[0].report.verdict.exit_code == 1
+
+
+def test_the_number_of_faults_is_as_stated():
+    assert "holds thirty faults" in README
+    assert len(FAULTS) == 30
 
 
 @pytest.mark.parametrize(

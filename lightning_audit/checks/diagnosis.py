@@ -19,6 +19,8 @@ from lightning_audit.results import CheckResult
 _REUSE_GAIN = 0.7
 #: Ratios of reading to claim at which the noise of a tensor is taken to be right.
 _HEALTHY = (0.95, 1.08)
+#: Canaries at least this large tell a clipped one from one that is not, whatever the noise.
+_OVERSIZE = 20.0
 _NOISE = ("noise", "noise.tensor", "noise.canary", "noise.step")
 
 
@@ -125,22 +127,49 @@ def _clipping_fault(monitor: AuditMonitor, oversize: float) -> str:
             "clipping after averaging: the batch's mean gradient is clipped, not each sample's "
             "gradient before the sum"
         )
+    loose = _unclipped(monitor, oversize)
+    if loose:
+        return (
+            "clipping misses some tensors: "
+            f"{', '.join(f'`{label}`' for label in loose)} passed with the full norm, and the "
+            "other canaries were clipped"
+        )
     if shift > 0.5 * oversize:
         return "no clipping: a canary passes with its full norm"
     spread, single = _shifts_by_width(monitor)
-    if spread > 1.5 and single < 1.25:
+    if spread > 1.5 and single - 1.0 < (spread - 1.0) / 3.0:
         return (
             "clipping per tensor: each tensor is clipped to max_grad_norm on its own, so a whole "
             f"gradient passes with {spread:.3g} times that norm"
         )
+    if monitor.header.canaries[0].endswith("(input)"):
+        return (
+            "clipping norm too large, or a record that counts more than once: a record adds "
+            f"{shift:.3g} times max_grad_norm"
+        )
     return f"clipping norm too large: gradients are clipped at {shift:.3g} times max_grad_norm"
+
+
+def _unclipped(monitor: AuditMonitor, oversize: float) -> tuple[str, ...]:
+    """Labels of the canaries that were not clipped, where most of them were; else none."""
+    shifts = monitor.sensitivity.shifts()
+    loose = shifts > 0.5 * oversize
+    clipped = shifts < 0.1 * oversize
+    if oversize < _OVERSIZE or not loose.any() or clipped.sum() <= loose.sum():
+        return ()
+    labels = np.array(monitor.header.canaries)[loose]
+    return tuple(dict.fromkeys(labels.tolist()))
 
 
 def _shifts_by_width(monitor: AuditMonitor) -> tuple[float, float]:
     """Mean shift of the canaries over many tensors, and of those in one; NaN where unseen."""
     shifts = monitor.sensitivity.shifts()
-    wide = np.array([label.startswith("Spread") for label in monitor.header.canaries])
-    groups = (shifts[wide & ~np.isnan(shifts)], shifts[~wide & ~np.isnan(shifts)])
+    wide, pair = (
+        np.array([label.startswith(kind) for label in monitor.header.canaries])
+        for kind in ("Spread", "BlockPair")
+    )
+    seen = ~np.isnan(shifts)
+    groups = (shifts[wide & seen], shifts[~wide & ~pair & seen])
     spread, single = (float(np.mean(g)) if len(g) else math.nan for g in groups)
     return spread, single
 

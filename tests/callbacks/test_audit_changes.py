@@ -10,10 +10,11 @@ import pytorch_lightning as pl
 import torch
 from opacus.optimizers import DPOptimizer
 from torch import nn
-from training_support import ClipAtTwice, PrivateModule, trainer_for
+from training_support import PrivateModule, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit
 from lightning_audit.dpsgd.opacus import accountant_link
+from lightning_audit.testing.faulty_clipping import ClipAtTwice
 
 
 def _report(tmp_path: Path, module: pl.LightningModule, *callbacks: Any, **options: Any):

@@ -10,11 +10,12 @@ import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer, DPPerLayerOptimizer
 from training_matrix import AdaClip, Ghost, ManualGhost, PerLayer, wide
-from training_support import HalfNoise, fit, status, trainer_for, violation
+from training_support import fit, status, trainer_for, violation
 
 from lightning_audit import PrivacyAudit
 from lightning_audit.canaries import Blank
 from lightning_audit.store import DROPPED, read_observations
+from lightning_audit.testing.faults import plant
 
 
 def _as(optimizer: DPOptimizer, kind: type[DPOptimizer]) -> DPOptimizer:
@@ -25,7 +26,7 @@ def _as(optimizer: DPOptimizer, kind: type[DPOptimizer]) -> DPOptimizer:
 
 class QuietPerLayer(PerLayer):
     def configure_optimizers(self) -> Any:
-        return _as(super().configure_optimizers(), type("Q", (HalfNoise, DPPerLayerOptimizer), {}))
+        return plant(super().configure_optimizers(), "half_noise")
 
 
 class TwicePerLayer(DPPerLayerOptimizer):
@@ -59,8 +60,7 @@ class _StatedNoise(AdaClipDPOptimizer):
 
 class QuietGhost(Ghost):
     def configure_optimizers(self) -> Any:
-        optimizer = super().configure_optimizers()
-        return _as(optimizer, type("Q", (HalfNoise, type(optimizer)), {}))
+        return plant(super().configure_optimizers(), "half_noise")
 
 
 class LooseGhost(Ghost):

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import training_support as faulty
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from torch import nn
 from torch.nn import functional
@@ -17,12 +16,14 @@ from training_support import (
     digits,
     fit,
     mlp,
+    random_data,
     status,
     trainer_for,
     violation,
 )
 
 from lightning_audit import PrivacyAudit, PrivacyClaim
+from lightning_audit.testing import faulty_clipping, faulty_noise
 
 
 def _on_digits(kind: type[torch.optim.Optimizer]) -> PrivateModule:
@@ -32,13 +33,25 @@ def _on_digits(kind: type[torch.optim.Optimizer]) -> PrivateModule:
 @pytest.mark.parametrize(
     ("kind", "finding", "fault"),
     [
-        (faulty.NoNoise, "noise", "no noise:"),
-        (faulty.HalfNoise, "noise", "noise scale too small:"),
-        (faulty.NoiseOverBatch, "noise", "noise divided by the batch size:"),
-        (faulty.NoClipping, "sensitivity", "no clipping:"),
-        (faulty.BroadcastNoise, "reuse.broadcast", "one noise value is shared by all coordinates"),
-        (faulty.OneKeyForAllTensors, "reuse.pair", "one noise key is used for several tensors"),
-        (faulty.ClosureRunsAgain, "gradient_replaced", "gradient replaced: the closure ran again"),
+        (faulty_noise.NoNoise, "noise", "no noise:"),
+        (faulty_noise.HalfNoise, "noise", "noise scale too small:"),
+        (faulty_noise.NoiseOverBatch, "noise", "noise divided by the batch size:"),
+        (faulty_clipping.NoClipping, "sensitivity", "no clipping:"),
+        (
+            faulty_noise.BroadcastNoise,
+            "reuse.broadcast",
+            "one noise value is shared by all coordinates",
+        ),
+        (
+            faulty_noise.OneKeyForAllTensors,
+            "reuse.pair",
+            "one noise key is used for several tensors",
+        ),
+        (
+            faulty_clipping.ClosureRunsAgain,
+            "gradient_replaced",
+            "gradient replaced: the closure ran again",
+        ),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )
@@ -54,7 +67,7 @@ def test_fault_of_the_mechanism_is_named(
 
 def test_clipping_at_twice_the_norm_is_named_with_its_size(tmp_path: Path) -> None:
     audit = PrivacyAudit(seed=1)
-    report = violation(tmp_path, _on_digits(faulty.ClipAtTwice), audit, max_steps=96)
+    report = violation(tmp_path, _on_digits(faulty_clipping.ClipAtTwice), audit, max_steps=96)
     assert status(report, "sensitivity") == "violated"
     assert "clipping norm too large: gradients are clipped at" in report.verdict.fault
     shift = next(c for c in report.checks if c.name == "sensitivity").evidence["shift"]
@@ -64,7 +77,7 @@ def test_clipping_at_twice_the_norm_is_named_with_its_size(tmp_path: Path) -> No
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("data", ["random", "digits"])
 def test_clipping_after_averaging_is_named(tmp_path: Path, seed: int, data: str) -> None:
-    kind = faulty.ClipAfterAverage
+    kind = faulty_clipping.ClipAfterAverage
     module = PrivateModule(optimizer_class=kind) if data == "random" else _on_digits(kind)
     report = violation(tmp_path, module, PrivacyAudit(seed=seed), max_steps=64)
     assert status(report, "sensitivity") == "violated"
@@ -73,7 +86,7 @@ def test_clipping_after_averaging_is_named(tmp_path: Path, seed: int, data: str)
 
 @pytest.mark.parametrize("data", ["random", "digits"])
 def test_noise_seeded_again_at_every_step_is_named(tmp_path: Path, data: str) -> None:
-    kind = faulty.ReseededNoise
+    kind = faulty_noise.ReseededNoise
     module = PrivateModule(optimizer_class=kind) if data == "random" else _on_digits(kind)
     report = violation(tmp_path, module, PrivacyAudit(seed=1), max_steps=64)
     assert status(report, "reuse.lag") == "violated"
@@ -82,7 +95,7 @@ def test_noise_seeded_again_at_every_step_is_named(tmp_path: Path, data: str) ->
 
 @pytest.mark.parametrize("mode", ["hooks", pytest.param("functorch", marks=pytest.mark.heavy)])
 def test_clipping_per_tensor_is_named(tmp_path: Path, mode: str) -> None:
-    module = PrivateModule(mode=mode, optimizer_class=faulty.ClipPerTensor)
+    module = PrivateModule(mode=mode, optimizer_class=faulty_clipping.ClipPerTensor)
     report = violation(tmp_path, module, PrivacyAudit(seed=1), max_steps=320)
     assert status(report, "sensitivity") == "violated"
     assert "clipping per tensor" in report.verdict.fault
@@ -90,7 +103,7 @@ def test_clipping_per_tensor_is_named(tmp_path: Path, mode: str) -> None:
 
 @pytest.mark.parametrize("data", ["random", "digits"])
 def test_missing_noise_on_biases_is_named_with_the_tensors(tmp_path: Path, data: str) -> None:
-    kind = faulty.NoNoiseOnBiases
+    kind = faulty_noise.NoNoiseOnBiases
     module = PrivateModule(optimizer_class=kind) if data == "random" else _on_digits(kind)
     report = violation(tmp_path, module, PrivacyAudit(seed=1), max_steps=64)
     assert status(report, "noise.tensor") == "violated"
@@ -101,26 +114,26 @@ def test_missing_noise_on_biases_is_named_with_the_tensors(tmp_path: Path, data:
 
 def test_missing_noise_is_not_called_noise_divided_by_the_batch_size(tmp_path: Path) -> None:
     # Here the data's part of the gradient is about one over the batch size.
-    module = PrivateModule(optimizer_class=faulty.NoNoise)
+    module = PrivateModule(optimizer_class=faulty_noise.NoNoise)
     report = violation(tmp_path, module, PrivacyAudit(seed=1), max_steps=64)
     assert "divided by the batch size" not in report.verdict.fault
 
 
 def test_missing_clipping_in_short_epochs_is_named(tmp_path: Path) -> None:
-    module = PrivateModule(dataset=faulty.random_data(64), optimizer_class=faulty.NoClipping)
+    module = PrivateModule(dataset=random_data(64), optimizer_class=faulty_clipping.NoClipping)
     report = violation(tmp_path, module, PrivacyAudit(seed=1), max_steps=8)
     assert report.steps == 4
     assert "clipping" in report.verdict.fault.split(",")[0]
 
 
 def test_faults_are_found_in_manual_optimization(tmp_path: Path) -> None:
-    module = ManualModule(optimizer_class=faulty.HalfNoise)
+    module = ManualModule(optimizer_class=faulty_noise.HalfNoise)
     report = violation(tmp_path, module, PrivacyAudit(seed=1), max_steps=64)
     assert "noise scale too small" in report.verdict.fault
 
 
 def test_faults_are_found_in_functorch_mode(tmp_path: Path) -> None:
-    module = PrivateModule(mode="functorch", optimizer_class=faulty.HalfNoise)
+    module = PrivateModule(mode="functorch", optimizer_class=faulty_noise.HalfNoise)
     report = violation(tmp_path, module, PrivacyAudit(seed=1), max_steps=64)
     assert "noise scale too small" in report.verdict.fault
 
@@ -133,7 +146,7 @@ def test_noise_below_the_stated_claim_is_found_though_opacus_is_sound(tmp_path: 
 
 
 def test_allowed_finding_is_shown_and_does_not_fail(tmp_path: Path) -> None:
-    module = PrivateModule(optimizer_class=faulty.ClipAtTwice)
+    module = PrivateModule(optimizer_class=faulty_clipping.ClipAtTwice)
     audit = PrivacyAudit(allow=["sensitivity", "mu"], seed=1)
     report = fit(tmp_path, module, audit, max_steps=64)
     assert status(report, "sensitivity") == "allowed"

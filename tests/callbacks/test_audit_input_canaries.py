@@ -29,8 +29,6 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 from training_support import (
-    ClipAfterAverage,
-    HalfNoise,
     ManualTraining,
     PrivateModule,
     fit,
@@ -53,6 +51,8 @@ from lightning_audit.canaries import (
 )
 from lightning_audit.stats.subsampled import SubsampledGaussianTradeoff
 from lightning_audit.store import DROPPED, INJECTED, NOT_PLANNED, read_observations
+from lightning_audit.testing.faulty_clipping import ClipAfterAverage
+from lightning_audit.testing.faulty_noise import HalfNoise
 
 HEAVY = pytest.mark.heavy
 Pair = namedtuple("Pair", "image target")  # as users write them

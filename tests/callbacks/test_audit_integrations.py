@@ -16,7 +16,6 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader
 from training_support import (
-    HalfNoise,
     PrivateModule,
     assert_no_hooks_left,
     fit,
@@ -30,6 +29,7 @@ from training_support import (
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
 from lightning_audit.composition import Phase, epsilon_of_history
+from lightning_audit.testing.faulty_noise import HalfNoise
 
 STEPS_PER_EPOCH = 32
 SAMPLE_RATE = 1 / STEPS_PER_EPOCH

@@ -18,9 +18,6 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from training_support import (
-    ClosureRunsAgain,
-    HalfNoise,
-    NoNoise,
     PrivateModule,
     assert_no_hooks_left,
     fit,
@@ -31,6 +28,8 @@ from training_support import (
 from lightning_audit import AuditReport, InconclusiveAudit, PrivacyAudit, PrivacyViolation
 from lightning_audit.checks.monitor import replay
 from lightning_audit.store import read_observations
+from lightning_audit.testing.faulty_clipping import ClosureRunsAgain
+from lightning_audit.testing.faulty_noise import HalfNoise, NoNoise
 
 
 class _Hooks(pl.Callback):

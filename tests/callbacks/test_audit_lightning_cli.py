@@ -15,10 +15,11 @@ import pytorch_lightning
 import pytorch_lightning.cli
 import torch
 import yaml
-from training_support import HalfNoise, PrivateTraining, report_in
+from training_support import PrivateTraining, report_in
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim, PrivacyViolation, Resolution
 from lightning_audit.canaries import BlockPair, Crafted, Dirac, Mislabeled, Random, Spread
+from lightning_audit.testing.faulty_noise import HalfNoise
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -10,10 +10,11 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from training_support import HalfNoise, PrivateModule, report_in, trainer_for
+from training_support import PrivateModule, report_in, trainer_for
 
 from lightning_audit import PrivacyAudit, PrivacyViolation
 from lightning_audit.stats.bounds import BOUND_NAMES
+from lightning_audit.testing.faulty_noise import HalfNoise
 
 NAMES = (
     "epsilon_lower",

@@ -14,7 +14,6 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException as UnifiedRefusal
 from lightning_fabric.utilities.exceptions import MisconfigurationException as StandaloneRefusal
 from training_support import (
-    HalfNoise,
     ManualTraining,
     PrivateModule,
     PrivateTraining,
@@ -26,6 +25,7 @@ from training_support import (
 
 from lightning_audit import PrivacyAudit
 from lightning_audit.store import read_observations
+from lightning_audit.testing.faulty_noise import HalfNoise
 
 PACKAGES = {"pytorch_lightning": pytorch_lightning, "lightning.pytorch": lightning.pytorch}
 

@@ -17,7 +17,6 @@ from opacus import GradSampleModule
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch.nn import functional
 from training_support import (
-    HalfNoise,
     PrivateModule,
     assert_no_hooks_left,
     report_in,
@@ -28,6 +27,7 @@ from training_support import (
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyViolation
 from lightning_audit.checks.monitor import replay
 from lightning_audit.store import RECORD_NAME, read_observations
+from lightning_audit.testing.faulty_noise import HalfNoise
 
 # What Lightning says of checkpoint callbacks that differ between the two parts of a run.
 pytestmark = [

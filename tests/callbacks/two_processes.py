@@ -22,9 +22,10 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.strategies import DDPStrategy
 from torch.nn import functional
 from torch.utils.data import DataLoader
-from training_support import HalfNoise, PrivateModule, random_data, replace_optimizer, trainer_for
+from training_support import PrivateModule, random_data, replace_optimizer, trainer_for
 
 from lightning_audit import PrivacyAudit
+from lightning_audit.testing.faulty_noise import HalfNoise
 
 RANK = int(os.environ["LOCAL_RANK"])
 

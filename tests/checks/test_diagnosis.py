@@ -44,6 +44,31 @@ def test_clipping_is_named_before_noise() -> None:
     assert likely_fault(found, monitor, OVERSIZE).finding == "sensitivity"
 
 
+def test_tensors_that_clipping_misses_are_named() -> None:
+    shift = [1.0, 1.4, OVERSIZE, OVERSIZE, 1.0, 1.0, 1.4, 1.0]
+    monitor = monitor_of(simulate(40, shift=shift))
+    found = [c for c in monitor.results() if c.status == "violated"]
+    fault = likely_fault(found, monitor, OVERSIZE)
+    assert fault.sentence.startswith(
+        "clipping misses some tensors: `Dirac(fc.bias)`, `BlockPair(2 tensors)` passed"
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_clipping_per_tensor_is_named_though_pairs_pass_with_more_as_well(seed: int) -> None:
+    shift = [1.0, 4.0, 1.0, 2.0**0.5, 1.0, 1.0, 4.0, 1.0]
+    monitor = monitor_of(simulate(30, seed=seed, shift=shift))
+    fault = likely_fault([check("sensitivity")], monitor, OVERSIZE)
+    assert fault.sentence.startswith("clipping per tensor:")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_norm_that_is_too_large_everywhere_is_not_called_clipping_per_tensor(seed: int) -> None:
+    monitor = monitor_of(simulate(30, seed=seed, shift=2.0))
+    fault = likely_fault([check("sensitivity")], monitor, OVERSIZE)
+    assert fault.sentence.startswith("clipping norm too large:")
+
+
 def test_named_finding_is_among_the_violated_ones() -> None:
     for fault in ({"noise": 0.5}, {"shift": 9.0}, {"reuse": "same"}, {"reuse": "broadcast"}):
         monitor = monitor_of(simulate(80, data=0.1, **fault))  # type: ignore[arg-type]

@@ -1,0 +1,121 @@
+"""What is known of a fault, and how to make it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Literal
+
+from opacus.optimizers import (
+    AdaClipDPOptimizer,
+    DPOptimizer,
+    DPOptimizerFastGradientClipping,
+    DPPerLayerOptimizer,
+)
+
+from lightning_audit.testing import faulty_clipping as clipping
+from lightning_audit.testing import trainings
+
+#: Optimizers that do not clip whole per-sample gradients by one norm that is given.
+_CLIP_OTHERWISE = (DPPerLayerOptimizer, AdaClipDPOptimizer, DPOptimizerFastGradientClipping)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault, and what the audit says of it.
+
+    Args:
+        name: its name in `lightning_audit.testing.faults.FAULTS`.
+        wrong: what is wrong, in words.
+        met_in: where it was met.
+        check: name of the finding that fires; where none does yet, of the one that is wanted.
+        sentence: how `Verdict.fault` begins; empty if nothing fires.
+        optimizer: the faulty class, for faults that can be planted.
+        training: a class of `lightning_audit.testing.trainings` that shows the fault.
+        settings: of that training; a planted fault may need some of them to do harm.
+        audit: arguments of `PrivacyAudit` for that training.
+        steps: within which that training shows it.
+        seen: whether the audit finds it.
+        ends: outcome of that training's audit.
+        warn_only: no privacy is lost, so that a violation would be wrong.
+        reason: why it is not seen.
+    """
+
+    name: str
+    wrong: str
+    met_in: str
+    check: str
+    sentence: str = ""
+    optimizer: type[DPOptimizer] | None = None
+    training: type[trainings.Training] = trainings.Training
+    settings: Mapping[str, float] = field(default_factory=dict)
+    audit: Mapping[str, Any] = field(default_factory=dict)
+    steps: int = 20
+    seen: bool = True
+    ends: Literal["PASS", "VIOLATION", "INCONCLUSIVE"] = "VIOLATION"
+    warn_only: bool = False
+    reason: str = ""
+
+    def apply(self, optimizer: DPOptimizer) -> DPOptimizer:
+        """Make a private optimizer faulty; it keeps its accountant, generator and settings.
+
+        Args:
+            optimizer: as `make_private` returned it.
+
+        Returns:
+            The same object, of a faulty class.
+
+        Raises:
+            TypeError: the fault is none of an optimizer's, or ``optimizer`` is not private.
+            ValueError: the optimizer clips in another way than the fault does, or its settings
+                make the fault harmless.
+        """
+        if self.optimizer is None:
+            raise TypeError(
+                f"{self.name!r} is no fault of an optimizer; train FAULTS[{self.name!r}].module()."
+            )
+        if not isinstance(optimizer, DPOptimizer):
+            raise TypeError(
+                f"optimizer={type(optimizer).__name__} must be the DPOptimizer that make_private "
+                "returned; plant the fault in configure_optimizers."
+            )
+        if self.optimizer.__module__ == clipping.__name__ and isinstance(
+            optimizer, _CLIP_OTHERWISE
+        ):
+            raise ValueError(
+                f"optimizer={type(optimizer).__name__} does not clip whole gradients by one norm, "
+                f"as {self.name!r} needs; take a fault of the noise."
+            )
+        for setting in self.settings:
+            if getattr(optimizer, setting) >= 1.0:
+                raise ValueError(
+                    f"{setting}={getattr(optimizer, setting)} must be < 1 for {self.name!r} to do "
+                    "harm."
+                )
+        kind = type(optimizer)
+        own = self.optimizer
+        optimizer.__class__ = own if kind is DPOptimizer else type(own.__name__, (own, kind), {})
+        return optimizer
+
+    def module(self, base: type | None = None) -> Any:
+        """Make a small training on random data that has the fault.
+
+        Args:
+            base: the `LightningModule` of either package; None for the first that is installed.
+
+        Returns:
+            The module, with its own loader and optimizer.
+        """
+        base = base or _lightning_module()
+        kind: Any = type(self.training.__name__, (self.training, base), {})
+        return kind(self.apply if self.optimizer else None, **self.settings)
+
+
+def _lightning_module() -> type:
+    for package in ("pytorch_lightning", "lightning.pytorch"):
+        try:
+            return import_module(package).LightningModule
+        except ImportError:
+            continue
+    raise ModuleNotFoundError("pip install pytorch-lightning, or lightning.")

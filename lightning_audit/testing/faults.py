@@ -1,0 +1,356 @@
+"""Known faults of DP-SGD, to see whether a gate catches them.
+
+`FAULTS` holds them by name; `plant` puts one into a training of one's own, whose configuration then
+claims a privacy that it does not give:
+
+Example:
+    >>> import torch
+    >>> from opacus.optimizers import DPOptimizer
+    >>> weights = torch.nn.Parameter(torch.zeros(3))
+    >>> private = DPOptimizer(
+    ...     torch.optim.SGD([weights], lr=0.1),
+    ...     noise_multiplier=1.0,
+    ...     max_grad_norm=1.0,
+    ...     expected_batch_size=64,
+    ... )
+    >>> type(plant(private, "half_noise")).__name__
+    'HalfNoise'
+    >>> FAULTS["half_noise"].check
+    'noise'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from opacus.optimizers import DPOptimizer
+
+from lightning_audit.canaries import Mislabeled
+from lightning_audit.claims import PrivacyClaim
+from lightning_audit.testing import faulty_clipping as clipping
+from lightning_audit.testing import faulty_noise as noise
+from lightning_audit.testing import trainings
+from lightning_audit.testing.fault import Fault as Fault
+
+
+def plant(optimizer: DPOptimizer, name: str) -> DPOptimizer:
+    """Put a fault into a training of one's own.
+
+    Args:
+        optimizer: as `make_private` returned it.
+        name: of a fault in `FAULTS` that has an ``optimizer``.
+
+    Returns:
+        The optimizer to train with.
+
+    Raises:
+        ValueError: there is no such fault, or it does no harm in this training.
+        TypeError: see `Fault.apply`.
+    """
+    if name not in FAULTS:
+        known = sorted(fault.name for fault in FAULTS.values() if fault.optimizer)
+        raise ValueError(f"name={name!r} must be one of {known}.")
+    return FAULTS[name].apply(optimizer)
+
+
+_BY_HAND = PrivacyClaim(
+    noise_multiplier=1.0,
+    max_grad_norm=1.0,
+    expected_batch_size=trainings.BATCH_SIZE,
+    sample_rate=trainings.BATCH_SIZE / trainings.RECORDS,
+)
+_INPUT = {"canaries": [Mislabeled(amplitude=100.0)]}
+
+_ALL = (
+    Fault(
+        "closure_runs_again",
+        "the closure is passed on to the inner optimizer, which computes the gradient again "
+        "without clipping and noise",
+        "opacus #313, PR #330",
+        "gradient_replaced",
+        "gradient replaced",
+        clipping.ClosureRunsAgain,
+    ),
+    Fault(
+        "clip_after_average",
+        "the batch's mean gradient is clipped instead of each sample's",
+        "much hand-written DP-SGD; tensorflow/privacy #135, #81",
+        "sensitivity",
+        "clipping after averaging",
+        clipping.ClipAfterAverage,
+    ),
+    Fault(
+        "clip_at_twice",
+        "gradients are clipped at another norm than `max_grad_norm`",
+        "opacus PR #664",
+        "sensitivity",
+        "clipping norm too large",
+        clipping.ClipAtTwice,
+        steps=60,
+    ),
+    Fault(
+        "no_clipping",
+        "gradients are not clipped",
+        "opacus PR #664",
+        "sensitivity",
+        "no clipping",
+        clipping.NoClipping,
+    ),
+    Fault(
+        "clip_per_tensor",
+        "each tensor is clipped to the norm of the whole gradient",
+        "jax_privacy #385",
+        "sensitivity",
+        "clipping per tensor",
+        clipping.ClipPerTensor,
+        trainings.DeepTraining,
+        steps=100,
+    ),
+    Fault(
+        "norm_misses_biases",
+        "the norm by which gradients are clipped misses the biases",
+        "opacus #751",
+        "sensitivity",
+        "clipping misses some tensors",
+        clipping.NormMissesBiases,
+        steps=60,
+    ),
+    Fault(
+        "no_noise",
+        "no noise is added",
+        "a variant of opacus #313",
+        "noise",
+        "no noise",
+        noise.NoNoise,
+    ),
+    Fault(
+        "half_noise",
+        "half the noise is added",
+        "greenelab/SPRINT_gan #5",
+        "noise",
+        "noise scale too small",
+        noise.HalfNoise,
+    ),
+    Fault(
+        "noise_over_batch",
+        "noise of the mean's size is added to the sum",
+        "Tramer et al., arXiv 2202.12219; tensorflow/privacy #153",
+        "noise",
+        "noise divided by the batch size",
+        noise.NoiseOverBatch,
+    ),
+    Fault(
+        "noise_of_squared_norm",
+        "the noise is sigma C^2, for a clipping norm C below 1",
+        "greenelab/SPRINT_gan #5",
+        "noise",
+        "noise scale too small",
+        noise.NoiseOfSquaredNorm,
+        settings={"max_grad_norm": 0.5},
+    ),
+    Fault(
+        "noise_of_squared_multiplier",
+        "the variance is taken for the standard deviation, for a noise multiplier below 1",
+        "greenelab/SPRINT_gan #5",
+        "noise",
+        "noise scale too small",
+        noise.NoiseOfSquaredMultiplier,
+        settings={"noise_multiplier": 0.5},
+    ),
+    Fault(
+        "no_noise_on_biases",
+        "biases have no noise",
+        "NVFlare #343",
+        "noise.tensor",
+        "noise of some tensors",
+        noise.NoNoiseOnBiases,
+    ),
+    Fault(
+        "no_noise_on_last_layer",
+        "the last layer has no noise",
+        "NVFlare #343",
+        "noise.tensor",
+        "noise of some tensors",
+        noise.NoNoiseOnLastLayer,
+    ),
+    Fault(
+        "same_noise_at_every_step",
+        "the generator is seeded again at every step",
+        "Nasr et al. 2023, violation 2, at its extreme",
+        "reuse.lag",
+        "noise re-used: the same noise is added at every step",
+        noise.ReseededNoise,
+    ),
+    Fault(
+        "noise_in_a_cycle",
+        f"the noise comes back every {noise.CYCLE} steps",
+        "Nasr et al. 2023, violation 2, a variant",
+        "reuse.lag",
+        f"noise re-used: the same noise is added every {noise.CYCLE} steps",
+        noise.CyclingNoise,
+    ),
+    Fault(
+        "few_seeds",
+        f"the seed of a step's noise is one of {noise.FEW}",
+        "Nasr et al. 2023, violation 2; jax PR #3646",
+        "reuse.seeds",
+        optimizer=noise.FewSeeds,
+        steps=100,
+        seen=False,
+        ends="PASS",
+        reason="noise that comes back at irregular steps is not looked for yet",
+    ),
+    Fault(
+        "one_key_for_all_tensors",
+        "all tensors of a step are given the same noise",
+        "jax PR #3646",
+        "reuse.pair",
+        "noise re-used: one noise key",
+        noise.OneKeyForAllTensors,
+    ),
+    Fault(
+        "one_value_for_all_coordinates",
+        "one draw is added to all coordinates",
+        "a shape that is forgotten",
+        "reuse.broadcast",
+        "noise re-used: one noise value",
+        noise.BroadcastNoise,
+    ),
+    Fault(
+        "uniform_noise",
+        "the noise is uniform, of the right standard deviation",
+        "jax_privacy, sharp edges",
+        "noise.shape",
+        optimizer=noise.UniformNoise,
+        steps=100,
+        seen=False,
+        ends="PASS",
+        reason="the shape of the noise is not tested yet",
+    ),
+    Fault(
+        "lattice_noise",
+        "the noise is rounded to whole multiples of its standard deviation",
+        "jax_privacy, sharp edges",
+        "noise.shape",
+        optimizer=noise.LatticeNoise,
+        steps=100,
+        seen=False,
+        ends="PASS",
+        reason="the shape of the noise is not tested yet",
+    ),
+    Fault(
+        "noise_with_a_mean",
+        "the mean of the noise is not zero",
+        "hand-written samplers",
+        "noise.mean",
+        optimizer=noise.ShiftedNoise,
+        steps=100,
+        seen=False,
+        ends="PASS",
+        warn_only=True,
+        reason="the mean of the noise is not tested yet",
+    ),
+    Fault(
+        "noise_times_batch",
+        "noise of the sum's size is added to the mean",
+        "tensorflow/privacy #153",
+        "noise.excess",
+        optimizer=noise.NoiseTimesBatch,
+        steps=100,
+        seen=False,
+        ends="INCONCLUSIVE",
+        warn_only=True,
+        reason="too much noise is not looked for yet",
+    ),
+    Fault(
+        "noise_per_micro_batch",
+        "each part of a split batch is given the noise of a step",
+        "opacus #143",
+        "noise.excess",
+        optimizer=noise.NoisePerMicroBatch,
+        training=trainings.SplitBatches,
+        steps=100,
+        seen=False,
+        ends="INCONCLUSIVE",
+        warn_only=True,
+        reason="too much noise is not looked for yet",
+    ),
+    Fault(
+        "divides_by_realised_batch",
+        "the sum is divided by the number of records that a Poisson batch happens to have",
+        "opacus #420, #571, #819",
+        "noise",
+        "noise scale too small",
+        clipping.DividesByRealisedBatch,
+        reason="named by what it does: large batches have too little noise",
+    ),
+    Fault(
+        "plain_optimizer_beside",
+        "an optimizer beside the private one trains a part of the network",
+        "opacus #615",
+        "no_dp",
+        "no DP-SGD",
+        training=trainings.PlainBeside,
+    ),
+    Fault(
+        "record_counts_twice",
+        "views of a record through tied weights are clipped as samples of their own",
+        "opacus #413",
+        "sensitivity",
+        "clipping norm too large, or a record that counts more than once",
+        training=trainings.TwoViews,
+        settings={"noise_multiplier": 0.25},
+        audit={**_INPUT, "claim": replace(_BY_HAND, noise_multiplier=0.25)},
+        steps=100,
+    ),
+    Fault(
+        "normalised_over_the_batch",
+        "features are normalised over the batch, so that gradients depend on other records",
+        "batch normalisation",
+        "coupling",
+        training=trainings.NormalisedOverBatch,
+        audit={**_INPUT, "claim": _BY_HAND},
+        steps=100,
+        seen=False,
+        ends="INCONCLUSIVE",
+        reason="gradients of other records are not compared yet",
+    ),
+    Fault(
+        "not_a_number",
+        "a record whose gradient is not a number makes the model tell of it",
+        "overflow in a record's loss",
+        "finite",
+        training=trainings.NotANumber,
+        audit=_INPUT,
+        steps=100,
+        seen=False,
+        ends="INCONCLUSIVE",
+        reason="steps that are not finite count as lost, and no finding names them yet",
+    ),
+    Fault(
+        "summed_loss",
+        "the loss is a sum where Opacus expects a mean, so that every gradient is clipped",
+        "`loss_reduction` that does not fit",
+        "loss_reduction",
+        training=trainings.SummedLoss,
+        steps=100,
+        seen=False,
+        ends="PASS",
+        warn_only=True,
+        reason="no privacy is lost, and the norms of gradients are not looked at yet",
+    ),
+    Fault(
+        "fixed_size_batches",
+        "batches of one size, where neighbours differ by a replaced record, are accounted as "
+        "Poisson batches",
+        "opacus #80, PR #128; arXiv 2411.10614",
+        "sampling.not_poisson",
+        "wrong sampling",
+        training=trainings.FixedSizeBatches,
+    ),
+)
+
+#: The faults by name.
+FAULTS: Mapping[str, Fault] = MappingProxyType({fault.name: fault for fault in _ALL})

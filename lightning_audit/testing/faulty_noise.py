@@ -1,0 +1,204 @@
+"""Opacus' optimizer with faulty noise, one fault a class.
+
+The classes are planted into an optimizer of `make_private`, see `lightning_audit.testing.faults`;
+in several processes, and under per-layer or ghost clipping, the noise of that optimizer's own class
+is what they change.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from opacus.optimizers import DPOptimizer
+
+#: Seeds that `FewSeeds` draws from.
+FEW = 100
+#: Steps after which `CyclingNoise` starts again.
+CYCLE = 8
+
+
+class ScaledNoise(DPOptimizer):
+    """Adds ``factor`` times the noise that it states."""
+
+    factor: float = 1.0
+    noise_multiplier: float
+
+    def add_noise(self) -> None:
+        """Draw the noise at another scale than the stated one."""
+        stated = self.noise_multiplier
+        self.noise_multiplier = self.factor * stated
+        super().add_noise()
+        self.noise_multiplier = stated
+
+
+class HalfNoise(ScaledNoise):
+    """Adds half the noise that it states."""
+
+    factor = 0.5
+
+
+class NoNoise(ScaledNoise):
+    """Adds no noise."""
+
+    factor = 0.0
+
+
+class NoiseOverBatch(ScaledNoise):
+    """Adds noise of the average's size to the sum."""
+
+    @property
+    def factor(self) -> float:  # type: ignore[override]  # read only here
+        """One over the expected batch size."""
+        return 1.0 / self.expected_batch_size
+
+
+class NoiseTimesBatch(ScaledNoise):
+    """Adds noise of the sum's size to the average."""
+
+    @property
+    def factor(self) -> float:  # type: ignore[override]  # read only here
+        """The expected batch size."""
+        return float(self.expected_batch_size)
+
+
+class NoiseOfSquaredNorm(ScaledNoise):
+    """Adds noise of standard deviation sigma C^2; too little where C is below 1."""
+
+    @property
+    def factor(self) -> float:  # type: ignore[override]  # read only here
+        """The clipping norm once more."""
+        return float(self.max_grad_norm)
+
+
+class NoiseOfSquaredMultiplier(ScaledNoise):
+    """Takes the variance for the standard deviation; too little noise where sigma is below 1."""
+
+    @property
+    def factor(self) -> float:  # type: ignore[override]  # read only here
+        """The noise multiplier once more."""
+        return float(self.noise_multiplier)
+
+
+class NoNoiseOnBiases(DPOptimizer):
+    """Adds no noise to tensors of one dimension."""
+
+    def add_noise(self) -> None:
+        """Leave the noise of the biases out."""
+        super().add_noise()
+        for p in self.params:
+            if p.ndim == 1:
+                p.grad = p.summed_grad.clone()
+
+
+class NoNoiseOnLastLayer(DPOptimizer):
+    """Adds no noise to the last weight and what follows it."""
+
+    def add_noise(self) -> None:
+        """Leave the noise of the last layer out."""
+        super().add_noise()
+        last = max(i for i, p in enumerate(self.params) if p.ndim > 1)
+        for p in self.params[last:]:
+            p.grad = p.summed_grad.view_as(p).clone()
+
+
+class ReseededNoise(DPOptimizer):
+    """The generator starts again at every step."""
+
+    def add_noise(self) -> None:
+        """Draw the noise of the first step."""
+        self.generator = _seeded(self, 7)
+        super().add_noise()
+
+
+class CyclingNoise(DPOptimizer):
+    """The noise comes back after some steps."""
+
+    steps_taken = 0
+
+    def add_noise(self) -> None:
+        """Draw from a seed for each place of the cycle."""
+        self.generator = _seeded(self, self.steps_taken % CYCLE)
+        self.steps_taken += 1
+        super().add_noise()
+
+
+class FewSeeds(DPOptimizer):
+    """The seed of a step's noise is one of a hundred."""
+
+    def add_noise(self) -> None:
+        """Draw a seed, then the noise."""
+        self.generator = _seeded(self, int(torch.randint(FEW, ())))
+        super().add_noise()
+
+
+class BroadcastNoise(DPOptimizer):
+    """One draw for all coordinates of a step."""
+
+    def add_noise(self) -> None:
+        """Add one number to the whole gradient."""
+        draw = float(torch.randn(())) * self.noise_multiplier * self.max_grad_norm
+        for p in self.params:
+            p.grad = (p.summed_grad + draw).view_as(p)
+
+
+class OneKeyForAllTensors(DPOptimizer):
+    """A fresh key at every step, used for every tensor."""
+
+    def add_noise(self) -> None:
+        """Draw every tensor's noise from the same seed."""
+        key = int(torch.randint(2**31, ()))
+        std = self.noise_multiplier * self.max_grad_norm
+        for p in self.params:
+            noise = torch.randn(p.shape, device=p.device, generator=_seeded(self, key))
+            p.grad = (p.summed_grad + noise * std).view_as(p)
+
+
+class ShiftedNoise(DPOptimizer):
+    """Noise whose mean is half its standard deviation."""
+
+    def add_noise(self) -> None:
+        """Move the noise."""
+        super().add_noise()
+        for p in self.params:
+            p.grad += 0.5 * self.noise_multiplier * self.max_grad_norm
+
+
+class UniformNoise(DPOptimizer):
+    """Uniform noise of the stated standard deviation."""
+
+    def add_noise(self) -> None:
+        """Draw from an interval instead of a normal distribution."""
+        width = math.sqrt(12.0) * self.noise_multiplier * self.max_grad_norm
+        for p in self.params:
+            p.grad = (p.summed_grad + (torch.rand_like(p) - 0.5) * width).view_as(p)
+
+
+class LatticeNoise(DPOptimizer):
+    """Noise that is rounded to whole multiples of its standard deviation."""
+
+    def add_noise(self) -> None:
+        """Round the noise, as a type of low precision does."""
+        std = self.noise_multiplier * self.max_grad_norm
+        for p in self.params:
+            p.grad = (p.summed_grad + torch.randn_like(p).round() * std).view_as(p)
+
+
+class NoisePerMicroBatch(DPOptimizer):
+    """Adds the noise of a step to each part of a split batch."""
+
+    def clip_and_accumulate(self) -> None:
+        """Clip a part, and add noise to it."""
+        super().clip_and_accumulate()
+        std = self.noise_multiplier * self.max_grad_norm
+        for p in self.params:
+            p.summed_grad = p.summed_grad + std * torch.randn_like(p.summed_grad)
+
+    def add_noise(self) -> None:
+        """The sum has its noise already."""
+        for p in self.params:
+            p.grad = p.summed_grad.view_as(p)
+
+
+def _seeded(optimizer: DPOptimizer, seed: int) -> torch.Generator:
+    return torch.Generator(optimizer.params[0].device).manual_seed(seed)

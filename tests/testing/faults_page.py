@@ -1,0 +1,69 @@
+"""Makes docs/faults.md of the registry: `python tests/testing/faults_page.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from lightning_audit.testing.faults import FAULTS, Fault
+
+PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
+
+_HEAD = """# Faults to test a gate with
+
+<!-- Made by `python tests/testing/faults_page.py` from the registry; do not edit. -->
+
+`lightning_audit.testing.faults.FAULTS` holds faults of DP-SGD that were met in real code, or close
+variants. Each can be trained as it stands: `FAULTS[name].module()` is a small module on random
+data, to be audited by `PrivacyAudit(**FAULTS[name].audit)`. Those marked *plant* can be put into a
+training of your own: `plant(optimizer, name)` in `configure_optimizers` makes the optimizer of
+`make_private` faulty, and what the accountant says stays as it was.
+
+`tests/testing/test_faults.py` runs each of them within the steps given, and reads the finding and
+how the likely fault begins.
+
+## Found
+
+| fault | what is wrong | met in | plant | steps | finding | the likely fault begins |
+|---|---|---|---|---|---|---|
+"""
+_NOT_FOUND = """
+## Not found yet
+
+None of these is called a violation of another kind; the outcome is that of `module()`'s audit.
+Faults that lose no privacy will be warned of, and fail no gate.
+
+| fault | what is wrong | met in | plant | outcome | loses privacy | why it is not found |
+|---|---|---|---|---|---|---|
+"""
+
+
+def markdown() -> str:
+    """The page."""
+    found = [
+        (*_first(fault), str(fault.steps), f"`{fault.check}`", _sentence(fault))
+        for fault in FAULTS.values()
+        if fault.seen
+    ]
+    missed = [
+        (*_first(fault), fault.ends, "no" if fault.warn_only else "yes", fault.reason)
+        for fault in FAULTS.values()
+        if not fault.seen
+    ]
+    return _HEAD + _rows(found) + _NOT_FOUND + _rows(missed)
+
+
+def _first(fault: Fault) -> tuple[str, ...]:
+    return f"`{fault.name}`", fault.wrong, fault.met_in, "yes" if fault.optimizer else ""
+
+
+def _sentence(fault: Fault) -> str:
+    return f"{fault.sentence} ({fault.reason})" if fault.reason else fault.sentence
+
+
+def _rows(rows: Iterable[tuple[str, ...]]) -> str:
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(markdown(), encoding="utf-8")

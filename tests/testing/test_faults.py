@@ -1,0 +1,220 @@
+"""Each fault of the registry is found under its own name, or is known not to be found yet."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from faults_page import PAGE, markdown
+from opacus import PrivacyEngine
+from opacus.optimizers import DPOptimizer
+from torch import nn
+from torch.utils.data import DataLoader
+
+from lightning_audit import AuditReport, PrivacyAudit, PrivacyViolation
+from lightning_audit.callbacks.arguments import FINDINGS
+from lightning_audit.testing import faults, trainings
+from lightning_audit.testing.faults import FAULTS, Fault, plant
+
+# Opacus, Lightning and torch remark on loaders, hooks and secure mode in every training.
+pytestmark = pytest.mark.filterwarnings("default")
+
+SEEN = [fault for fault in FAULTS.values() if fault.seen]
+UNSEEN = [fault for fault in FAULTS.values() if not fault.seen]
+#: Left to the second stage: long ones, and those that `test_audit_faults` finds on real data.
+SLOW = {
+    "clip_after_average",
+    "clip_per_tensor",
+    "half_noise",
+    "no_clipping",
+    "no_noise",
+    "noise_of_squared_multiplier",
+    "noise_over_batch",
+    "one_key_for_all_tensors",
+    "one_value_for_all_coordinates",
+    "record_counts_twice",
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_one_seed() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+def _named(fault: Fault, *, heavy: bool) -> Any:
+    return pytest.param(fault, id=fault.name, marks=[pytest.mark.heavy] if heavy else [])
+
+
+def _trained(
+    directory: Path, module: Any, steps: int, package: str = "pytorch_lightning", **audit: Any
+) -> AuditReport:
+    callback = PrivacyAudit(seed=1, report_dir=directory / "audit", **audit)
+    trainer = import_module(package).Trainer(
+        max_steps=steps,
+        callbacks=[callback],
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    try:
+        trainer.fit(module)
+    except PrivacyViolation as violation:
+        return violation.report
+    return callback.report
+
+
+def _violated(report: AuditReport) -> set[str]:
+    return {check.name for check in report.checks if check.status == "violated"}
+
+
+# ------------------------------------------------------------------ every fault
+
+
+@pytest.mark.parametrize("fault", [_named(f, heavy=f.name in SLOW) for f in SEEN])
+def test_fault_is_found_and_named_within_its_steps(tmp_path: Path, fault: Fault) -> None:
+    report = _trained(tmp_path, fault.module(), fault.steps, **fault.audit)
+    assert report.verdict.outcome == "VIOLATION", report.verdict
+    assert fault.check in _violated(report)
+    assert report.verdict.fault.startswith(fault.sentence)
+
+
+@pytest.mark.parametrize("fault", [_named(f, heavy=f.name != "not_a_number") for f in UNSEEN])
+def test_fault_that_is_not_found_yet_is_not_called_another(tmp_path: Path, fault: Fault) -> None:
+    report = _trained(tmp_path, fault.module(), fault.steps, **fault.audit)
+    found = "the audit sees this fault now: set seen, check and sentence in its entry"
+    assert _violated(report) == set(), found
+    assert report.verdict.fault == ""
+    assert report.verdict.outcome == fault.ends
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[] if kind is trainings.Training else [pytest.mark.heavy])
+        for kind in (
+            trainings.Training,
+            trainings.DeepTraining,
+            trainings.SplitBatches,
+            trainings.HandWritten,
+        )
+    ],
+)
+def test_the_same_trainings_without_a_fault_are_not_accused(tmp_path: Path, kind: type) -> None:
+    sound = Fault("sound", "nothing", "", "", training=kind)
+    by_hand = {"claim": faults._BY_HAND} if kind is trainings.HandWritten else {}
+    report = _trained(tmp_path, sound.module(), 100, **by_hand)
+    assert _violated(report) == set()
+    assert report.verdict.outcome != "VIOLATION"
+
+
+# ------------------------------------------------------------------ the registry
+
+
+@pytest.mark.parametrize("fault", [_named(f, heavy=False) for f in FAULTS.values()])
+def test_an_entry_says_what_is_found_or_why_nothing_is(fault: Fault) -> None:
+    assert fault.wrong
+    assert fault.met_in
+    assert fault.seen == (fault.check in FINDINGS) == (fault.ends == "VIOLATION")
+    assert fault.seen == bool(fault.sentence)
+    assert fault.seen or fault.reason
+    assert not (fault.seen and fault.warn_only)
+    assert fault.steps <= (20 if fault.seen and fault.check.startswith(("noise", "reuse")) else 100)
+
+
+def test_names_are_unique() -> None:
+    assert len(FAULTS) == len(faults._ALL)
+
+
+def test_docs_page_is_made_of_the_registry() -> None:
+    assert PAGE.read_text(encoding="utf-8") == markdown(), (
+        "run `python tests/testing/faults_page.py`"
+    )
+
+
+# ------------------------------------------------------------------ in a training of one's own
+
+
+def _private(mode: str = "hooks", **settings: Any) -> Any:
+    net = trainings.net()
+    more: dict[str, Any] = {"criterion": nn.CrossEntropyLoss()} if mode == "ghost" else {}
+    return PrivacyEngine().make_private(
+        module=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        data_loader=DataLoader(trainings.random_data(), 16),
+        grad_sample_mode=mode,
+        **{"noise_multiplier": 1.0, "max_grad_norm": 1.0, **more, **settings},
+    )[1]
+
+
+def test_a_planted_fault_keeps_the_accountant_the_generator_and_the_settings() -> None:
+    generator = torch.Generator().manual_seed(1)
+    optimizer = _private(noise_generator=generator, noise_multiplier=1.5)
+    before = dict(vars(optimizer))
+    faulty = plant(optimizer, "half_noise")
+    assert faulty.generator is generator
+    assert faulty.step_hook is not None
+    assert faulty.noise_multiplier == 1.5
+    assert dict(vars(faulty)) == before
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_a_planted_fault_changes_the_optimizers_own_class(mode: str) -> None:
+    optimizer = _private(mode)
+    kind = type(optimizer)
+    faulty = plant(optimizer, "half_noise")
+    assert isinstance(faulty, kind)
+    for p in faulty.params:
+        p.summed_grad = torch.zeros_like(p)
+    faulty.add_noise()
+    drawn = torch.cat([p.grad.flatten() for p in faulty.params])
+    assert drawn.std() == pytest.approx(0.5, rel=0.05)  # 5,898 draws: an error of 0.01
+
+
+def test_a_fault_of_the_clipping_is_refused_where_clipping_is_done_otherwise() -> None:
+    with pytest.raises(ValueError, match="take a fault of the noise"):
+        plant(_private("ghost"), "clip_at_twice")
+
+
+def test_a_fault_that_would_do_no_harm_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"max_grad_norm=2\.0 must be < 1"):
+        plant(_private(max_grad_norm=2.0), "noise_of_squared_norm")
+
+
+def test_an_unknown_fault_is_refused_with_the_known_names() -> None:
+    with pytest.raises(ValueError, match=r"name='noisy' must be one of .*'half_noise'"):
+        plant(_private(), "noisy")
+
+
+def test_a_fault_that_is_not_the_optimizers_is_to_be_trained_as_a_module() -> None:
+    with pytest.raises(TypeError, match=r"train FAULTS\['not_a_number'\]\.module\(\)"):
+        plant(_private(), "not_a_number")
+
+
+def test_only_a_private_optimizer_can_be_made_faulty() -> None:
+    plain = torch.optim.SGD(trainings.net().parameters(), lr=0.1)
+    with pytest.raises(TypeError, match="SGD must be the DPOptimizer"):
+        plant(plain, "half_noise")  # type: ignore[arg-type]
+
+
+def test_a_module_joins_the_lightning_that_is_asked_for(tmp_path: Path) -> None:
+    package = import_module("lightning.pytorch")
+    module = FAULTS["half_noise"].module(package.LightningModule)
+    assert isinstance(module, package.LightningModule)
+    assert not isinstance(module, pl.LightningModule)
+    report = _trained(tmp_path, module, 20, "lightning.pytorch")
+    assert report.verdict.fault.startswith("noise scale too small")
+
+
+def test_settings_of_a_planted_fault_are_settings_of_the_private_optimizer() -> None:
+    for fault in FAULTS.values():
+        if fault.optimizer is not None:
+            assert issubclass(fault.optimizer, DPOptimizer)
+            assert set(fault.settings) <= {"noise_multiplier", "max_grad_norm"}
