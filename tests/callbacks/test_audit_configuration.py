@@ -11,11 +11,8 @@ import numpy as np
 import pytest
 import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
-from opacus import GradSampleModule
-from opacus.optimizers import DPOptimizer
 from pytorch_lightning.plugins.precision import MixedPrecision
 from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
-from torch.nn import functional
 from training_support import (
     PrivateModule,
     assert_no_hooks_left,
@@ -192,42 +189,6 @@ def test_optimizer_that_runs_its_closure_many_times_is_refused(tmp_path: Path) -
     message = _refused(tmp_path, module, PrivacyAudit())
     assert "LBFGS" in message
     assert "SGD or Adam" in message
-
-
-class TwoPrivate(PrivateModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-    def configure_optimizers(self) -> Any:
-        self.net = GradSampleModule(self.net)
-        params = list(self.trainable())
-        return [
-            DPOptimizer(
-                torch.optim.SGD(part, lr=0.05),
-                noise_multiplier=1.0,
-                max_grad_norm=1.0,
-                expected_batch_size=self.batch_size,
-            )
-            for part in (params[:2], params[2:])
-        ], []
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        x, y = batch
-        optimizers = self.optimizers()
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        self.manual_backward(functional.cross_entropy(self.net(x), y))
-        for optimizer in optimizers:
-            optimizer.step()
-
-
-def test_two_private_optimizers_are_refused(tmp_path: Path) -> None:
-    module = TwoPrivate()
-    message = _refused(tmp_path, module, PrivacyAudit())
-    assert "the module has 2" in message
-    assert "parameter groups" in message
-    assert_no_hooks_left(module)
 
 
 # ------------------------------------------------------------------ planned canaries
