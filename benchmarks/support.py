@@ -11,11 +11,12 @@ import torch
 from opacus import PrivacyEngine
 from opacus.data_loader import DPDataLoader
 from opacus.layers import DPMultiheadAttention
-from opacus.optimizers import DPOptimizer
 from sklearn.datasets import load_breast_cancer, load_digits
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from lightning_audit.testing.faulty_noise import ScaledNoise
 
 DELTA = 1e-5
 
@@ -123,19 +124,6 @@ class Transformer(nn.Module):
         return self.head(x.mean(1))
 
 
-class ScaledNoise(DPOptimizer):
-    """Adds ``factor`` times the noise that it states."""
-
-    factor = 1.0
-
-    def add_noise(self) -> None:
-        """Draw the noise at another scale than the stated one."""
-        stated = self.noise_multiplier
-        self.noise_multiplier = self.factor * stated
-        super().add_noise()
-        self.noise_multiplier = stated
-
-
 class Classifier(pl.LightningModule):
     """Any net on any data set, trained with DP-SGD."""
 
@@ -177,14 +165,9 @@ class Classifier(pl.LightningModule):
         )
         if self.noise_factor == 1.0:
             return optimizer
-        faulty = ScaledNoise(
-            optimizer.original_optimizer,
-            expected_batch_size=optimizer.expected_batch_size,
-            **self.options,
-        )
-        faulty.factor = self.noise_factor
-        faulty.attach_step_hook(optimizer.step_hook)
-        return faulty
+        optimizer.__class__ = ScaledNoise
+        optimizer.factor = self.noise_factor
+        return optimizer
 
 
 class GhostClassifier(Classifier):

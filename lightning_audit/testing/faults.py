@@ -300,7 +300,7 @@ _ALL = (
         "opacus #413",
         "sensitivity",
         "clipping norm too large, or a record that counts more than once",
-        training=trainings.TwoViews,
+        training=trainings.FourViews,
         settings={"noise_multiplier": 0.25},
         audit={**_INPUT, "claim": replace(_BY_HAND, noise_multiplier=0.25)},
         steps=100,

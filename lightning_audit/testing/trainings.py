@@ -212,13 +212,13 @@ class HandWritten(Training):
         return {name: torch.einsum("i,i...", factors, g) for name, g in grads.items()}
 
 
-class TwoViews(HandWritten):
-    """Two views of a record go through the same weights, and each is clipped as a sample."""
+class FourViews(HandWritten):
+    """Four views of a record go through the same weights, and each is clipped as a sample."""
 
     def clipped_sums(self, x: torch.Tensor, y: torch.Tensor) -> Gradients:
-        """Clip views, where a record is the sum of its two."""
-        views = torch.cat([x, 1.01 * x])
-        return self.clipped(self.sample_gradients(self.net, views, torch.cat([y, y])))
+        """Clip views, where a record is the sum of its four."""
+        views = torch.cat([factor * x for factor in (1.0, 1.01, 1.02, 1.03)])
+        return self.clipped(self.sample_gradients(self.net, views, y.repeat(4)))
 
 
 class NormalisedOverBatch(HandWritten):
