@@ -44,25 +44,27 @@ class Alternate(pl.Callback):
         self.seconds: dict[str, list[float]] = {"off": [], "on": [], "first": []}
         self._audit = audit
         self._coin = random.Random(0)
-        self._session = None
+        self._audits: list = []
 
     def on_train_batch_start(self, *_) -> None:
         """Flip the coin of the step and start its time."""
-        run = self._audit._run
-        self._session = run.session or self._session
+        optimizers = self._audit._run._optimizers
+        self._audits = optimizers.audits or self._audits
         self._on = self._coin.random() < 0.5
-        self._session.detach()
-        if self._on:
-            self._session.follow(self._session.step)
-        run.session = self._session if self._on else None
+        for audit in self._audits:
+            audit.detach()
+            if self._on:
+                audit.session.follow(audit.session.step)
+                audit.watch_clipping(audit.session.step.optimizer)
+        optimizers.audits = self._audits if self._on else []
         self._start = time.perf_counter()
 
     def on_train_batch_end(self, *_) -> None:
         """Keep the step's time."""
-        first = self._session.recorder.steps <= self._session.recorder.PROMPT
-        kind = ("first" if first else "on") if self._on else "off"
+        recorder = self._audits[0].session.recorder
+        kind = ("first" if recorder.steps <= recorder.PROMPT else "on") if self._on else "off"
         self.seconds[kind].append(time.perf_counter() - self._start)
-        self._audit._run.session = self._session
+        self._audit._run._optimizers.audits = self._audits
 
 
 def ratios(name: str, batch_size: int, steps: int, *, ghost: bool = False) -> dict[str, float]:
