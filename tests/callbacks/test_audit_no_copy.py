@@ -25,7 +25,7 @@ from training_support import (
 )
 
 from lightning_audit import PrivacyAudit
-from lightning_audit.callbacks import session
+from lightning_audit.callbacks import planning
 from lightning_audit.dpsgd.opacus import OpacusStep
 from lightning_audit.dpsgd.prefill import RowPrefill
 from lightning_audit.store import DROPPED, INJECTED, NOT_PLANNED, read_observations
@@ -163,8 +163,8 @@ def test_only_every_nth_step_takes_canaries(
 def test_copied_rows_enter_the_first_steps_and_few_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clipped_rows: list[int]
 ) -> None:
-    monkeypatch.setattr(session, "FULL_STEPS", 7)
-    monkeypatch.setattr(session, "THINNED", 5)
+    monkeypatch.setattr(planning, "FULL_STEPS", 7)
+    monkeypatch.setattr(planning, "THINNED", 5)
     forbid_prefill(monkeypatch)
     train(tmp_path, every_n_steps=None)
     entries = entries_in(tmp_path)
@@ -177,7 +177,7 @@ def test_copied_rows_enter_the_first_steps_and_few_later(
 def test_rows_that_need_no_copy_are_never_thinned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "FULL_STEPS", 7)
+    monkeypatch.setattr(planning, "FULL_STEPS", 7)
     train(tmp_path, every_n_steps=None)
     assert (entries_in(tmp_path)["canaries"] == INJECTED).all()
 

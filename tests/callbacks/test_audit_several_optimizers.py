@@ -17,7 +17,6 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import nn
 from torch.nn import functional
 from training_support import (
-    HalfNoise,
     PrivateModule,
     assert_no_hooks_left,
     fit,
@@ -37,6 +36,7 @@ from lightning_audit.checks.monitor import replay
 from lightning_audit.cli import main
 from lightning_audit.composition import Phase, epsilon_of_history
 from lightning_audit.store import INJECTED, read_observations
+from lightning_audit.testing.faulty_noise import HalfNoise
 
 HIDDEN = 128
 RECORDS = 1600

@@ -81,7 +81,7 @@ def test_both_processes_read_the_claimed_signal_and_noise(trained: Path, name: s
     assert first.tobytes() == second.tobytes()
     assert len(first) >= 200
     assert set(first["canaries"]) == {INJECTED}
-    assert set(first["scale"]) == {16.0}
+    assert set(first["scale"]) == {32.0}
     coins, readings = first["coins"].astype(bool), first["readings"]
     # Each process adds the canaries of every second step.
     for turn in (slice(0, None, 2), slice(1, None, 2)):

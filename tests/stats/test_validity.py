@@ -287,7 +287,7 @@ def correct_run(
         canaries.surplus = signs if canaries.surplus is None else canaries.surplus + signs
 
 
-#: Tests of what a step releases; those of the sampler are in `test_batches.py`.
+#: Tests of what a step releases; those of the sampler are in `test_batch_bets.py`.
 OF_STEPS = [name for name in SHARES if not name.startswith("sampling.")]
 
 
