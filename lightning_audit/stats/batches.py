@@ -21,8 +21,8 @@ determines, since samplers differ in it. Four kinds of bet:
 Products of such factors are e-processes, those of one filtration may be averaged, and Ville's
 inequality does the rest. Bets on repetition and rate hold as well where every record has a
 probability of its own. Those on sizes and overlaps then hold by simulation
-(`tests/stats/test_batch_bets.py`): unequal rates make overlaps larger, and sizes more equal by no more
-than if each record either joins with probability one half or not at all, which is allowed for.
+(`tests/stats/test_batch_bets.py`): unequal rates make overlaps larger, and sizes more equal by no
+more than if each record either joins with probability one half or not at all, which is allowed for.
 """
 
 from __future__ import annotations
