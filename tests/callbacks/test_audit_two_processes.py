@@ -89,8 +89,10 @@ def test_both_processes_read_the_claimed_signal_and_noise(trained: Path, name: s
         error = 4.0 / np.sqrt(min(len(present), len(absent)))
         assert abs(present.mean() - 1.0) < error
         assert abs(absent.mean()) < error
+    # The quietest of eight: the noise of one process only would read 0.7, of both 1.4. Under
+    # per-layer clipping every canary reads the small tensors' data too.
     residuals = (readings - coins).std(0)
-    assert 0.93 < residuals.min() < 1.1
+    assert 1.0 - 4.0 / np.sqrt(2.0 * len(first)) < residuals.min() < 1.25
     one, other = reports(trained / name)
     assert one == other
     assert not any(check.status == "violated" for check in one.checks)
@@ -169,7 +171,7 @@ def test_half_the_noise_is_found_in_both_processes_and_told_by_one(trained: Path
     assert one == other
     assert one.verdict.fault.startswith("noise scale too small")
     said = [(trained / f"out-{rank}.txt").read_text() for rank in range(2)]
-    assert [text.count("\nReport: ") for text in said] == [8, 0]
+    assert [text.count("\nReport: ") for text in said] == [10, 0]
 
 
 def test_the_end_of_one_process_is_the_end_of_both(tmp_path: Path) -> None:
