@@ -88,7 +88,8 @@ class CheckResult:
     Args:
         name: the finding's name, as `PrivacyAudit(allow=...)` takes it.
         kind: which claim it is about.
-        status: "ok", "violated", "allowed" (violated, acknowledged by the user), or "not_run".
+        status: "ok", "violated", "allowed" (violated, acknowledged by the user), "warned" (not as
+            stated, but no privacy is lost by it: it fails no gate), or "not_run".
         message: what was seen, in a sentence.
         advice: what to look at; empty where nothing is wrong.
         log_e_value: largest natural logarithm of the e-value so far, None for a deterministic one.
@@ -98,7 +99,7 @@ class CheckResult:
 
     name: str
     kind: Kind
-    status: Literal["ok", "violated", "allowed", "not_run"]
+    status: Literal["ok", "violated", "allowed", "warned", "not_run"]
     message: str
     advice: str = ""
     log_e_value: float | None = None
@@ -369,7 +370,7 @@ def _report_from(data: dict[str, Any]) -> AuditReport:
 
 
 def _check_from(fields: dict[str, Any]) -> CheckResult:
-    if fields["status"] not in ("violated", "allowed", "ok", "not_run"):
+    if fields["status"] not in ("violated", "allowed", "warned", "ok", "not_run"):
         raise ValueError(f"status={fields['status']!r}")
     return CheckResult(**{**fields, "log_e_value": _number_or_none(fields["log_e_value"])})
 

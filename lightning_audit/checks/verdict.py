@@ -11,7 +11,7 @@ from lightning_audit.checks.resolution import TARGET, Power, Resolution
 from lightning_audit.results import CheckResult, Kind, Verdict
 
 _KINDS: tuple[Kind, ...] = ("mechanism", "epsilon", "accounting")
-_ORDER = {"violated": 0, "allowed": 1, "ok": 2, "not_run": 3}
+_ORDER = {"violated": 0, "allowed": 1, "warned": 2, "ok": 3, "not_run": 4}
 #: A live canary's shift has its lower 95 % limit above this; a dead one reads mu = 0.
 _LIVE = 0.5
 

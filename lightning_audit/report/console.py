@@ -7,8 +7,20 @@ import os
 
 from lightning_audit.results import AuditReport, CheckResult, describe
 
-_MARKS = {"violated": "VIOLATED", "allowed": "allowed", "ok": "ok", "not_run": "not run"}
-_STYLES = {"violated": "bold red", "allowed": "yellow", "ok": "green", "not_run": "dim"}
+_MARKS = {
+    "violated": "VIOLATED",
+    "allowed": "allowed",
+    "warned": "warning",
+    "ok": "ok",
+    "not_run": "not run",
+}
+_STYLES = {
+    "violated": "bold red",
+    "allowed": "yellow",
+    "warned": "yellow",
+    "ok": "green",
+    "not_run": "dim",
+}
 _OUTCOME_STYLES = {"PASS": "bold green", "VIOLATION": "bold red", "INCONCLUSIVE": "bold yellow"}
 
 
