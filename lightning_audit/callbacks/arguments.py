@@ -27,6 +27,7 @@ FINDINGS = (
     "accounting",
     "expected_batch_size",
     "logical_batch",
+    "loss_reduction",
     "sampling.repeated",
     "unaudited",
 )

@@ -20,6 +20,7 @@ from lightning_audit.checks.family import shared_log_e
 from lightning_audit.checks.integrity import (
     clipping_norm_result,
     logical_batch_result,
+    loss_reduction_result,
     no_dp_result,
     noise_restarted_result,
     noise_shared_result,
@@ -139,6 +140,8 @@ def _lint_results(facts: RunFacts) -> list[CheckResult]:
     results = []
     if facts.split_epochs:
         results.append(logical_batch_result(facts.carried_over, facts.split_epochs))
+    if len(facts.optimizers) == 1:  # of several it is not known whose loss it is
+        results += loss_reduction_result(facts.loss_reduction, facts.optimizers[0].loss_reduction)
     records = facts.loader.records if facts.loader else None
     for optimizer in facts.optimizers:
         rate, expected = optimizer.sample_rate, optimizer.expected_batch_size

@@ -60,7 +60,8 @@ def read_noise(
 
 def _sum_of(param: torch.nn.Parameter) -> torch.Tensor | None:
     """The clipped sum, unless it was turned into the gradient in place."""
-    held, grad = getattr(param, "summed_grad", None), param.grad
+    held: torch.Tensor | None = getattr(param, "summed_grad", None)
+    grad = param.grad
     if held is None or grad is None or held.data_ptr() == grad.data_ptr():
         return None
     return held
