@@ -7,8 +7,10 @@ from lightning_audit.checks.witnesses import REUSE_IN_ALL, Witnesses
 from lightning_audit.dpsgd.noise_reading import NoiseReading, read_noise
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 
-#: Steps in which the norm of the whole sum is taken: the first ones, and one in so many later.
-_FIRST, _EVERY = 20, 100
+#: Steps that are read: the first ones, and one in so many later.
+_FIRST, _EVERY = 200, 4
+#: Steps in which the norm of the whole sum is taken as well.
+_FIRST_NORMS, _EVERY_NORM = 20, 100
 
 
 class NoiseWatch:
@@ -35,11 +37,14 @@ class NoiseWatch:
 
     def read(self, step: DPSGDStep, number: int) -> None:
         """Read a step between its noise and its update, canaries and all."""
-        norm = number < _FIRST or number % _EVERY == 0
+        earlier, self._earlier = self._earlier, 0
+        self._reading = None
+        if number >= _FIRST and number % _EVERY:
+            return
+        norm = number < _FIRST_NORMS or number % _EVERY_NORM == 0
         self._reading = read_noise(step.params, self._coordinates, sums=self._alone, norm=norm)
         rows = step.batch_size()
-        self._terms = None if rows is None or self._earlier is None else rows + self._earlier
-        self._earlier = 0
+        self._terms = None if rows is None or earlier is None else rows + earlier
 
     def seen(self, claim: StepClaim, canaries: int) -> NoiseSeen | None:
         """What was read, once; None if nothing was, or nothing is claimed of it.

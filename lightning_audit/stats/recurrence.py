@@ -10,7 +10,7 @@ from lightning_audit.stats.sequential import noise_log_e
 FloatArray = NDArray[np.float64]
 
 #: Coordinates by which the nearest step of the past is found; the others test it.
-SEARCHED = 64
+SEARCHED = 32
 
 
 class NoisePast:
@@ -22,7 +22,10 @@ class NoisePast:
 
     def __init__(self, kept: int = 4096) -> None:
         self._kept = kept
-        self._rows = np.zeros((0, 0), dtype=np.float32)
+        #: Where the nearest step is searched by, and the other coordinates.
+        self._parts: tuple[NDArray[np.intp], NDArray[np.intp]] | None = None
+        self._searched = np.zeros((0, 0), dtype=np.float32)
+        self._tested = np.zeros((0, 0), dtype=np.float32)
         self._squares = np.zeros(0, dtype=np.float32)
         self._number = 0
 
@@ -31,22 +34,21 @@ class NoisePast:
 
     @property
     def latest(self) -> FloatArray:
-        """Readings of the latest step, ``[n]``; empty before the first."""
+        """Readings of the latest step that serve as test, ``[m]``; empty before the first."""
         if not self._number:
             return np.zeros(0)
-        return np.asarray(self._rows[(self._number - 1) % self._kept], dtype=np.float64)
+        return np.asarray(self._tested[(self._number - 1) % self._kept], dtype=np.float64)
 
     def add(self, readings: FloatArray) -> None:
         """Keep the readings of a step, ``[n]``, n the same at every step."""
+        searched, tested = self._divided(readings)
         at = self._number % self._kept
-        if at >= len(self._rows):
-            more = min(max(16, len(self._rows)), self._kept - len(self._rows))
-            width = len(readings)
-            rows = self._rows.reshape(-1, width)
-            self._rows = np.concatenate([rows, np.zeros((more, width), dtype=np.float32)])
+        if at >= len(self._squares):
+            more = min(max(16, len(self._squares)), self._kept - len(self._squares))
+            self._searched = _longer(self._searched, more, len(searched))
+            self._tested = _longer(self._tested, more, len(tested))
             self._squares = np.concatenate([self._squares, np.zeros(more, dtype=np.float32)])
-        self._rows[at] = readings
-        searched = self._rows[at, :: self._stride]
+        self._searched[at], self._tested[at] = searched, tested
         self._squares[at] = searched @ searched
         self._number += 1
 
@@ -66,18 +68,24 @@ class NoisePast:
         size = len(self)
         if not size or len(readings) < 2:
             return 0.0, 0
-        searched = readings[:: self._stride].astype(np.float32)
-        rows = self._rows[:size]
+        searched, tested = self._divided(readings)
         # Squared distances but for a constant.
-        distances = self._squares[:size] - 2.0 * (rows[:, :: self._stride] @ searched)
+        distances = self._squares[:size] - 2.0 * (self._searched[:size] @ searched)
         nearest = int(np.argmin(distances))
-        tested = np.ones(len(readings), dtype=bool)
-        tested[:: self._stride] = False
-        gap = readings[tested] - rows[nearest, tested]
+        gap = np.asarray(tested - self._tested[nearest], dtype=np.float64)
         age = (self._number - 1 - nearest) % self._kept + 1
         return float(noise_log_e(len(gap), gap @ gap)), age
 
-    @property
-    def _stride(self) -> int:
-        """Every so many coordinates one is searched by: about `SEARCHED`, at most half of them."""
-        return max(2, self._rows.shape[1] // SEARCHED)
+    def _divided(self, readings: FloatArray) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """The coordinates to search by, about `SEARCHED` and at most half of them, and the rest."""
+        if self._parts is None:
+            stride = max(2, len(readings) // SEARCHED)
+            chosen = np.arange(len(readings)) % stride == 0
+            self._parts = np.flatnonzero(chosen), np.flatnonzero(~chosen)
+        single = readings.astype(np.float32)
+        return single[self._parts[0]], single[self._parts[1]]
+
+
+def _longer(rows: NDArray[np.float32], more: int, width: int) -> NDArray[np.float32]:
+    added = np.zeros((more, width), dtype=np.float32)
+    return np.concatenate([rows, added]) if len(rows) else added

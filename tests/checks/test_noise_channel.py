@@ -224,8 +224,8 @@ def test_divisors_are_those_that_something_could_be_divided_by(
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("noise", [0.5, 2.0])
 def test_correct_runs_are_not_accused(known: bool, noise: float) -> None:
-    """1,500 runs of 60 steps, beside data that follow the past; each test on its own at .05."""
-    runs, steps, n = 1500, 60, 24
+    """600 runs of 60 steps, beside data that follow the past; each test on its own at .05."""
+    runs, steps, n = 600, 60, 24
     highest = dict.fromkeys(NAMES, 0)
     for seed in range(runs):
         rng = np.random.default_rng([seed, known, round(10 * noise)])
