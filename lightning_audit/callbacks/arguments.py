@@ -19,6 +19,8 @@ FINDINGS = (
     *SHARES,
     "gradient_replaced",
     "clipping.norm",
+    "finite",
+    "coupling",
     "reuse.resume",
     "reuse.optimizers",
     "no_dp",

@@ -18,6 +18,7 @@ from lightning_audit.callbacks.terms import Terms
 from lightning_audit.checks.accounting import accounting_result, batch_size_result
 from lightning_audit.checks.integrity import (
     clipping_norm_result,
+    finite_result,
     logical_batch_result,
     no_dp_result,
     noise_restarted_result,
@@ -83,7 +84,7 @@ def _results_of_session(session: AuditSession) -> list[CheckResult]:
     checks = list(session.monitor.results())
     if (norms := session.step.norms) is not None:
         checks.append(clipping_norm_result(norms.checked, norms.largest_ratio))
-    return checks
+    return [*checks, finite_result(session.lost.count, session.lost.first)]
 
 
 def _of_optimizer(check: CheckResult, optimizer: OptimizerFacts, count: int) -> CheckResult:

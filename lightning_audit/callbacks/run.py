@@ -210,7 +210,9 @@ class AuditRun:
         session = self.session
         if session is None or not self.ranks.talk:
             return
-        told = self.ranks.gathered([session.recorder.steps, session.checksum, session.copied])
+        own = [session.recorder.steps, session.checksum, session.copied]
+        told = self.ranks.gathered([*own, *session.lost.numbers()])
+        session.lost.hear([row[len(own) :] for row in told])
         same = all(row[:2] == told[0][:2] for row in told)
         self.facts.synchronised = same and self.facts.synchronised is not False
         session.anyone_copies = any(row[2] for row in told)

@@ -40,7 +40,7 @@ class GhostStep(OpacusStep):
     Args:
         optimizer: the private optimizer.
         names: parameter -> name in the module, by identity; unknown ones are numbered.
-        modules: not used; gradients have no rows.
+        modules: among them the one of Opacus that tells the norms.
     """
 
     def __init__(
@@ -50,6 +50,12 @@ class GhostStep(OpacusStep):
         modules: Iterable[torch.nn.Module] = (),
     ) -> None:
         super().__init__(optimizer, names)
+        own = {id(p) for p in self.params}
+        self._tellers = [
+            module
+            for module in modules
+            if hasattr(module, _NORMS) and own & {id(p) for p in module.parameters()}
+        ]
         self._loss: Any = None
         self._module: Any = None
         self._before: Any = None
@@ -175,6 +181,13 @@ class GhostStep(OpacusStep):
             del vars(module)[_NORMS]
             if self._before is not None:
                 vars(module)[_NORMS] = self._before
+
+    def lost_rows(self) -> torch.Tensor | None:
+        """Which samples' gradients are not finite, by their norms in the last backward pass."""
+        norms = [getattr(teller, "_per_sample_gradient_norms", None) for teller in self._tellers]
+        if len(norms) != 1 or norms[0] is None:
+            return None
+        return ~torch.isfinite(norms[0].detach())
 
     def batch_size(self) -> None:
         """Unknown: per-sample gradients are not formed."""

@@ -20,6 +20,7 @@ from opacus import optimizers as opacus_optimizers
 from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer, DPPerLayerOptimizer
 from opacus.optimizers.ddp_perlayeroptimizer import DistributedPerLayerOptimizer
 
+from lightning_audit.dpsgd.lost_rows import not_finite
 from lightning_audit.dpsgd.prefill import RowPrefill, exchange, write_rows
 from lightning_audit.dpsgd.protocol import Backward, NormsSeen, StepClaim, UnsupportedOptimizer
 from lightning_audit.layout import Direction, Layout, TensorSlot
@@ -266,6 +267,24 @@ class OpacusStep:
         batches = held if isinstance(held, list) else [held]
         sizes = [len(batch) for batch in batches if isinstance(batch, torch.Tensor)]
         return sum(sizes) if len(sizes) == len(batches) else None
+
+    def lost_rows(self) -> torch.Tensor | None:
+        """Which samples' gradients are not finite, of those that the step's last part clipped.
+
+        Opacus frees them when the gradients are set to zero, after the update.
+        """
+        entered = {id(tensor()) for tensor in self._entered}
+        held = [getattr(p, "grad_sample", None) for p in self.params]
+        batches = list(zip(*(h if isinstance(h, list) else [h] for h in held), strict=False))
+        known = []
+        for batch in batches:
+            if not all(isinstance(t, torch.Tensor) for t in batch):
+                return None
+            known.append(
+                not_finite([t[: len(t) - self._rows] if id(t) in entered else t for t in batch])
+            )
+        rows = [found for found in known if found is not None]
+        return torch.cat(rows) if rows and len(rows) == len(known) else None
 
     def final_step_of_batch(self) -> bool:
         """False while a batch memory manager takes a physical batch of a larger logical one."""

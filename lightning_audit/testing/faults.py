@@ -322,12 +322,9 @@ _ALL = (
         "a record whose gradient is not a number makes the model tell of it",
         "overflow in a record's loss",
         "finite",
+        "not a number",
         training=trainings.NotANumber,
         audit=_INPUT,
-        steps=100,
-        seen=False,
-        ends="INCONCLUSIVE",
-        reason="steps that are not finite count as lost, and no finding names them yet",
     ),
     Fault(
         "summed_loss",
