@@ -105,6 +105,8 @@ def _results_of_run(
         checks.append(noise_restarted_result(facts.noise_restarted))
     if len(sessions) > 1:
         checks.append(noise_shared_result(facts.noise_shared))
+    if terms.replay_neighbours:
+        checks.append(facts.coupling.result())
     checks.append(epsilon_result(epsilons, terms))
     checks.append(accounting_result(epsilons.spent, epsilons.claimed, terms.delta, epsilons.source))
     _hold_batches_to_steps(facts, max(session.monitor.steps for session in sessions))
@@ -305,6 +307,9 @@ def _missing(
             "was not audited; if that is nothing of the data (an average of weights, say), "
             "allow='unaudited' says so"
         )
+    replayed = next((c for c in checks if c.name == "coupling"), None)
+    if replayed and replayed.status == "not_run" and "coupling" not in terms.allow:
+        lacks.append(f"replay_neighbours=True compared nothing: {replayed.message}")
     name = "sampling.not_poisson"
     doubtful = next((c for c in checks if c.name == name and c.status == "not_run"), None)
     if (

@@ -131,6 +131,29 @@ def appended(batch: Any, sample: Sample) -> Any:
     return _pytree.tree_unflatten(longer, sample.structure)
 
 
+def replaced(batch: Any) -> tuple[Any, int]:
+    """A batch of the same size in which about half of the samples are copies of the first one.
+
+    Those that stay have an even number of ones in their number's binary form, so that every other
+    one, every fourth and so on has some of both kinds, as has every part of three in a row.
+
+    Args:
+        batch: tensors with the samples first, in tuples, lists, dicts or named tuples.
+
+    Returns:
+        The same containers around new tensors, and how many samples stay.
+
+    Raises:
+        ValueError: the batch holds anything else.
+    """
+    leaves = _named_leaves(batch)
+    chosen = [row if row.bit_count() % 2 == 0 else 0 for row in range(_rows(leaves))]
+    index = torch.tensor(chosen, dtype=torch.long)
+    tensors = [tensor[index.to(tensor.device)] for _, tensor in leaves]
+    stay = sum(row.bit_count() % 2 == 0 for row in range(len(chosen)))
+    return _pytree.tree_unflatten(tensors, _pytree.tree_structure(batch)), stay
+
+
 def _is_label(tensor: torch.Tensor) -> bool:
     whole = not tensor.is_floating_point() and not tensor.is_complex()
     return tensor.dim() == 1 and whole and tensor.dtype != torch.bool

@@ -41,18 +41,18 @@ def innermost(optimizer: Any) -> torch.optim.Optimizer:
     Returns:
         The optimizer whose ``step`` changes the parameters.
     """
-    last: torch.optim.Optimizer = list(_chain(optimizer))[-1]
+    last: torch.optim.Optimizer = list(chain(optimizer))[-1]
     return last
 
 
 def private_optimizer(optimizer: Any) -> DPOptimizer | None:
     """The `DPOptimizer` in a chain of wrappers, if there is one."""
     # Lightning's wrapper passes for an instance of what it wraps, but writes to it are lost.
-    own = (o for o in _chain(optimizer) if "_optimizer" not in vars(o))
+    own = (o for o in chain(optimizer) if "_optimizer" not in vars(o))
     return next((o for o in own if isinstance(o, DPOptimizer)), None)
 
 
-def _chain(optimizer: Any) -> Iterator[Any]:
+def chain(optimizer: Any) -> Iterator[Any]:
     """An optimizer and those that it wraps, outermost first."""
     while optimizer is not None:
         yield optimizer
