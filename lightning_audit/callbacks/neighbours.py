@@ -1,4 +1,4 @@
-"""Replays a batch with other records in it: the gradients of those that stay must stay as well."""
+"""Replays a batch with other records in it: a record's gradient must stay what it is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from lightning_audit.callbacks._namespaces import MisconfigurationException
 from lightning_audit.callbacks.facts import RunFacts
 from lightning_audit.callbacks.session import AuditSession
-from lightning_audit.canaries.batches import replaced, rows
+from lightning_audit.canaries.batches import copies, rows
 from lightning_audit.checks.coupling import tolerance_of
 from lightning_audit.dpsgd.ghost import GhostStep
 from lightning_audit.dpsgd.rehearsal import Rehearsal
@@ -92,26 +92,29 @@ class NeighbourReplay:
         records = rows(batch)
         if records < 2:
             return None
-        other, stay = replaced(batch)
+        alone, mixed, count = copies(batch)
         wrappers = self._module.optimizers()  # type: ignore[operator]  # of the LightningModule
         wrappers = wrappers if isinstance(wrappers, list) else [wrappers]
         passes = Rehearsal(self._module, self._trainer.optimizers, wrappers, session.step.params)
-        first, moved, again = (
-            passes.run(partial(train, each), records) for each in (batch, other, batch)
-        )
-        if first.rows is None or moved.rows is None or again.rows is None:
+        first, second = (passes.run(partial(train, each), records) for each in (alone, mixed))
+        if first.rows is None or second.rows is None:
             return _NO_GRADIENTS
-        if len(first.rows) % records or first.rows.shape != moved.rows.shape:
-            return f"training_step made {len(first.rows)} gradients of {records} records"
-        tolerance = self._tolerance(session)
-        unsteady = largest_change(first.rows, again.rows, len(first.rows))
-        same = stay * len(first.rows) // records
-        change = largest_change(first.rows, moved.rows, same)
-        if change is None or unsteady is None:
+        made = len(first.rows)
+        if made % records or first.rows.shape != second.rows.shape:
+            return f"training_step made {made} gradients of {records} records"
+        change = largest_change(first.rows, second.rows, count * made // records)
+        if change is None:
             return _NO_NUMBERS
-        if unsteady > tolerance / 10:
+        tolerance = self._tolerance(session)
+        if change <= tolerance:
+            return change
+        if first.drawn != second.drawn:
+            return _DRAWS
+        again = passes.run(partial(train, mixed), records)
+        if again.rows is None or again.rows.shape != second.rows.shape:
             return _NOT_REPEATABLE
-        return _DRAWS if change > tolerance and first.drawn != moved.drawn else change
+        unsteady = largest_change(second.rows, again.rows, made)
+        return change if unsteady is not None and unsteady <= tolerance / 10 else _NOT_REPEATABLE
 
     def _tolerance(self, session: AuditSession) -> float:
         dtypes = {p.dtype for p in session.step.params}

@@ -89,11 +89,11 @@ class PrivacyAudit(Callback):
         log_prefix: first part of the names of the logged metrics.
         seed: of the audit's own coins; None to draw one. It is written to the report.
         replay_neighbours: at the first batch of the training and of each epoch, run
-            ``training_step`` three times more, without an update, on the batch and on one with half
-            of its records replaced: the gradients of the others must stay what they are
-            (`coupling`). It costs these passes and leaves model, optimizers and random numbers as
-            they were; what ``training_step`` writes elsewhere, to a file or a logger of its own, is
-            written again.
+            ``training_step`` twice more, without an update, on batches that share a record beside
+            different others: its gradient must be the same (`coupling`). It costs these passes, and
+            leaves model, optimizers and random numbers as they were; what ``training_step`` writes
+            elsewhere, to a file or an object of its own, is written again. In one process, for one
+            optimizer, and not for ghost clipping.
 
     Raises:
         ValueError: an argument is outside its range, or, when training starts, a canary names a

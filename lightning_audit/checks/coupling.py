@@ -11,7 +11,7 @@ from lightning_audit.results import CheckResult
 #: shape are computed alike row by row, so that sound trainings show 0, or rounding where shapes
 #: depend on the data: at most a few hundred units in the last place of float32, or some twenty of
 #: TF32 (2**-11) and of bfloat16 (2**-8). What is looked for changes gradients by tens of percent,
-#: because half of the batch is replaced.
+#: because about half of the batch is replaced.
 _TOLERANCE, _LOW = 0.01, 0.1
 
 
@@ -69,9 +69,9 @@ class Coupling:
                 name,
                 "mechanism",
                 "violated",
-                f"at step {self.step} a record's gradient changed by {self.change:.2g} of its size "
-                "when other records of its batch were replaced, so one record moves the gradients "
-                "of all, which clipping does not bound",
+                f"at step {self.step} a record's gradient changed by {self.change:.2g} of its norm "
+                "with the other records of its batch, so that one record moves the gradients of "
+                "others, which clipping does not bound",
                 "look for BatchNorm or statistics over the batch, a contrastive loss, mixed "
                 "records, or a loss that is averaged over something else than the number of "
                 "records (class weights, tokens that are not ignored); use GroupNorm or LayerNorm",

@@ -1,30 +1,34 @@
-"""How far per-sample gradients move, when a part of their batch is replaced."""
+"""How far a record's gradient moves with the other records of its batch."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 
 
-def largest_change(first: torch.Tensor, other: torch.Tensor, same: int) -> float | None:
-    """The largest relative change of a gradient that should have stayed.
+def largest_change(copies: torch.Tensor, mixed: torch.Tensor, same: int) -> float | None:
+    """The largest relative change of one record's gradient between two batches.
 
-    It is not supposed to be known which rows are whose. Either so many rows stay in their places;
-    or, where the rows are sorted by something of the data, each row is one of the rows before.
+    Where the record's rows lie in the mixed batch need not be known: training code may sort its
+    records. Wherever one lies, there is one in the batch of copies, with the same random numbers.
 
     Args:
-        first: per-sample gradients of a batch, ``[n, d]``.
-        other: those of the batch in which some records are copies of one of the others.
-        same: rows of the records that were left.
+        copies: per-sample gradients of a batch of copies of the record, ``[n, d]``.
+        mixed: those of a batch in which only some are copies, ``[n, d]``.
+        same: how many rows of it are the record's.
 
     Returns:
         The change over the gradient's norm, or over the median norm where that is larger: a small
-        gradient is a difference of larger numbers, and has their rounding. None where all
-        gradients are zero or some are not finite.
+        gradient is a difference of larger numbers, and has their rounding. Infinity where the
+        batch of copies alone has gradients that are not finite; None where the other has, or all
+        gradients are zero.
     """
-    norms = first.norm(dim=1)
-    if not bool(torch.isfinite(norms).all() & torch.isfinite(other).all()) or not norms.any():
+    norms = torch.stack([copies.norm(dim=1), mixed.norm(dim=1)])
+    if not bool(torch.isfinite(norms[1]).all()) or not norms.any():
         return None
-    scale = norms.clamp(min=float(norms[norms > 0].median()))
-    in_place = ((other - first).norm(dim=1) / scale).sort().values[same - 1]
-    anywhere = (torch.cdist(other, first) / scale).min(dim=1).values.max()
-    return float(torch.minimum(in_place, anywhere))
+    if not bool(torch.isfinite(norms[0]).all()):
+        return math.inf
+    scale = norms.amax(dim=0).clamp(min=float(norms[norms > 0].median()))
+    changes = (copies - mixed).norm(dim=1) / scale
+    return float(changes.sort().values[same - 1])
