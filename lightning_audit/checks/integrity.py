@@ -225,8 +225,8 @@ def finite_result(lost: int, first: tuple[int, int, int] | None) -> CheckResult:
         "finite",
         "mechanism",
         "violated",
-        f"at step {step} the gradients of {records} of {rows} records were not finite and got past "
-        "clipping, so that the released gradient tells that such a record was in the batch",
+        f"at step {step} the gradients of {records} of {rows} records looked at were not finite, "
+        "and got past clipping: the released gradient tells that such a record is in the batch",
         "drop or clamp such records before training, or set per-sample gradients that are not "
         "finite to zero before they are clipped; no noise hides NaN",
         evidence={**evidence, "step": step, "records": records, "rows": rows},

@@ -40,7 +40,7 @@ class GhostStep(OpacusStep):
     Args:
         optimizer: the private optimizer.
         names: parameter -> name in the module, by identity; unknown ones are numbered.
-        modules: among them the one of Opacus that tells the norms.
+        modules: not used; gradients have no rows.
     """
 
     def __init__(
@@ -50,13 +50,9 @@ class GhostStep(OpacusStep):
         modules: Iterable[torch.nn.Module] = (),
     ) -> None:
         super().__init__(optimizer, names)
-        own = {id(p) for p in self.params}
-        self._tellers = [
-            module
-            for module in modules
-            if hasattr(module, _NORMS) and own & {id(p) for p in module.parameters()}
-        ]
         self._loss: Any = None
+        #: Opacus' module, which keeps the norms of its last backward pass.
+        self._teller: Any = None
         self._module: Any = None
         self._before: Any = None
         self._directions: Sequence[Direction] = ()
@@ -76,6 +72,7 @@ class GhostStep(OpacusStep):
         """Why no canary can join the coming backward pass; empty if they can."""
         self._loss = coming.loss
         if isinstance(coming.loss, DPTensorFastGradientClipping):
+            self._teller = coming.loss.module
             return ""
         return _NO_GHOST_LOSS
 
@@ -184,10 +181,8 @@ class GhostStep(OpacusStep):
 
     def lost_rows(self) -> torch.Tensor | None:
         """Which samples' gradients are not finite, by their norms in the last backward pass."""
-        norms = [getattr(teller, "_per_sample_gradient_norms", None) for teller in self._tellers]
-        if len(norms) != 1 or norms[0] is None:
-            return None
-        return ~torch.isfinite(norms[0].detach())
+        norms = getattr(self._teller, "_per_sample_gradient_norms", None)
+        return None if norms is None else self._with_earlier(~torch.isfinite(norms.detach()))
 
     def batch_size(self) -> None:
         """Unknown: per-sample gradients are not formed."""

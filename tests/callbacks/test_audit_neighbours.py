@@ -12,16 +12,16 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from hand_written_support import CLAIM, HandWritten, OneByOne
+from opacus import GradSampleModule
 from opacus.layers import DPLSTM
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader
 from training_support import (
     ManualModule,
     PrivateModule,
     digits,
     fit,
-    random_data,
     status,
     trainer_for,
     violation,
@@ -111,11 +111,11 @@ SOUND: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@pytest.mark.parametrize("net", SOUND)
+@pytest.mark.parametrize(
+    ("net", "precision"),
+    [*((net, "32-true") for net in SOUND), ("dropout", "bf16-mixed"), ("embedding", "bf16-mixed")],
+)
 def test_sound_net_is_not_accused(tmp_path: Path, net: str, precision: str) -> None:
-    if net == "lstm" and precision != "32-true":
-        pytest.skip("Opacus' DPLSTM does not compute under autocast")
     module = PrivateModule(SOUND[net](), dataset=digits())
     report = fit(tmp_path, module, audit(), max_steps=2, precision=precision)
     assert status(report, "coupling") == "ok"
@@ -123,8 +123,10 @@ def test_sound_net_is_not_accused(tmp_path: Path, net: str, precision: str) -> N
     assert coupling(report).evidence["change"] <= 1e-5
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@pytest.mark.parametrize("kind", [PrivateModule, ManualModule])
+@pytest.mark.parametrize(
+    ("kind", "precision"),
+    [(PrivateModule, "32-true"), (PrivateModule, "bf16-mixed"), (ManualModule, "32-true")],
+)
 def test_batch_normalisation_is_found_in_one_step(
     tmp_path: Path, kind: type, precision: str
 ) -> None:
@@ -136,9 +138,9 @@ def test_batch_normalisation_is_found_in_one_step(
 
 
 def test_batches_are_replayed_once_an_epoch(tmp_path: Path) -> None:
-    module = PrivateModule(layers(), dataset=digits(128), batch_size=32)
-    report = fit(tmp_path, module, audit(), max_epochs=3)
-    assert coupling(report).evidence["replays"] == 3
+    module = PrivateModule(layers(), dataset=digits())
+    report = fit(tmp_path, module, audit(), max_epochs=2, limit_train_batches=1)
+    assert coupling(report).evidence["replays"] == 2
 
 
 # ------------------------------------------------------------------ losses
@@ -242,6 +244,9 @@ class Remembering(PrivateModule):
         self.count = 0
         self.average = [p.detach().clone() for p in self.net.parameters()]
 
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)
+
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         x, y = batch
         self.count += 1
@@ -268,11 +273,22 @@ class ByHand(HandWritten):
         super().training_step(batch, batch_idx)
 
 
+class _Drawn(pl.Callback):
+    """The state of the generator at the end of the training, before anything is shown."""
+
+    state: torch.Tensor
+
+    def on_train_end(self, *_: Any) -> None:
+        self.state = torch.get_rng_state()
+
+
 def _trained(directory: Path, module: Any, **kwargs: Any) -> tuple[Any, torch.Tensor]:
-    # Steps with the same canaries: what is compared is the replay alone.
+    # Both with the same canaries: what is compared is the replay alone.
     torch.manual_seed(3)
-    trainer_for(directory, PrivacyAudit(seed=1, **kwargs), max_epochs=2).fit(module)
-    return module, torch.get_rng_state()
+    drawn = _Drawn()
+    callbacks = (PrivacyAudit(seed=1, **kwargs), drawn)
+    trainer_for(directory, *callbacks, max_steps=3).fit(module)
+    return module, drawn.state
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"canaries": [Mislabeled()]}], ids=["rows", "input"])
@@ -281,7 +297,7 @@ def test_a_replay_leaves_the_training_as_it_would_be(
 ) -> None:
     def made() -> Remembering:
         torch.manual_seed(2)
-        return Remembering(dataset=digits(128))
+        return Remembering(dataset=digits())
 
     plain, after = _trained(tmp_path / "plain", made(), **kwargs)
     replayed, now = _trained(tmp_path / "replayed", made(), replay_neighbours=True, **kwargs)
@@ -300,7 +316,7 @@ def test_a_replay_leaves_the_training_as_it_would_be(
 def test_a_replay_leaves_hand_written_training_as_it_would_be(tmp_path: Path) -> None:
     def made() -> ByHand:
         torch.manual_seed(2)
-        return ByHand(dataset=random_data(128))
+        return ByHand()
 
     plain, after = _trained(tmp_path / "plain", made(), claim=CLAIM)
     replayed, now = _trained(tmp_path / "replayed", made(), claim=CLAIM, replay_neighbours=True)
@@ -316,8 +332,7 @@ def test_a_replay_leaves_hand_written_training_as_it_would_be(tmp_path: Path) ->
 def test_a_batch_of_one_record_waits_for_the_next(tmp_path: Path) -> None:
     class Alone(PrivateModule):
         def train_dataloader(self) -> Any:
-            x, y = self.dataset.tensors
-            return [(x[:1], y[:1]), (x[:4], y[:4])]
+            return DataLoader(self.dataset, batch_sampler=[[0], [0, 1, 2, 3]])
 
     module = Alone(layers(), dataset=digits())
     report = fit(tmp_path, module, audit(on_violation="warn"), max_steps=2)
@@ -326,10 +341,8 @@ def test_a_batch_of_one_record_waits_for_the_next(tmp_path: Path) -> None:
 
 def test_ghost_clipping_is_refused(tmp_path: Path) -> None:
     class Ghost(PrivateModule):
-        engine_arguments = {"criterion": nn.CrossEntropyLoss()}  # noqa: RUF012
-
         def configure_optimizers(self) -> Any:
-            self.net, optimizer, self.criterion, _ = self.engine.make_private(
+            self.net, optimizer, _, _ = self.engine.make_private(
                 module=self.net,
                 optimizer=self.inner(self.trainable()),
                 data_loader=self.plain_loader(),
@@ -366,22 +379,21 @@ def test_a_training_step_that_fails_on_copies_trains_on(tmp_path: Path) -> None:
     assert coupling(report).message == "ValueError: a record comes twice"
 
 
+class Resumable(PrivateModule):
+    """Wrapped before Lightning loads a checkpoint: the names of the weights are the same."""
+
+    def __init__(self) -> None:
+        super().__init__(layers(OverTheBatch()), dataset=digits())
+        self.net = GradSampleModule(self.net)
+
+
 def test_a_violation_is_kept_when_the_training_goes_on(tmp_path: Path) -> None:
-    def module() -> Any:
-        return PrivateModule(layers(OverTheBatch()), dataset=digits(64))
-
-    first = pl.callbacks.ModelCheckpoint(dirpath=tmp_path, filename="last", save_last=True)
-    warned = audit(on_violation="warn")
-    trainer_for(tmp_path, warned, first, max_epochs=1, enable_checkpointing=True).fit(module())
-    again = audit(on_violation="warn")
-    trainer = trainer_for(tmp_path, again, max_epochs=2)
-    trainer.fit(module(), ckpt_path=tmp_path / "last.ckpt")
-    assert coupling(again.report).evidence == coupling(warned.report).evidence
+    first, again = (audit(on_violation="warn") for _ in range(2))
+    trainer = trainer_for(tmp_path, first, max_steps=1)
+    trainer.fit(Resumable())
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    trainer = trainer_for(tmp_path, again, max_steps=2)
+    trainer.fit(Resumable(), ckpt_path=tmp_path / "last.ckpt", weights_only=True)
+    assert again.report.steps == 2
+    assert coupling(again.report).evidence == coupling(first.report).evidence
     assert again.report.verdict.fault.startswith(FAULT)
-
-
-def test_a_record_of_a_data_set_is_left_as_it_is(tmp_path: Path) -> None:
-    data = digits(64)
-    before = [tensor.clone() for tensor in data.tensors]
-    fit(tmp_path, PrivateModule(layers(), dataset=TensorDataset(*data.tensors)), audit())
-    assert all(map(torch.equal, before, data.tensors))
