@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -18,7 +19,8 @@ def not_finite(gradients: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """
     if len({len(g) for g in gradients}) != 1:
         return None
-    rows = [~torch.isfinite(g.detach()).reshape(len(g), -1).all(dim=1) for g in gradients]
+    flat = [g.detach().reshape(len(g), math.prod(g.shape[1:])) for g in gradients]
+    rows = [~torch.isfinite(g).all(dim=1) for g in flat]
     return torch.stack([row.to(rows[0].device) for row in rows]).any(dim=0)
 
 

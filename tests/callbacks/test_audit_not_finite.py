@@ -9,6 +9,7 @@ import pytest
 import torch
 from hand_written_support import CLAIM, HandWritten
 from opacus import GradSampleModule
+from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 from training_matrix import Ghost
@@ -16,6 +17,7 @@ from training_support import (
     ManualModule,
     PrivateModule,
     fit,
+    mlp,
     random_data,
     status,
     trainer_for,
@@ -149,6 +151,42 @@ def test_records_that_hand_written_code_drops_do_no_harm(tmp_path: Path) -> None
     module.drops = True
     report = fit(tmp_path, module, audit(claim=CLAIM), max_steps=3)
     assert status(report, "finite") == "ok"
+
+
+class TwoNets(InOrder):
+    """Two nets with a private optimizer each; one of them sees what is not finite."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(nn.ModuleDict({"one": mlp(), "two": mlp()}), **kwargs)
+        self.automatic_optimization = False
+
+    def configure_optimizers(self) -> Any:
+        made = []
+        for name in self.net:
+            self.net[name], optimizer, _ = self.engine.make_private(
+                module=self.net[name],
+                optimizer=torch.optim.SGD(self.net[name].parameters(), lr=0.05),
+                data_loader=self.plain_loader(),
+                noise_multiplier=1.0,
+                max_grad_norm=1.0,
+            )
+            made.append(optimizer)
+        return made
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        for optimizer, name in zip(self.optimizers(), self.net, strict=True):
+            optimizer.zero_grad()
+            scores = self.net[name](x if name == "two" else x.nan_to_num(0.0))
+            self.manual_backward(functional.cross_entropy(scores, y))
+            optimizer.step()
+
+
+def test_one_of_two_optimizers_is_named(tmp_path: Path) -> None:
+    report = violation(tmp_path, TwoNets(dataset=data(2)), audit(), max_steps=2)
+    found = [check for check in report.checks if check.name == "finite"]
+    assert sorted(check.status for check in found) == ["ok", "violated"]
+    assert "finite: optimizer 2 (`net.two" in report.verdict.summary
 
 
 # ------------------------------------------------------------------ not called so
