@@ -20,7 +20,7 @@ from opacus import optimizers as opacus_optimizers
 from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer, DPPerLayerOptimizer
 from opacus.optimizers.ddp_perlayeroptimizer import DistributedPerLayerOptimizer
 
-from lightning_audit.dpsgd.lost_rows import all_finite, not_finite
+from lightning_audit.dpsgd.lost_rows import all_finite, waiting_not_finite
 from lightning_audit.dpsgd.prefill import RowPrefill, exchange, write_rows
 from lightning_audit.dpsgd.protocol import Backward, NormsSeen, StepClaim, UnsupportedOptimizer
 from lightning_audit.layout import Direction, Layout, TensorSlot
@@ -275,20 +275,9 @@ class OpacusStep:
         Opacus frees them when the gradients are set to zero, after the update. One row stands for
         the earlier parts of a split batch where their sum is not finite.
         """
-        entered = {id(tensor()) for tensor in self._entered}
-        held = [getattr(p, "grad_sample", None) for p in self.params]
-        batches = list(zip(*(h if isinstance(h, list) else [h] for h in held), strict=False))
-        known = []
-        for batch in batches:
-            if not all(isinstance(t, torch.Tensor) for t in batch):
-                return None
-            known.append(
-                not_finite([t[: len(t) - self._rows] if id(t) in entered else t for t in batch])
-            )
-        rows = [found for found in known if found is not None]
-        if not rows or len(rows) < len(known):
-            return None
-        return self._with_earlier(torch.cat(rows))
+        canaries = {id(tensor()): self._rows for tensor in self._entered}
+        rows = waiting_not_finite(self.params, canaries)
+        return rows if rows is None else self._with_earlier(rows)
 
     def look_at_parts(self) -> None:
         """Before the last part of a batch is clipped: see whether the others' sum is finite."""
