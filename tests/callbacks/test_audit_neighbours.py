@@ -113,7 +113,12 @@ SOUND: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize(
     ("net", "precision"),
-    [*((net, "32-true") for net in SOUND), ("dropout", "bf16-mixed"), ("embedding", "bf16-mixed")],
+    [
+        ("dropout", "bf16-mixed"),
+        ("lstm", "32-true"),
+        *(pytest.param(net, "32-true", marks=pytest.mark.heavy) for net in SOUND if net != "lstm"),
+        pytest.param("embedding", "bf16-mixed", marks=pytest.mark.heavy),
+    ],
 )
 def test_sound_net_is_not_accused(tmp_path: Path, net: str, precision: str) -> None:
     module = PrivateModule(SOUND[net](), dataset=digits())

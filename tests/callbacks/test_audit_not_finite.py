@@ -64,8 +64,15 @@ def audit(**kwargs: Any) -> PrivacyAudit:
 # ------------------------------------------------------------------ found
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize(
+    ("value", "precision"),
+    [
+        (torch.nan, "32-true"),
+        (torch.inf, "bf16-mixed"),
+        pytest.param(torch.nan, "bf16-mixed", marks=pytest.mark.heavy),
+        pytest.param(torch.inf, "32-true", marks=pytest.mark.heavy),
+    ],
+)
 def test_record_that_is_not_finite_is_found_at_its_step(
     tmp_path: Path, value: float, precision: str
 ) -> None:
