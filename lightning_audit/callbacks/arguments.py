@@ -107,6 +107,13 @@ def seed_of(seed: int | None) -> int:
     return seed
 
 
+def flag_of(name: str, value: bool) -> bool:
+    """An argument that is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}={value!r} must be True or False.")
+    return value
+
+
 def allowed_of(allow: Sequence[str]) -> tuple[str, ...]:
     """The findings that are allowed, each one that an audit can make."""
     names = (allow,) if isinstance(allow, str) else tuple(allow)

@@ -15,6 +15,7 @@ from lightning_audit.callbacks.arguments import (
     canaries_of,
     claimed_of,
     delta_of,
+    flag_of,
     oversize_of,
     seed_of,
 )
@@ -143,7 +144,7 @@ class PrivacyAudit(Callback):
             "bound_significance", bound_significance, "e.g. 0.05"
         )
         self.resolution = resolution or Resolution()
-        self.replay_neighbours = bool(replay_neighbours)
+        self.replay_neighbours = flag_of("replay_neighbours", replay_neighbours)
         self.allow = allowed_of(allow)
         self.on_violation = _validate.one_of("on_violation", on_violation, _ON_VIOLATION)
         self.on_inconclusive = _validate.one_of(

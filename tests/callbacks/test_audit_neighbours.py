@@ -372,6 +372,11 @@ def test_several_processes_and_optimizers_are_refused() -> None:
         NeighbourReplay(trainer, nn.Linear(1, 1), facts, lambda: [facts, facts])
 
 
+def test_the_argument_is_a_flag() -> None:
+    with pytest.raises(ValueError, match="replay_neighbours='no' must be True or False"):
+        PrivacyAudit(replay_neighbours="no")  # type: ignore[arg-type]
+
+
 def test_a_training_step_that_fails_on_copies_trains_on(tmp_path: Path) -> None:
     class Distinct(PrivateModule):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
