@@ -74,7 +74,9 @@ class Coupling:
                 "others, which clipping does not bound",
                 "look for BatchNorm or statistics over the batch, a contrastive loss, mixed "
                 "records, or a loss that is averaged over something else than the number of "
-                "records (class weights, tokens that are not ignored); use GroupNorm or LayerNorm",
+                "records (class weights, tokens that are not ignored); use GroupNorm or LayerNorm. "
+                "Opacus' recurrent layers take packed sequences only in batches that are sorted by "
+                "length: with enforce_sorted=False they clip parts of several records together",
                 evidence=evidence,
             )
         if not self.replays:

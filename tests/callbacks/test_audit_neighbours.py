@@ -16,6 +16,7 @@ from opacus import GradSampleModule
 from opacus.layers import DPLSTM
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.data import DataLoader
 from training_support import (
     ManualModule,
@@ -186,6 +187,48 @@ def test_records_that_are_sorted_are_not_accused(tmp_path: Path) -> None:
     module = Sorted(layers(Noisy()), dataset=digits())
     report = fit(tmp_path, module, audit(), max_steps=2)
     assert coupling(report).evidence["change"] <= 1e-5
+
+
+class Packed(nn.Module):
+    """Sequences of several lengths; Opacus keeps a recurrent layer's rows in the order of these."""
+
+    def __init__(self, *, ordered: bool) -> None:
+        super().__init__()
+        self.ordered = ordered
+        self.lstm = DPLSTM(8, 16, num_layers=2, batch_first=True, dropout=0.3)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        lengths = (1 + x.sum(1) % 7).long()
+        packed = pack_padded_sequence(
+            x.reshape(len(x), 8, 8), lengths, batch_first=True, enforce_sorted=self.ordered
+        )
+        return self.head(self.lstm(packed)[1][0][-1])
+
+
+class ByLength(PrivateModule):
+    """The batch is sorted before any layer sees it."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        order = (1 + x.sum(1) % 7).long().argsort(descending=True, stable=True)
+        return functional.cross_entropy(self.net(x[order]), y[order])
+
+
+def test_opacus_puts_rows_of_unsorted_sequences_together_with_those_of_others(
+    tmp_path: Path,
+) -> None:
+    module = PrivateModule(Packed(ordered=False), dataset=digits())
+    report = violation(tmp_path, module, audit(), max_steps=1)
+    assert report.verdict.fault.startswith(FAULT)
+    assert "enforce_sorted=False" in report.verdict.advice
+
+
+def test_sequences_that_are_sorted_beforehand_are_not_accused(tmp_path: Path) -> None:
+    module = ByLength(Packed(ordered=True), dataset=digits())
+    report = fit(tmp_path, module, audit(), max_steps=2)
+    assert status(report, "coupling") == "ok"
+    assert coupling(report).evidence["change"] <= 1e-4
 
 
 # ------------------------------------------------------------------ written by hand
