@@ -75,6 +75,16 @@ def likely_fault(
             "clipping by wrong norms: samples are clipped by norms that their gradients exceed",
             "clipping.norm",
         )
+    if "finite" in names:
+        return Fault(
+            "not a number: a record whose gradient is not finite shows in the released gradient",
+            "finite",
+        )
+    if "coupling" in names:
+        return Fault(
+            "records are not independent: a record's gradient depends on the others in its batch",
+            "coupling",
+        )
     if "reuse.optimizers" in names:
         return Fault(
             "noise re-used: the generators of two optimizers started in the same state",
