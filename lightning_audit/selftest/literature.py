@@ -8,9 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_audit.stats.bounds import named_bound
+from lightning_audit.stats.counts import ConfusionCounts
 from lightning_audit.stats.gdp import gaussian_epsilon
-from lightning_audit.stats.thresholds import Fixed, Maximum, ThresholdChoice
+from lightning_audit.stats.posterior import mu_posterior_maximum
+from lightning_audit.stats.thresholds import Fixed, Maximum, ThresholdChoice, candidate_thresholds
 from lightning_audit.store import INJECTED, RecordHeader
+
+Floats = NDArray[np.float64]
 
 METHODS = ("fdp_cp", "fdp_pooled_cp", "fdp_bayes", "eps_cp", "katz")
 #: Half way between out and in, fixed beforehand; and the largest bound of all, as in the papers.
@@ -96,7 +100,17 @@ class _Record:
         if not len(inside) or not len(outside):
             return False
         claimed = float(self._mu[steps - 1])
+        if method == "fdp_bayes" and isinstance(choice, Maximum):
+            return _largest_quantile(inside, outside) > claimed
         bound = named_bound(method, inside, outside, self._delta, SIGNIFICANCE, choice)
         if bound.mu_lower is not None:
             return bound.mu_lower > claimed
         return bound.epsilon_lower > float(gaussian_epsilon(claimed, self._delta))
+
+
+def _largest_quantile(inside: Floats, outside: Floats) -> float:
+    """What `named_bound` gives for "fdp_bayes", without a quantile at every threshold."""
+    thresholds = candidate_thresholds(inside, outside)
+    counts = ConfusionCounts.from_scores(inside, outside, thresholds)
+    value, _ = mu_posterior_maximum(counts, SIGNIFICANCE, region="one_sided")
+    return value

@@ -27,14 +27,14 @@ _SHOWN = 200
 class _Worker:
     """A process that trains one row after the other; it ends when this process does."""
 
-    def __init__(self) -> None:
+    def __init__(self, scratch: str) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
         self.process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", _MODULE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TMPDIR": scratch},
             # Ctrl-C is for the parent alone, which stops the workers.
             start_new_session=True,
         )
@@ -91,12 +91,14 @@ class _Worker:
 class _Pool:
     """Rows that wait, and the workers that take them."""
 
-    def __init__(self, rows: Sequence[Row], told: Callable[[Result], None], limit: float) -> None:
+    def __init__(
+        self, rows: Sequence[Row], told: Callable[[Result], None], limit: float, scratch: str
+    ) -> None:
         self.results: list[Result | None] = [None] * len(rows)
         self._waiting: queue.SimpleQueue[tuple[int, Row]] = queue.SimpleQueue()
         for pair in enumerate(rows):
             self._waiting.put(pair)
-        self._told, self._limit = told, limit
+        self._told, self._limit, self._scratch = told, limit, scratch
         self._lock = threading.Lock()
         self._workers: list[_Worker] = []
         self._stopped = False
@@ -124,7 +126,7 @@ class _Pool:
         with self._lock:
             if self._stopped:
                 raise queue.Empty
-            worker = _Worker()
+            worker = _Worker(self._scratch)
             self._workers.append(worker)
         return worker
 
@@ -157,10 +159,20 @@ def run_all(
     Raises:
         KeyboardInterrupt: the user stopped it; no process is left.
     """
-    pool = _Pool(rows, told, limit)
-    threads = [
-        threading.Thread(target=pool.serve, daemon=True) for _ in range(min(jobs, len(rows)))
-    ]
+    # Reports of trainings that are killed lie here, too.
+    with tempfile.TemporaryDirectory(
+        prefix="lightning-audit-selftest-", ignore_cleanup_errors=True
+    ) as scratch:
+        pool = _Pool(rows, told, limit, scratch)
+        _serve(pool, min(jobs, len(rows)))
+    if pool.failure is not None:
+        raise pool.failure
+    missing = [crashed(row, "was not trained") for row in rows]
+    return tuple(r or m for r, m in zip(pool.results, missing, strict=True))
+
+
+def _serve(pool: _Pool, jobs: int) -> None:
+    threads = [threading.Thread(target=pool.serve, daemon=True) for _ in range(jobs)]
     try:
         for thread in threads:
             thread.start()
@@ -168,10 +180,6 @@ def run_all(
             thread.join()
     finally:
         pool.stop()
-    if pool.failure is not None:
-        raise pool.failure
-    missing = [crashed(row, "was not trained") for row in rows]
-    return tuple(r or m for r, m in zip(pool.results, missing, strict=True))
 
 
 def _result(row: Row, fields: dict[str, Any]) -> Result:

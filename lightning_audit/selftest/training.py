@@ -48,7 +48,7 @@ def run_row(row: Row) -> Result:
         The result; it depends on nothing but the row.
     """
     started = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="lightning-audit-selftest-") as name:
+    with tempfile.TemporaryDirectory(prefix="row-") as name:
         directory = Path(name)
         report = _trained(row.fault, directory / "audit", PrivacyAudit)
         header, entries = _record(report, directory / "audit")

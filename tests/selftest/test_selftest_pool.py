@@ -53,8 +53,8 @@ def test_an_interrupt_ends_every_process(stub: pytest.MonkeyPatch) -> None:
     started: list[pool._Worker] = []
     kind = pool._Worker
 
-    def kept() -> pool._Worker:
-        started.append(kind())
+    def kept(scratch: str) -> pool._Worker:
+        started.append(kind(scratch))
         return started[-1]
 
     stub.setattr(pool, "_Worker", kept)
