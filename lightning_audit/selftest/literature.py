@@ -1,4 +1,4 @@
-"""After how many steps the bounds of the literature refute a claim, on an audit's observations."""
+"""From which step on the bounds of the literature refute a claim, on an audit's observations."""
 
 from __future__ import annotations
 
@@ -37,24 +37,29 @@ def looks(steps: int) -> Iterator[int]:
         yield steps
 
 
-def first_look(steps: int, exceeds: Callable[[int], bool]) -> int | None:
-    """The first look at which something holds.
+def holds_from(steps: int, exceeds: Callable[[int], bool]) -> int | None:
+    """The first look from which on something holds until the end.
 
     Args:
         steps: steps of the run.
         exceeds: whether it holds after the given number of steps.
 
     Returns:
-        The number of steps, exact up to `EACH` and at most a tenth too large above for what holds
-        for good once it does; None if it never holds.
+        The number of steps; None if it does not hold at the end. Between two looks, which are at
+        most a tenth apart above `EACH`, nothing is seen.
     """
-    return next((n for n in looks(steps) if exceeds(n)), None)
+    first = None
+    for n in reversed(list(looks(steps))):
+        if not exceeds(n):
+            break
+        first = n
+    return first
 
 
 def steps_needed(header: RecordHeader, entries: NDArray[np.void], delta: float) -> StepsNeeded:
-    """For each method, the steps after which its bound is above the claim of a step.
+    """For each method, the steps from which on its bound is above the claim of a step.
 
-    The bound gets one look there, at 95 %. A step claims mu of signal over noise multiplier; a
+    Each look is one of its own, at 95 %. A step claims mu of signal over noise multiplier; a
     bound on epsilon is held against the epsilon of that mu at ``delta``, as the papers do, also
     that of "katz", which is a bound at delta 0.
 
@@ -69,7 +74,7 @@ def steps_needed(header: RecordHeader, entries: NDArray[np.void], delta: float) 
     record = _Record(header, entries, delta)
     return {
         method: {
-            name: first_look(
+            name: holds_from(
                 len(entries),
                 lambda n, method=method, choice=choice: record.exceeds(n, method, choice),  # type: ignore[misc]
             )

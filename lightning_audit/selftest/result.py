@@ -41,7 +41,7 @@ class Result:
         sentence: the likely fault in words, or what was warned of.
         flagged_at: steps after which the finding was there; None where only its end tells.
         observations: readings of canaries that the methods of the literature were given.
-        needed: by method and threshold, steps after which its bound is above the claim.
+        needed: by method and threshold, steps from which on its bound is above the claim.
         error: why it broke off.
     """
 

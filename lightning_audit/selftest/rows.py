@@ -17,6 +17,8 @@ Group = Literal["fault", "configuration", "published", "healthy"]
 
 #: Steps of healthy trainings, and of faults in another training than their own.
 STEPS = 100
+#: Lightning counts the parts of a batch, too: so many of them make up as many steps.
+_PARTS = {trainings.SplitBatches: 4, configurations.PhysicalBatches: 3}
 
 _BY_HAND = PrivacyClaim(
     noise_multiplier=1.0,
@@ -86,7 +88,7 @@ def planned(faults: Collection[str] = (), *, quick: bool = False) -> tuple[Row, 
     wanted = [FAULTS[name] for name in dict.fromkeys(faults or (_QUICK if quick else FAULTS))]
     rows = [Row("fault", fault, _own_training(fault)) for fault in wanted]
     if not quick:
-        rows += [row for row in (*_elsewhere(), *_published()) if FAULTS[row.fault.name] in wanted]
+        rows += [row for fault in wanted for row in (*_elsewhere(fault), *_published(fault))]
     if not faults:
         rows += _healthy()[:1] if quick else _healthy()
     return tuple(rows)
@@ -103,19 +105,20 @@ def _own_training(fault: Fault) -> str:
     return next(fits, "Opacus")
 
 
-def _elsewhere() -> list[Row]:
+def _elsewhere(fault: Fault) -> list[Row]:
+    clipping = fault.name in _CLIPPING_ELSEWHERE
+    if not clipping and fault.name not in _NOISE_ELSEWHERE:
+        return []
     return [
-        Row("configuration", replace(FAULTS[name], training=training, steps=STEPS), configuration)
-        for configuration, training in _ELSEWHERE.items()
-        for name in (
-            *_NOISE_ELSEWHERE,
-            *(() if configuration in _CLIP_OTHERWISE else _CLIPPING_ELSEWHERE),
-        )
+        Row("configuration", replace(fault, training=training, steps=_steps(training)), name)
+        for name, training in _ELSEWHERE.items()
+        if not (clipping and name in _CLIP_OTHERWISE)
     ]
 
 
-def _published() -> list[Row]:
-    return [Row("published", fault, name) for name, fault in published.violations().items()]
+def _published(fault: Fault) -> list[Row]:
+    found = published.violations(fault.name)
+    return [Row("published", violation, figure) for figure, violation in found.items()]
 
 
 def _healthy() -> list[Row]:
@@ -148,7 +151,7 @@ def _no_fault(
     training: type[trainings.Training],
     audit: Mapping[str, Any] | None = None,
     settings: Mapping[str, float] | None = None,
-    steps: int = STEPS,
+    steps: int | None = None,
 ) -> Fault:
     return Fault(
         "healthy",
@@ -158,7 +161,11 @@ def _no_fault(
         training=training,
         audit=audit or {},
         settings=settings or {},
-        steps=steps,
+        steps=steps or _steps(training),
         seen=False,
         ends="PASS",
     )
+
+
+def _steps(training: type[trainings.Training]) -> int:
+    return STEPS * _PARTS.get(training, 1)

@@ -19,15 +19,15 @@ from lightning_audit.results import AuditReport, CheckResult
 from lightning_audit.selftest.literature import steps_needed
 from lightning_audit.selftest.result import Result, finding_of, status_of
 from lightning_audit.selftest.rows import Row
-from lightning_audit.store import INJECTED, RecordHeader, read_observations
+from lightning_audit.store import INJECTED, RECORD_NAME, RecordHeader, read_observations
 from lightning_audit.testing.faults import Fault
 
 #: Of the training, and of the audit's coins.
 SEED, AUDIT_SEED = 0, 1
 
 
-class _StaysIn(PrivacyAudit):
-    """An audit whose canaries go on after the clipping was found broken."""
+class _Observer(PrivacyAudit):
+    """Keeps the record alone, with canaries also where the clipping was found broken."""
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
@@ -36,6 +36,17 @@ class _StaysIn(PrivacyAudit):
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
         for session in self._run.sessions if self._run else ():
             session.recorder.clipping_is_broken = False
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Compute no bounds."""
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Close the records."""
+        self._ended = True
+        for session in self._run.sessions if self._run else ():
+            session.recorder.flush()
+            if session.store is not None:
+                session.store.close(archive=False)
 
 
 def run_row(row: Row) -> Result:
@@ -50,14 +61,16 @@ def run_row(row: Row) -> Result:
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="row-") as name:
         directory = Path(name)
-        report = _trained(row.fault, directory / "audit", PrivacyAudit)
-        header, entries = _record(report, directory / "audit")
+        report = _trained(row.fault, directory / "audit", PrivacyAudit).report
+        if report is None or report.record is None:
+            raise RuntimeError("the audit gave no report, or kept no record")
+        header, entries = _record(directory / "audit")
         finding = finding_of(row, report)
         flagged_at = _flagged_at(finding, header, entries, report) if finding else None
         if len(entries) and (entries["canaries"] != INJECTED).any():
             # The audit was sure before the run was over; the methods of the literature get it all.
-            again = _trained(row.fault, directory / "again", _StaysIn)
-            header, entries = _record(again, directory / "again")
+            _trained(row.fault, directory / "again", _Observer)
+            header, entries = _record(directory / "again")
         needed = steps_needed(header, entries, report.delta)
         counted = int((entries["canaries"] == INJECTED).sum()) * len(header.canaries)
     status, named = status_of(row, report)
@@ -78,7 +91,7 @@ def run_row(row: Row) -> Result:
     )
 
 
-def _trained(fault: Fault, directory: Path, audit: type[PrivacyAudit]) -> AuditReport:
+def _trained(fault: Fault, directory: Path, audit: type[PrivacyAudit]) -> PrivacyAudit:
     random.seed(SEED)
     np.random.seed(SEED)
     torch.manual_seed(SEED)
@@ -96,10 +109,7 @@ def _trained(fault: Fault, directory: Path, audit: type[PrivacyAudit]) -> AuditR
         enable_model_summary=False,
     )
     trainer.fit(fault.module(package.LightningModule))
-    report = callback.report
-    if report is None:
-        raise RuntimeError("the audit gave no report")
-    return report
+    return callback
 
 
 def _lightning() -> Any:
@@ -109,10 +119,8 @@ def _lightning() -> Any:
         return import_module("lightning.pytorch")
 
 
-def _record(report: AuditReport, directory: Path) -> tuple[RecordHeader, Any]:
-    if report.record is None:
-        raise RuntimeError(f"the audit kept no record: {report.verdict.summary}")
-    header, entries = read_observations(directory / report.record)
+def _record(directory: Path) -> tuple[RecordHeader, Any]:
+    header, entries = read_observations(directory / RECORD_NAME)
     return header, np.array(entries)  # the file goes away
 
 

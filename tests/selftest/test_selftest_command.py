@@ -175,7 +175,7 @@ def test_every_fault_of_the_registry_is_trained_within_its_steps() -> None:
 
 def test_named_faults_are_trained_alone_with_their_other_configurations() -> None:
     rows = planned(["half_noise"])
-    assert {row.fault.name for row in rows} == {"half_noise"}
+    assert {row.fault.name for row in rows} == {"half_noise", "noise_too_small"}
     assert {row.group for row in rows} == {"fault", "configuration", "published"}
     assert len(planned(["half_noise"], quick=True)) == 1
 
@@ -196,6 +196,26 @@ def test_the_docs_page_has_every_row_that_is_trained() -> None:
         assert f"\n| {name} | {row.configuration} |" in page, (
             "run `lightning-audit selftest --markdown docs/selftest.md`"
         )
+
+
+def test_the_readme_shows_rows_and_numbers_of_the_docs_page() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
+    rows = {tuple(cells(line)) for line in page.splitlines() if line.startswith("| ")}
+    table = readme.split("| fault | configuration |")[1].split("\n\n")[0].splitlines()[2:]
+    assert len(table) >= 5
+    for line in table:
+        fault, configuration, finding, steps, *needed = cells(line)
+        assert any(
+            row[:2] == (fault, configuration) and (row[3], *row[6:]) == (finding, steps, *needed)
+            for row in rows
+        ), "copy the row of docs/selftest.md"
+    numbers = next(line for line in page.splitlines() if " faults found and named" in line)
+    assert numbers in " ".join(readme.split())
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("| ").split("|")]
 
 
 # ------------------------------------------------------------------ real processes

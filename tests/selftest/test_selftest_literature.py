@@ -8,7 +8,7 @@ from lightning_audit.selftest.literature import (
     EACH,
     METHODS,
     SIGNIFICANCE,
-    first_look,
+    holds_from,
     looks,
     steps_needed,
 )
@@ -33,18 +33,27 @@ def record(steps: int, shift: float, noise: float = 1.0, seed: int = 0) -> np.nd
 # ------------------------------------------------------------------ the search
 
 
-def test_the_search_finds_what_a_look_after_every_step_finds_up_to_a_tenth() -> None:
+def test_the_search_is_that_of_looking_at_everything_from_every_look_on() -> None:
+    rng = np.random.default_rng(0)
+    for steps in range(1, 120):
+        holds = dict.fromkeys(range(1, steps + 1), False)
+        holds |= {n: bool(rng.random() < 0.8) for n in holds}
+        seen = list(looks(steps))
+        brute = [n for n in seen if all(holds[later] for later in seen if later >= n)]
+        assert holds_from(steps, holds.__getitem__) == (brute[0] if brute else None)
+
+
+def test_what_holds_for_good_is_found_at_once_or_a_tenth_later() -> None:
     for steps in (1, 7, EACH, 300):
-        for true_first in range(1, steps + 1):
-            found = first_look(steps, lambda n, first=true_first: n >= first)
-            brute = next(n for n in range(1, steps + 1) if n >= true_first)
+        for first in range(1, steps + 1):
+            found = holds_from(steps, lambda n, first=first: n >= first)
             assert found is not None
-            assert brute <= found <= brute * (1.0 if brute <= EACH else 1.1)
+            assert first <= found <= first * (1.0 if first <= EACH else 1.1)
 
 
-def test_the_search_finds_nothing_where_nothing_is() -> None:
-    assert first_look(100, lambda n: False) is None
-    assert first_look(0, lambda n: True) is None
+def test_the_search_finds_nothing_where_nothing_holds_at_the_end() -> None:
+    assert holds_from(100, lambda n: n < 100) is None
+    assert holds_from(0, lambda n: True) is None
 
 
 def test_the_last_step_is_looked_at_and_no_look_is_repeated() -> None:
@@ -58,7 +67,8 @@ def test_the_last_step_is_looked_at_and_no_look_is_repeated() -> None:
 
 
 def brute(entries: np.ndarray, method: str, choice: str) -> int | None:
-    """Look after look, with scores gathered one by one."""
+    """Every look, with scores gathered one by one."""
+    above = {}
     for n in looks(len(entries)):
         inside, outside = [], []
         for entry in entries[:n]:
@@ -67,13 +77,12 @@ def brute(entries: np.ndarray, method: str, choice: str) -> int | None:
             for coin, reading in zip(entry["coins"], entry["readings"], strict=True):
                 if np.isfinite(reading):
                     (inside if coin else outside).append(reading)
-        if not inside or not outside:
-            continue
-        bound = named_bound(method, inside, outside, DELTA, SIGNIFICANCE, CHOICES[choice])
-        sigma = min(entry["noise_multiplier"] for entry in entries[:n])
-        if bound.epsilon_lower > gaussian_epsilon(1.0 / sigma, DELTA):
-            return n
-    return None
+        above[n] = False
+        if inside and outside:
+            bound = named_bound(method, inside, outside, DELTA, SIGNIFICANCE, CHOICES[choice])
+            sigma = min(entry["noise_multiplier"] for entry in entries[:n])
+            above[n] = bound.epsilon_lower > gaussian_epsilon(1.0 / sigma, DELTA)
+    return next((n for n in above if all(above[later] for later in above if later >= n)), None)
 
 
 @pytest.mark.parametrize("choice", CHOICES)
