@@ -101,19 +101,23 @@ def status_of(row: Row, report: AuditReport) -> tuple[Status, bool | None]:
     if row.healthy or (fault.warn_only and accused):
         return ("accused" if accused else "not accused"), None
     if fault.warn_only:
-        warned = _has(report.checks, "warned", fault.check)
+        warned = _says(report.checks, "warned", fault.check)
         if not fault.seen:
-            return ("unlike stated" if warned else "not found yet"), None
-        return ("warned" if warned else "not found"), warned
+            return ("not found yet" if warned is None else "unlike stated"), None
+        named = warned is not None and warned.startswith(fault.sentence)
+        if warned is None:
+            return "not found", False
+        return ("warned" if named else "named otherwise"), named
     if not fault.seen:
         return ("unlike stated" if accused else "not found yet"), None
-    named = _has(report.checks, "violated", fault.check) and report.verdict.fault.startswith(
-        fault.sentence
-    )
     if not accused:
         return "not found", False
+    seen = _says(report.checks, "violated", fault.check) is not None
+    named = seen and report.verdict.fault.startswith(fault.sentence)
     return ("found" if named else "named otherwise"), named
 
 
-def _has(checks: Sequence[CheckResult], status: str, name: str) -> bool:
-    return any(check.status == status and check.name == name for check in checks)
+def _says(checks: Sequence[CheckResult], status: str, name: str) -> str | None:
+    """What a check says if it has the status, else None."""
+    found = (c.message for c in checks if c.status == status and c.name == name)
+    return next(found, None)

@@ -12,7 +12,8 @@ from lightning_audit.testing.faults import FAULTS
 
 SEEN = FAULTS["half_noise"]
 UNSEEN = replace(SEEN, seen=False, sentence="", reason="not looked for")
-WARNED = replace(SEEN, warn_only=True, sentence="")
+WARNED = replace(SEEN, warn_only=True, sentence="se")
+WARNED_OTHERWISE = replace(WARNED, sentence="sa")
 UNWARNED = replace(UNSEEN, warn_only=True)
 SMALL = "noise scale too small: 0.5"
 
@@ -59,6 +60,7 @@ TOLD = report("PASS", mu="warned", noise="warned")
         (UNSEEN, NOTHING, "not found yet", None),
         (UNSEEN, VIOLATED, "unlike stated", None),
         (WARNED, TOLD, "warned", True),
+        (WARNED_OTHERWISE, TOLD, "named otherwise", False),
         (WARNED, NOTHING, "not found", False),
         (WARNED, VIOLATED, "accused", None),
         (UNWARNED, NOTHING, "not found yet", None),
