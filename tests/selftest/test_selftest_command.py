@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from readme_rows import PAGE, README, part, shown
 
 from lightning_audit import cli
 from lightning_audit.selftest import command
@@ -18,8 +19,6 @@ from lightning_audit.selftest.result import Result
 from lightning_audit.selftest.rows import planned
 from lightning_audit.testing.faults import FAULTS
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "selftest.md"
 NEEDED = {"fdp_cp": {"fixed": 10, "maximum": 5}, "katz": {"fixed": None, "maximum": 7}}
 FOUND = Result(
     "fault",
@@ -198,24 +197,10 @@ def test_the_docs_page_has_every_row_that_is_trained() -> None:
         )
 
 
-def test_the_readme_shows_rows_and_numbers_of_the_docs_page() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    page = PAGE.read_text(encoding="utf-8")
-    rows = {tuple(cells(line)) for line in page.splitlines() if line.startswith("| ")}
-    table = readme.split("| fault | configuration |")[1].split("\n\n")[0].splitlines()[2:]
-    assert len(table) >= 5
-    for line in table:
-        fault, configuration, finding, steps, *needed = cells(line)
-        assert any(
-            row[:2] == (fault, configuration) and (row[3], *row[6:]) == (finding, steps, *needed)
-            for row in rows
-        ), "copy the row of docs/selftest.md"
-    numbers = next(line for line in page.splitlines() if " faults found and named" in line)
-    assert numbers in " ".join(readme.split())
-
-
-def cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip("| ").split("|")]
+def test_the_readme_shows_numbers_and_rows_of_the_docs_page() -> None:
+    assert shown(README.read_text(encoding="utf-8")) == part(), (
+        "run `python tests/selftest/readme_rows.py`"
+    )
 
 
 # ------------------------------------------------------------------ real processes
