@@ -242,11 +242,12 @@ def alive(pid: int) -> bool:
 @pytest.mark.heavy
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are read off /proc")
 @pytest.mark.parametrize("name", ["SIGINT", "SIGKILL"])
-def test_whatever_ends_the_command_ends_its_trainings(name: str) -> None:
+def test_whatever_ends_the_command_ends_its_trainings(name: str, tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "lightning_audit.cli", "selftest", "--jobs", "2"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     try:
         deadline = time.monotonic() + 60
@@ -261,3 +262,5 @@ def test_whatever_ends_the_command_ends_its_trainings(name: str) -> None:
     while any(map(alive, workers)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(alive, workers))
+    if name == "SIGINT":  # who is killed cannot tidy up
+        assert list(tmp_path.iterdir()) == []
