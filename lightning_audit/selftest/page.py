@@ -19,15 +19,17 @@ _HEAD = """# What the audit finds, and after how many steps
 {summary}.
 
 `lightning-audit selftest` trains every fault of [the registry](faults.md) and correct trainings
-under `PrivacyAudit`, each in a few seconds and with fixed seeds, and fails if a fault that is said
-to be found is not found under its name, or if a correct training is accused. This page is a run of
-{date} with lightning-audit {version}: {seconds:.0f} seconds, {jobs} trainings at a time.
+under `PrivacyAudit`, each in a few seconds. It fails if a fault that is said to be found is not
+found under its name, or if a correct training is accused. Seeds are fixed, one for each training.
+This page is a run of {date} with lightning-audit {version}: {seconds:.0f} seconds, {jobs} trainings
+at a time.
 
 **answer**: *found* means a violation with the finding and the name that the registry states;
 *warned* the same where no privacy is lost, which fails no gate; *not found yet* that the registry
-says so. **steps**: after how many steps the finding was there, of those that were trained; *end*
-where only the report at the end tells. The audit looks after every step, and accuses a correct
-training with probability 0.001 at most over all of them.
+says so, *unlike stated* that it was found all the same. *named otherwise*, *not found*, *accused*
+and *crashed* fail the selftest. **steps**: after how many steps the finding was there, of those
+that were trained; *end* where only the report at the end tells. The audit looks after every step,
+and accuses a correct training with probability 0.001 at most over all of them.
 
 The other columns are the bounds of the literature on the same observations: the steps from which on
 the bound on one step is above what that step claims, up to the end; with the threshold fixed
@@ -45,10 +47,10 @@ tenth more, and are flattered by that:
 
 `fdp_*` bound mu and are held against signal over noise multiplier, `eps_cp` and `katz` bound
 epsilon and are held against the epsilon of that mu at delta {delta:g}. `katz` is a bound at delta
-0, where a Gaussian mechanism claims nothing; it is compared as in the papers. Of a fault that does
-not widen the gap between readings with and without a canary (noise that comes back, an optimizer
-beside the private one, wrong sampling) none of them can tell; a number there is chance. They name
-no fault.
+0, where a Gaussian mechanism claims nothing; it is compared as in the papers. Faults that do not
+widen the gap between readings with and without a canary (noise that comes back, an optimizer beside
+the private one, wrong sampling) are not what these bounds look for: a number there may be chance.
+They name no fault.
 """
 
 _OF_GROUPS = {

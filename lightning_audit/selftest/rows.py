@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -62,6 +63,11 @@ class Row:
     def healthy(self) -> bool:
         """Whether nothing may be found."""
         return self.group == "healthy"
+
+    @property
+    def seed(self) -> int:
+        """Of the training: 0 for faults as the registry has them, else one of its own."""
+        return 0 if self.group == "fault" else zlib.crc32(self.title.encode()) % 10_000
 
     @property
     def title(self) -> str:

@@ -20,10 +20,6 @@ from lightning_audit.selftest.literature import steps_needed
 from lightning_audit.selftest.result import Result, finding_of, status_of
 from lightning_audit.selftest.rows import Row
 from lightning_audit.store import INJECTED, RECORD_NAME, RecordHeader, read_observations
-from lightning_audit.testing.faults import Fault
-
-#: Of the training, and of the audit's coins.
-SEED, AUDIT_SEED = 0, 1
 
 
 class _Observer(PrivacyAudit):
@@ -61,7 +57,7 @@ def run_row(row: Row) -> Result:
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="row-") as name:
         directory = Path(name)
-        report = _trained(row.fault, directory / "audit", PrivacyAudit).report
+        report = _trained(row, directory / "audit", PrivacyAudit).report
         if report is None or report.record is None:
             raise RuntimeError("the audit gave no report, or kept no record")
         header, entries = _record(directory / "audit")
@@ -69,7 +65,7 @@ def run_row(row: Row) -> Result:
         flagged_at = _flagged_at(finding, header, entries, report) if finding else None
         if len(entries) and (entries["canaries"] != INJECTED).any():
             # The audit was sure before the run was over; the methods of the literature get it all.
-            _trained(row.fault, directory / "again", _Observer)
+            _trained(row, directory / "again", _Observer)
             header, entries = _record(directory / "again")
         needed = steps_needed(header, entries, report.delta)
         counted = int((entries["canaries"] == INJECTED).sum()) * len(header.canaries)
@@ -91,12 +87,13 @@ def run_row(row: Row) -> Result:
     )
 
 
-def _trained(fault: Fault, directory: Path, audit: type[PrivacyAudit]) -> PrivacyAudit:
-    random.seed(SEED)
-    np.random.seed(SEED)
-    torch.manual_seed(SEED)
+def _trained(row: Row, directory: Path, audit: type[PrivacyAudit]) -> PrivacyAudit:
+    fault = row.fault
+    random.seed(row.seed)
+    np.random.seed(row.seed)
+    torch.manual_seed(row.seed)
     package = _lightning()
-    callback = audit(seed=AUDIT_SEED, report_dir=directory, on_violation="warn", **fault.audit)
+    callback = audit(seed=row.seed + 1, report_dir=directory, on_violation="warn", **fault.audit)
     trainer = package.Trainer(
         max_steps=fault.steps,
         callbacks=[callback],
