@@ -141,6 +141,25 @@ def test_the_table_shows_steps_and_failures_and_ends_with_the_numbers(
     assert lines[-1].endswith(" s")
 
 
+def test_on_a_terminal_the_table_is_drawn_and_progress_goes_to_stderr(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_all(rows: Any, jobs: int, told: Any) -> tuple[Result, ...]:
+        told(FOUND)
+        return FOUND, HEALTHY
+
+    monkeypatch.setattr(command, "run_all", run_all)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "200")
+    cli.main(["selftest", "--quick"])
+    told = capsys.readouterr()
+    (row,) = [line for line in told.out.splitlines() if "half_noise" in line]
+    assert "│ half_noise │ Opacus " in row
+    assert "1 of 1 faults found and named; 0 of 1 healthy runs accused; " in told.out
+    assert told.err == "1/3 half_noise, Opacus: found\n"
+
+
 def test_json_holds_every_field_of_every_row(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
