@@ -14,6 +14,8 @@ from lightning_audit.results import EXIT_CODES, AuditReport, ReportError
 
 #: Names of the bounds, as the help lists them.
 METHODS = "fdp_cp, fdp_pooled_cp, fdp_bayes, fdp_t, eps_cp, eps_jeffreys, eps_bayes, katz"
+#: Trainings at a time where nothing is said; each takes half a gigabyte.
+_JOBS = 8
 #: Exit code of a command that Ctrl-C ended, as shells have it.
 _INTERRUPTED = 130
 
@@ -142,9 +144,9 @@ def _add_selftest(commands: Any) -> None:
     selftest.add_argument(
         "--jobs",
         type=_positive_int,
-        default=os.cpu_count() or 1,
+        default=min(os.cpu_count() or 1, _JOBS),
         metavar="N",
-        help="trainings at a time (default: the number of processors)",
+        help=f"trainings at a time (default: the number of processors, {_JOBS} at most)",
     )
     selftest.add_argument("--json", action="store_true", help="print the results as JSON")
     selftest.add_argument("--markdown", metavar="FILE", help="write the results as a page, too")

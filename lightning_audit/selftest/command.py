@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
         accused; else 1.
 
     Raises:
-        SelftestError: an argument is wrong.
+        SelftestError: an argument is wrong, or no process can be started.
     """
     try:
         rows = planned(options.fault or (), quick=options.quick)
@@ -39,7 +39,10 @@ def run(options: argparse.Namespace) -> int:
         raise SelftestError(str(error)) from error
     page = _page(options.markdown)
     started = time.perf_counter()
-    results = run_all(rows, options.jobs, _progress(len(rows)))
+    try:
+        results = run_all(rows, options.jobs, _Progress(len(rows)))
+    except OSError as error:
+        raise SelftestError(f"no process can be started: {error}") from error
     seconds = time.perf_counter() - started
     code = exit_code(results)
     if options.json:
@@ -77,7 +80,3 @@ class _Progress:
         if sys.stderr.isatty():
             told = f"{self._done}/{self._total} {result.fault}, {result.configuration}"
             print(f"{told}: {result.status}", file=sys.stderr)
-
-
-def _progress(total: int) -> _Progress:
-    return _Progress(total)

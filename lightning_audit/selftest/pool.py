@@ -29,7 +29,14 @@ class _Worker:
 
     def __init__(self, scratch: str) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
-        self.process = subprocess.Popen(
+        try:
+            self.process = self._started(scratch)
+        except OSError:
+            self._log.close()
+            raise
+
+    def _started(self, scratch: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", _MODULE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -121,6 +128,7 @@ class _Pool:
             pass
         except BaseException as error:
             self.failure = error
+            self._stopped = True
 
     def _started(self) -> _Worker:
         with self._lock:

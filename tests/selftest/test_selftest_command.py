@@ -117,6 +117,17 @@ def test_an_interrupt_has_its_own_exit_code(
     assert "interrupted" in capsys.readouterr().err
 
 
+def test_processes_that_cannot_be_started_are_told_and_not_a_verdict(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*arguments: Any, **more: Any) -> None:
+        raise OSError("too many processes")
+
+    monkeypatch.setattr("lightning_audit.selftest.pool.subprocess.Popen", refused)
+    assert cli.main(["selftest", "--quick"]) == 2
+    assert "no process can be started: too many processes" in capsys.readouterr().err
+
+
 def test_a_missing_package_is_told_and_not_a_verdict(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
