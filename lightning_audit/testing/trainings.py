@@ -27,11 +27,11 @@ BATCH_SIZE = 16
 Gradients = dict[str, torch.Tensor]
 
 
-def random_data(seed: int = 0) -> TensorDataset:
+def random_data(seed: int = 0, records: int = RECORDS) -> TensorDataset:
     """Random features and labels, from a generator of their own."""
     generator = torch.Generator().manual_seed(seed)
-    features = torch.randn(RECORDS, WIDTH, generator=generator)
-    return TensorDataset(features, torch.randint(0, CLASSES, (RECORDS,), generator=generator))
+    features = torch.randn(records, WIDTH, generator=generator)
+    return TensorDataset(features, torch.randint(0, CLASSES, (records,), generator=generator))
 
 
 def net(depth: int = 3) -> nn.Module:
