@@ -134,7 +134,8 @@ def _violation(
     named = next(check for check in violated if check.name == faults[0].finding)
     others = [check.name for check in violated if check is not named]
     if named.name.split(".")[0] == "noise":  # too small a noise makes all differences small
-        others = [name for name in others if not name.startswith("reuse.")]
+        own = {fault.finding for fault in faults}
+        others = [n for n in others if not n.startswith("reuse.") or n in own]
     summary = f"{named.name}: {named.message}"
     if others:
         summary += f" (also violated: {', '.join(others)})"

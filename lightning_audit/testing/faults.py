@@ -72,6 +72,7 @@ _ALL = (
         "gradient_replaced",
         "gradient replaced",
         clipping.ClosureRunsAgain,
+        named="gradient_replaced",
     ),
     Fault(
         "clip_after_average",
@@ -89,6 +90,7 @@ _ALL = (
         "clipping norm too large",
         clipping.ClipAtTwice,
         steps=60,
+        named="clipping_norm_too_large",
     ),
     Fault(
         "no_clipping",
@@ -105,7 +107,6 @@ _ALL = (
         "sensitivity",
         "clipping per tensor",
         clipping.ClipPerTensor,
-        trainings.DeepTraining,
         steps=100,
     ),
     Fault(
@@ -116,6 +117,7 @@ _ALL = (
         "clipping misses some tensors",
         clipping.NormMissesBiases,
         steps=60,
+        named="clipping_misses_tensors",
     ),
     Fault(
         "no_noise",
@@ -132,6 +134,7 @@ _ALL = (
         "noise",
         "noise scale too small",
         noise.HalfNoise,
+        named="noise_too_small",
     ),
     Fault(
         "noise_over_batch",
@@ -140,6 +143,7 @@ _ALL = (
         "noise",
         "noise divided by the batch size",
         noise.NoiseOverBatch,
+        named="noise_divided_by_batch",
     ),
     Fault(
         "noise_of_squared_norm",
@@ -166,6 +170,7 @@ _ALL = (
         "noise.tensor",
         "noise of some tensors",
         noise.NoNoiseOnBiases,
+        named="noise_missing_in_tensors",
     ),
     Fault(
         "no_noise_on_last_layer",
@@ -174,6 +179,7 @@ _ALL = (
         "noise.tensor",
         "noise of some tensors",
         noise.NoNoiseOnLastLayer,
+        named="noise_missing_in_tensors",
     ),
     Fault(
         "same_noise_at_every_step",
@@ -285,6 +291,7 @@ _ALL = (
         "noise scale too small",
         clipping.DividesByRealisedBatch,
         reason="named by what it does: large batches have too little noise",
+        named="noise_too_small",
     ),
     Fault(
         "plain_optimizer_beside",
@@ -293,13 +300,14 @@ _ALL = (
         "no_dp",
         "no DP-SGD",
         training=trainings.PlainBeside,
+        named="no_dp",
     ),
     Fault(
         "record_counts_twice",
         "views of a record through tied weights are clipped as samples of their own",
         "opacus #413",
         "sensitivity",
-        "clipping norm too large, or a record that counts more than once",
+        "a record counts more than once",
         training=trainings.FourViews,
         settings={"noise_multiplier": 0.25},
         audit={**_INPUT, "claim": replace(_BY_HAND, noise_multiplier=0.25)},
@@ -349,6 +357,7 @@ _ALL = (
         "sampling.not_poisson",
         "wrong sampling",
         training=trainings.FixedSizeBatches,
+        named="not_poisson",
     ),
 )
 

@@ -20,12 +20,12 @@ training of your own: `plant(optimizer, name)` in `configure_optimizers` makes t
 `make_private` faulty, and what the accountant says stays as it was.
 
 `tests/testing/test_faults.py` runs each of them within the steps given, and reads the finding and
-how the likely fault begins.
+the likely fault's name and how it begins.
 
 ## Found
 
-| fault | what is wrong | met in | plant | steps | finding | the likely fault begins |
-|---|---|---|---|---|---|---|
+| fault | what is wrong | met in | plant | steps | finding | likely fault | it begins |
+|---|---|---|---|---|---|---|---|
 """
 _NOT_FOUND = """
 ## Not found yet
@@ -41,7 +41,13 @@ Faults that lose no privacy will be warned of, and fail no gate.
 def markdown() -> str:
     """The page."""
     found = [
-        (*_first(fault), str(fault.steps), f"`{fault.check}`", _sentence(fault))
+        (
+            *_first(fault),
+            str(fault.steps),
+            f"`{fault.check}`",
+            f"`{fault.likely}`",
+            _sentence(fault),
+        )
         for fault in FAULTS.values()
         if fault.seen
     ]
