@@ -97,7 +97,10 @@ def describe(verdict: Verdict) -> str:
     if verdict.fault:
         lines.append(f"Likely fault: {verdict.fault}")
     lines.extend(_details(verdict.faults[0]) if verdict.faults else ())
-    lines.extend(f"Also possible: {_briefly(fault)}" for fault in verdict.faults[1:])
+    lines.extend(
+        f"Also possible: {_briefly(fault, beside=verdict.faults[0])}"
+        for fault in verdict.faults[1:]
+    )
     lines.extend(f"Missing: {item}" for item in verdict.missing)
     if verdict.advice:
         lines.append(f"Next: {verdict.advice}")
@@ -115,8 +118,8 @@ def _details(fault: LikelyFault) -> list[str]:
     ]
 
 
-def _briefly(fault: LikelyFault) -> str:
-    place = _in_words(fault.place)
+def _briefly(fault: LikelyFault, beside: LikelyFault) -> str:
+    place = "" if fault.place == beside.place else _in_words(fault.place)
     return f"{fault.sentence} ({place})" if place else fault.sentence
 
 
@@ -137,6 +140,8 @@ def _shown(value: Any) -> str:
     if isinstance(value, Mapping):
         cells = [f"{name} {_shown(item)}" for name, item in list(value.items())[:5]]
         return f"({', '.join(cells)}{', ...' if len(value) > 5 else ''})"
+    if isinstance(value, list | tuple):
+        return ", ".join(_shown(item) for item in value)
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 

@@ -112,7 +112,9 @@ def _shared(case: Case, monitor: AuditMonitor, finding: str) -> Candidate:
     }[finding]
     evidence = {"residual_ratio": monitor.reuse.residual_ratio(finding)}
     sentence = f"noise re-used: {sentence}"
-    explains = _others(finding, (*REUSE, *LEAKAGE))
+    # One draw a step may be small for many steps; with one key, pairs of coordinates cancel.
+    entailed = NOISE if finding == "reuse.broadcast" else ("noise.canary",)
+    explains = _others(finding, (*REUSE, *entailed, *LEAKAGE))
     return case.candidate(name, finding, sentence, look_at, evidence, explains=explains)
 
 
@@ -176,6 +178,7 @@ def _in_tensors(case: Case, monitor: AuditMonitor) -> list[Candidate]:
     shown = ", ".join(f"`{name}`" for name in flagged[:5])
     what = "is missing" if missing else f"is {smallest:.3g} times the claim or less"
     finding = case.first_of(("noise.tensor", *NOISE)) or "noise.tensor"
+    rest = (*REUSE, "noise.canary", "noise.step", *LEAKAGE)
     evidence = {
         "sd_ratio": {name: ratios[name] for name in flagged},
         "median_of_the_others": float(np.median(others)),
@@ -189,7 +192,8 @@ def _in_tensors(case: Case, monitor: AuditMonitor) -> list[Candidate]:
             "or a hook writes to these ones' gradients",
             evidence,
             tuple(flagged),
-            _others(finding, (*REUSE, "noise.canary", "noise.step", *LEAKAGE)),
+            # Noise that is a little small in some tensors may be so in all, and hidden by data.
+            ("noise", *rest) if missing else rest,
         )
     ]
 
@@ -224,14 +228,14 @@ def _scale(case: Case, monitor: AuditMonitor, finding: str) -> list[Candidate]:
             0.0 < norm < 1.0 and _fits(ratio / norm),
             "noise_of_squared_norm",
             f"{small}, about max_grad_norm={norm:g}, as if that came in twice",
-            f"{_SCALE}: the clipping norm may be multiplied in twice",
+            f"{_SCALE}, with the clipping norm in it once",
             {"max_grad_norm": norm},
         ),
         (
             0.0 < sigma < 1.0 and _fits(ratio / sigma),
             "noise_of_squared_multiplier",
             f"{small}, about noise_multiplier={sigma:g}, as if that came in twice",
-            f"{_SCALE}: the variance may be taken for the standard deviation",
+            f"{_SCALE}, and not the variance",
             {"noise_multiplier": sigma},
         ),
         (
