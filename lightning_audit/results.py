@@ -302,6 +302,8 @@ def _number_or_none(value: Any) -> float | None:
 
 def _report_from(data: dict[str, Any]) -> AuditReport:
     values = _restored(data)
+    if values["schema_version"] < SCHEMA_VERSION:  # these had the first fault's sentence alone
+        values["verdict"].setdefault("faults", [])
     values["schema_version"] = SCHEMA_VERSION
     values["verdict"] = verdict_from(values["verdict"])
     values["checks"] = tuple(_check_from(check) for check in values["checks"])

@@ -149,22 +149,21 @@ def verdict_from(fields: dict[str, Any]) -> Verdict:
     """The verdict that a report holds.
 
     Args:
-        fields: as `dataclasses.asdict` gave them, of any layout.
+        fields: as `dataclasses.asdict` gave them.
 
     Raises:
         KeyError, TypeError, ValueError: a field is absent, unknown or garbled.
     """
     if fields["outcome"] not in EXIT_CODES:
         raise ValueError(f"verdict.outcome={fields['outcome']!r}")
-    # Layouts 1 and 2 had the first fault's sentence alone.
-    faults = tuple(_fault_from(fault) for fault in fields.get("faults", ()))
+    faults = tuple(_fault_from(fault) for fault in fields["faults"])
     return Verdict(**{**fields, "missing": tuple(fields["missing"]), "faults": faults})
 
 
 def _fault_from(fields: dict[str, Any]) -> LikelyFault:
     place = fields["place"]
-    if not isinstance(fields["evidence"], dict):
-        raise ValueError(f"evidence={fields['evidence']!r}")
+    if not (isinstance(fields["evidence"], dict) and isinstance(place["parameters"], list)):
+        raise ValueError(f"fault={fields!r}")
     for name in ("name", "sentence", "finding", "look_at"):
         _text(fields[name])
     found = Place(

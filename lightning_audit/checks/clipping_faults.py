@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,8 @@ from lightning_audit.checks.monitor import AuditMonitor
 
 #: Canaries at least this large tell a clipped one from one that is not, whatever the noise.
 _OVERSIZE = 20.0
+#: How the label of an input canary ends; those of gradient canaries end with a place.
+_INPUT = re.compile(r"\(input(, sampling_rate=[^)]*)?\)$")
 
 
 def clipping_candidates(case: Case) -> list[Candidate]:
@@ -54,17 +59,15 @@ def clipping_candidates(case: Case) -> list[Candidate]:
     ]
 
 
+@dataclass(frozen=True)
 class _Named:
     """A fault of the clipping, without what all of them share."""
 
-    def __init__(
-        self, name: str, sentence: str, look_at: str, parameters: tuple[str, ...] = (), **more: Any
-    ) -> None:
-        self.name = name
-        self.sentence = sentence
-        self.look_at = look_at
-        self.parameters = parameters
-        self.evidence = more
+    name: str
+    sentence: str
+    look_at: str
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    parameters: tuple[str, ...] = ()
 
 
 def _finding(case: Case) -> str | None:
@@ -83,7 +86,7 @@ def _after_average(monitor: AuditMonitor) -> _Named | None:
         "gradient before the sum",
         "where gradients are summed or averaged: each sample's must be clipped before that, and "
         "the norm be taken over one sample",
-        expected_batch_size=monitor.last_scale,
+        {"expected_batch_size": monitor.last_scale},
     )
 
 
@@ -101,8 +104,8 @@ def _missed(monitor: AuditMonitor, oversize: float) -> _Named | None:
         f"{', '.join(f'`{label}`' for label in labels)} passed with the full norm, and the other "
         "canaries were clipped",
         "whether the norm by which a sample is clipped is taken over all trainable tensors",
+        {"unclipped_canaries": labels},
         _tensors_of(monitor, labels),
-        unclipped_canaries=labels,
     )
 
 
@@ -124,8 +127,7 @@ def _per_tensor(monitor: AuditMonitor) -> _Named | None:
         f"gradient passes with {spread:.3g} times that norm",
         "whether a sample's norm is taken over all tensors together; clipped one by one, each of "
         "L tensors may keep max_grad_norm / sqrt(L)",
-        shift_of_spread_canaries=spread,
-        shift_of_single_tensors=single,
+        {"shift_of_spread_canaries": spread, "shift_of_single_tensors": single},
     )
 
 
@@ -147,7 +149,7 @@ def _counts_twice(monitor: AuditMonitor) -> _Named | None:
     # The lower limit lies 1.64 standard errors down.
     error = (sensitivity.shift - sensitivity.shift_lower) / 1.64
     whole = times >= 2 and abs(sensitivity.shift - times) <= max(2.0 * error, 0.1)
-    if not monitor.header.canaries[0].endswith("(input)") or not whole:
+    if not (_is_input(monitor) and whole):
         return None
     return _Named(
         "record_counts_twice",
@@ -155,17 +157,20 @@ def _counts_twice(monitor: AuditMonitor) -> _Named | None:
         f"{times} times max_grad_norm, as if {times} samples were made of it",
         "whether views, augmentations or time steps of a record, or a layer that is used several "
         "times, give per-sample gradients that are clipped one by one",
-        times=times,
+        {"times": times},
     )
 
 
 def _too_large(monitor: AuditMonitor) -> _Named:
     shift = monitor.sensitivity.shift
-    what = "a record adds" if monitor.header.canaries[0].endswith("(input)") else "gradients are"
-    how = "" if what == "a record adds" else " clipped at"
+    what = "a record adds" if _is_input(monitor) else "gradients are clipped at"
     return _Named(
         "clipping_norm_too_large",
-        f"clipping norm too large: {what}{how} {shift:.3g} times max_grad_norm",
+        f"clipping norm too large: {what} {shift:.3g} times max_grad_norm",
         "whether the norm that gradients are clipped to is the max_grad_norm that the accountant "
         "and the noise are told",
     )
+
+
+def _is_input(monitor: AuditMonitor) -> bool:
+    return bool(_INPUT.search(monitor.header.canaries[0]))

@@ -304,11 +304,12 @@ def test_a_noise_multiplier_that_comes_in_twice_is_named_by_its_size() -> None:
         (2.5, ["clipping_norm_too_large"]),
     ],
 )
+@pytest.mark.parametrize("label", ["Mislabeled(input)", "Blank(input, sampling_rate=0.25)"])
 def test_an_input_canary_of_a_whole_number_of_norms_counts_so_many_times(
-    shift: float, expected: list[str]
+    shift: float, expected: list[str], label: str
 ) -> None:
     made, entries = simulate(300, shift=shift, sigma=0.5)
-    made = dataclasses.replace(made, canaries=("Mislabeled(input)",) * len(made.canaries))
+    made = dataclasses.replace(made, canaries=(label,) * len(made.canaries))
     faults = faults_of((made, entries))
     assert names(faults) == expected
     assert faults[0].sentence.startswith(

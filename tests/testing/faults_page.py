@@ -20,7 +20,7 @@ training of your own: `plant(optimizer, name)` in `configure_optimizers` makes t
 `make_private` faulty, and what the accountant says stays as it was.
 
 `tests/testing/test_faults.py` runs each of them within the steps given, and reads the finding and
-the likely fault's name and how it begins.
+the first of `Verdict.faults`: its name, and how its sentence begins.
 
 ## Found
 
