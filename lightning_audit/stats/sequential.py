@@ -152,9 +152,10 @@ class CoinBet:
     the growth equals that of the likelihood ratio of two normals with unknown means (``p (1 - p) /
     2`` nats an observation times the square of the effect), so nothing is paid for the robustness.
 
-    Where the canaries are of several groups, half of the stake is on all of them together and half
-    on the groups, in equal parts: a fault that some directions show is not drowned by the others.
-    Each part is an e-process on the coins and readings of all, and so is their average.
+    Where the canaries are of several groups, nine tenths of the stake are on all of them together
+    and one tenth on the groups, in equal parts: a fault that some directions show is not drowned by
+    the others. Each part is an e-process in the filtration of all coins and readings, and so is
+    their average. What it costs is a few nats against the growth of the right part in each step.
 
     Args:
         shape: shape of a step's readings, canaries on the last axis.
@@ -171,7 +172,7 @@ class CoinBet:
     #: Weight of the claimed scale against the observed one, in observations.
     PRIOR = 20.0
     #: Part of the stake on all canaries together, where there are several groups.
-    POOLED = 0.5
+    POOLED = 0.9
 
     # By coin: -log of its probability, and log odds against it, ``[2]`` and ``[2, slopes]``. These
     # are a fair coin's; snapshots of the first release have no others.

@@ -60,7 +60,7 @@ def test_coin_bet_pays_the_probabilities_that_it_gives(p: float) -> None:
     assert float(bet.log_e) == pytest.approx(math.log(sum(wealth) / len(wealth)), abs=1e-11)
 
 
-def test_half_of_a_coin_bet_is_on_the_groups_in_equal_parts() -> None:
+def test_a_tenth_of_a_coin_bet_is_on_the_groups_in_equal_parts() -> None:
     groups = ["Dirac", "Spread", "Dirac", "BlockPair"]
     bet = CoinBet((4,), groups=groups)
     wealth = np.ones((len(COIN_SLOPES), 4))
@@ -79,7 +79,7 @@ def test_half_of_a_coin_bet_is_on_the_groups_in_equal_parts() -> None:
     of_groups = [
         np.mean(np.prod(wealth[:, np.array(groups) == name], axis=1)) for name in set(groups)
     ]
-    expected = 0.5 * np.mean(np.prod(wealth, axis=1)) + 0.5 * np.mean(of_groups)
+    expected = 0.9 * np.mean(np.prod(wealth, axis=1)) + 0.1 * np.mean(of_groups)
     assert float(bet.log_e) == pytest.approx(math.log(expected), abs=1e-11)
 
 
