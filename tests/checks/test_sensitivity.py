@@ -100,7 +100,7 @@ def test_clipping_of_each_tensor_is_named() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_what_one_kind_of_canary_shows_is_not_drowned_by_the_others(seed: int) -> None:
     # Clipping of each of six tensors: two canaries of eight pass with sqrt(6).
-    monitor = monitor_of(simulate(60, seed=seed, shift=np.where(SPREAD, math.sqrt(6), 1.0)))
+    monitor = monitor_of(simulate(90, seed=seed, shift=np.where(SPREAD, math.sqrt(6), 1.0)))
     assert "sensitivity" in violated(monitor)
     assert monitor.sensitivity.shift < 1.6
 
