@@ -9,7 +9,7 @@ import numpy as np
 from lightning_audit import _validate
 from lightning_audit.canaries.gradient import GradientCanary, default_mix
 from lightning_audit.canaries.inputs import InputCanary
-from lightning_audit.checks.family import SHARES
+from lightning_audit.checks.family import SHARES, WARNING_SHARES
 from lightning_audit.claims import PrivacyClaim
 
 DEFAULT_DELTA = 1e-5
@@ -17,6 +17,7 @@ DEFAULT_DELTA = 1e-5
 #: Everything that an audit may find.
 FINDINGS = (
     *SHARES,
+    *WARNING_SHARES,
     "gradient_replaced",
     "clipping.norm",
     "reuse.resume",
@@ -26,6 +27,7 @@ FINDINGS = (
     "accounting",
     "expected_batch_size",
     "logical_batch",
+    "loss_reduction",
     "sampling.repeated",
     "unaudited",
 )

@@ -16,9 +16,11 @@ from lightning_audit.callbacks.session import AuditSession
 from lightning_audit.callbacks.spending import epsilon_at_ratio
 from lightning_audit.callbacks.terms import Terms
 from lightning_audit.checks.accounting import accounting_result, batch_size_result
+from lightning_audit.checks.family import shared_log_e
 from lightning_audit.checks.integrity import (
     clipping_norm_result,
     logical_batch_result,
+    loss_reduction_result,
     no_dp_result,
     noise_restarted_result,
     noise_shared_result,
@@ -80,7 +82,7 @@ def run_checks(
 
 
 def _results_of_session(session: AuditSession) -> list[CheckResult]:
-    checks = list(session.monitor.results())
+    checks = list(session.recorder.results)
     if (norms := session.step.norms) is not None:
         checks.append(clipping_norm_result(norms.checked, norms.largest_ratio))
     return checks
@@ -138,6 +140,8 @@ def _lint_results(facts: RunFacts) -> list[CheckResult]:
     results = []
     if facts.split_epochs:
         results.append(logical_batch_result(facts.carried_over, facts.split_epochs))
+    if len(facts.optimizers) == 1:  # of several it is not known whose loss it is
+        results += loss_reduction_result(facts.loss_reduction, facts.optimizers[0].loss_reduction)
     records = facts.loader.records if facts.loader else None
     for optimizer in facts.optimizers:
         rate, expected = optimizer.sample_rate, optimizer.expected_batch_size
@@ -164,7 +168,8 @@ def epoch_metrics(
         monitors = [session.monitor for session in sessions]
         metrics["mu_lower"] = proved.mu_lower
         # The claim is refuted when the metric reaches one over the significance of the run.
-        log_e = max(monitor.log_e_value for monitor in monitors) - math.log(len(monitors))
+        shared = [shared_log_e(session.recorder.results) for session in sessions]
+        log_e = max(shared) - math.log(len(sessions))
         metrics["e_value"] = min(math.exp(min(log_e, 100.0)), _LARGEST_E_VALUE)
         metrics["observations"] = float(sum(m.sensitivity.observations for m in monitors))
         metrics["step"] = float(sum(monitor.steps for monitor in monitors))

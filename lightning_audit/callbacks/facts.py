@@ -22,12 +22,14 @@ class OptimizerFacts:
         accountant: the accountant that its steps feed, None if there is none.
         sample_rate: of its last step, None if unknown.
         expected_batch_size: divisor of its gradients, None where they are summed.
+        loss_reduction: what it takes the loss for, "mean" or "sum"; None if it does not say.
     """
 
     label: str = ""
     accountant: AccountantLink | None = None
     sample_rate: float | None = None
     expected_batch_size: float | None = None
+    loss_reduction: str | None = None
 
     def current_rate(self, claim: PrivacyClaim | None, accumulated: int) -> float | None:
         """Sample rate of the present step: stated, or told to the accountant."""
@@ -77,6 +79,8 @@ class RunFacts:
     carried_over: int = 0
     #: Whether all processes read the same gradients so far; None if they were not compared.
     synchronised: bool | None = None
+    #: Whether the first loss was a mean over its batch or a sum; None if that cannot be told.
+    loss_reduction: str | None = None
     #: Whether two private optimizers began with the noise generator in one state.
     noise_shared: bool = False
 
@@ -93,6 +97,7 @@ class RunFacts:
         "carried_over",
         "synchronised",
         "noise_shared",
+        "loss_reduction",
     )
 
     @property

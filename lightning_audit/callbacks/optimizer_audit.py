@@ -92,7 +92,11 @@ class OptimizerAudit:
 def facts_of(optimizer: DPOptimizer) -> OptimizerFacts:
     """What can be read off a private optimizer beside its steps."""
     expected = optimizer.expected_batch_size if optimizer.loss_reduction == "mean" else None
-    return OptimizerFacts(accountant=accountant_link(optimizer), expected_batch_size=expected)
+    return OptimizerFacts(
+        accountant=accountant_link(optimizer),
+        expected_batch_size=expected,
+        loss_reduction=optimizer.loss_reduction,
+    )
 
 
 def label_of(step: DPSGDStep, number: int) -> str:

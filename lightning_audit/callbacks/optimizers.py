@@ -170,6 +170,7 @@ class AuditedOptimizers:
             if type(step) is type(audit.session.step) and audit.session.follow(step):
                 audit.facts.accountant = facts.accountant
                 audit.facts.expected_batch_size = facts.expected_batch_size
+                audit.facts.loss_reduction = facts.loss_reduction
                 return audit
         raise MisconfigurationException(
             "PrivacyAudit cannot follow an optimizer over other parameters or of another kind "

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lightning_audit.callbacks.coordinates import Coordinates
+from lightning_audit.callbacks.noise_watch import NoiseWatch
 from lightning_audit.callbacks.plan import StepPlan
 from lightning_audit.callbacks.ranks import Ranks
 from lightning_audit.callbacks.recorder import Recorder
@@ -73,6 +74,7 @@ class StepPlanner:
     recorder: Recorder
     _coordinates: Coordinates
     _tap: GradientTap
+    _noise: NoiseWatch
     #: Number of canaries of a step.
     _canary_count: int
     #: Of the same seed, and so the same in every process.
@@ -145,7 +147,10 @@ class StepPlanner:
     def inject(self) -> None:
         """Flip the coins of the coming step and put the canaries in, before clipping."""
         # A closure that runs again inside the step, or a physical batch of a larger logical one.
-        if self._tap.inside_step or not self.step.final_step_of_batch():
+        if self._tap.inside_step:
+            return
+        if not self.step.final_step_of_batch():
+            self._noise.skip(self.step)
             return
         if not self._layout_holds():
             return

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from lightning_audit.checks.monitor import AuditMonitor
+from lightning_audit.checks.noise_channel import NoiseChannelChecks, NoiseSeen
 from lightning_audit.checks.witnesses import Witnesses, WitnessReducer
 from lightning_audit.dpsgd.protocol import StepClaim
 from lightning_audit.layout import FloatArray
+from lightning_audit.results import CheckResult
 from lightning_audit.snapshot import restore, snapshot
 from lightning_audit.store import ObservationStore, RecordHeader
 
@@ -29,6 +31,7 @@ class SeenStep:
         epoch: number of the epoch.
         replaced: whether the update used another gradient than the one that was read.
         sample_rate: None if unknown.
+        noise: the gradient beside the sums that it was made of, None if it was not read.
     """
 
     claim: StepClaim
@@ -39,6 +42,7 @@ class SeenStep:
     epoch: int
     replaced: bool
     sample_rate: float | None
+    noise: NoiseSeen | None = None
 
 
 class Recorder:
@@ -69,6 +73,8 @@ class Recorder:
         self.clipping_is_broken = False
         self._monitor = AuditMonitor(header, significance)
         self._reducer = WitnessReducer(witnesses)
+        #: What is seen of the noise itself; asked for after `digest`.
+        self._noise = NoiseChannelChecks(significance, fine=header.signal == 1.0)
         self._waiting: list[SeenStep] = []
 
     @property
@@ -81,6 +87,13 @@ class Recorder:
         """The checks after the last step."""
         self.digest()
         return self._monitor
+
+    @property
+    def results(self) -> tuple[CheckResult, ...]:
+        """Results of the checks that see the steps of one optimizer."""
+        monitor = self.monitor
+        noise = self._noise.results(clips=not monitor.clipping_is_broken)
+        return (*monitor.results(), *noise)
 
     def take(self, step: SeenStep) -> None:
         """Take in a step."""
@@ -96,6 +109,8 @@ class Recorder:
         for step in waiting:
             entry = self._entry(step)
             self._monitor.update(entry)
+            if step.noise is not None:
+                self._noise.update(step.noise, int(entry["step"]))
             if self.store is not None:
                 self.store.append(entry)
 
@@ -134,6 +149,7 @@ class Recorder:
             "header": snapshot(self.header),
             "monitor": snapshot(self._monitor),
             "reducer": snapshot(self._reducer),
+            "noise": self._noise.state(),
             "clipping_is_broken": self.clipping_is_broken,
         }
 
@@ -147,6 +163,8 @@ class Recorder:
         self._monitor, self._reducer = restore(state["monitor"]), restore(state["reducer"])
         self._monitor.significance = significance
         self.clipping_is_broken = state["clipping_is_broken"]
+        if "noise" in state:  # absent from the checkpoints of the first release
+            self._noise.load(state["noise"])
 
 
 def _is_striking(step: SeenStep) -> bool:

@@ -21,6 +21,7 @@ from lightning_audit.dpsgd.lints import (
     signals_ahead,
     splits_batches,
 )
+from lightning_audit.dpsgd.loss_lint import reduction_of
 from lightning_audit.dpsgd.sampler_tap import SamplerTap, can_be_watched
 
 _PARTS = (
@@ -92,9 +93,10 @@ class RunLints:
             self._facts.carried_over += any(carried)
 
     def look_at_loss(self, module: torch.nn.Module, loss: Any) -> None:
-        """Note, at the first loss, whether Lightning took something off it."""
+        """Note, at the first loss, how it was made, and whether Lightning took something off it."""
         if not self._loss_known:
             self._loss_known = True
+            self._facts.loss_reduction = reduction_of(loss, self._facts.batches_per_step)
             if sentence := adaptive_remark(module, loss):
                 self._facts.note(sentence)
 

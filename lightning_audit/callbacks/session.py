@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from lightning_audit.callbacks.coordinates import Coordinates
+from lightning_audit.callbacks.noise_watch import NoiseWatch
 from lightning_audit.callbacks.plan import StepPlan
 from lightning_audit.callbacks.planning import SessionSettings, StepPlanner
 from lightning_audit.callbacks.ranks import Ranks
@@ -69,6 +70,7 @@ class AuditSession(StepPlanner):
             signal=settings.signal,
         )
         header = self._with_game(header)
+        self._noise = NoiseWatch(witnesses, alone=not self._ranks.several)
         self._key = int(rng.integers(2**63)) if self._ranks.several else 0
         #: Checksum of all that was read; equal in all processes if they share their gradients.
         self.checksum = 0
@@ -187,6 +189,7 @@ class AuditSession(StepPlanner):
 
     def _before(self) -> FloatArray | None:
         """What the canaries that are in add to the gradient under the claim, by coordinate."""
+        self._noise.read(self.step, self.recorder.steps)
         if self._plan is not None and self._plan.prepared:
             self._withdraw()  # clipping is over, and nobody put the canaries in
         if self._plan is None:
@@ -218,6 +221,8 @@ class AuditSession(StepPlanner):
             read = bytes([reading.replaced]) + values.tobytes()
             self.checksum = zlib.crc32(read, self.checksum)
         claim = plan.claim
+        noise = self._noise.seen(claim, int(plan.coins.sum()))
+        readable = not reading.unclear and bool(np.isfinite(values).all())
         values = values * (claim.scale / claim.max_grad_norm)
         self.recorder.take(
             SeenStep(
@@ -229,6 +234,7 @@ class AuditSession(StepPlanner):
                 epoch=self.epoch,
                 replaced=reading.replaced,
                 sample_rate=self._sample_rate(claim.accumulated),
+                noise=noise if readable else None,
             )
         )
         self._canary_steps += plan.status == INJECTED

@@ -199,3 +199,38 @@ def unsynchronised_result(synchronised: bool, processes: int) -> CheckResult:
         "and Trainer(use_distributed_sampler=False)",
         evidence=evidence,
     )
+
+
+def loss_reduction_result(found: str | None, supposed: str | None) -> tuple[CheckResult, ...]:
+    """Result of `loss_reduction`: a loss that is scaled by the batch size costs accuracy.
+
+    Args:
+        found: how the loss adds up its batch, "mean" or "sum"; None if that cannot be told.
+        supposed: what the optimizer takes it for; None if it does not say.
+
+    Returns:
+        One result, or none where nothing can be told.
+    """
+    if found is None or supposed is None:
+        return ()
+    name, evidence = "loss_reduction", {"loss": found, "optimizer": supposed}
+    if found == supposed:
+        message = f"the loss is a {found} over its batch, as the optimizer takes it to be"
+        return (CheckResult(name, "mechanism", "ok", message, evidence=evidence),)
+    effect = (
+        "per-sample gradients are a batch's size too large, and all are clipped"
+        if found == "sum"
+        else "per-sample gradients are a batch's size too small, and drown in the noise"
+    )
+    return (
+        CheckResult(
+            name,
+            "mechanism",
+            "warned",
+            f"the loss is a {found} over its batch where the optimizer takes it for a {supposed}: "
+            f"{effect}; that loses no privacy, but accuracy",
+            f"return the {supposed} of the losses from training_step, or give make_private "
+            f"loss_reduction={found!r}",
+            evidence=evidence,
+        ),
+    )

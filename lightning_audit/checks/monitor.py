@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_audit.checks.family import shared_log_e
 from lightning_audit.checks.guesses import Guesses
 from lightning_audit.checks.independence import ReuseCheck
 from lightning_audit.checks.integrity import gradient_replaced_result
@@ -100,12 +101,8 @@ class AuditMonitor:
 
     @property
     def log_e_value(self) -> float:
-        """Log of the shared e-value: the largest of share times e-value, at least 0.
-
-        The claim is refuted when it reaches ``log(1 / significance)``.
-        """
-        checks = [c for c in self.results() if c.log_e_value is not None and c.share > 0]
-        return max((c.log_e_value or 0.0) + math.log(c.share) for c in [*checks, _NOTHING])
+        """Log of the e-value that the checks of the record share; see `shared_log_e`."""
+        return shared_log_e(self.results())
 
     def results(self) -> tuple[CheckResult, ...]:
         """Results of the checks that see the record alone."""
@@ -117,9 +114,6 @@ class AuditMonitor:
             *self.reuse.results(),
             gradient_replaced_result(self.replaced_steps, self.steps, self.first_replaced),
         )
-
-
-_NOTHING = CheckResult("", "mechanism", "ok", "", log_e_value=0.0, share=1.0)
 
 
 def replay(

@@ -58,7 +58,7 @@ def noise_candidates(case: Case) -> list[Candidate]:
                 "what those steps do otherwise: the last batch of an epoch, a step after "
                 "validation, a branch that skips add_noise",
                 {},
-                explains=(*REUSE, *LEAKAGE),
+                explains=(*REUSE, "noise.shape", *LEAKAGE),
             )
         )
     elif finding:
@@ -114,7 +114,7 @@ def _shared(case: Case, monitor: AuditMonitor, finding: str) -> Candidate:
     sentence = f"noise re-used: {sentence}"
     # One draw a step may be small for many steps; with one key, pairs of coordinates cancel.
     entailed = NOISE if finding == "reuse.broadcast" else ("noise.canary",)
-    explains = _others(finding, (*REUSE, *entailed, *LEAKAGE))
+    explains = _others(finding, (*REUSE, *entailed, "noise.shape", *LEAKAGE))
     return case.candidate(name, finding, sentence, look_at, evidence, explains=explains)
 
 
@@ -140,7 +140,7 @@ def _repeated(case: Case, monitor: AuditMonitor) -> Candidate | None:
         f"noise re-used: the same noise is added {reuse.period}",
         look_at,
         evidence if in_epochs else {"lag": reuse.lag, **evidence},
-        explains=_others(finding, (*REUSE, *entailed, *LEAKAGE)),
+        explains=_others(finding, (*REUSE, *entailed, "noise.shape", *LEAKAGE)),
     )
 
 
@@ -155,7 +155,7 @@ def _recurring(case: Case, monitor: AuditMonitor) -> Candidate | None:
         finding,
         "noise re-used: the noise comes back at irregular steps, as from few seeds",
         "how the noise is seeded: whether seeds are drawn from a small range, or from the clock",
-        explains=(*(name for name in REUSE if name != finding), *LEAKAGE),
+        explains=_others(finding, (*REUSE, "noise.shape", *LEAKAGE)),
     )
 
 
@@ -178,7 +178,7 @@ def _in_tensors(case: Case, monitor: AuditMonitor) -> list[Candidate]:
     shown = ", ".join(f"`{name}`" for name in flagged[:5])
     what = "is missing" if missing else f"is {smallest:.3g} times the claim or less"
     finding = case.first_of(("noise.tensor", *NOISE)) or "noise.tensor"
-    rest = (*REUSE, "noise.canary", "noise.step", *LEAKAGE)
+    rest = (*REUSE, "noise.canary", "noise.step", "noise.shape", *LEAKAGE)
     evidence = {
         "sd_ratio": {name: ratios[name] for name in flagged},
         "median_of_the_others": float(np.median(others)),
@@ -248,7 +248,8 @@ def _scale(case: Case, monitor: AuditMonitor, finding: str) -> list[Candidate]:
         ),
         (ratio >= _SOME, "noise_too_small", small, _SCALE, {}),
     ]
-    explains = _others(finding, (*NOISE, *REUSE, *LEAKAGE))
+    # Noise that is too small has too light tails as well, and noise that is missing has ties.
+    explains = _others(finding, (*NOISE, *REUSE, "noise.shape", *LEAKAGE))
     parameters = _quietest_canary(monitor) if finding == "noise.canary" else ()
     return [
         case.candidate(

@@ -30,7 +30,8 @@ class Fault:
         wrong: what is wrong, in words.
         met_in: where it was met.
         check: name of the finding that fires; where none does yet, of the one that is wanted.
-        sentence: how `Verdict.fault` begins; empty if nothing fires.
+        sentence: how `Verdict.fault` begins, for a warning how its message does; empty if nothing
+            fires.
         optimizer: the faulty class, for faults that can be planted.
         training: a class of `lightning_audit.testing.trainings` that shows the fault.
         settings: of that training; a planted fault may need some of them to do harm.
@@ -38,7 +39,7 @@ class Fault:
         steps: within which that training shows it.
         seen: whether the audit finds it.
         ends: outcome of that training's audit.
-        warn_only: no privacy is lost, so that a violation would be wrong.
+        warn_only: no privacy is lost, so that the check warns and fails no gate.
         reason: why it is not seen.
         named: name of the first of `Verdict.faults`, where it is not the fault's own.
     """

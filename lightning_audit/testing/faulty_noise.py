@@ -197,7 +197,7 @@ class NoisePerMicroBatch(DPOptimizer):
     def add_noise(self) -> None:
         """The sum has its noise already."""
         for p in self.params:
-            p.grad = p.summed_grad.view_as(p)
+            p.grad = p.summed_grad.view_as(p).clone()
 
 
 def _seeded(optimizer: DPOptimizer, seed: int) -> torch.Generator:

@@ -27,11 +27,18 @@ the first of `Verdict.faults`: its name, and how its sentence begins.
 | fault | what is wrong | met in | plant | steps | finding | likely fault | it begins |
 |---|---|---|---|---|---|---|---|
 """
+_WARNED = """
+## Warned of
+
+These lose no privacy, so no gate fails: the check warns. The outcome is that of `module()`'s audit.
+
+| fault | what is wrong | met in | plant | steps | warning | its message begins | outcome |
+|---|---|---|---|---|---|---|---|
+"""
 _NOT_FOUND = """
 ## Not found yet
 
-None of these is called a violation of another kind; the outcome is that of `module()`'s audit.
-Faults that lose no privacy will be warned of, and fail no gate.
+None of these is called a violation of another kind.
 
 | fault | what is wrong | met in | plant | outcome | loses privacy | why it is not found |
 |---|---|---|---|---|---|---|
@@ -40,23 +47,24 @@ Faults that lose no privacy will be warned of, and fail no gate.
 
 def markdown() -> str:
     """The page."""
+    known = FAULTS.values()
     found = [
-        (
-            *_first(fault),
-            str(fault.steps),
-            f"`{fault.check}`",
-            f"`{fault.likely}`",
-            _sentence(fault),
-        )
-        for fault in FAULTS.values()
-        if fault.seen
+        (*_first(fault), *_how(fault), f"`{fault.likely}`", _sentence(fault))
+        for fault in known
+        if fault.seen and not fault.warn_only
     ]
+    warned = [(*_first(f), *_how(f), f.sentence, f.ends) for f in known if f.seen and f.warn_only]
     missed = [
         (*_first(fault), fault.ends, "no" if fault.warn_only else "yes", fault.reason)
-        for fault in FAULTS.values()
+        for fault in known
         if not fault.seen
     ]
-    return _HEAD + _rows(found) + _NOT_FOUND + _rows(missed)
+    page = _HEAD + _rows(found) + _WARNED + _rows(warned)
+    return page + _NOT_FOUND + _rows(missed) if missed else page
+
+
+def _how(fault: Fault) -> tuple[str, ...]:
+    return str(fault.steps), f"`{fault.check}`"
 
 
 def _first(fault: Fault) -> tuple[str, ...]:

@@ -1,0 +1,68 @@
+"""Reads a step's noise beside its clipped sums, and says of it what the checks need."""
+
+from __future__ import annotations
+
+from lightning_audit.checks.noise_channel import NoiseSeen, divisors_of
+from lightning_audit.checks.witnesses import REUSE_IN_ALL, Witnesses
+from lightning_audit.dpsgd.noise_reading import NoiseReading, read_noise
+from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
+
+#: Steps that are read: the first ones, and one in so many later.
+_FIRST, _EVERY = 200, 4
+#: Steps in which the norm of the whole sum is taken as well.
+_FIRST_NORMS, _EVERY_NORM = 20, 100
+
+
+class NoiseWatch:
+    """The noise of one private optimizer's steps.
+
+    Args:
+        witnesses: entries of the gradient of which some are read.
+        alone: whether one process trains; the sums of several are known to none of them.
+    """
+
+    def __init__(self, witnesses: Witnesses, *, alone: bool) -> None:
+        each = max(1, REUSE_IN_ALL // len(witnesses.index))
+        self._coordinates = {j: index[:each] for j, index in sorted(witnesses.index.items())}
+        self._alone = alone
+        self._earlier: int | None = 0
+        self._reading: NoiseReading | None = None
+        self._terms: int | None = None
+
+    def skip(self, step: DPSGDStep) -> None:
+        """A part of a split batch is clipped, and no step is taken yet."""
+        rows = step.batch_size()
+        known = rows is not None and self._earlier is not None
+        self._earlier = (self._earlier or 0) + (rows or 0) if known else None
+
+    def read(self, step: DPSGDStep, number: int) -> None:
+        """Read a step between its noise and its update, canaries and all."""
+        earlier, self._earlier = self._earlier, 0
+        self._reading = None
+        if number >= _FIRST and number % _EVERY:
+            return
+        norm = number < _FIRST_NORMS or number % _EVERY_NORM == 0
+        self._reading = read_noise(step.params, self._coordinates, sums=self._alone, norm=norm)
+        rows = step.batch_size()
+        self._terms = None if rows is None or earlier is None else rows + earlier
+
+    def seen(self, claim: StepClaim, canaries: int) -> NoiseSeen | None:
+        """What was read, once; None if nothing was, or nothing is claimed of it.
+
+        Args:
+            claim: what is claimed of the step.
+            canaries: how many of the step's samples are canaries.
+        """
+        reading, self._reading = self._reading, None
+        if reading is None or claim.noise_multiplier <= 0:
+            return None
+        rows = () if self._terms is None else (self._terms, self._terms - canaries)
+        unit = claim.max_grad_norm
+        return NoiseSeen(
+            released=reading.released * (claim.scale / unit),
+            sums=None if reading.sums is None else reading.sums / unit,
+            noise_multiplier=claim.noise_multiplier,
+            divisors=divisors_of(rows, claim.scale),
+            terms=self._terms,
+            sum_norm=None if reading.sum_norm is None else reading.sum_norm / unit,
+        )

@@ -1,0 +1,244 @@
+"""What the noise itself shows, where it can be told from the data, or beside them where it cannot.
+
+Un-noised sums, noise and batch sizes stay in memory: neither the record nor a checkpoint holds
+them, and `replay` cannot give these checks again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from lightning_audit.checks.family import Evidence, Warned
+from lightning_audit.layout import FloatArray
+from lightning_audit.results import CheckResult
+from lightning_audit.snapshot import restore, snapshot
+from lightning_audit.stats.divisor import divisor_log_e
+from lightning_audit.stats.noise_shape import KEPT, TailBet, TieBet, sign_log_e
+from lightning_audit.stats.recurrence import NoisePast
+from lightning_audit.stats.sequential import SingleStepBet, excess_log_e, log_mean_exp
+
+#: Probability with which noise as claimed is not taken for noise, in one step.
+_RARE = 1e-9
+#: The same, in standard deviations of a normal variable.
+_FAR = 6.0
+#: Entries larger than this, in standard deviations, are too coarse in single precision for ties.
+_COARSE = 1000.0
+#: What the norm of a clipped sum may exceed the number of its terms by.
+_ROUNDING = 1.05
+
+
+@dataclass(frozen=True)
+class NoiseSeen:
+    """One step, between its noise and its update, in units of the clipping norm.
+
+    Args:
+        released: the gradient times its stated divisor at some coordinates, ``[n]``.
+        sums: the clipped sums that it was made of, ``[n]``; None where they are not known.
+        noise_multiplier: claimed standard deviation of the noise, > 0.
+        divisors: numbers over the stated divisor by which the sum may have been divided instead.
+        terms: samples in the whole sum, canaries included; None if unknown.
+        sum_norm: norm of the whole sum, None where it was not looked at.
+    """
+
+    released: FloatArray
+    sums: FloatArray | None
+    noise_multiplier: float
+    divisors: tuple[float, ...] = ()
+    terms: int | None = None
+    sum_norm: float | None = None
+
+
+def noise_of(seen: NoiseSeen) -> FloatArray | None:
+    """The noise in units of its claimed standard deviation, ``[n]``; None if it cannot be told.
+
+    What is left of the gradient without the sums is noise only if the noise was added to these
+    sums, and nothing else was done to them. It is taken for noise unless it is much too small, or
+    goes along with the sums.
+    """
+    if seen.sums is None:
+        return None
+    noise = np.asarray((seen.released - seen.sums) / seen.noise_multiplier)
+    squares = float(noise @ noise)
+    if special.gammainc(0.5 * len(noise), 0.5 * squares) < _RARE:
+        return None
+    norm = float(np.linalg.norm(seen.sums))
+    scale = math.sqrt(max(squares / len(noise), 1.0))
+    along = abs(float(noise @ seen.sums)) / norm if norm > 0 else 0.0
+    return noise if along <= _FAR * scale else None
+
+
+class NoiseChannelChecks:
+    """`noise.shape`, `reuse.recurrence`, `batch_normalised`; `noise.mean` and `noise.excess` warn.
+
+    Args:
+        significance: of the whole run.
+        fine: whether gradients are of single precision or better; if not, nothing is tested.
+    """
+
+    def __init__(self, significance: float, *, fine: bool = True) -> None:
+        self._fine = fine
+        self._past = NoisePast()
+        self._tails, self._ties = TailBet(), TieBet()
+        self._recurrence = SingleStepBet()
+        self._recurred = (0, 0)
+        self._divisor_log_e = np.zeros(2)
+        self._signs = np.zeros(2, dtype=np.int64)
+        self._excess = np.zeros(2)
+        self._longest, self._long_at = 0.0, -1
+        self.shape = Evidence("noise.shape", significance)
+        self.recurrence = Evidence("reuse.recurrence", significance)
+        self.divisor = Evidence("batch_normalised", significance)
+        self.mean = Warned("noise.mean", significance)
+        self.excess = Warned("noise.excess", significance)
+
+    def state(self) -> dict[str, Any]:
+        """What `load` needs; noise of the past is left out."""
+        return {name: snapshot(value) for name, value in vars(self).items() if name != "_past"}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        vars(self).update({name: restore(value) for name, value in state.items()})
+
+    def update(self, seen: NoiseSeen, step: int) -> None:
+        """Take in one step."""
+        finite = seen.sums is None or np.isfinite(seen.sums).all()
+        if not self._fine or not finite or not np.isfinite(seen.released).all():
+            return
+        noise = noise_of(seen)
+        if noise is not None:
+            self._update_mean_and_excess(noise, step)
+        # Readings hold the noise beside the data, so that the tests are valid for them as well.
+        readings = seen.released / seen.noise_multiplier if noise is None else noise
+        coarse = np.abs(seen.released).max(initial=0.0) > _COARSE * seen.noise_multiplier
+        self._tails.update(readings, min(1.0, 1.0 / seen.noise_multiplier))
+        if not coarse:
+            latest = self._past.latest
+            self._ties.update(readings, latest[:: max(1, len(latest) // KEPT)][:KEPT])
+        self.shape.update(float(log_mean_exp([self._tails.log_e, self._ties.log_e])), step)
+        self._update_recurrence(readings, step)
+        self._update_divisor(seen, step)
+        self._note_sum(seen, step)
+
+    def _update_recurrence(self, readings: FloatArray, step: int) -> None:
+        log_e, age = self._past.recurrence_log_e(readings)
+        self._past.add(readings)
+        self._recurrence.update(log_e)
+        before = self.recurrence.violated
+        self.recurrence.update(float(self._recurrence.log_e), step)
+        if self.recurrence.violated and not before:
+            self._recurred = (step - age, step)
+
+    def _update_divisor(self, seen: NoiseSeen, step: int) -> None:
+        if seen.sums is None or not seen.divisors:
+            return
+        self.divisor.update(0.0, step)
+        self._divisor_log_e += [
+            divisor_log_e(seen.released, seen.sums, seen.noise_multiplier, ratio)
+            for ratio in seen.divisors
+        ]
+        self.divisor.update(float(log_mean_exp(self._divisor_log_e)), step)
+
+    def _update_mean_and_excess(self, noise: FloatArray, step: int) -> None:
+        self._signs += [np.sum(noise > 0), np.sum(noise < 0)]
+        self.mean.update(sign_log_e(*self._signs.tolist()), step)
+        self._excess += [len(noise), float(noise @ noise)]
+        self.excess.update(float(excess_log_e(*self._excess)), step)
+
+    def _note_sum(self, seen: NoiseSeen, step: int) -> None:
+        """Keep by how much a clipped sum was longer than its terms together can be."""
+        if seen.sum_norm is None or not seen.terms:
+            return
+        ratio = seen.sum_norm / seen.terms
+        if ratio > _ROUNDING and self._long_at < 0:
+            self._long_at = step
+        self._longest = max(self._longest, ratio)
+
+    def results(self, *, clips: bool) -> tuple[CheckResult, ...]:
+        """Results of the five checks.
+
+        Args:
+            clips: whether nothing contradicts the clipping; if not, a long sum is no sign of noise.
+        """
+        earlier, later = self._recurred
+        return (
+            self._shape_result(),
+            self.recurrence.result(
+                "no step's noise was that of an earlier step",
+                f"the noise of step {later} is that of step {earlier}",
+                "look for a generator that is seeded anew from few seeds, or restored, and draw "
+                "all noise from one generator that is seeded once",
+                {"steps": [earlier, later] if self.recurrence.violated else []},
+            ),
+            self.divisor.result(
+                "the noisy sum is divided by what is stated",
+                "the noisy sum is divided by the number of samples that the batch happens to have, "
+                "so that the size of the gradient and of its noise tells of it",
+                "divide by the expected batch size, which is the same at every step",
+                {},
+            ),
+            self._mean_result(),
+            self._excess_result(clips),
+        )
+
+    def _shape_result(self) -> CheckResult:
+        lattice = self._ties.log_e > self._tails.log_e
+        what = (
+            "values of the noise come back exactly, as if it were rounded to a lattice"
+            if lattice
+            else "the tails of the noise are not those of normal noise"
+        )
+        return self.shape.result(
+            "the noise has the tails of normal noise, and no lattice",
+            f"{what}: some events tell one record more than the claim allows",
+            "draw the noise with torch.normal or torch.randn in single precision, and neither "
+            "round nor clip it",
+            {"log_e_tails": self._tails.log_e, "log_e_ties": self._ties.log_e},
+        )
+
+    def _mean_result(self) -> CheckResult:
+        positive, negative = self._signs.tolist()
+        share = positive / max(positive + negative, 1)
+        return self.mean.result(
+            "the noise is as often above zero as below",
+            f"the mean of the noise is not zero: {share:.0%} of it are above zero; that loses no "
+            "privacy, but biases the training",
+            "look at the mean that the noise is drawn with",
+            {"positive": positive, "negative": negative},
+        )
+
+    def _excess_result(self, clips: bool) -> CheckResult:
+        count, squares = self._excess.tolist()
+        ratio = math.sqrt(squares / count) if count else math.nan
+        evidence = {"ratio": ratio, "sum_norm_over_terms": self._longest}
+        advice = (
+            "add the noise once a step, and compare its scale with noise_multiplier * max_grad_norm"
+        )
+        if clips and self._long_at >= 0 and not self.excess.violated:
+            return CheckResult(
+                "noise.excess",
+                "mechanism",
+                "warned",
+                f"too much noise: clipped sums are up to {self._longest:.3g} times as long as "
+                "clipping allows, so noise is added before a sum is complete, perhaps to each part "
+                "of a split batch; that loses no privacy, but accuracy",
+                advice,
+                evidence={**evidence, "violated_at_step": self._long_at},
+            )
+        return self.excess.result(
+            "the noise is no larger than claimed",
+            f"too much noise: it is {ratio:.3g} times the claim; that loses no privacy, but "
+            "accuracy",
+            advice,
+            evidence,
+        )
+
+
+def divisors_of(rows: Sequence[int], scale: float) -> tuple[float, ...]:
+    """Numbers of samples over the stated divisor; none where nothing is divided."""
+    return tuple(n / scale for n in rows) if scale > 1.0 and min(rows, default=0) > 0 else ()

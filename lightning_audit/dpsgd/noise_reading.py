@@ -1,0 +1,82 @@
+"""Reads the gradient beside the clipped sum that it was made of, where an optimizer shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from lightning_audit.dpsgd.views import numpy_view
+from lightning_audit.layout import FloatArray, IndexArray
+
+
+@dataclass(frozen=True)
+class NoiseReading:
+    """A step's gradient and its clipped sum at the same coordinates, canaries in both.
+
+    Args:
+        released: entries of the final gradient, ``[n]``.
+        sums: entries of the clipped sum before the noise, ``[n]``; None where no sum is shown.
+        sum_norm: norm of the whole clipped sum; None where no sum is shown or it was not asked for.
+    """
+
+    released: FloatArray
+    sums: FloatArray | None
+    sum_norm: float | None = None
+
+
+@torch.no_grad()
+def read_noise(
+    params: Sequence[torch.nn.Parameter],
+    coordinates: dict[int, IndexArray],
+    *,
+    sums: bool,
+    norm: bool,
+) -> NoiseReading | None:
+    """Read a step between its noise and its update.
+
+    Args:
+        params: the parameters, in the order of the layout.
+        coordinates: tensor -> flat coordinates to read.
+        sums: whether ``summed_grad`` holds the sums that the gradient was made of.
+        norm: whether the norm of the whole sum is wanted.
+
+    Returns:
+        The reading; None where a gradient is missing, or of lower than single precision.
+    """
+    grads = _entries([params[j].grad for j in coordinates], coordinates)
+    if grads is None:
+        return None
+    held = [_sum_of(p) for p in params] if sums else []
+    parts = _entries([held[j] for j in coordinates], coordinates) if sums else None
+    whole = None
+    if norm and parts is not None:
+        norms = [part.norm() for part in held if part is not None]
+        whole = float(torch.stack([n.double().cpu() for n in norms]).norm())
+    return NoiseReading(grads, parts, whole)
+
+
+def _sum_of(param: torch.nn.Parameter) -> torch.Tensor | None:
+    """The clipped sum, unless it was turned into the gradient in place."""
+    held: torch.Tensor | None = getattr(param, "summed_grad", None)
+    grad = param.grad
+    if held is None or grad is None or held.data_ptr() == grad.data_ptr():
+        return None
+    return held
+
+
+def _entries(
+    tensors: Sequence[torch.Tensor | None], coordinates: dict[int, IndexArray]
+) -> FloatArray | None:
+    pieces = []
+    for tensor, index in zip(tensors, coordinates.values(), strict=True):
+        if tensor is None or tensor.dtype not in (torch.float32, torch.float64):
+            return None
+        view = numpy_view(tensor)
+        if view is None:
+            where = torch.from_numpy(index).to(tensor.device)
+            view, index = tensor.reshape(-1)[where].cpu().numpy(), np.arange(len(index))
+        pieces.append(view[index].astype(np.float64))
+    return np.concatenate(pieces)

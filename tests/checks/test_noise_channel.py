@@ -1,0 +1,246 @@
+"""Checks of the noise itself: what they see, what they leave alone, and how seldom they err."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lightning_audit.checks.family import SHARES, WARNING_SHARES
+from lightning_audit.checks.noise_channel import (
+    NoiseChannelChecks,
+    NoiseSeen,
+    divisors_of,
+    noise_of,
+)
+
+FloatArray = NDArray[np.float64]
+NAMES = ("noise.shape", "reuse.recurrence", "batch_normalised", "noise.mean", "noise.excess")
+#: Makes the released sum of clipped sums, for a step.
+Release = Callable[[np.random.Generator, FloatArray, int], FloatArray]
+
+
+def run(
+    release: Release,
+    *,
+    steps: int = 20,
+    n: int = 384,
+    noise: float = 1.0,
+    known: bool = True,
+    seed: int = 0,
+    data: float = 1.0,
+) -> NoiseChannelChecks:
+    """Checks of a training of which the sums are known or not."""
+    rng = np.random.default_rng(seed)
+    checks = NoiseChannelChecks(1e-3)
+    for step in range(steps):
+        sums = data * rng.normal(size=n)
+        rows = int(rng.integers(8, 25))
+        seen = NoiseSeen(
+            release(rng, sums, rows),
+            sums if known else None,
+            noise,
+            divisors_of((rows,), 16.0),
+            terms=rows,
+        )
+        checks.update(seen, step)
+    return checks
+
+
+def sound(rng: np.random.Generator, sums: FloatArray, rows: int) -> FloatArray:
+    return np.asarray(sums + rng.normal(size=len(sums)))
+
+
+def status(checks: NoiseChannelChecks) -> dict[str, str]:
+    return {check.name: check.status for check in checks.results(clips=True)}
+
+
+def flagged(checks: NoiseChannelChecks) -> set[str]:
+    return {name for name, was in status(checks).items() if was in ("violated", "warned")}
+
+
+def test_every_check_has_its_share() -> None:
+    checks = run(sound).results(clips=True)
+    assert tuple(check.name for check in checks) == NAMES
+    shares = {**SHARES, **WARNING_SHARES}
+    assert [check.share for check in checks] == [shares[name] for name in NAMES]
+    assert sum(SHARES.values()) == pytest.approx(1.0, abs=1e-12)
+    assert sum(WARNING_SHARES.values()) == pytest.approx(1.0, abs=1e-12)
+
+
+def test_a_sound_training_is_left_alone() -> None:
+    assert status(run(sound, steps=100)) == dict.fromkeys(NAMES, "ok")
+
+
+def test_where_sums_are_not_known_shape_and_recurrence_are_tested_all_the_same() -> None:
+    found = status(run(sound, known=False))
+    assert {name for name, was in found.items() if was == "ok"} == {
+        "noise.shape",
+        "reuse.recurrence",
+    }
+    assert set(found.values()) == {"ok", "not_run"}
+
+
+def test_low_precision_is_not_tested() -> None:
+    checks = NoiseChannelChecks(1e-3, fine=False)
+    checks.update(NoiseSeen(np.zeros(8), np.zeros(8), 1.0), 0)
+    assert set(status(checks).values()) == {"not_run"}
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_a_step_that_is_not_finite_leaves_no_trace(broken: float) -> None:
+    checks = NoiseChannelChecks(1e-3)
+    checks.update(NoiseSeen(np.array([broken, 0.0]), np.zeros(2), 1.0), 0)
+    checks.update(NoiseSeen(np.zeros(2), np.array([broken, 0.0]), 1.0), 1)
+    assert set(status(checks).values()) == {"not_run"}
+
+
+def uniform(rng: np.random.Generator, sums: FloatArray, rows: int) -> FloatArray:
+    return np.asarray(sums + rng.uniform(-np.sqrt(3), np.sqrt(3), len(sums)))
+
+
+def divided(rng: np.random.Generator, sums: FloatArray, rows: int) -> FloatArray:
+    return sound(rng, sums, rows) * 16 / rows
+
+
+def few_seeds(rng: np.random.Generator, sums: FloatArray, rows: int) -> FloatArray:
+    return sound(np.random.default_rng(int(rng.integers(10))), sums, rows)
+
+
+def with_mean(rng: np.random.Generator, sums: FloatArray, rows: int) -> FloatArray:
+    return sound(rng, sums, rows) + 0.3
+
+
+def too_much(rng: np.random.Generator, sums: FloatArray, rows: int) -> FloatArray:
+    return np.asarray(sums + 1.3 * rng.normal(size=len(sums)))
+
+
+@pytest.mark.parametrize(
+    ("release", "finding", "result"),
+    [
+        (uniform, "noise.shape", "violated"),
+        (divided, "batch_normalised", "violated"),
+        (few_seeds, "reuse.recurrence", "violated"),
+        (with_mean, "noise.mean", "warned"),
+        (too_much, "noise.excess", "warned"),
+    ],
+)
+def test_a_fault_is_seen_in_twenty_steps(release: Release, finding: str, result: str) -> None:
+    assert status(run(release))[finding] == result
+
+
+def test_noise_that_is_too_large_or_has_a_mean_is_no_violation() -> None:
+    for release in (with_mean, too_much):
+        assert "violated" not in status(run(release, steps=100)).values()
+
+
+def test_the_steps_of_a_recurrence_are_told() -> None:
+    rng = np.random.default_rng(0)
+    checks = NoiseChannelChecks(1e-3)
+    rows = rng.normal(size=(12, 200))
+    rows[9] = rows[4]
+    for step, row in enumerate(rows):
+        checks.update(NoiseSeen(row, np.zeros(200), 1.0), step)
+    result = next(c for c in checks.results(clips=True) if c.name == "reuse.recurrence")
+    assert result.evidence["steps"] == [4, 9]
+    assert "the noise of step 9 is that of step 4" in result.message
+
+
+@pytest.mark.parametrize(("known", "name"), [(True, "few_seeds"), (False, "few_seeds")])
+def test_few_seeds_are_seen_with_sums_or_without_where_data_are_small(
+    known: bool, name: str
+) -> None:
+    checks = run(few_seeds, known=known, data=0.3)
+    assert "reuse.recurrence" in flagged(checks)
+
+
+def test_sums_that_the_noise_is_already_in_are_no_reason_to_accuse() -> None:
+    """An optimizer may add its noise to the sum itself; then nothing is left beside it."""
+    rng = np.random.default_rng(0)
+    checks = NoiseChannelChecks(1e-3)
+    for step in range(50):
+        noisy = sound(rng, rng.normal(size=384), 16)
+        checks.update(NoiseSeen(noisy, noisy, 1.0, (0.9,), 16), step)
+    assert flagged(checks) == set()
+    assert status(checks)["noise.excess"] == "not_run"
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_a_gradient_that_is_scaled_after_its_noise_is_not_taken_for_noise(factor: float) -> None:
+    checks = run(lambda rng, sums, rows: factor * sound(rng, sums, rows), data=10.0)
+    assert status(checks)["noise.mean"] == "not_run"
+    seen = NoiseSeen(np.full(9, 0.2), np.full(9, 0.1), 1.0)
+    assert noise_of(seen) is not None
+
+
+def test_a_sum_longer_than_its_terms_warns_of_noise_within_unless_clipping_is_broken() -> None:
+    checks = NoiseChannelChecks(1e-3)
+    rng = np.random.default_rng(0)
+    sums = rng.normal(size=64)
+    for step, norm in enumerate((10.0, 15.9, 40.0)):
+        seen = NoiseSeen(sound(rng, sums, 16), sums, 1.0, (), terms=16, sum_norm=norm)
+        checks.update(seen, step)
+        assert (status(checks)["noise.excess"] == "warned") == (norm > 17)
+    warned = next(c for c in checks.results(clips=True) if c.name == "noise.excess")
+    assert warned.evidence["violated_at_step"] == 2
+    assert "2.5 times as long as clipping allows" in warned.message
+    unclipped = next(c for c in checks.results(clips=False) if c.name == "noise.excess")
+    assert unclipped.status == "ok"
+
+
+def test_a_state_holds_no_noise_and_goes_on_with_the_same_numbers() -> None:
+    checks = run(sound, steps=30, n=50)
+    state = checks.state()
+    texts = repr(state)
+    assert "_past" not in state
+    assert len(texts) < 20_000  # sums and wealths, no readings
+    again = NoiseChannelChecks(1e-3)
+    again.load(state)
+    for mine, other in zip(again.results(clips=True), checks.results(clips=True), strict=True):
+        assert mine == other
+    rng = np.random.default_rng(1)
+    released = rng.normal(size=50)
+    for each in (checks, again):
+        each.update(NoiseSeen(released, np.zeros(50), 1.0), 30)
+    pairs = zip(again.results(clips=True), checks.results(clips=True), strict=True)
+    assert [m.log_e_value for m, o in pairs if m.name == "noise.excess"] == [
+        o.log_e_value for o in checks.results(clips=True) if o.name == "noise.excess"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "scale", "ratios"),
+    [((8, 16), 16.0, (0.5, 1.0)), ((8,), 1.0, ()), ((0, 3), 16.0, ()), ((), 16.0, ())],
+)
+def test_divisors_are_those_that_something_could_be_divided_by(
+    rows: tuple[int, ...], scale: float, ratios: tuple[float, ...]
+) -> None:
+    assert divisors_of(rows, scale) == ratios
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("noise", [0.5, 2.0])
+def test_correct_runs_are_not_accused(known: bool, noise: float) -> None:
+    """600 runs of 60 steps, beside data that follow the past; each test on its own at .05."""
+    runs, steps, n = 600, 60, 24
+    highest = dict.fromkeys(NAMES, 0)
+    for seed in range(runs):
+        rng = np.random.default_rng([seed, known, round(10 * noise)])
+        checks = NoiseChannelChecks(1e-3)
+        past = np.zeros(n)
+        for step in range(steps):
+            sums = 0.9 * past + 0.3 * noise * rng.normal(size=n)
+            released = sums + noise * rng.normal(size=n)
+            rows = int(rng.integers(8, 25))
+            checks.update(
+                NoiseSeen(released, sums if known else None, noise, divisors_of((rows,), 16.0)),
+                step,
+            )
+            past = released
+        for check in checks.results(clips=True):
+            highest[check.name] += (check.log_e_value or 0.0) >= np.log(20.0)
+    allowed = runs * 0.05 + 3 * np.sqrt(runs * 0.05 * 0.95)
+    assert {name: count for name, count in highest.items() if count > allowed} == {}
