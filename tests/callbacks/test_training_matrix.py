@@ -30,7 +30,7 @@ def test_signal_is_one_and_noise_is_as_claimed(tmp_path: Path, row: Row) -> None
     assert len(entries) >= STEPS
     entries = entries[row.first :]
     assert (entries["canaries"] == INJECTED).all()
-    assert not any(check.status == "violated" for check in report.checks)
+    assert not any(check.status in ("violated", "warned") for check in report.checks)
     assert any("copied" in note for note in report.notes) == row.copies
     assert_no_hooks_left(module)
 
