@@ -13,8 +13,11 @@ from lightning_audit.results import CheckResult, LikelyFault, Place
 NOISE = ("noise", "noise.tensor", "noise.canary", "noise.step")
 REUSE = ("reuse.lag", "reuse.broadcast", "reuse.pair", "reuse.recurrence")
 LEAKAGE = ("mu", "epsilon")
+#: Tests that suppose noise of the claimed size in each coordinate: noise that is smaller, or the
+#: same twice, is not of the right shape, nor does the stated divisor fit it.
+CHANNEL = ("noise.shape", "batch_normalised")
 #: What is estimated from the gradients of many steps.
-MEASURED = ("sensitivity", "batch_normalised", *NOISE, "noise.shape", *REUSE, *LEAKAGE)
+MEASURED = ("sensitivity", *CHANNEL, *NOISE, *REUSE, *LEAKAGE)
 
 #: Entries of a check's evidence that say where it was seen.
 _STEPS = ("first_step", "step", "violated_at_step")

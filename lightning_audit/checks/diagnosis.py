@@ -8,6 +8,8 @@ another finding takes it away from the rules below.
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -104,15 +106,6 @@ _CERTAIN = (
         "how the loader that splits batches ends an epoch",
     ),
     _Rule(
-        "batch_normalised",
-        "divides_by_realised_batch",
-        "divided by the realised batch size: the noise of a step depends on how many records it "
-        "drew, and large batches have too little",
-        "what the sum of gradients and noise is divided by: it must be the expected batch size, a "
-        "constant",
-        ("sensitivity", "noise.shape", *REUSE, *LEAKAGE),
-    ),
-    _Rule(
         "coupling",
         "records_coupled",
         "records are not independent: a record changes the gradients of others, so that clipping "
@@ -121,6 +114,15 @@ _CERTAIN = (
         "contrastive losses",
         ("sensitivity", *LEAKAGE),
     ),
+)
+_DIVISOR = _Rule(
+    "batch_normalised",
+    "divides_by_realised_batch",
+    "divided by the realised batch size: the noise of a step depends on how many records it drew, "
+    "and large batches have too little",
+    "what the sum of gradients and noise is divided by: it must be the expected batch size, a "
+    "constant",
+    ("sensitivity", "noise.shape", *REUSE, *LEAKAGE),
 )
 _LEAKAGE = tuple(
     _Rule(
@@ -163,6 +165,8 @@ _OF_THE_RUN = (
 )
 #: Noise below this part of the claim is not made by dividing by a batch that is large by chance.
 _LARGE_BATCH = 0.5
+#: Log likelihood ratio above which a divisor is told from noise that is too small.
+_CLEAR = 10.0
 
 
 def likely_faults(
@@ -185,6 +189,7 @@ def likely_faults(
     case = Case({check.name: check for check in violated}, monitor, oversize, processes)
     candidates = [
         *_by_finding(case, _CERTAIN),
+        *_divisor_candidates(case),
         *clipping_candidates(case),
         *reuse_candidates(case),
         *noise_candidates(case),
@@ -225,23 +230,34 @@ def loses_no_privacy(violated: Sequence[CheckResult], monitor: AuditMonitor) -> 
 
 
 def _by_finding(case: Case, rules: Iterable[_Rule]) -> list[Candidate]:
-    found = []
-    for rule in rules:
-        if rule.finding in case.violated:
-            explains = rule.explains
-            if rule.finding == "batch_normalised" and _noise_is_little_less(case):
-                explains = (*explains, *NOISE)
-            found.append(
-                case.candidate(
-                    rule.name, rule.finding, rule.sentence, rule.look_at, explains=explains
-                )
-            )
-    return found
+    return [
+        case.candidate(rule.name, rule.finding, rule.sentence, rule.look_at, explains=rule.explains)
+        for rule in rules
+        if rule.finding in case.violated
+    ]
 
 
-def _noise_is_little_less(case: Case) -> bool:
+def _divisor_candidates(case: Case) -> list[Candidate]:
+    """Division by the realised batch, where noise that is small or re-used does not look like it.
+
+    The test of the divisor supposes noise of the claimed size in every coordinate; its evidence
+    says which divisor fits better if the noise has another size.
+    """
+    check = case.violated.get(_DIVISOR.finding)
+    if check is None:
+        return []
     monitor = case.monitor
-    return monitor is None or float(monitor.witness_noise.ratios().min()) > _LARGE_BATCH
+    small = monitor is not None and case.first_of(NOISE) is not None
+    clear = float(check.evidence.get("log_ratio_at_any_scale", math.inf)) > _CLEAR
+    shared = monitor is not None and any(
+        reuse_is_seen(case, monitor, name) for name in ("reuse.broadcast", "reuse.lag")
+    )
+    if shared or (small and not clear):
+        return []
+    quiet = 1.0 if monitor is None else float(monitor.witness_noise.ratios().min())
+    entailed = NOISE if quiet > _LARGE_BATCH else ()
+    rule = dataclasses.replace(_DIVISOR, explains=(*_DIVISOR.explains, *entailed))
+    return _by_finding(case, [rule])
 
 
 def _unexplained(case: Case, finding: str) -> LikelyFault:

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from lightning_audit.checks.candidates import LEAKAGE, NOISE, REUSE, Candidate, Case
+from lightning_audit.checks.candidates import CHANNEL, LEAKAGE, NOISE, REUSE, Candidate, Case
 from lightning_audit.checks.monitor import AuditMonitor
 
 #: A residual this much smaller than the plain one speaks for re-used noise, not for small noise.
@@ -58,7 +58,7 @@ def noise_candidates(case: Case) -> list[Candidate]:
                 "what those steps do otherwise: the last batch of an epoch, a step after "
                 "validation, a branch that skips add_noise",
                 {},
-                explains=(*REUSE, "noise.shape", *LEAKAGE),
+                explains=(*REUSE, *CHANNEL, *LEAKAGE),
             )
         )
     elif finding:
@@ -114,7 +114,7 @@ def _shared(case: Case, monitor: AuditMonitor, finding: str) -> Candidate:
     sentence = f"noise re-used: {sentence}"
     # One draw a step may be small for many steps; with one key, pairs of coordinates cancel.
     entailed = NOISE if finding == "reuse.broadcast" else ("noise.canary",)
-    explains = _others(finding, (*REUSE, *entailed, "noise.shape", *LEAKAGE))
+    explains = _others(finding, (*REUSE, *entailed, *CHANNEL, *LEAKAGE))
     return case.candidate(name, finding, sentence, look_at, evidence, explains=explains)
 
 
@@ -140,23 +140,30 @@ def _repeated(case: Case, monitor: AuditMonitor) -> Candidate | None:
         f"noise re-used: the same noise is added {reuse.period}",
         look_at,
         evidence if in_epochs else {"lag": reuse.lag, **evidence},
-        explains=_others(finding, (*REUSE, *entailed, "noise.shape", *LEAKAGE)),
+        explains=_others(finding, (*REUSE, *entailed, *CHANNEL, *LEAKAGE)),
     )
 
 
 def _recurring(case: Case, monitor: AuditMonitor) -> Candidate | None:
     finding = "reuse.recurrence"
-    # Where there is no noise, any two steps have the same.
-    missing = float(monitor.witness_noise.ratios().min()) < _MISSING and case.first_of(NOISE)
-    if finding not in case.violated or missing:
+    if finding not in case.violated or not _recurs(case, monitor, finding):
         return None
     return case.candidate(
         "few_seeds",
         finding,
         "noise re-used: the noise comes back at irregular steps, as from few seeds",
         "how the noise is seeded: whether seeds are drawn from a small range, or from the clock",
-        explains=_others(finding, (*REUSE, "noise.shape", *LEAKAGE)),
+        explains=_others(finding, (*REUSE, *CHANNEL, *LEAKAGE)),
     )
+
+
+def _recurs(case: Case, monitor: AuditMonitor, finding: str) -> bool:
+    """Whether steps agree by more than noise does that is too small, or missing."""
+    if not case.first_of(NOISE):
+        return True
+    quiet = float(monitor.witness_noise.ratios().min())
+    closest = float(case.violated[finding].evidence.get("difference_ratio", 0.0))
+    return quiet >= _MISSING and closest < _REUSE_GAIN * quiet
 
 
 # ------------------------------------------------------------------ noise that is too small
@@ -178,7 +185,7 @@ def _in_tensors(case: Case, monitor: AuditMonitor) -> list[Candidate]:
     shown = ", ".join(f"`{name}`" for name in flagged[:5])
     what = "is missing" if missing else f"is {smallest:.3g} times the claim or less"
     finding = case.first_of(("noise.tensor", *NOISE)) or "noise.tensor"
-    rest = (*REUSE, "noise.canary", "noise.step", "noise.shape", *LEAKAGE)
+    rest = (*REUSE, "noise.canary", "noise.step", *CHANNEL, *LEAKAGE)
     evidence = {
         "sd_ratio": {name: ratios[name] for name in flagged},
         "median_of_the_others": float(np.median(others)),
@@ -248,8 +255,7 @@ def _scale(case: Case, monitor: AuditMonitor, finding: str) -> list[Candidate]:
         ),
         (ratio >= _SOME, "noise_too_small", small, _SCALE, {}),
     ]
-    # Noise that is too small has too light tails as well, and noise that is missing has ties.
-    explains = _others(finding, (*NOISE, *REUSE, "noise.shape", *LEAKAGE))
+    explains = _others(finding, (*NOISE, *REUSE, *CHANNEL, *LEAKAGE))
     parameters = _quietest_canary(monitor) if finding == "noise.canary" else ()
     return [
         case.candidate(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from lightning_audit.checks.candidates import CHANNEL, REUSE
 from lightning_audit.checks.diagnosis import likely_faults, loses_no_privacy
 from lightning_audit.checks.monitor import MAX_LOST, AuditMonitor
 from lightning_audit.checks.resolution import TARGET, Power, Resolution
@@ -135,7 +136,8 @@ def _violation(
     others = [check.name for check in violated if check is not named]
     if named.name.split(".")[0] == "noise":  # too small a noise makes all differences small
         own = {fault.finding for fault in faults}
-        others = [n for n in others if not n.startswith("reuse.") or n in own]
+        entailed = {*REUSE, *CHANNEL} - own
+        others = [name for name in others if name not in entailed]
     summary = f"{named.name}: {named.message}"
     if others:
         summary += f" (also violated: {', '.join(others)})"

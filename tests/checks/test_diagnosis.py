@@ -351,6 +351,47 @@ def test_division_by_the_realised_batch_explains_noise_that_is_a_little_small() 
     assert names(faults) == ["divides_by_realised_batch", "noise_too_small"]
 
 
+@pytest.mark.parametrize(
+    ("noise", "log_ratio", "expected"),
+    [
+        (0.5, -40.0, ["noise_too_small"]),
+        (0.5, 5.0, ["noise_too_small"]),
+        (0.83, 500.0, ["divides_by_realised_batch"]),
+        (1.0, 5.0, ["divides_by_realised_batch"]),  # nothing else explains it
+    ],
+)
+def test_noise_that_is_too_small_is_not_taken_for_another_divisor(
+    noise: float, log_ratio: float, expected: list[str]
+) -> None:
+    seen = check("batch_normalised", log_ratio_at_any_scale=log_ratio)
+    assert names(faults_of(simulate(80, noise=noise), seen)) == expected
+
+
+def test_noise_that_is_shared_in_a_step_is_not_taken_for_another_divisor() -> None:
+    seen = check("batch_normalised", log_ratio_at_any_scale=500.0)
+    faults = faults_of(simulate(80, reuse="broadcast", data=0.1), seen)
+    assert names(faults) == ["one_value_for_all_coordinates"]
+
+
+@pytest.mark.parametrize(
+    ("difference", "expected"),
+    [(0.45, ["noise_too_small"]), (0.01, ["few_seeds", "noise_too_small"])],
+)
+def test_noise_that_is_too_small_is_not_taken_for_few_seeds(
+    difference: float, expected: list[str]
+) -> None:
+    seen = check("reuse.recurrence", difference_ratio=difference)
+    assert names(faults_of(simulate(80, noise=0.5), seen)) == expected
+
+
+@pytest.mark.parametrize("fault", [{"noise": 0.5}, {"reuse": "lag 5"}, {"noise": [1, 1, 0]}])
+def test_the_shape_of_noise_that_is_small_or_re_used_is_no_fault_of_its_own(
+    fault: dict[str, Any],
+) -> None:
+    faults = faults_of(simulate(80, **fault), check("noise.shape"))
+    assert "noise_of_another_shape" not in names(faults)
+
+
 def test_a_record_that_is_not_finite_comes_before_all_but_a_missing_dp_sgd() -> None:
     certain = ["gradient_replaced", "no_dp", "finite"]
     others = ["reuse.resume", "coupling", "sensitivity", "noise", "batch_normalised", "accounting"]
