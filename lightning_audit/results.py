@@ -15,16 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from lightning_audit.verdicts import EXIT_CODES as EXIT_CODES
+from lightning_audit.verdicts import Kind as Kind
+from lightning_audit.verdicts import LikelyFault as LikelyFault
+from lightning_audit.verdicts import Outcome as Outcome
+from lightning_audit.verdicts import Place as Place
+from lightning_audit.verdicts import Verdict as Verdict
+from lightning_audit.verdicts import describe as describe
+from lightning_audit.verdicts import verdict_from
+
 #: Version of the report's layout; raised when a reader of the old one would misread the new one.
 SCHEMA_VERSION = 3
-#: Layout of a report with one record, which older releases can read as well.
-ONE_RECORD_VERSION = 2
-
-Outcome = Literal["PASS", "VIOLATION", "INCONCLUSIVE"]
-Kind = Literal["mechanism", "epsilon", "accounting"]
-
-#: Exit codes of the gate.
-EXIT_CODES: Mapping[Outcome, int] = {"PASS": 0, "VIOLATION": 1, "INCONCLUSIVE": 2}
 
 
 class ReportError(Exception):
@@ -108,32 +109,6 @@ class CheckResult:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The answer of an audit.
-
-    Args:
-        outcome: PASS, VIOLATION or INCONCLUSIVE.
-        kind: for a violation, which claim is false.
-        summary: what was seen, in a sentence.
-        fault: the likely fault in words; empty if none.
-        advice: what to do next.
-        missing: what an inconclusive audit lacks.
-    """
-
-    outcome: Outcome
-    kind: Kind | None
-    summary: str
-    fault: str = ""
-    advice: str = ""
-    missing: tuple[str, ...] = ()
-
-    @property
-    def exit_code(self) -> int:
-        """0 for PASS, 1 for VIOLATION, 2 for INCONCLUSIVE."""
-        return EXIT_CODES[self.outcome]
-
-
-@dataclass(frozen=True)
 class AuditReport:
     """Everything an audit has to say about one run.
 
@@ -159,7 +134,7 @@ class AuditReport:
         operating_points: how well the coins were guessed, at several thresholds.
         other_records: file names of the observations of further private optimizers; steps,
             observations, history and operating points are those of all of them.
-        schema_version: layout of this report.
+        schema_version: layout of this report; reading one of an older layout gives the present one.
     """
 
     verdict: Verdict
@@ -182,11 +157,7 @@ class AuditReport:
     complete: bool = True
     operating_points: tuple[OperatingPoint, ...] = ()
     other_records: tuple[str, ...] = ()
-    schema_version: int = ONE_RECORD_VERSION
-
-    def __post_init__(self) -> None:
-        if self.other_records:
-            object.__setattr__(self, "schema_version", SCHEMA_VERSION)
+    schema_version: int = SCHEMA_VERSION
 
     @property
     def records(self) -> tuple[str, ...]:
@@ -202,10 +173,7 @@ class AuditReport:
 
     def to_json(self) -> str:
         """The report as JSON; infinite numbers as the strings "inf" and "-inf"."""
-        fields = dataclasses.asdict(self)
-        if not self.other_records:
-            del fields["other_records"]
-        return json.dumps(_plain(fields), indent=2, allow_nan=False)
+        return json.dumps(_plain(dataclasses.asdict(self)), indent=2, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> AuditReport:
@@ -292,18 +260,6 @@ class InconclusiveAudit(Exception):
         self.report = report
 
 
-def describe(verdict: Verdict) -> str:
-    """A verdict in a few lines of text."""
-    kind = f" ({verdict.kind})" if verdict.kind else ""
-    lines = [f"{verdict.outcome}{kind}: {verdict.summary}"]
-    if verdict.fault:
-        lines.append(f"Likely fault: {verdict.fault}")
-    lines.extend(f"Missing: {item}" for item in verdict.missing)
-    if verdict.advice:
-        lines.append(f"Next: {verdict.advice}")
-    return "\n".join(lines)
-
-
 def _plain(value: Any) -> Any:
     """JSON-able form: tuples as lists, infinities as strings, NaN as null."""
     if isinstance(value, Mapping):
@@ -346,10 +302,10 @@ def _number_or_none(value: Any) -> float | None:
 
 def _report_from(data: dict[str, Any]) -> AuditReport:
     values = _restored(data)
-    verdict = values["verdict"]
-    if verdict["outcome"] not in EXIT_CODES:
-        raise ValueError(f"verdict.outcome={verdict['outcome']!r}")
-    values["verdict"] = Verdict(**{**verdict, "missing": tuple(verdict["missing"])})
+    if values["schema_version"] < SCHEMA_VERSION:  # these had the first fault's sentence alone
+        values["verdict"].setdefault("faults", [])
+    values["schema_version"] = SCHEMA_VERSION
+    values["verdict"] = verdict_from(values["verdict"])
     values["checks"] = tuple(_check_from(check) for check in values["checks"])
     values["bounds"] = tuple(_bound_from(bound) for bound in values["bounds"])
     for name in ("epsilon_claimed", "epsilon_spent", "epsilon_not_excluded"):

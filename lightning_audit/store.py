@@ -61,6 +61,11 @@ class RecordHeader:
     game: Literal["step", "subsampled"] = "step"
 
     @property
+    def canary_kinds(self) -> tuple[str, ...]:
+        """Class of each canary, which its label begins with, ``[k]``."""
+        return tuple(label.partition("(")[0].strip() for label in self.canaries)
+
+    @property
     def dtype(self) -> np.dtype[np.void]:
         """Layout of one entry; sums of squares are of centred residuals in units of sigma."""
         k, tensors = len(self.canaries), len(self.tensors)

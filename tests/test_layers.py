@@ -17,6 +17,7 @@ ROOT = Path(lightning_audit.__file__).parent
 #: Level of each top-level module or folder; an unknown one fails the test that reads it.
 LEVELS = {
     "results": 0,
+    "verdicts": 0,
     "snapshot": 0,
     "_validate": 0,
     "_optional": 0,

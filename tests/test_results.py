@@ -18,19 +18,32 @@ from lightning_audit.results import (
     CheckResult,
     EpsilonBound,
     InconclusiveAudit,
+    LikelyFault,
+    Place,
     PrivacyViolation,
     ReportError,
     Verdict,
     describe,
 )
 
+FAULTS = (
+    LikelyFault(
+        "noise_divided_by_batch",
+        "the noise is divided by the batch size",
+        "noise.scale",
+        "where the noise is added",
+        {"sd_ratio": 0.01625, "of": {"a": 0.5, "b": math.inf}, "canaries": ["Dirac(a)"]},
+        Place(("a.bias", "b.bias"), 12, 1, "optimizer 2"),
+    ),
+    LikelyFault("no_noise", "no noise", "noise.scale"),
+)
 VIOLATION = Verdict(
     outcome="VIOLATION",
     kind="mechanism",
     summary="the noise is smaller than claimed",
-    fault="the noise is divided by the batch size",
     advice="look at add_noise",
     missing=(),
+    faults=FAULTS,
 )
 
 
@@ -88,6 +101,46 @@ def edited(change: Callable[[dict[str, Any]], Any]) -> str:
 
 def test_what_is_read_is_what_was_written() -> None:
     assert AuditReport.from_json(report().to_json()) == report()
+
+
+def test_the_first_fault_gives_the_verdict_its_sentence() -> None:
+    assert VIOLATION.fault == FAULTS[0].sentence
+    assert dataclasses.replace(VIOLATION, summary="longer").faults == FAULTS
+    with pytest.raises(ValueError, match="fault='another' must be 'the noise is divided"):
+        Verdict("VIOLATION", "mechanism", "", fault="another", faults=FAULTS)
+
+
+def test_another_place_is_told_of_a_second_fault_and_the_same_one_is_not() -> None:
+    second = dataclasses.replace(FAULTS[1], place=Place(("c.weight",), 3))
+    told = describe(dataclasses.replace(VIOLATION, faults=(FAULTS[0], second)))
+    assert "Also possible: no noise (`c.weight`, first seen at step 3)" in told
+    same = dataclasses.replace(second, place=FAULTS[0].place)
+    told = describe(dataclasses.replace(VIOLATION, faults=(FAULTS[0], same)))
+    assert "Also possible: no noise\n" in told
+
+
+def test_long_places_and_tables_are_cut_to_five() -> None:
+    names = tuple(f"w{i}" for i in range(7))
+    fault = LikelyFault("a", "b", "c", "", {"r": dict.fromkeys(names, 0.5)}, Place(names))
+    told = describe(Verdict("VIOLATION", None, "s", faults=(fault,)))
+    assert "  Where: `w0`, `w1`, `w2`, `w3`, `w4` and 2 more\n" in told
+    assert told.endswith("  Evidence: r (w0 0.5, w1 0.5, w2 0.5, w3 0.5, w4 0.5, ...)")
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_reports_of_older_layouts_are_read_and_written_in_the_present_one(version: int) -> None:
+    def older(data: dict[str, Any]) -> None:
+        data.update(schema_version=version)
+        del data["other_records"], data["verdict"]["faults"]
+        if version == 1:
+            del data["operating_points"]
+
+    read = AuditReport.from_json(edited(older))
+    expected = report(verdict=dataclasses.replace(VIOLATION, faults=()))
+    assert read == expected
+    assert read.verdict.fault == FAULTS[0].sentence
+    assert AuditReport.from_json(read.to_json()) == read
+    assert json.loads(read.to_json())["schema_version"] == SCHEMA_VERSION
 
 
 def test_absent_numbers_come_back_as_none() -> None:
@@ -202,6 +255,23 @@ def test_a_missing_field_is_a_report_error_that_names_it(name: str) -> None:
         lambda data: data["verdict"].pop("summary"),
         lambda data: data.update(verdict=["PASS"]),
         lambda data: data.update(verdict=None),
+        lambda data: data["verdict"].pop("faults"),
+        lambda data: data["verdict"].update(faults=3),
+        lambda data: data["verdict"].update(faults=None),
+        lambda data: data["verdict"].update(faults=["no noise"]),
+        lambda data: data["verdict"].update(fault="another"),
+        lambda data: data["verdict"]["faults"][0].pop("place"),
+        lambda data: data["verdict"]["faults"][0].pop("sentence"),
+        lambda data: data["verdict"]["faults"][0].update(name=3),
+        lambda data: data["verdict"]["faults"][0].update(look_at=None),
+        lambda data: data["verdict"]["faults"][0].update(evidence=[1]),
+        lambda data: data["verdict"]["faults"][0].update(unheard_of=1),
+        lambda data: data["verdict"]["faults"][0]["place"].update(step="first"),
+        lambda data: data["verdict"]["faults"][0]["place"].update(process=1.5),
+        lambda data: data["verdict"]["faults"][0]["place"].update(parameters=[1]),
+        lambda data: data["verdict"]["faults"][0]["place"].update(parameters="a.bias"),
+        lambda data: data["verdict"]["faults"][0]["place"].pop("optimizer"),
+        lambda data: data["verdict"]["faults"][0]["place"].update(unheard_of=1),
         lambda data: data.update(checks=3),
         lambda data: data["checks"][0].update(unheard_of=1),
         lambda data: data["checks"][0].update(log_e_value="much"),
@@ -308,7 +378,16 @@ def test_a_verdict_is_described_in_all_its_parts() -> None:
     assert describe(VIOLATION).splitlines() == [
         "VIOLATION (mechanism): the noise is smaller than claimed",
         "Likely fault: the noise is divided by the batch size",
+        "  Where: optimizer 2, `a.bias`, `b.bias`, process 1, first seen at step 12",
+        "  Evidence: sd_ratio 0.0163, of (a 0.5, b inf), canaries Dirac(a)",
+        "  Look at: where the noise is added",
+        "Also possible: no noise",
         "Next: look at add_noise",
+    ]
+    old = Verdict("VIOLATION", "mechanism", "too small", fault="no noise")
+    assert describe(old).splitlines() == [
+        "VIOLATION (mechanism): too small",
+        "Likely fault: no noise",
     ]
     lacking = Verdict("INCONCLUSIVE", None, "too short", missing=("steps", "a claim"))
     assert describe(lacking).splitlines() == [

@@ -258,6 +258,7 @@ def _verdict(
             terms.resolution,
             session.oversize,
             [*lacks, *session.lacks()],
+            facts.processes,
         )
         for session, checks, power in zip(sessions, findings.by_optimizer, powers, strict=True)
     ]

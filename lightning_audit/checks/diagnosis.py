@@ -1,234 +1,211 @@
-"""From findings to the likely fault, in words an engineer can act on.
+"""From findings to the likely faults, in words an engineer can act on.
 
-Rules, in the order in which they are tried; each rests on numbers that the checks show as their
-evidence. The first finding that explains the others gives the name.
+A fault is named by a rule that rests on numbers which the checks show as their evidence. The rules
+stand in the order of their rank: what was seen for certain, then the clipping, re-used noise, the
+scale and shape of the noise, what leaks, the sampling and the accounting. A fault that entails
+another finding takes it away from the rules below.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from lightning_audit.checks.candidates import (
+    LEAKAGE,
+    MEASURED,
+    NOISE,
+    REUSE,
+    Candidate,
+    Case,
+)
+from lightning_audit.checks.clipping_faults import clipping_candidates
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.results import CheckResult
-
-#: A residual this much smaller than the plain one speaks for re-used noise, not for small noise.
-_REUSE_GAIN = 0.7
-#: Ratios of reading to claim at which the noise of a tensor is taken to be right.
-_HEALTHY = (0.95, 1.08)
-#: Canaries at least this large tell a clipped one from one that is not, whatever the noise.
-_OVERSIZE = 20.0
-_NOISE = ("noise", "noise.tensor", "noise.canary", "noise.step")
+from lightning_audit.checks.noise_faults import noise_candidates, reuse_candidates, reuse_is_seen
+from lightning_audit.results import CheckResult, LikelyFault
 
 
 @dataclass(frozen=True)
-class Fault:
-    """A likely fault.
+class _Rule:
+    """A finding that tells its fault by itself.
 
     Args:
-        sentence: what is wrong, in words.
-        finding: name of the check that shows it.
+        finding: name of the check.
+        name: the fault's identifier.
+        sentence: what is wrong.
+        look_at: what to look at in the code.
+        explains: findings that the fault entails.
     """
 
-    sentence: str
     finding: str
+    name: str
+    sentence: str
+    look_at: str
+    explains: tuple[str, ...] = ()
 
 
-def likely_fault(
-    violated: Sequence[CheckResult], monitor: AuditMonitor | None, oversize: float
-) -> Fault:
-    """Name the fault behind the violated checks.
+#: What was seen for certain, the most far-reaching first.
+_CERTAIN = (
+    _Rule(
+        "gradient_replaced",
+        "gradient_replaced",
+        "gradient replaced: the closure ran again inside the optimizer's step, and the update used "
+        "the raw gradient, without clipping and noise",
+        "whether step() passes its closure on to the inner optimizer, or something writes p.grad "
+        "after the noise was added",
+        MEASURED,
+    ),
+    _Rule(
+        "no_dp",
+        "no_dp",
+        "no DP-SGD: an optimizer steps that is not the private one",
+        "what configure_optimizers returns: every optimizer there must come from make_private",
+    ),
+    _Rule(
+        "finite",
+        "not_finite",
+        "a record that is not finite: its gradient is not a number, no clipping bounds it, and the "
+        "model shows whether the record was there",
+        "the loss of that record (a logarithm or a quotient of zero, an overflow), and whether "
+        "clipping leaves samples out whose norm is not finite",
+    ),
+    _Rule(
+        "unsynchronised",
+        "unsynchronised",
+        "no synchronised DP-SGD: each process clips, adds noise and trains on its own, and the "
+        "first one's model is kept",
+        "how the module is wrapped for several processes before make_private sees it",
+        MEASURED,
+    ),
+    _Rule(
+        "reuse.resume",
+        "noise_restarted",
+        "noise re-used: a seeded generator started again when the training was resumed",
+        "where the noise generator is seeded, and whether its state is in the checkpoint",
+        ("reuse.lag", "reuse.recurrence"),
+    ),
+    _Rule(
+        "clipping.norm",
+        "wrong_norms",
+        "clipping by wrong norms: samples are clipped by norms that their gradients exceed",
+        "the norm samplers of ghost clipping: a layer, a bias or a second use may be left out",
+        ("sensitivity", *LEAKAGE),
+    ),
+    _Rule(
+        "reuse.optimizers",
+        "noise_shared_by_optimizers",
+        "noise re-used: the generators of two optimizers started in the same state",
+        "where the generators of the optimizers are seeded",
+    ),
+    _Rule(
+        "logical_batch",
+        "batches_run_together",
+        "logical batches run together: a record can count twice in one step",
+        "how the loader that splits batches ends an epoch",
+    ),
+    _Rule(
+        "coupling",
+        "records_coupled",
+        "records are not independent: a record changes the gradients of others, so that clipping "
+        "its own does not bound what it adds",
+        "layers and losses that work over the batch: batch normalisation, statistics of the batch, "
+        "contrastive losses",
+        ("sensitivity", *LEAKAGE),
+    ),
+)
+_DIVISOR = _Rule(
+    "batch_normalised",
+    "divides_by_realised_batch",
+    "divided by the realised batch size: the noise of a step depends on how many records it drew, "
+    "and large batches have too little",
+    "what the sum of gradients and noise is divided by: it must be the expected batch size, a "
+    "constant",
+    ("sensitivity", "noise.shape", *REUSE, *LEAKAGE),
+)
+_LEAKAGE = tuple(
+    _Rule(
+        finding,
+        "leaks_more_than_claimed",
+        "more leaks than the claim allows, by noise and clipping together",
+        "clipping and noise of each step, and the noise multiplier that the accountant is told",
+        tuple(name for name in LEAKAGE if name != finding),
+    )
+    for finding in LEAKAGE
+)
+_OF_THE_RUN = (
+    _Rule(
+        "sampling.not_poisson",
+        "not_poisson",
+        "wrong sampling: the loader is not Poisson although the accountant supposes it",
+        "which loader train_dataloader returns: Lightning does not take the one of make_private",
+        ("sampling.rate",),
+    ),
+    _Rule(
+        "sampling.repeated",
+        "sampled_by_every_process",
+        "wrong sampling: every process draws from all records, so a record may enter a step "
+        "several times",
+        "whether the loader deals the records out to the processes",
+    ),
+    _Rule(
+        "sampling.rate",
+        "sampled_too_often",
+        "wrong sampling: the loader draws more often than the accountant is told",
+        "the batch sizes of the loader that is trained on and of the one that make_private was "
+        "given",
+    ),
+    _Rule(
+        "accounting",
+        "wrong_accounting",
+        "wrong accounting: the steps that ran cost more than is claimed",
+        "the number of steps, the sample rate and the noise multiplier that the claim was made for",
+    ),
+)
+#: Noise below this part of the claim is not made by dividing by a batch that is large by chance.
+_LARGE_BATCH = 0.5
+#: Log likelihood ratio above which a divisor is told from noise that is too small.
+_CLEAR = 10.0
+
+
+def likely_faults(
+    violated: Sequence[CheckResult],
+    monitor: AuditMonitor | None,
+    oversize: float,
+    processes: int = 1,
+) -> tuple[LikelyFault, ...]:
+    """Name the faults that may be behind the violated checks.
 
     Args:
         violated: the checks that count as violated, at least one.
-        monitor: all checks after the last step; None if no step was observed.
+        monitor: all checks by e-process after the last step; None if no step was observed.
         oversize: norm of the canaries over the clipping norm.
+        processes: number of processes that train together.
 
     Returns:
-        The fault.
+        The faults, the likeliest first, at least one.
     """
-    names = [check.name for check in violated]
-    if "gradient_replaced" in names:
-        return Fault(
-            "gradient replaced: the closure ran again inside the optimizer's step, and the update "
-            "used the raw gradient, without clipping and noise",
-            "gradient_replaced",
-        )
-    if "no_dp" in names:
-        return Fault("no DP-SGD: an optimizer steps that is not the private one", "no_dp")
-    if "unsynchronised" in names:
-        return Fault(
-            "no synchronised DP-SGD: each process clips, adds noise and trains on its own, and the "
-            "first one's model is kept",
-            "unsynchronised",
-        )
-    if "reuse.resume" in names:
-        return Fault(
-            "noise re-used: a seeded generator started again when the training was resumed",
-            "reuse.resume",
-        )
-    if "clipping.norm" in names:
-        return Fault(
-            "clipping by wrong norms: samples are clipped by norms that their gradients exceed",
-            "clipping.norm",
-        )
-    if "finite" in names:
-        return Fault(
-            "not a number: a record whose gradient is not finite shows in the released gradient",
-            "finite",
-        )
-    if "coupling" in names:
-        return Fault(
-            "records are not independent: a record's gradient depends on the others in its batch",
-            "coupling",
-        )
-    if "reuse.optimizers" in names:
-        return Fault(
-            "noise re-used: the generators of two optimizers started in the same state",
-            "reuse.optimizers",
-        )
-    if "logical_batch" in names:
-        return Fault(
-            "logical batches run together: a record can count twice in one step",
-            "logical_batch",
-        )
-    if monitor is not None:
-        if "sensitivity" in names:
-            return Fault(_clipping_fault(monitor, oversize), "sensitivity")
-        if "mu" in names and not set(names) & set(_NOISE) and monitor.sensitivity.shift_lower > 2:
-            return Fault(_clipping_fault(monitor, oversize), "mu")
-        reuse = _reuse_fault(names, monitor)
-        if reuse:
-            return reuse
-        finding = next((name for name in _NOISE if name in names), None)
-        if finding == "noise.step":
-            return Fault("noise of some steps: a few steps have too little noise, or none", finding)
-        if finding:
-            return Fault(_noise_fault(monitor), finding)
-    finding = next((name for name in ("mu", "epsilon") if name in names), None)
-    if finding:
-        return Fault("more leaks than the claim allows, by noise and clipping together", finding)
-    if "sampling.not_poisson" in names:
-        return Fault(
-            "wrong sampling: the loader is not Poisson although the accountant supposes it",
-            "sampling.not_poisson",
-        )
-    if "sampling.repeated" in names:
-        return Fault(
-            "wrong sampling: every process draws from all records, so a record may enter a step "
-            "several times",
-            "sampling.repeated",
-        )
-    if "sampling.rate" in names:
-        return Fault(
-            "wrong sampling: the loader draws more often than the accountant is told",
-            "sampling.rate",
-        )
-    return Fault("wrong accounting: the steps that ran cost more than is claimed", names[0])
-
-
-def _clipping_fault(monitor: AuditMonitor, oversize: float) -> str:
-    shift = monitor.sensitivity.shift
-    if monitor.sensitivity.sum_is_clipped:
-        return (
-            "clipping after averaging: the batch's mean gradient is clipped, not each sample's "
-            "gradient before the sum"
-        )
-    loose = _unclipped(monitor, oversize)
-    if loose:
-        return (
-            "clipping misses some tensors: "
-            f"{', '.join(f'`{label}`' for label in loose)} passed with the full norm, and the "
-            "other canaries were clipped"
-        )
-    if shift > 0.5 * oversize:
-        return "no clipping: a canary passes with its full norm"
-    spread, single = _shifts_by_width(monitor)
-    if spread > 1.5 and single - 1.0 < (spread - 1.0) / 3.0:
-        return (
-            "clipping per tensor: each tensor is clipped to max_grad_norm on its own, so a whole "
-            f"gradient passes with {spread:.3g} times that norm"
-        )
-    if monitor.header.canaries[0].endswith("(input)"):
-        return (
-            "clipping norm too large, or a record that counts more than once: a record adds "
-            f"{shift:.3g} times max_grad_norm"
-        )
-    return f"clipping norm too large: gradients are clipped at {shift:.3g} times max_grad_norm"
-
-
-def _unclipped(monitor: AuditMonitor, oversize: float) -> tuple[str, ...]:
-    """Labels of the canaries that were not clipped, where most of them were; else none."""
-    shifts = monitor.sensitivity.shifts()
-    loose = shifts > 0.5 * oversize
-    clipped = shifts < 0.1 * oversize
-    if oversize < _OVERSIZE or not loose.any() or clipped.sum() <= loose.sum():
-        return ()
-    labels = np.array(monitor.header.canaries)[loose]
-    return tuple(dict.fromkeys(labels.tolist()))
-
-
-def _shifts_by_width(monitor: AuditMonitor) -> tuple[float, float]:
-    """Mean shift of the canaries over many tensors, and of those in one; NaN where unseen."""
-    shifts = monitor.sensitivity.shifts()
-    wide, pair = (
-        np.array([label.startswith(kind) for label in monitor.header.canaries])
-        for kind in ("Spread", "BlockPair")
-    )
-    seen = ~np.isnan(shifts)
-    groups = (shifts[wide & seen], shifts[~wide & ~pair & seen])
-    spread, single = (float(np.mean(g)) if len(g) else math.nan for g in groups)
-    return spread, single
-
-
-def _reuse_fault(names: Sequence[str], monitor: AuditMonitor) -> Fault | None:
-    reuse = monitor.reuse
-    noise = monitor.witness_noise
-    quiet = float(noise.ratios().min())
-    for name, sentence in (
-        ("reuse.broadcast", "one noise value is shared by all coordinates of a step"),
-        ("reuse.pair", "one noise key is used for several tensors"),
-    ):
-        ratio = reuse.residual_ratio(name)
-        if name in names and ratio is not None and ratio < _REUSE_GAIN * quiet:
-            return Fault(f"noise re-used: {sentence}", name)
-    if "reuse.lag" in names:
-        # Fresh noise differs from earlier noise by sqrt(2) times its size, whatever the size. Where
-        # the noise is constant the centre learns it, and the plain residual is small as well; but
-        # then the re-use is seen first.
-        noise_at, lag_at = noise.pooled.violated_at, reuse.evidence["reuse.lag"].violated_at
-        first = noise_at is None or (lag_at is not None and lag_at < noise_at)
-        if not first and reuse.lag_ratio() / math.sqrt(2.0) >= _REUSE_GAIN * quiet:
-            return None
-        return Fault(f"noise re-used: the same noise is added {reuse.period}", "reuse.lag")
-    return None
-
-
-def _noise_fault(monitor: AuditMonitor) -> str:
-    noise = monitor.witness_noise
-    ratios = noise.ratios()
-    flagged = noise.flagged_tensors()
-    smallest = float(ratios.min())
-    others = [r for t, r in zip(monitor.header.tensors, ratios, strict=True) if t not in flagged]
-    # The others read the claimed noise, and they are the majority: the scale is right there. (A
-    # few tensors that read about the claim may do so by their data alone.)
-    right = bool(others) and _HEALTHY[0] < float(np.median(others)) < _HEALTHY[1]
-    if flagged and right and len(flagged) <= len(others):
-        shown = ", ".join(f"`{name}`" for name in flagged[:5])
-        what = "is missing" if smallest < 0.1 else f"is {smallest:.3g} times the claim or less"
-        return f"noise of some tensors: the noise of {shown} {what}"
-    batch = float(monitor.last_scale)
-    if batch > 1 and 0.97 < smallest * batch < 1.4:
-        return (
-            f"noise divided by the batch size: noise and data are {smallest:.3g} times the claimed "
-            f"noise, about one over the expected batch size of {batch:g}"
-        )
-    if smallest < 0.1:
-        return "no noise: the gradients are released without noise, or with next to none"
-    return f"noise scale too small: the noise is {smallest:.3g} times the claim or less"
+    case = Case({check.name: check for check in violated}, monitor, oversize, processes)
+    candidates = [
+        *_by_finding(case, _CERTAIN),
+        *_divisor_candidates(case),
+        *clipping_candidates(case),
+        *reuse_candidates(case),
+        *noise_candidates(case),
+        *_by_finding(case, _LEAKAGE),
+        *_by_finding(case, _OF_THE_RUN),
+    ]
+    kept: list[LikelyFault] = []
+    explained: set[str] = set()
+    for candidate in candidates:
+        finding = candidate.fault.finding
+        if finding not in explained:
+            kept.append(candidate.fault)
+            explained.update(name for name in candidate.explains if name != finding)
+    explained.update(fault.finding for fault in kept)
+    kept += [_unexplained(case, name) for name in case.violated if name not in explained]
+    return tuple(kept)
 
 
 def loses_no_privacy(violated: Sequence[CheckResult], monitor: AuditMonitor) -> bool:
@@ -238,13 +215,54 @@ def loses_no_privacy(violated: Sequence[CheckResult], monitor: AuditMonitor) -> 
         violated: the checks that count as violated.
         monitor: all checks after the last step.
     """
-    names = [check.name for check in violated]
-    reuse = [name for name in names if name.startswith("reuse.")]
+    case = Case({check.name: check for check in violated}, monitor, 1.0)
+    reuse = [name for name in case.violated if name.startswith("reuse.")]
     # Too small a noise makes the differences small by which re-use is found.
-    if not set(names) <= {*_NOISE, *reuse, "sensitivity"} or _reuse_fault(names, monitor):
+    if not set(case.violated) <= {*NOISE, *REUSE, "sensitivity"}:
+        return False
+    if any(name == "reuse.recurrence" or reuse_is_seen(case, monitor, name) for name in reuse):
         return False
     ratios = monitor.witness_noise.ratios()
     signal = monitor.sensitivity
     # The shift may be as large as its estimate plus its error, the noise as small as in any tensor.
     upper = 2.0 * signal.shift - signal.shift_lower
     return upper < 1.05 * float(ratios.min())
+
+
+def _by_finding(case: Case, rules: Iterable[_Rule]) -> list[Candidate]:
+    return [
+        case.candidate(rule.name, rule.finding, rule.sentence, rule.look_at, explains=rule.explains)
+        for rule in rules
+        if rule.finding in case.violated
+    ]
+
+
+def _divisor_candidates(case: Case) -> list[Candidate]:
+    """Division by the realised batch, where noise that is small or re-used does not look like it.
+
+    The test of the divisor supposes noise of the claimed size in every coordinate; its evidence
+    says which divisor fits better if the noise has another size.
+    """
+    check = case.violated.get(_DIVISOR.finding)
+    if check is None:
+        return []
+    monitor = case.monitor
+    small = monitor is not None and case.first_of(NOISE) is not None
+    clear = float(check.evidence.get("log_ratio_at_any_scale", math.inf)) > _CLEAR
+    shared = monitor is not None and any(
+        reuse_is_seen(case, monitor, name) for name in ("reuse.broadcast", "reuse.lag")
+    )
+    if shared or (small and not clear):
+        return []
+    quiet = 1.0 if monitor is None else float(monitor.witness_noise.ratios().min())
+    entailed = NOISE if quiet > _LARGE_BATCH else ()
+    rule = dataclasses.replace(_DIVISOR, explains=(*_DIVISOR.explains, *entailed))
+    return _by_finding(case, [rule])
+
+
+def _unexplained(case: Case, finding: str) -> LikelyFault:
+    """A violated check that no rule knows, in its own words."""
+    check = case.violated[finding]
+    return case.candidate(
+        finding.replace(".", "_"), finding, check.message or finding, check.advice
+    ).fault

@@ -53,6 +53,11 @@ class ReuseCheck:
                     self.evidence[f"reuse.{name}"].update(float(noise_log_e(*sums)), step)
 
     @property
+    def lags(self) -> int:
+        """Number of lags at which steps are compared; see `lag`."""
+        return self._lags
+
+    @property
     def period(self) -> str:
         """How often the noise comes back, in words."""
         if self.lag > self._lags:

@@ -8,14 +8,17 @@ from lightning_audit.results import CheckResult
 NORM_TOLERANCE = 1.1
 
 
-def gradient_replaced_result(replaced: int, steps: int) -> CheckResult:
+def gradient_replaced_result(
+    replaced: int, steps: int, first_step: int | None = None
+) -> CheckResult:
     """Result of `gradient_replaced`: one such step is enough.
 
     Args:
         replaced: steps whose gradient changed between the end of DP-SGD and the update.
         steps: steps seen.
+        first_step: the first of the former, None if it is not known.
     """
-    evidence = {"replaced": replaced, "steps": steps}
+    evidence = {"replaced": replaced, "steps": steps, "first_step": first_step}
     if not steps:
         return CheckResult("gradient_replaced", "mechanism", "not_run", "no step was seen")
     if not replaced:

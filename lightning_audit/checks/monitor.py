@@ -34,6 +34,10 @@ class AuditMonitor:
         significance: probability of a false alarm over the whole run.
     """
 
+    # Snapshots of earlier releases have neither.
+    first_replaced: int | None = None
+    last_norm = 1.0
+
     def __init__(self, header: RecordHeader, significance: float) -> None:
         self.header = header
         self.significance = significance
@@ -56,7 +60,10 @@ class AuditMonitor:
         """Take in one entry of the record."""
         self.steps += 1
         self.replaced_steps += int(entry["replaced"])
+        if entry["replaced"] and self.first_replaced is None:
+            self.first_replaced = int(entry["step"])
         self.last_scale = float(entry["scale"])
+        self.last_norm = float(entry["max_grad_norm"])
         sigma, rate = float(entry["noise_multiplier"]), float(entry["sample_rate"])
         phase = (sigma, None if math.isnan(rate) else rate)
         self._phases[phase] = self._phases.get(phase, 0) + 1
@@ -105,7 +112,7 @@ class AuditMonitor:
             *self.sensitivity.results(),
             *self.mu.results(),
             *self.reuse.results(),
-            gradient_replaced_result(self.replaced_steps, self.steps),
+            gradient_replaced_result(self.replaced_steps, self.steps, self.first_replaced),
         )
 
 

@@ -87,7 +87,10 @@ class NoiseChannelChecks:
         self._tails, self._ties = TailBet(), TieBet()
         self._recurrence = SingleStepBet()
         self._recurred = (0, 0)
+        self._closest = math.inf
         self._divisor_log_e = np.zeros(2)
+        # By divisor: terms, log of the Jacobian, squares left by it and by the stated one.
+        self._divisor_fit = np.zeros((2, 4))
         self._signs = np.zeros(2, dtype=np.int64)
         self._excess = np.zeros(2)
         self._longest, self._long_at = 0.0, -1
@@ -126,6 +129,7 @@ class NoiseChannelChecks:
 
     def _update_recurrence(self, readings: FloatArray, step: int) -> None:
         log_e, age = self._past.recurrence_log_e(readings)
+        self._closest = min(self._closest, self._past.difference_ratio)
         self._past.add(readings)
         self._recurrence.update(log_e)
         before = self.recurrence.violated
@@ -141,7 +145,24 @@ class NoiseChannelChecks:
             divisor_log_e(seen.released, seen.sums, seen.noise_multiplier, ratio)
             for ratio in seen.divisors
         ]
+        n, plain = len(seen.released), float(np.sum((seen.released - seen.sums) ** 2))
+        self._divisor_fit += [
+            [n, n * math.log(k), float(np.sum((k * seen.released - seen.sums) ** 2)), plain]
+            for k in seen.divisors
+        ]
         self.divisor.update(float(log_mean_exp(self._divisor_log_e)), step)
+
+    @property
+    def _divisor_log_ratio(self) -> float:
+        """Log likelihood of another divisor over that of the stated one, noise of any one size.
+
+        The test supposes noise of the claimed size. Where it is smaller the test flags as well, and
+        this tells the two apart.
+        """
+        count, jacobian, divided, plain = np.maximum(
+            self._divisor_fit, [0, -np.inf, 1e-30, 1e-30]
+        ).T
+        return float(np.max(jacobian + 0.5 * count * np.log(plain / divided)))
 
     def _update_mean_and_excess(self, noise: FloatArray, step: int) -> None:
         self._signs += [np.sum(noise > 0), np.sum(noise < 0)]
@@ -172,14 +193,17 @@ class NoiseChannelChecks:
                 f"the noise of step {later} is that of step {earlier}",
                 "look for a generator that is seeded anew from few seeds, or restored, and draw "
                 "all noise from one generator that is seeded once",
-                {"steps": [earlier, later] if self.recurrence.violated else []},
+                {
+                    "steps": [earlier, later] if self.recurrence.violated else [],
+                    "difference_ratio": self._closest,
+                },
             ),
             self.divisor.result(
                 "the noisy sum is divided by what is stated",
                 "the noisy sum is divided by the number of samples that the batch happens to have, "
                 "so that the size of the gradient and of its noise tells of it",
                 "divide by the expected batch size, which is the same at every step",
-                {},
+                {"log_ratio_at_any_scale": self._divisor_log_ratio},
             ),
             self._mean_result(),
             self._excess_result(clips),

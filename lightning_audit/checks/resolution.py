@@ -12,6 +12,7 @@ from lightning_audit import _validate
 from lightning_audit.checks.family import SHARES
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.stats.power import noise_power, sensitivity_power, steps_needed
+from lightning_audit.stats.sequential import CoinBet
 
 #: Power that a pass needs.
 TARGET = 0.95
@@ -73,6 +74,8 @@ class PowerModel:
         self._canaries = len(monitor.header.canaries)
         self._coin_probability = monitor.header.coin_probability
         self._std = monitor.sensitivity.residual_std
+        several = len(set(monitor.header.canary_kinds)) > 1
+        self._pooled = CoinBet.POOLED if several else 1.0
         groups = monitor.witness_noise.sums
         self._noise = [
             *_quiet_groups(
@@ -104,7 +107,7 @@ class PowerModel:
         seen = int(steps * self._canary_rate)
         if not seen or not np.isfinite(self._std) or self._std <= 0 or shift > self._oversize:
             return 0.0
-        significance = SHARES["sensitivity"] * self._significance
+        significance = self._pooled * SHARES["sensitivity"] * self._significance
         return sensitivity_power(
             self._canaries, seen, shift, self._std, significance, self._coin_probability
         )

@@ -29,10 +29,13 @@ class SensitivityCheck:
 
     # Snapshots of the first release tell nothing of their coins, which were fair.
     _coin_probability = 0.5
+    # And those of earlier releases bet on all canaries together alone.
+    _kinds: tuple[str, ...] | None = None
 
     def __init__(self, header: RecordHeader, significance: float) -> None:
         self._labels = tuple(f"{i}: {label}" for i, label in enumerate(header.canaries))
         self._k = len(self._labels)
+        self._kinds = header.canary_kinds
         self._signal = header.signal
         self._coin_probability = header.coin_probability
         self._bet: CoinBet | None = None
@@ -49,7 +52,9 @@ class SensitivityCheck:
         readings = np.asarray(entry["readings"])
         if self._bet is None:
             scale = float(entry["noise_multiplier"])
-            self._bet = CoinBet((self._k,), self._signal, scale, self._coin_probability)
+            self._bet = CoinBet(
+                (self._k,), self._signal, scale, self._coin_probability, self._kinds
+            )
         self._bet.update(coins, readings)
         self.evidence.update(float(self._bet.log_e), int(entry["step"]))
         residual = readings - coins

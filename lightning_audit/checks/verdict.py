@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from lightning_audit.checks.diagnosis import likely_fault, loses_no_privacy
+from lightning_audit.checks.candidates import CHANNEL, REUSE
+from lightning_audit.checks.diagnosis import likely_faults, loses_no_privacy
 from lightning_audit.checks.monitor import MAX_LOST, AuditMonitor
 from lightning_audit.checks.resolution import TARGET, Power, Resolution
-from lightning_audit.results import CheckResult, Kind, Verdict
+from lightning_audit.results import CheckResult, Kind, LikelyFault, Verdict
 
 _KINDS: tuple[Kind, ...] = ("mechanism", "epsilon", "accounting")
 _ORDER = {"violated": 0, "allowed": 1, "warned": 2, "ok": 3, "not_run": 4}
@@ -34,6 +35,7 @@ def judge(
     resolution: Resolution,
     oversize: float,
     missing: Sequence[str] = (),
+    processes: int = 1,
 ) -> Verdict:
     """Give the verdict.
 
@@ -44,13 +46,14 @@ def judge(
         resolution: what it must be able to see to pass.
         oversize: norm of the canaries over the clipping norm.
         missing: what else stands in the way of a pass, in sentences.
+        processes: number of processes that train together.
 
     Returns:
-        The verdict, with the likely fault and what to do.
+        The verdict, with the likely faults and what to do.
     """
     violated = [check for check in checks if check.status == "violated"]
     if violated:
-        return _violation(violated, monitor, oversize)
+        return _violation(violated, monitor, oversize, processes)
     lacks = [*missing, *_missing(monitor, power, resolution)]
     if oversize < resolution.sensitivity:
         lacks.append(
@@ -99,7 +102,8 @@ def worst(
         label, chosen = min(own or violated, key=lambda pair: _severity(pair[1]))
         others = [other for other, _ in own if other != label]
         also = f"; also violated: {'; '.join(others)}" if others else ""
-        return dataclasses.replace(chosen, summary=chosen.summary + also)
+        summary = chosen.summary + also
+        return dataclasses.replace(chosen, summary=summary, faults=_placed(chosen.faults, label))
     doubtful = [verdict for verdict in verdicts if verdict.outcome == "INCONCLUSIVE"]
     if not doubtful:
         return verdicts[0]
@@ -111,19 +115,29 @@ def worst(
     return dataclasses.replace(doubtful[0], missing=tuple(dict.fromkeys(lacks)))
 
 
+def _placed(faults: Sequence[LikelyFault], optimizer: str) -> tuple[LikelyFault, ...]:
+    """The faults, seen in one of several optimizers."""
+    return tuple(
+        dataclasses.replace(fault, place=dataclasses.replace(fault.place, optimizer=optimizer))
+        for fault in faults
+    )
+
+
 def _severity(verdict: Verdict) -> int:
     return _KINDS.index(verdict.kind) if verdict.kind else len(_KINDS)
 
 
 def _violation(
-    violated: Sequence[CheckResult], monitor: AuditMonitor | None, oversize: float
+    violated: Sequence[CheckResult], monitor: AuditMonitor | None, oversize: float, processes: int
 ) -> Verdict:
     kind = next(k for k in _KINDS if any(check.kind == k for check in violated))
-    fault = likely_fault(violated, monitor, oversize)
-    named = next(check for check in violated if check.name == fault.finding)
+    faults = likely_faults(violated, monitor, oversize, processes)
+    named = next(check for check in violated if check.name == faults[0].finding)
     others = [check.name for check in violated if check is not named]
     if named.name.split(".")[0] == "noise":  # too small a noise makes all differences small
-        others = [name for name in others if not name.startswith("reuse.")]
+        own = {fault.finding for fault in faults}
+        entailed = {*REUSE, *CHANNEL} - own
+        others = [name for name in others if name not in entailed]
     summary = f"{named.name}: {named.message}"
     if others:
         summary += f" (also violated: {', '.join(others)})"
@@ -132,7 +146,7 @@ def _violation(
             "; noise and clipping err together, so this loses no privacy by itself, but the "
             "mechanism is not the stated one"
         )
-    return Verdict("VIOLATION", kind, summary, fault=fault.sentence, advice=named.advice)
+    return Verdict("VIOLATION", kind, summary, advice=named.advice, faults=faults)
 
 
 def _missing(

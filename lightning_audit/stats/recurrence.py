@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,6 +30,9 @@ class NoisePast:
         self._tested = np.zeros((0, 0), dtype=np.float32)
         self._squares = np.zeros(0, dtype=np.float32)
         self._number = 0
+        #: Root mean square of the latest differences from what was nearest, over that of new noise
+        #: of the claimed size; infinite without a past.
+        self.difference_ratio = math.inf
 
     def __len__(self) -> int:
         return min(self._number, self._kept)
@@ -66,6 +71,7 @@ class NoisePast:
         distances = self._squares[:size] - 2.0 * (self._searched[:size] @ searched)
         nearest = int(np.argmin(distances))
         gap = np.asarray(tested - self._tested[nearest], dtype=np.float64)
+        self.difference_ratio = math.sqrt(float(gap @ gap) / (2.0 * len(gap)))
         age = (self._number - 1 - nearest) % self._kept + 1
         return float(noise_log_e(len(gap), gap @ gap)), age
 

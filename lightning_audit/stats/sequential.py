@@ -15,6 +15,9 @@ that the audit runs.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
@@ -174,12 +177,18 @@ class CoinBet:
     the growth equals that of the likelihood ratio of two normals with unknown means (``p (1 - p) /
     2`` nats an observation times the square of the effect), so nothing is paid for the robustness.
 
+    Where the canaries are of several groups, nine tenths of the stake are on all of them together
+    and one tenth on the groups, in equal parts: a fault that some directions show is not drowned by
+    the others. Each part is an e-process in the filtration of all coins and readings, and so is
+    their average. What it costs is a few nats against the growth of the right part in each step.
+
     Args:
         shape: shape of a step's readings, canaries on the last axis.
         signal: the largest shift that a correct implementation shows: 1, or a little more where
             low precision rounds the canary.
         initial_scale: the claimed standard deviation of a reading, used until there is data.
         coin_probability: known probability p in (0, 1) that a canary is in.
+        groups: a name for each canary, equal within a group, ``[k]``; None for one group.
 
     Raises:
         ValueError: ``coin_probability`` is not in (0, 1).
@@ -187,11 +196,16 @@ class CoinBet:
 
     #: Weight of the claimed scale against the observed one, in observations.
     PRIOR = 20.0
+    #: Part of the stake on all canaries together, where there are several groups.
+    POOLED = 0.9
 
     # By coin: -log of its probability, and log odds against it, ``[2]`` and ``[2, slopes]``. These
     # are a fair coin's; snapshots of the first release have no others.
     _prize = np.full(2, LN2)
     _odds = np.zeros((2, len(COIN_SLOPES)))
+    # Which canaries are of each group, ``[groups, k]``, and the wealth of each; None for one group.
+    _members: FloatArray | None = None
+    _group_wealth: FloatArray | None = None
 
     def __init__(
         self,
@@ -199,6 +213,7 @@ class CoinBet:
         signal: float = 1.0,
         initial_scale: float = 1.0,
         coin_probability: float = 0.5,
+        groups: Sequence[str] | None = None,
     ) -> None:
         chance = _chances(coin_probability)
         side = np.array([-1.0, 1.0])
@@ -211,6 +226,10 @@ class CoinBet:
         self._log_wealth = np.zeros((*shape[:-1], len(COIN_SLOPES)))
         self._squares = np.full(shape[:-1], self.PRIOR * initial_scale**2)
         self._count = self.PRIOR
+        names = tuple(dict.fromkeys(groups or ()))
+        if groups is not None and len(names) > 1:
+            self._members = np.array([[g == name for g in groups] for name in names], dtype=float)
+            self._group_wealth = np.zeros((*shape[:-1], len(names), len(COIN_SLOPES)))
 
     def update(self, coins: FloatArray, readings: FloatArray) -> None:
         """Take in one step: coins (0 or 1) and readings, both of the shape given."""
@@ -222,6 +241,8 @@ class CoinBet:
         odds = self._odds[side] - x[..., None] * COIN_SLOPES
         gains = self._prize[side][..., None] - np.logaddexp(0.0, odds)
         self._log_wealth += gains.sum(axis=-2)
+        if self._members is not None and self._group_wealth is not None:
+            self._group_wealth += self._members @ gains
         self._total += residuals
         self._steps += 1
         self._squares = self._squares + np.sum(centred**2, axis=-1)
@@ -237,7 +258,14 @@ class CoinBet:
     @property
     def log_e(self) -> FloatArray:
         """Log e-value now, of the leading shape."""
-        return log_mean_exp(self._log_wealth)
+        pooled = log_mean_exp(self._log_wealth)
+        if self._group_wealth is None:
+            return pooled
+        of_groups = log_mean_exp(log_mean_exp(self._group_wealth))
+        together = np.logaddexp(
+            pooled + math.log(self.POOLED), of_groups + math.log1p(-self.POOLED)
+        )
+        return np.asarray(together, dtype=np.float64)
 
 
 class SingleStepBet:

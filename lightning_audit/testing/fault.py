@@ -41,6 +41,7 @@ class Fault:
         ends: outcome of that training's audit.
         warn_only: no privacy is lost, so that the check warns and fails no gate.
         reason: why it is not seen.
+        named: name of the first of `Verdict.faults`, where it is not the fault's own.
     """
 
     name: str
@@ -57,6 +58,12 @@ class Fault:
     ends: Literal["PASS", "VIOLATION", "INCONCLUSIVE"] = "VIOLATION"
     warn_only: bool = False
     reason: str = ""
+    named: str = ""
+
+    @property
+    def likely(self) -> str:
+        """Name of the fault that the audit finds likeliest."""
+        return self.named or self.name
 
     def apply(self, optimizer: DPOptimizer) -> DPOptimizer:
         """Make a private optimizer faulty; it keeps its accountant, generator and settings.

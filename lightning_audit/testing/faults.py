@@ -72,6 +72,7 @@ _ALL = (
         "gradient_replaced",
         "gradient replaced",
         clipping.ClosureRunsAgain,
+        named="gradient_replaced",
     ),
     Fault(
         "clip_after_average",
@@ -89,6 +90,7 @@ _ALL = (
         "clipping norm too large",
         clipping.ClipAtTwice,
         steps=60,
+        named="clipping_norm_too_large",
     ),
     Fault(
         "no_clipping",
@@ -105,7 +107,6 @@ _ALL = (
         "sensitivity",
         "clipping per tensor",
         clipping.ClipPerTensor,
-        trainings.DeepTraining,
         steps=100,
     ),
     Fault(
@@ -116,6 +117,7 @@ _ALL = (
         "clipping misses some tensors",
         clipping.NormMissesBiases,
         steps=60,
+        named="clipping_misses_tensors",
     ),
     Fault(
         "no_noise",
@@ -132,6 +134,7 @@ _ALL = (
         "noise",
         "noise scale too small",
         noise.HalfNoise,
+        named="noise_too_small",
     ),
     Fault(
         "noise_over_batch",
@@ -140,6 +143,7 @@ _ALL = (
         "noise",
         "noise divided by the batch size",
         noise.NoiseOverBatch,
+        named="noise_divided_by_batch",
     ),
     Fault(
         "noise_of_squared_norm",
@@ -166,6 +170,7 @@ _ALL = (
         "noise.tensor",
         "noise of some tensors",
         noise.NoNoiseOnBiases,
+        named="noise_missing_in_tensors",
     ),
     Fault(
         "no_noise_on_last_layer",
@@ -174,6 +179,7 @@ _ALL = (
         "noise.tensor",
         "noise of some tensors",
         noise.NoNoiseOnLastLayer,
+        named="noise_missing_in_tensors",
     ),
     Fault(
         "same_noise_at_every_step",
@@ -224,6 +230,7 @@ _ALL = (
         "noise.shape",
         "noise of another shape",
         noise.UniformNoise,
+        named="noise_of_another_shape",
     ),
     Fault(
         "lattice_noise",
@@ -232,6 +239,7 @@ _ALL = (
         "noise.shape",
         "noise of another shape",
         noise.LatticeNoise,
+        named="noise_of_another_shape",
     ),
     Fault(
         "noise_with_a_mean",
@@ -248,7 +256,7 @@ _ALL = (
         "noise of the sum's size is added to the mean",
         "tensorflow/privacy #153",
         "noise.excess",
-        "too much noise: it is 15.9 times the claim",
+        "too much noise: it is 15",
         noise.NoiseTimesBatch,
         ends="INCONCLUSIVE",
         warn_only=True,
@@ -279,13 +287,14 @@ _ALL = (
         "no_dp",
         "no DP-SGD",
         training=trainings.PlainBeside,
+        named="no_dp",
     ),
     Fault(
         "record_counts_twice",
         "views of a record through tied weights are clipped as samples of their own",
         "opacus #413",
         "sensitivity",
-        "clipping norm too large, or a record that counts more than once",
+        "a record counts more than once",
         training=trainings.FourViews,
         settings={"noise_multiplier": 0.25},
         audit={**_INPUT, "claim": replace(_BY_HAND, noise_multiplier=0.25)},
@@ -299,15 +308,17 @@ _ALL = (
         "records are not independent",
         training=trainings.NormalisedOverBatch,
         audit={**_INPUT, "claim": _BY_HAND, "replay_neighbours": True},
+        named="records_coupled",
     ),
     Fault(
         "not_a_number",
         "a record whose gradient is not a number makes the model tell of it",
         "overflow in a record's loss",
         "finite",
-        "not a number",
+        "a record that is not finite",
         training=trainings.NotANumber,
         audit=_INPUT,
+        named="not_finite",
     ),
     Fault(
         "summed_loss",
@@ -327,6 +338,7 @@ _ALL = (
         "sampling.not_poisson",
         "wrong sampling",
         training=trainings.FixedSizeBatches,
+        named="not_poisson",
     ),
 )
 

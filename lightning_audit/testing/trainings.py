@@ -7,7 +7,6 @@ joins with the `LightningModule` of either package.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -34,13 +33,15 @@ def random_data(seed: int = 0, records: int = RECORDS) -> TensorDataset:
     return TensorDataset(features, torch.randint(0, CLASSES, (records,), generator=generator))
 
 
-def net(depth: int = 3) -> nn.Module:
-    """Linear layers with ReLU between them, two tensors each."""
-    widths = [WIDTH, *[HIDDEN] * (depth - 1), CLASSES]
-    layers: list[nn.Module] = []
-    for before, after in pairwise(widths):
-        layers += [nn.Linear(before, after), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+def net() -> nn.Module:
+    """Three linear layers with ReLU between them, two tensors each."""
+    return nn.Sequential(
+        nn.Linear(WIDTH, HIDDEN),
+        nn.ReLU(),
+        nn.Linear(HIDDEN, HIDDEN),
+        nn.ReLU(),
+        nn.Linear(HIDDEN, CLASSES),
+    )
 
 
 class Training:
@@ -91,14 +92,6 @@ class Training:
             **self.settings,
         )
         return self.plant(optimizer)
-
-
-class DeepTraining(Training):
-    """A net of sixteen tensors; a fault in each of them adds up."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.net = net(8)
 
 
 class FixedSizeBatches(Training):

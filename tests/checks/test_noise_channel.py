@@ -244,3 +244,33 @@ def test_correct_runs_are_not_accused(known: bool, noise: float) -> None:
             highest[check.name] += (check.log_e_value or 0.0) >= np.log(20.0)
     allowed = runs * 0.05 + 3 * np.sqrt(runs * 0.05 * 0.95)
     assert {name: count for name, count in highest.items() if count > allowed} == {}
+
+
+# ------------------------------------------------------------------ numbers for the diagnosis
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.3, 0.5, 1.0])
+@pytest.mark.parametrize("divided", [False, True])
+def test_the_divisor_is_told_from_noise_of_another_size(factor: float, divided: bool) -> None:
+    def release(rng: np.random.Generator, sums: FloatArray, rows: int) -> FloatArray:
+        noisy = sums + factor * rng.normal(size=len(sums))
+        return np.asarray(noisy * 16.0 / rows if divided else noisy)
+
+    checks = run(release)
+    found = next(c for c in checks.results(clips=True) if c.name == "batch_normalised")
+    assert (found.status == "violated") == (divided or factor < 1.0)
+    assert (found.evidence["log_ratio_at_any_scale"] > 10.0) == divided
+
+
+@pytest.mark.parametrize(("factor", "seeds", "expected"), [(0.5, 10**9, 0.45), (1.0, 5, 0.0)])
+def test_steps_that_resemble_each_other_are_told_by_their_difference(
+    factor: float, seeds: int, expected: float
+) -> None:
+    def release(rng: np.random.Generator, sums: FloatArray, rows: int) -> FloatArray:
+        noise = np.random.default_rng(int(rng.integers(seeds))).normal(size=len(sums))
+        return np.asarray(sums + factor * noise)
+
+    checks = run(release, data=0.02)
+    found = next(c for c in checks.results(clips=True) if c.name == "reuse.recurrence")
+    assert found.status == "violated"
+    assert found.evidence["difference_ratio"] == pytest.approx(expected, abs=0.05)

@@ -18,6 +18,8 @@ from simulated_record import (
 )
 
 from lightning_audit.checks.sensitivity import SensitivityCheck
+from lightning_audit.snapshot import restore, snapshot
+from lightning_audit.stats.sequential import CoinBet
 
 SPREAD = [label.startswith("Spread") for label in LABELS]
 
@@ -93,6 +95,46 @@ def test_clipping_of_each_tensor_is_named() -> None:
     shift = np.where(SPREAD, math.sqrt(3), 1.0)
     record = simulate(600, shift=shift, sigma=0.5)
     assert verdict_of(record).fault.startswith("clipping per tensor")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_one_kind_of_canary_shows_is_not_drowned_by_the_others(seed: int) -> None:
+    # Clipping of each of six tensors: two canaries of eight pass with sqrt(6).
+    monitor = monitor_of(simulate(90, seed=seed, shift=np.where(SPREAD, math.sqrt(6), 1.0)))
+    assert "sensitivity" in violated(monitor)
+    assert monitor.sensitivity.shift < 1.6
+
+
+def test_a_check_of_an_earlier_release_goes_on_with_its_one_bet() -> None:
+    made, entries = simulate(40, shift=2.0)
+    kept = SensitivityCheck(made, 1e-3)
+    for entry in entries[:20]:
+        kept.update(entry)
+    data = snapshot(kept)
+    del data["state"]["_kinds"]
+    for name in ("_members", "_group_wealth"):
+        del data["state"]["_bet"]["state"][name]
+    old = restore(data)
+    plain = CoinBet((len(LABELS),))
+    for entry in entries[:20]:
+        plain.update(entry["coins"].astype(float), entry["readings"])
+    for entry in entries[20:]:
+        old.update(entry)
+        plain.update(entry["coins"].astype(float), entry["readings"])
+    assert old._bet.log_e == plain.log_e
+
+
+def test_a_restored_check_goes_on_as_if_it_had_not_stopped() -> None:
+    made, entries = simulate(40, shift=1.5)
+    whole, part = SensitivityCheck(made, 1e-3), SensitivityCheck(made, 1e-3)
+    for entry in entries[:20]:
+        whole.update(entry)
+        part.update(entry)
+    again = restore(snapshot(part))
+    for entry in entries[20:]:
+        whole.update(entry)
+        again.update(entry)
+    assert again.results() == whole.results()
 
 
 def test_larger_clipping_norm_of_all_tensors_is_not_taken_for_clipping_of_each() -> None:

@@ -8,7 +8,14 @@ from typing import Any, Literal
 import pytest
 
 from lightning_audit.report.console import as_text, evidence_of, print_report
-from lightning_audit.results import AuditReport, CheckResult, EpsilonBound, Verdict
+from lightning_audit.results import (
+    AuditReport,
+    CheckResult,
+    EpsilonBound,
+    LikelyFault,
+    Place,
+    Verdict,
+)
 
 Status = Literal["ok", "violated", "allowed", "not_run"]
 
@@ -31,8 +38,18 @@ VERDICT = Verdict(
     "VIOLATION",
     "mechanism",
     "the noise is smaller than claimed",
-    fault="the noise is divided by the batch size twice",
     advice="look at scale_grad, and run again",
+    faults=(
+        LikelyFault(
+            "noise_divided_by_batch",
+            "the noise is divided by the batch size twice",
+            "noise.witnesses",
+            "where the noise is added",
+            {"sd_ratio": 0.0163},
+            Place(("fc[0].bias",), 12),
+        ),
+        LikelyFault("no_noise", "no noise", "noise.witnesses"),
+    ),
 )
 
 
@@ -93,6 +110,10 @@ def test_everything_that_matters_is_shown(kind: str, capsys: pytest.CaptureFixtu
         "e = 10^100.0",
         "VIOLATION (mechanism): the noise is smaller than claimed",
         "Likely fault: the noise is divided by the batch size twice",
+        "Where: `fc[0].bias`, first seen at step 12",
+        "Evidence: sd_ratio 0.0163",
+        "Look at: where the noise is added",
+        "Also possible: no noise",
         "Next: look at scale_grad, and run again",
         "epsilon at delta 1e-05: claimed 8, spent 3.5, proved at least 1.25, "
         "largest this run could have missed 4",

@@ -60,6 +60,37 @@ def test_coin_bet_pays_the_probabilities_that_it_gives(p: float) -> None:
     assert float(bet.log_e) == pytest.approx(math.log(sum(wealth) / len(wealth)), abs=1e-11)
 
 
+def test_a_tenth_of_a_coin_bet_is_on_the_groups_in_equal_parts() -> None:
+    groups = ["Dirac", "Spread", "Dirac", "BlockPair"]
+    bet = CoinBet((4,), groups=groups)
+    wealth = np.ones((len(COIN_SLOPES), 4))
+    past: list[np.ndarray] = []
+    squares, number = 20.0, 20.0
+    for coins, readings in steps_of(0.5, 3, 40, (4,), shift=2.0):
+        residuals = readings - coins
+        pooled = float(np.mean(past)) if past else 0.0
+        total = np.sum(past, axis=0) if past else np.zeros(4)
+        centred = residuals - (total + 10 * pooled) / (len(past) + 10)
+        says_in = stats.logistic.cdf(np.outer(COIN_SLOPES, centred) / math.sqrt(squares / number))
+        wealth *= np.where(coins == 1, says_in, 1 - says_in) / 0.5
+        squares, number = squares + float(centred @ centred), number + 4
+        past.append(residuals)
+        bet.update(coins, readings)
+    of_groups = [
+        np.mean(np.prod(wealth[:, np.array(groups) == name], axis=1)) for name in set(groups)
+    ]
+    expected = 0.9 * np.mean(np.prod(wealth, axis=1)) + 0.1 * np.mean(of_groups)
+    assert float(bet.log_e) == pytest.approx(math.log(expected), abs=1e-11)
+
+
+def test_one_group_is_all_canaries_together() -> None:
+    bets = CoinBet((3,)), CoinBet((3,), groups=["Spread"] * 3)
+    for coins, readings in steps_of(0.5, 4, 20, (3,), shift=2.0):
+        for bet in bets:
+            bet.update(coins, readings)
+        assert bets[0].log_e == bets[1].log_e
+
+
 @pytest.mark.parametrize("p", PROBABILITIES)
 def test_error_rate_bet_weighs_both_worlds_alike(p: float) -> None:
     k, sigma = 3, 1.2
@@ -229,6 +260,39 @@ def test_sound_runs_alarm_no_oftener_than_the_significance(
         assert max(rates.values()) <= highest, (term, rates)
 
 
+GROUPS = ["Dirac", "Spread", "Dirac", "BlockPair", "Dirac", "Dirac", "Spread", "Dirac"]
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5])
+@pytest.mark.parametrize(
+    ("runs", "terms"),
+    [
+        (1500, ["skewed"]),
+        pytest.param(10_000, list(DATA_TERMS), marks=pytest.mark.heavy),
+    ],
+)
+def test_a_bet_on_groups_alarms_no_oftener_than_the_significance(
+    p: float, runs: int, terms: list[str]
+) -> None:
+    highest = 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
+    # The kinds differ in their signal, none adds more than it may, and one is much louder.
+    signal = np.array([1.0, 1.0, 0.5, 0.9, 1.0, 1.0, 1.0, 0.0])
+    loudness = np.array([1.0, 0.5, 20.0, 1.0, 1.0, 1.0, 0.5, 1.0])
+    for term in terms:
+        rng = np.random.default_rng([round(100 * p), list(DATA_TERMS).index(term), 1])
+        shape = (runs, len(GROUPS))
+        bet = CoinBet(shape, coin_probability=p, groups=GROUPS)
+        best, level = np.zeros(runs), np.zeros(shape)
+        for _ in range(60):
+            coins = (rng.random(shape) < p).astype(float)
+            term_now = loudness * DATA_TERMS[term](rng, level)
+            bet.update(coins, signal * coins + term_now + rng.standard_normal(shape))
+            level += coins - p
+            best = np.maximum(best, bet.log_e)
+        rate = float(np.mean(best >= -math.log(0.05)))
+        assert rate <= highest, (term, rate)
+
+
 def test_a_skewed_data_term_misleads_the_t_test_where_coins_are_rare() -> None:
     """Why `mu` is left out for such coins; for fair ones the skewness cancels."""
     runs, nominal = 4000, 1e-3
@@ -248,6 +312,25 @@ def test_a_skewed_data_term_misleads_the_t_test_where_coins_are_rare() -> None:
 
 
 # ------------------------------------------------------------------ power
+
+
+def test_a_fault_of_one_group_is_flagged_in_half_the_steps_and_that_of_all_hardly_later() -> None:
+    runs, share = 200, SHARE
+    spread = np.array([2.45 if name == "Spread" else 1.0 for name in GROUPS])
+    medians = []
+    for shift in (spread, np.full(len(GROUPS), 2.0)):
+        for groups in (None, GROUPS):
+            rng = np.random.default_rng(5)
+            bet = CoinBet((runs, len(GROUPS)), groups=groups)
+            first = np.full(runs, 200)
+            for step in range(100):
+                coins = rng.integers(0, 2, (runs, len(GROUPS))).astype(float)
+                bet.update(coins, shift * coins + rng.standard_normal(coins.shape))
+                found = bet.log_e >= -math.log(share)
+                first = np.minimum(first, np.where(found, step + 1, 200))
+            medians.append(float(np.median(first)))
+    assert medians[1] < 0.55 * medians[0]
+    assert medians[3] <= medians[2] + 2
 
 
 def flagged(p: float, k: int, steps: int, shift: float, runs: int = 1000) -> float:

@@ -28,6 +28,8 @@ pytestmark = pytest.mark.heavy
 
 RUNS, STEPS, BATCH = 20_000, 100, 2_500
 CANARIES, TENSORS, EACH, LAGS = 8, 2, 4, 4
+#: Of the default mix.
+KINDS = ["Dirac", "Spread", "Dirac", "BlockPair", "Dirac", "Dirac", "Spread", "Dirac"]
 SIGNIFICANCE = 0.05
 #: Three standard errors of a rate of .05 above it.
 HIGHEST = SIGNIFICANCE + 3 * math.sqrt(SIGNIFICANCE * (1 - SIGNIFICANCE) / RUNS)
@@ -227,7 +229,7 @@ class ManyCanaries:
         shape = (runs, CANARIES)
         self._centre = PredictableCentre(shape)
         self._pooled = ManyPooled(runs, np.ones(CANARIES))
-        self.coin = CoinBet(shape, initial_scale=sigma)
+        self.coin = CoinBet(shape, initial_scale=sigma, groups=KINDS)
         self.rate = ErrorRateBet(shape, ratios)
         self.mu = MuTest(shape)
 

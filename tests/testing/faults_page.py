@@ -20,12 +20,12 @@ training of your own: `plant(optimizer, name)` in `configure_optimizers` makes t
 `make_private` faulty, and what the accountant says stays as it was.
 
 `tests/testing/test_faults.py` runs each of them within the steps given, and reads the finding and
-how the likely fault begins.
+the first of `Verdict.faults`: its name, and how its sentence begins.
 
 ## Found
 
-| fault | what is wrong | met in | plant | steps | finding | the likely fault begins |
-|---|---|---|---|---|---|---|
+| fault | what is wrong | met in | plant | steps | finding | likely fault | it begins |
+|---|---|---|---|---|---|---|---|
 """
 _WARNED = """
 ## Warned of
@@ -48,7 +48,11 @@ None of these is called a violation of another kind.
 def markdown() -> str:
     """The page."""
     known = FAULTS.values()
-    found = [(*_first(f), *_how(f), _sentence(f)) for f in known if f.seen and not f.warn_only]
+    found = [
+        (*_first(fault), *_how(fault), f"`{fault.likely}`", _sentence(fault))
+        for fault in known
+        if fault.seen and not fault.warn_only
+    ]
     warned = [(*_first(f), *_how(f), f.sentence, f.ends) for f in known if f.seen and f.warn_only]
     missed = [
         (*_first(fault), fault.ends, "no" if fault.warn_only else "yes", fault.reason)

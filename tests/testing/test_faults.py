@@ -84,7 +84,12 @@ def test_fault_is_found_and_named_within_its_steps(tmp_path: Path, fault: Fault)
     report = _trained(tmp_path, fault.module(), fault.steps, **fault.audit)
     assert report.verdict.outcome == "VIOLATION", report.verdict
     assert fault.check in _violated(report)
+    assert report.verdict.faults[0].name == fault.likely, report.verdict.faults
     assert report.verdict.fault.startswith(fault.sentence)
+    assert report.verdict.faults[0].finding in _violated(report)
+    assert all(likely.look_at and likely.sentence for likely in report.verdict.faults)
+    saved = AuditReport.load(tmp_path / "audit" / "report.json")
+    assert saved.verdict.faults == report.verdict.faults
 
 
 @pytest.mark.parametrize("fault", [_named(f, heavy=False) for f in WARNED])
@@ -103,7 +108,7 @@ def test_fault_that_is_not_found_yet_is_not_called_another(tmp_path: Path, fault
     report = _trained(tmp_path, fault.module(), fault.steps, **fault.audit)
     found = "the audit sees this fault now: set seen, check and sentence in its entry"
     assert _violated(report) == set(), found
-    assert report.verdict.fault == ""
+    assert (report.verdict.fault, report.verdict.faults) == ("", ())
     assert report.verdict.outcome == fault.ends
 
 
@@ -113,7 +118,6 @@ def test_fault_that_is_not_found_yet_is_not_called_another(tmp_path: Path, fault
         pytest.param(kind, marks=[] if kind is trainings.Training else [pytest.mark.heavy])
         for kind in (
             trainings.Training,
-            trainings.DeepTraining,
             trainings.SplitBatches,
             trainings.HandWritten,
         )
@@ -125,6 +129,27 @@ def test_the_same_trainings_without_a_fault_are_not_accused(tmp_path: Path, kind
     report = _trained(tmp_path, sound.module(), 100, **by_hand)
     assert _violated(report) == set()
     assert report.verdict.outcome != "VIOLATION"
+
+
+def test_a_fault_of_some_tensors_comes_with_their_names_its_size_and_its_step(
+    tmp_path: Path,
+) -> None:
+    report = _trained(tmp_path, FAULTS["no_noise_on_biases"].module(), 20)
+    fault = report.verdict.faults[0]
+    assert sorted(fault.place.parameters) == ["net.0.bias", "net.2.bias", "net.4.bias"]
+    assert set(fault.evidence["sd_ratio"]) == set(fault.place.parameters)
+    # What is left on a bias is the data's part, which is loud in the last one.
+    assert min(fault.evidence["sd_ratio"].values()) < 0.1
+    assert fault.evidence["median_of_the_others"] == pytest.approx(1.0, abs=0.1)
+    assert fault.place.step is not None
+    assert fault.place.step < 20
+
+
+def test_gradients_that_are_replaced_are_placed_at_the_first_such_step(tmp_path: Path) -> None:
+    report = _trained(tmp_path, FAULTS["closure_runs_again"].module(), 8)
+    assert [fault.name for fault in report.verdict.faults] == ["gradient_replaced"]
+    assert report.verdict.faults[0].place.step == 0
+    assert report.verdict.faults[0].evidence["replaced"] == 8
 
 
 # ------------------------------------------------------------------ the registry
