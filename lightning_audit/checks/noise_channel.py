@@ -23,6 +23,15 @@ from lightning_audit.stats.noise_shape import TailBet, TieBet, sign_log_e
 from lightning_audit.stats.recurrence import NoisePast
 from lightning_audit.stats.sequential import SingleStepBet, excess_log_e, log_mean_exp
 
+#: Names of the checks that `replay` cannot give.
+FROM_MEMORY = (
+    "noise.shape",
+    "reuse.recurrence",
+    "batch_normalised",
+    "noise.mean",
+    "noise.excess",
+)
+
 #: Probability with which noise as claimed is not taken for noise, in one step.
 _RARE = 1e-9
 #: The same, in standard deviations of a normal variable.
