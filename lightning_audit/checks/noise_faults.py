@@ -161,6 +161,11 @@ def _recurs(case: Case, monitor: AuditMonitor, finding: str) -> bool:
     """Whether steps agree by more than noise does that is too small, or missing."""
     if not case.first_of(NOISE):
         return True
+    if case.first_of(NOISE) == "noise.step":
+        # Steps without noise agree, and are seen as such before two of them are.
+        quiet_at = case.violated["noise.step"].evidence.get("violated_at_step")
+        alike_at = case.violated[finding].evidence.get("violated_at_step")
+        return quiet_at is not None and alike_at is not None and alike_at < quiet_at
     quiet = float(monitor.witness_noise.ratios().min())
     closest = float(case.violated[finding].evidence.get("difference_ratio", 0.0))
     return quiet >= _MISSING and closest < _REUSE_GAIN * quiet

@@ -384,6 +384,20 @@ def test_noise_that_is_too_small_is_not_taken_for_few_seeds(
     assert names(faults_of(simulate(80, noise=0.5), seen)) == expected
 
 
+@pytest.mark.parametrize(
+    ("alike_at", "expected"),
+    [(151, ["noise_missing_in_steps"]), (90, ["few_seeds", "noise_missing_in_steps"])],
+)
+def test_steps_without_noise_are_not_taken_for_few_seeds(
+    alike_at: int, expected: list[str]
+) -> None:
+    found = [
+        check("noise.step", violated_at_step=150),
+        check("reuse.recurrence", violated_at_step=alike_at),
+    ]
+    assert names(likely_faults(found, monitor_of(simulate(20)), OVERSIZE)) == expected
+
+
 @pytest.mark.parametrize("fault", [{"noise": 0.5}, {"reuse": "lag 5"}, {"noise": [1, 1, 0]}])
 def test_the_shape_of_noise_that_is_small_or_re_used_is_no_fault_of_its_own(
     fault: dict[str, Any],
