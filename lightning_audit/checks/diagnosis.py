@@ -9,7 +9,6 @@ another finding takes it away from the rules below.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -165,8 +164,6 @@ _OF_THE_RUN = (
 )
 #: Noise below this part of the claim is not made by dividing by a batch that is large by chance.
 _LARGE_BATCH = 0.5
-#: Log likelihood ratio above which a divisor is told from noise that is too small.
-_CLEAR = 10.0
 
 
 def likely_faults(
@@ -238,21 +235,12 @@ def _by_finding(case: Case, rules: Iterable[_Rule]) -> list[Candidate]:
 
 
 def _divisor_candidates(case: Case) -> list[Candidate]:
-    """Division by the realised batch, where noise that is small or re-used does not look like it.
-
-    The test of the divisor supposes noise of the claimed size in every coordinate; its evidence
-    says which divisor fits better if the noise has another size.
-    """
-    check = case.violated.get(_DIVISOR.finding)
-    if check is None:
+    """Division by the realised batch, where noise that is re-used does not look like it."""
+    if _DIVISOR.finding not in case.violated:
         return []
     monitor = case.monitor
-    small = monitor is not None and case.first_of(NOISE) is not None
-    clear = float(check.evidence.get("log_ratio_at_any_scale", math.inf)) > _CLEAR
-    shared = monitor is not None and any(
-        reuse_is_seen(case, monitor, name) for name in ("reuse.broadcast", "reuse.lag")
-    )
-    if shared or (small and not clear):
+    shared = ("reuse.broadcast", "reuse.lag")
+    if monitor is not None and any(reuse_is_seen(case, monitor, name) for name in shared):
         return []
     quiet = 1.0 if monitor is None else float(monitor.witness_noise.ratios().min())
     entailed = NOISE if quiet > _LARGE_BATCH else ()

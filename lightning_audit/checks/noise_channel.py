@@ -18,7 +18,7 @@ from lightning_audit.checks.family import Evidence, Warned
 from lightning_audit.layout import FloatArray
 from lightning_audit.results import CheckResult
 from lightning_audit.snapshot import restore, snapshot
-from lightning_audit.stats.divisor import divisor_log_e
+from lightning_audit.stats.divisor import DivisorTest
 from lightning_audit.stats.noise_shape import TailBet, TieBet, sign_log_e
 from lightning_audit.stats.recurrence import NoisePast
 from lightning_audit.stats.sequential import SingleStepBet, excess_log_e, log_mean_exp
@@ -97,9 +97,7 @@ class NoiseChannelChecks:
         self._recurrence = SingleStepBet()
         self._recurred = (0, 0)
         self._closest = math.inf
-        self._divisor_log_e = np.zeros(2)
-        # By divisor: terms, log of the Jacobian, squares left by it and by the stated one.
-        self._divisor_fit = np.zeros((2, 4))
+        self._divisor = DivisorTest()
         self._signs = np.zeros(2, dtype=np.int64)
         self._excess = np.zeros(2)
         self._longest, self._long_at = 0.0, -1
@@ -147,31 +145,9 @@ class NoiseChannelChecks:
             self._recurred = (step - age, step)
 
     def _update_divisor(self, seen: NoiseSeen, step: int) -> None:
-        if seen.sums is None or not seen.divisors:
-            return
-        self.divisor.update(0.0, step)
-        self._divisor_log_e += [
-            divisor_log_e(seen.released, seen.sums, seen.noise_multiplier, ratio)
-            for ratio in seen.divisors
-        ]
-        n, plain = len(seen.released), float(np.sum((seen.released - seen.sums) ** 2))
-        self._divisor_fit += [
-            [n, n * math.log(k), float(np.sum((k * seen.released - seen.sums) ** 2)), plain]
-            for k in seen.divisors
-        ]
-        self.divisor.update(float(log_mean_exp(self._divisor_log_e)), step)
-
-    @property
-    def _divisor_log_ratio(self) -> float:
-        """Log likelihood of another divisor over that of the stated one, noise of any one size.
-
-        The test supposes noise of the claimed size. Where it is smaller the test flags as well, and
-        this tells the two apart.
-        """
-        count, jacobian, divided, plain = np.maximum(
-            self._divisor_fit, [0, -np.inf, 1e-30, 1e-30]
-        ).T
-        return float(np.max(jacobian + 0.5 * count * np.log(plain / divided)))
+        if seen.sums is not None and seen.divisors:
+            self._divisor.update(seen.released, seen.sums, seen.noise_multiplier, seen.divisors)
+            self.divisor.update(self._divisor.log_e, step)
 
     def _update_mean_and_excess(self, noise: FloatArray, step: int) -> None:
         self._signs += [np.sum(noise > 0), np.sum(noise < 0)]
@@ -199,7 +175,8 @@ class NoiseChannelChecks:
             self._shape_result(),
             self.recurrence.result(
                 "no step's noise was that of an earlier step",
-                f"the noise of step {later} is that of step {earlier}",
+                f"readings of step {later} differ from those of step {earlier} by less than fresh "
+                "noise of the claimed size makes them: as if the noise came back",
                 "look for a generator that is seeded anew from few seeds, or restored, and draw "
                 "all noise from one generator that is seeded once",
                 {
@@ -212,7 +189,7 @@ class NoiseChannelChecks:
                 "the noisy sum is divided by the number of samples that the batch happens to have, "
                 "so that the size of the gradient and of its noise tells of it",
                 "divide by the expected batch size, which is the same at every step",
-                {"log_ratio_at_any_scale": self._divisor_log_ratio},
+                {},
             ),
             self._mean_result(),
             self._excess_result(clips),
@@ -223,7 +200,7 @@ class NoiseChannelChecks:
         what = (
             "values of the noise come back exactly, as if it were rounded to a lattice"
             if lattice
-            else "the tails of the noise are not those of normal noise"
+            else "the noise is not spread as normal noise of the claimed size is"
         )
         return self.shape.result(
             "the noise has the tails of normal noise, and no lattice",

@@ -2,41 +2,75 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_audit.stats.sequential import log_mean_exp
+
 FloatArray = NDArray[np.float64]
 
+#: Variances of the noise, over the claimed one, for which another divisor is tried.
+VARIANCES: FloatArray = 2.0 ** -np.arange(0.0, 12.0)
 
-def divisor_log_e(released: FloatArray, sums: FloatArray, noise: float, ratio: float) -> float:
-    r"""Log e-value of one step for "the noisy sum was divided by what is stated".
+
+class DivisorTest:
+    r"""E-process for "the noisy sums were divided by what is stated".
 
     With the released gradient y times the stated divisor, the sum s that was known before the
-    noise, and the true divisor over the stated one k, the likelihood of "``k y - s`` is the claimed
-    noise" is divided by the largest one of "``y - s`` is noise of at least the claimed size".
+    noise, both in units of the claimed standard deviation, and the true divisor over the stated
+    one k, the likelihood of "``k y - s`` is noise", averaged over `VARIANCES`, is divided by the
+    largest likelihood of "``y - s`` is noise" under two nulls: noise of at least the claimed size,
+    another one in each step, or noise of any one size in all steps. So noise that is merely too
+    small, or too large, is not taken for another divisor.
 
     Formula:
-        ``n log k + log N(k y - s; 0, noise^2) - max_{v >= noise^2} log N(y - s; 0, v)``
-
-    Args:
-        released: the gradient times the stated divisor, ``[n]``.
-        sums: the clipped sums, in the same unit, ``[n]``.
-        noise: claimed standard deviation of the noise, in the same unit, > 0.
-        ratio: k, > 0.
-
-    Returns:
-        Log e-value: the exponential is at most 1 in expectation, whatever ``ratio`` and ``sums``,
-        if the noise is independent of them and normal.
+        ``mean_g prod_t k_t^n N(k_t y_t - s_t; 0, g) / max(prod_t max_{v >= 1} N(y_t - s_t; 0, v),
+        max_v prod_t N(y_t - s_t; 0, v))``, averaged over the divisors that are tried.
 
     References:
         Wasserman, Ramdas & Balakrishnan 2020 (universal inference).
     """
-    n = len(released)
-    plain = float(np.sum((released - sums) ** 2))
-    divided = float(np.sum((ratio * released - sums) ** 2))
-    variance = max(noise**2, plain / max(n, 1))
-    null = -0.5 * n * math.log(variance) - 0.5 * plain / variance
-    other = n * math.log(ratio) - n * math.log(noise) - 0.5 * divided / noise**2
-    return other - null
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._plain = 0.0
+        self._step_null = 0.0
+        # For each divisor: log of the Jacobian, sum of squares that it leaves.
+        self._tried = np.zeros((0, 2))
+
+    def update(
+        self, released: FloatArray, sums: FloatArray, noise: float, ratios: Sequence[float]
+    ) -> None:
+        """Take in one step.
+
+        Args:
+            released: the gradient times the stated divisor, ``[n]``.
+            sums: the clipped sums, in the same unit, ``[n]``.
+            noise: claimed standard deviation of the noise, in the same unit, > 0.
+            ratios: the divisors that are tried, over the stated one, > 0; as many at every step.
+        """
+        n = len(released)
+        if not n or not ratios:
+            return
+        y, s, k = released / noise, sums / noise, np.asarray(ratios, dtype=np.float64)
+        plain = float(np.sum((y - s) ** 2))
+        variance = max(1.0, plain / n)
+        self._count += n
+        self._plain += plain
+        self._step_null -= 0.5 * (n * float(np.log(variance)) + plain / variance)
+        left = np.sum((k[:, None] * y - s) ** 2, axis=1)
+        terms = np.stack([n * np.log(k), left], axis=1)
+        self._tried = self._tried + terms if len(self._tried) else terms
+
+    @property
+    def log_e(self) -> float:
+        """Log e-value now."""
+        if not self._count:
+            return 0.0
+        variance = max(self._plain / self._count, 1e-300)
+        run_null = -0.5 * self._count * (float(np.log(variance)) + 1.0)
+        jacobian, left = self._tried.T[:, :, None]
+        other = jacobian - 0.5 * self._count * np.log(VARIANCES) - 0.5 * left / VARIANCES
+        return float(log_mean_exp(other.ravel())) - max(self._step_null, run_null)

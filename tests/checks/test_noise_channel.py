@@ -146,7 +146,7 @@ def test_the_steps_of_a_recurrence_are_told() -> None:
         checks.update(NoiseSeen(row, np.zeros(200), 1.0), step)
     result = next(c for c in checks.results(clips=True) if c.name == "reuse.recurrence")
     assert result.evidence["steps"] == [4, 9]
-    assert "the noise of step 9 is that of step 4" in result.message
+    assert "readings of step 9 differ from those of step 4 by less" in result.message
 
 
 @pytest.mark.parametrize(("known", "name"), [(True, "few_seeds"), (False, "few_seeds")])
@@ -259,8 +259,7 @@ def test_the_divisor_is_told_from_noise_of_another_size(factor: float, divided: 
 
     checks = run(release)
     found = next(c for c in checks.results(clips=True) if c.name == "batch_normalised")
-    assert (found.status == "violated") == (divided or factor < 1.0)
-    assert (found.evidence["log_ratio_at_any_scale"] > 10.0) == divided
+    assert (found.status == "violated") == divided
 
 
 @pytest.mark.parametrize(("factor", "seeds", "expected"), [(0.5, 10**9, 0.45), (1.0, 5, 0.0)])

@@ -1,54 +1,87 @@
-"""The divisor's likelihood ratio: against scipy, in expectation, and on divided sums."""
+"""The divisor's e-process: against scipy, in expectation, and on divided sums."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy import optimize, stats
+from scipy import optimize, special, stats
 
-from lightning_audit.stats.divisor import divisor_log_e
+from lightning_audit.stats.divisor import VARIANCES, DivisorTest
+
+#: The normal density's constant is in both likelihoods, and in neither of ours.
+CONSTANT = 0.5 * np.log(2 * np.pi)
 
 
-@pytest.mark.parametrize("ratio", [0.5, 1.0, 1.3])
 @pytest.mark.parametrize("scale", [0.4, 1.0, 3.0])
-def test_it_is_the_ratio_of_likelihoods(ratio: float, scale: float) -> None:
+def test_it_is_the_ratio_of_likelihoods(scale: float) -> None:
     rng = np.random.default_rng(0)
-    sums = 3 * rng.normal(size=25)
-    noise = 0.8
-    released = sums + scale * noise * rng.normal(size=25)
+    test, noise, n = DivisorTest(), 0.8, 25
+    steps = []
+    for _ in range(4):
+        sums = 3 * rng.normal(size=n)
+        released, ratios = sums + scale * noise * rng.normal(size=n), (rng.uniform(0.5, 1.5), 1.1)
+        test.update(released, sums, noise, ratios)
+        steps.append((released / noise, sums / noise, ratios))
 
-    def null(std: float) -> float:
-        return float(stats.norm.logpdf(released, sums, std).sum())
+    def loglik(std: float, which: slice = slice(None)) -> float:
+        return float(sum(stats.norm.logpdf(y, s, std).sum() for y, s, _ in steps[which]))
 
-    best = optimize.minimize_scalar(lambda s: -null(s), bounds=(noise, 50.0), method="bounded")
-    other = stats.norm.logpdf(ratio * released, sums, noise) + np.log(ratio)
-    expected = other.sum() - max(-best.fun, null(noise))
-    assert divisor_log_e(released, sums, noise, ratio) == pytest.approx(expected, abs=1e-4)
+    def largest(which: slice, low: float) -> float:
+        found = optimize.minimize_scalar(
+            lambda std: -loglik(std, which), bounds=(low, 50.0), method="bounded"
+        )
+        return max(-found.fun, loglik(low, which))
+
+    null = max(sum(largest(slice(t, t + 1), 1.0) for t in range(4)), largest(slice(None), 1e-3))
+    other = [
+        sum(
+            stats.norm.logpdf(r[i] * y, s, np.sqrt(g)).sum() + n * np.log(r[i]) for y, s, r in steps
+        )
+        for i in range(2)
+        for g in VARIANCES
+    ]
+    expected = special.logsumexp(other) - np.log(len(other)) - null
+    assert test.log_e == pytest.approx(expected, abs=1e-4)
 
 
-def test_the_stated_divisor_says_nothing_against_itself() -> None:
+def test_nothing_is_said_without_a_step_or_a_divisor() -> None:
+    test = DivisorTest()
+    assert test.log_e == 0.0
+    test.update(np.zeros(3), np.zeros(3), 1.0, ())
+    test.update(np.zeros(0), np.zeros(0), 1.0, (0.5,))
+    assert test.log_e == 0.0
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.3, 1.0, 2.0])
+def test_the_stated_divisor_says_nothing_against_itself(scale: float) -> None:
     rng = np.random.default_rng(0)
-    sums = rng.normal(size=40)
-    released = sums + rng.normal(size=40)
-    assert divisor_log_e(released, sums, 1.0, 1.0) <= 0.0
+    test = DivisorTest()
+    for _ in range(30):
+        sums = rng.normal(size=40)
+        test.update(sums + scale * rng.normal(size=40), sums, 1.0, (1.0, 1.0))
+        assert test.log_e <= 1e-9
 
 
-@pytest.mark.parametrize("scale", [1.0, 1.2, 2.0])
+@pytest.mark.parametrize("scale", [0.3, 1.0, 1.2, 2.0])
 @pytest.mark.parametrize("ratio", [0.9, 1.05, 1.5])
 def test_a_stated_divisor_costs_at_most_one_on_average(scale: float, ratio: float) -> None:
     rng = np.random.default_rng(1)
     sums = rng.normal(size=3)
-    values = [
-        np.exp(divisor_log_e(sums + scale * rng.normal(size=3), sums, 1.0, ratio))
-        for _ in range(20_000)
-    ]
+    values = []
+    for _ in range(10_000):
+        test = DivisorTest()
+        test.update(sums + scale * rng.normal(size=3), sums, 1.0, (ratio,))
+        values.append(np.exp(test.log_e))
     error = np.std(values) / np.sqrt(len(values))
     assert np.mean(values) <= 1 + 3 * error
 
 
-@pytest.mark.parametrize("size", [11, 21])
-def test_a_realised_batch_size_is_seen_in_a_step(size: int) -> None:
+@pytest.mark.parametrize("scale", [0.02, 0.5, 1.0])
+def test_a_realised_batch_size_is_seen_in_two_steps(scale: float) -> None:
     rng = np.random.default_rng(2)
-    sums = rng.normal(size=384)
-    released = (sums + rng.normal(size=384)) * 16 / size
-    assert divisor_log_e(released, sums, 1.0, size / 16) > 12
+    test = DivisorTest()
+    for size in (11, 21):
+        sums = rng.normal(size=384)
+        noisy = sums + scale * rng.normal(size=384)
+        test.update(noisy * 16 / size, sums, 1.0, (size / 16,))
+    assert test.log_e > 12
