@@ -87,7 +87,7 @@ class NoiseChannelChecks:
         self._tails, self._ties = TailBet(), TieBet()
         self._recurrence = SingleStepBet()
         self._recurred = (0, 0)
-        self._closest = math.inf
+        self._difference_ratio: float | None = None
         self._divisor_log_e = np.zeros(2)
         # By divisor: terms, log of the Jacobian, squares left by it and by the stated one.
         self._divisor_fit = np.zeros((2, 4))
@@ -130,13 +130,13 @@ class NoiseChannelChecks:
 
     def _update_recurrence(self, readings: FloatArray, step: int) -> None:
         log_e, age = self._past.recurrence_log_e(readings)
-        self._closest = min(self._closest, self._past.difference_ratio)
         self._past.add(readings)
         self._recurrence.update(log_e)
         before = self.recurrence.violated
         self.recurrence.update(float(self._recurrence.log_e), step)
         if self.recurrence.violated and not before:
             self._recurred = (step - age, step)
+            self._difference_ratio = self._past.difference_ratio
 
     def _update_divisor(self, seen: NoiseSeen, step: int) -> None:
         if seen.sums is None or not seen.divisors:
@@ -196,7 +196,7 @@ class NoiseChannelChecks:
                 "all noise from one generator that is seeded once",
                 {
                     "steps": [earlier, later] if self.recurrence.violated else [],
-                    "difference_ratio": self._closest,
+                    "difference_ratio": self._difference_ratio,
                 },
             ),
             self.divisor.result(
