@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from lightning_audit import __version__
 from lightning_audit.report.console import print_report
@@ -12,6 +14,10 @@ from lightning_audit.results import EXIT_CODES, AuditReport, ReportError
 
 #: Names of the bounds, as the help lists them.
 METHODS = "fdp_cp, fdp_pooled_cp, fdp_bayes, fdp_t, eps_cp, eps_jeffreys, eps_bayes, katz"
+#: Trainings at a time where nothing is said; each takes half a gigabyte.
+_JOBS = 8
+#: Exit code of a command that Ctrl-C ended, as shells have it.
+_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,8 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the command line, None for the process's own.
 
     Returns:
-        Exit code: 0 for a pass, 1 for a violation, 2 for an inconclusive or unreadable report, or
-        for scores that cannot be read.
+        Exit code: 0 for a pass, 1 for a violation or a selftest that fails, 2 for an inconclusive
+        or unreadable report, for scores that cannot be read, or a selftest that cannot run.
     """
     options = _parser().parse_args(arguments)
     code: int = options.run(options)
@@ -38,6 +44,22 @@ def _bound(options: argparse.Namespace) -> int:
         print(f"lightning-audit: {error}", file=sys.stderr)
         return EXIT_CODES["INCONCLUSIVE"]
     return EXIT_CODES["PASS"]
+
+
+def _selftest(options: argparse.Namespace) -> int:
+    try:  # loads torch and Lightning, which a gate does not need
+        import lightning_audit.selftest.command as selftest_command
+    except ImportError as error:
+        print(f"lightning-audit: selftest cannot run: {error}", file=sys.stderr)
+        return EXIT_CODES["INCONCLUSIVE"]
+    try:
+        return selftest_command.run(options)
+    except selftest_command.SelftestError as error:
+        print(f"lightning-audit: {error}", file=sys.stderr)
+        return EXIT_CODES["INCONCLUSIVE"]
+    except KeyboardInterrupt:
+        print("lightning-audit: interrupted; every training was ended", file=sys.stderr)
+        return _INTERRUPTED
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -98,7 +120,37 @@ def _parser() -> argparse.ArgumentParser:
     )
     bound.add_argument("--json", action="store_true", help="print the bound as JSON")
     bound.set_defaults(run=_bound)
+    _add_selftest(commands)
     return parser
+
+
+def _add_selftest(commands: Any) -> None:
+    selftest = commands.add_parser(
+        "selftest",
+        help="train every known fault of DP-SGD, and see whether the audit names it",
+        description="Train known faults of DP-SGD and healthy trainings under audit, in processes "
+        "of their own. Exits with 0 if every fault that is said to be found was found and named "
+        "and no healthy training was accused, with 1 if not, with 2 if it cannot run.",
+    )
+    selftest.add_argument(
+        "--quick", action="store_true", help="two faults and one healthy training only"
+    )
+    selftest.add_argument(
+        "--fault",
+        action="append",
+        metavar="NAME",
+        help="this fault only; may be given several times (docs/faults.md lists them)",
+    )
+    selftest.add_argument(
+        "--jobs",
+        type=_positive_int,
+        default=min(os.cpu_count() or 1, _JOBS),
+        metavar="N",
+        help=f"trainings at a time (default: the number of processors, {_JOBS} at most)",
+    )
+    selftest.add_argument("--json", action="store_true", help="print the results as JSON")
+    selftest.add_argument("--markdown", metavar="FILE", help="write the results as a page, too")
+    selftest.set_defaults(run=_selftest)
 
 
 def _positive(text: str) -> float:
@@ -109,6 +161,12 @@ def _positive(text: str) -> float:
     if not value > 0:
         raise argparse.ArgumentTypeError(f"{text!r} must be a number > 0")
     return value
+
+
+def _positive_int(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number >= 1")
+    return int(text)
 
 
 def _check_budget(report: AuditReport, limit: float) -> int:

@@ -33,9 +33,10 @@ LEVELS = {
     "callbacks": 4,
     "report": 4,
     "bound_command": 5,
-    "cli": 5,
-    "pytest_plugin": 5,
-    "testing": 6,
+    "testing": 5,
+    "selftest": 6,
+    "cli": 6,
+    "pytest_plugin": 6,
 }
 #: Units of one level that may not know each other, or may know certain others only.
 FORBIDDEN = {("canaries", "dpsgd"), ("dpsgd", "canaries")}

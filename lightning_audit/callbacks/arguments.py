@@ -20,6 +20,8 @@ FINDINGS = (
     *WARNING_SHARES,
     "gradient_replaced",
     "clipping.norm",
+    "finite",
+    "coupling",
     "reuse.resume",
     "reuse.optimizers",
     "no_dp",
@@ -103,6 +105,13 @@ def seed_of(seed: int | None) -> int:
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ValueError(f"seed={seed!r} must be a whole number >= 0; leave it out to draw one.")
     return seed
+
+
+def flag_of(name: str, value: bool) -> bool:
+    """An argument that is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}={value!r} must be True or False.")
+    return value
 
 
 def allowed_of(allow: Sequence[str]) -> tuple[str, ...]:

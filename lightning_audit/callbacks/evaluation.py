@@ -19,6 +19,7 @@ from lightning_audit.checks.accounting import accounting_result, batch_size_resu
 from lightning_audit.checks.family import shared_log_e
 from lightning_audit.checks.integrity import (
     clipping_norm_result,
+    finite_result,
     logical_batch_result,
     loss_reduction_result,
     no_dp_result,
@@ -85,7 +86,7 @@ def _results_of_session(session: AuditSession) -> list[CheckResult]:
     checks = list(session.recorder.results)
     if (norms := session.step.norms) is not None:
         checks.append(clipping_norm_result(norms.checked, norms.largest_ratio))
-    return checks
+    return [*checks, finite_result(session.lost.count, session.lost.first)]
 
 
 def _of_optimizer(check: CheckResult, optimizer: OptimizerFacts, count: int) -> CheckResult:
@@ -106,6 +107,8 @@ def _results_of_run(
         checks.append(noise_restarted_result(facts.noise_restarted))
     if len(sessions) > 1:
         checks.append(noise_shared_result(facts.noise_shared))
+    if terms.replay_neighbours:
+        checks.append(facts.coupling.result())
     checks.append(epsilon_result(epsilons, terms))
     checks.append(accounting_result(epsilons.spent, epsilons.claimed, terms.delta, epsilons.source))
     _hold_batches_to_steps(facts, max(session.monitor.steps for session in sessions))
@@ -310,6 +313,9 @@ def _missing(
             "was not audited; if that is nothing of the data (an average of weights, say), "
             "allow='unaudited' says so"
         )
+    replayed = next((c for c in checks if c.name == "coupling"), None)
+    if replayed and replayed.status == "not_run" and "coupling" not in terms.allow:
+        lacks.append(f"replay_neighbours=True compared nothing: {replayed.message}")
     name = "sampling.not_poisson"
     doubtful = next((c for c in checks if c.name == name and c.status == "not_run"), None)
     if (

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_audit.checks.batches import BatchCheck
+from lightning_audit.checks.coupling import Coupling
 from lightning_audit.claims import PrivacyClaim
 from lightning_audit.dpsgd.lints import LoaderFacts
 from lightning_audit.dpsgd.opacus import AccountantLink
@@ -83,6 +84,8 @@ class RunFacts:
     loss_reduction: str | None = None
     #: Whether two private optimizers began with the noise generator in one state.
     noise_shared: bool = False
+    #: What replays of batches showed, if they are asked for.
+    coupling: Coupling = field(default_factory=Coupling)
 
     #: What a run that goes on after a stop cannot find out again.
     _KEPT = (
@@ -121,7 +124,8 @@ class RunFacts:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds of the facts, as plain values."""
-        return {name: copy.deepcopy(getattr(self, name)) for name in self._KEPT}
+        kept = {name: copy.deepcopy(getattr(self, name)) for name in self._KEPT}
+        return {**kept, "coupling": self.coupling.state()}
 
     def note(self, sentence: str) -> None:
         """Add a remark on the run, once."""
@@ -139,4 +143,5 @@ class RunFacts:
         for name in self._KEPT:
             if name in state:  # checkpoints of the first release lack some
                 setattr(self, name, copy.deepcopy(state[name]))
+        self.coupling.load(state.get("coupling", {}))
         self.notes += [note for note in since if note not in self.notes]

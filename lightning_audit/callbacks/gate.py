@@ -1,4 +1,4 @@
-"""The way of an input canary into the batches: a wrapper of the strategy's ``training_step``."""
+"""The audit's way to the batches: a wrapper of the strategy's ``training_step``."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class BatchGate:
         module: the user's module.
         admit: gives the batch that is trained, of the batch and the module.
         skipped: called where automatic optimization is told to take no step.
+        look: called before with the batch, and with what trains on a batch; None for nothing.
     """
 
     _NAME = "training_step"
@@ -29,12 +30,15 @@ class BatchGate:
         module: torch.nn.Module,
         admit: Callable[[Any, torch.nn.Module], Any],
         skipped: Callable[[], None],
+        look: Callable[[Any, Callable[[Any], Any]], None] | None = None,
     ) -> None:
         self._strategy = trainer.strategy
         self._before = vars(self._strategy).get(self._NAME)
         inner = getattr(self._strategy, self._NAME)
 
         def training_step(batch: Any, *args: Any, **kwargs: Any) -> Any:
+            if look is not None:
+                look(batch, lambda other: inner(other, *args, **kwargs))
             # The extra passes compute in the precision of the training.
             with trainer.precision_plugin.train_step_context():
                 batch = admit(batch, module)

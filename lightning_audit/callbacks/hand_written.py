@@ -60,6 +60,7 @@ class HandWrittenSession(AuditSession):
             self._coordinates.by_tensor,
             self._before,
             self._after,
+            self._look_at_lost,
         )
 
     def state(self) -> dict[str, Any]:
@@ -85,6 +86,7 @@ class HandWrittenSession(AuditSession):
     def end_batch(self) -> None:
         """Until the next batch nobody gets a canary: validation is not training."""
         self._open = False
+        self.step.settle()
 
     def follow(self, step: DPSGDStep) -> bool:
         """Go on with a new optimizer over the same parameters, in the middle of a batch too."""
@@ -112,6 +114,7 @@ class HandWrittenSession(AuditSession):
             )
         places = self.step.places(list(grads), module, root)
         self.step.check_shapes(grads, places)
+        self.step.hold(grads)
         return self.step.append(grads, places) if self._canaries_enter() else grads
 
     def rows(self, module: torch.nn.Module, root: torch.nn.Module) -> list[dict[str, torch.Tensor]]:
@@ -154,6 +157,12 @@ class HandWrittenSession(AuditSession):
             reading = replace(reading, values=values, unclear=False)
         super()._after(reading)
         self._asked = False
+        self.step.release()
+
+    def _look_at_lost(self) -> None:
+        # Elsewhere the gradient that was read need not be the one that is released.
+        if not self._tap.trial and not self._tap.opaque:
+            super()._look_at_lost()
 
     def _unplanned(self) -> StepPlan:
         self._silent += self._changed_at is None and not self._asked

@@ -40,6 +40,8 @@ class InputSession(AuditSession):
     _direction: DenseDirection | None = None
     #: Samples of the batches that were trained on since the coin was flipped.
     _admitted = 0
+    #: Number of the canary's row among them.
+    _canary_row = 0
     _base: Sample | None = None
     _made: Sample | None = None
 
@@ -158,7 +160,7 @@ class InputSession(AuditSession):
             return batch
         self._plan = plan
         trained = with_canary if plan.coins.any() else batch
-        self._admitted = rows(trained)
+        self._admitted, self._canary_row = rows(trained), rows(batch)
         return trained
 
     def _rows(self, batch: Any) -> int:
@@ -233,6 +235,15 @@ class InputSession(AuditSession):
             clipped = direction.norm * min(1.0, limit / (direction.norm + _EPSILON))
             direction.take_out(params, clipped / claim.scale)
         return None
+
+    def _rows_of_data(self, rows: torch.Tensor | None) -> torch.Tensor | None:
+        """Rows of per-sample gradients without the canary's; None where that is not known."""
+        plan, at = self._plan, self._canary_row
+        if rows is None or plan is None or not plan.coins.any() or len(rows) < self._admitted:
+            return rows  # the canary was in an earlier part of the step, or in none
+        if plan.status != INJECTED or len(rows) > self._admitted:
+            return None
+        return torch.cat([rows[:at], rows[at + 1 :]])
 
     def _readings(self, plan: StepPlan, values: FloatArray) -> FloatArray:
         """The inner product with the canary's direction, the canary included."""

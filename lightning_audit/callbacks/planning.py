@@ -154,6 +154,7 @@ class StepPlanner:
             return
         if not self._layout_holds():
             return
+        self.step.look_at_parts()
         plan = self._confirmed()
         size = self.step.batch_size() if self.track_batch_sizes else None
         if size is not None:

@@ -15,6 +15,7 @@ from lightning_audit.callbacks.arguments import (
     canaries_of,
     claimed_of,
     delta_of,
+    flag_of,
     oversize_of,
     seed_of,
 )
@@ -88,6 +89,12 @@ class PrivacyAudit(Callback):
         report_dir: where report and observations go; None for ``default_root_dir/audit``.
         log_prefix: first part of the names of the logged metrics.
         seed: of the audit's own coins; None to draw one. It is written to the report.
+        replay_neighbours: at the first batch of the training and of each epoch, run
+            ``training_step`` twice more, without an update, on batches that share a record beside
+            different others: its gradient must be the same (`coupling`). It costs these passes, and
+            leaves model, optimizers and random numbers as they were; what ``training_step`` writes
+            elsewhere, to a file or an object of its own, is written again. In one process, for one
+            optimizer, and not for ghost clipping.
 
     Raises:
         ValueError: an argument is outside its range, or, when training starts, a canary names a
@@ -119,6 +126,7 @@ class PrivacyAudit(Callback):
         report_dir: str | Path | None = None,
         log_prefix: str = "audit",
         seed: int | None = None,
+        replay_neighbours: bool = False,
     ) -> None:
         super().__init__()
         self.claimed_epsilon = claimed_of(claimed_epsilon, claim)
@@ -136,6 +144,7 @@ class PrivacyAudit(Callback):
             "bound_significance", bound_significance, "e.g. 0.05"
         )
         self.resolution = resolution or Resolution()
+        self.replay_neighbours = flag_of("replay_neighbours", replay_neighbours)
         self.allow = allowed_of(allow)
         self.on_violation = _validate.one_of("on_violation", on_violation, _ON_VIOLATION)
         self.on_inconclusive = _validate.one_of(
@@ -350,6 +359,7 @@ class PrivacyAudit(Callback):
             resolution=self.resolution,
             allow=self.allow,
             seed=self.seed,
+            replay_neighbours=self.replay_neighbours,
             reactions={"on_violation": self.on_violation, "on_inconclusive": self.on_inconclusive},
         )
 

@@ -20,6 +20,7 @@ from lightning_audit.callbacks.evaluation import (
 from lightning_audit.callbacks.facts import RunFacts
 from lightning_audit.callbacks.gate import BatchGate
 from lightning_audit.callbacks.input_session import InputSession
+from lightning_audit.callbacks.neighbours import NeighbourReplay
 from lightning_audit.callbacks.optimizers import AuditedOptimizers
 from lightning_audit.callbacks.ranks import Ranks
 from lightning_audit.callbacks.run_lints import RunLints
@@ -54,6 +55,7 @@ class AuditRun:
         self._optimizers = AuditedOptimizers(terms, directory, precision, self.ranks, self.facts)
         self._precision = precision
         self._gate: BatchGate | None = None
+        self._replay: NeighbourReplay | None = None
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -112,21 +114,25 @@ class AuditRun:
             self._load()
 
     def open_gate(self, trainer: Any, module: torch.nn.Module) -> None:
-        """Let an input canary into the batches of ``training_step``, if it is what is asked for.
+        """Let input canaries and replays to the batches, if they are asked for.
 
         Raises:
             MisconfigurationException: several processes, each with a batch of its own.
         """
         canaries = self.terms.canaries
-        if not isinstance(canaries[0], InputCanary):
+        by_input, look = isinstance(canaries[0], InputCanary), None
+        if not by_input and not self.terms.replay_neighbours:
             return
-        if trainer.world_size > 1:
+        if by_input and trainer.world_size > 1:
             raise MisconfigurationException(
                 f"canaries={list(canaries)!r} would join the batch of each of the "
                 f"{trainer.world_size} processes; train with devices=1, or use gradient canaries."
             )
+        if self.terms.replay_neighbours:
+            self._replay = NeighbourReplay(trainer, module, self.facts, lambda: self.sessions)
+            look = self._replay.look
         if self._gate is None:
-            self._gate = BatchGate(trainer, module, self._admit, self._skipped)
+            self._gate = BatchGate(trainer, module, self._admit, self._skipped, look)
 
     def _admit(self, batch: Any, module: torch.nn.Module) -> Any:
         session = self.session
@@ -155,6 +161,8 @@ class AuditRun:
 
     def start_epoch(self) -> None:
         """At the first batch of an epoch: see whether something of the one before is left."""
+        if self._replay is not None:
+            self._replay.start_epoch()
         if self.sessions:
             self.lints.start_epoch([session.step.optimizer for session in self.sessions])
 
@@ -210,7 +218,9 @@ class AuditRun:
         session = self.session
         if session is None or not self.ranks.talk:
             return
-        told = self.ranks.gathered([session.recorder.steps, session.checksum, session.copied])
+        own = [session.recorder.steps, session.checksum, session.copied]
+        told = self.ranks.gathered([*own, *session.lost.numbers()])
+        session.lost.hear([row[len(own) :] for row in told])
         same = all(row[:2] == told[0][:2] for row in told)
         self.facts.synchronised = same and self.facts.synchronised is not False
         session.anyone_copies = any(row[2] for row in told)

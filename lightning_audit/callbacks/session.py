@@ -10,8 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from lightning_audit.callbacks.coordinates import Coordinates
+from lightning_audit.callbacks.lost_steps import LostSteps
 from lightning_audit.callbacks.noise_watch import NoiseWatch
 from lightning_audit.callbacks.plan import StepPlan
 from lightning_audit.callbacks.planning import SessionSettings, StepPlanner
@@ -19,6 +21,7 @@ from lightning_audit.callbacks.ranks import Ranks
 from lightning_audit.callbacks.recorder import Recorder, SeenStep
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.witnesses import LAGS, choose_witnesses
+from lightning_audit.dpsgd.lost_rows import all_finite
 from lightning_audit.dpsgd.opacus import innermost
 from lightning_audit.dpsgd.protocol import DPSGDStep, NormsSeen
 from lightning_audit.dpsgd.tap import GradientTap, Reading
@@ -76,6 +79,7 @@ class AuditSession(StepPlanner):
         self.checksum = 0
         store = open_store(header) if open_store else None
         self.recorder = Recorder(header, settings.significance, witnesses, store)
+        self.lost = LostSteps()
         self._canary_count = len(header.canaries)
         self.epoch = 0
         self._tap = self._attach()
@@ -117,6 +121,7 @@ class AuditSession(StepPlanner):
             "missing": list(self.missing),
             "checksum": self.checksum,
             "anyone_copies": self.anyone_copies,
+            "lost": self.lost.state(),
             "norms": dataclasses.asdict(self.step.norms) if self.step.norms else {},
         }
 
@@ -144,6 +149,7 @@ class AuditSession(StepPlanner):
         # Absent from the checkpoints of the first release.
         self.checksum = state.get("checksum", 0)
         self.anyone_copies = state.get("anyone_copies", True)
+        self.lost.load(state.get("lost", {}))
         if self.step.norms is not None and state.get("norms"):
             self.step.norms = NormsSeen(**state["norms"])
 
@@ -154,6 +160,7 @@ class AuditSession(StepPlanner):
             self._coordinates.by_tensor,
             self._before,
             self._after,
+            self._look_at_lost,
         )
 
     def follow(self, step: DPSGDStep) -> bool:
@@ -207,6 +214,17 @@ class AuditSession(StepPlanner):
             return None
         amount = plan.claim.max_grad_norm / plan.claim.scale
         return plan.located.combined(amount * plan.coins, self._coordinates.size)
+
+    def _look_at_lost(self) -> None:
+        """Before an update whose gradient was not read as finite: see which records made it so."""
+        params = self.step.params
+        if self._changed_at is None and not all_finite([p.grad for p in params]):
+            rows = self._rows_of_data(self.step.lost_rows()) if all_finite(params) else None
+            self.lost.add(self.recorder.steps, rows)
+
+    def _rows_of_data(self, rows: torch.Tensor | None) -> torch.Tensor | None:
+        """Rows of per-sample gradients without the audit's own."""
+        return rows
 
     def _after(self, reading: Reading) -> None:
         plan = self._plan or self._unplanned()

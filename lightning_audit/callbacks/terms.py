@@ -29,6 +29,7 @@ class Terms:
     allow: Collection[str]
     seed: int
     reactions: Mapping[str, str]
+    replay_neighbours: bool = False
 
     def settings(self) -> dict[str, Any]:
         """The terms, as they go into the report."""
@@ -43,6 +44,7 @@ class Terms:
             "bound_significance": self.bound_significance,
             "resolution": dataclasses.asdict(self.resolution),
             "allow": tuple(self.allow),
+            "replay_neighbours": self.replay_neighbours,
             **self.reactions,
             "seed": self.seed,
         }

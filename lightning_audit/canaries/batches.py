@@ -131,6 +131,34 @@ def appended(batch: Any, sample: Sample) -> Any:
     return _pytree.tree_unflatten(longer, sample.structure)
 
 
+def copies(batch: Any) -> tuple[Any, Any, int]:
+    """Two batches of the same size with copies of the first sample.
+
+    In the second one those samples stay that have an even number of ones in their number's binary
+    form: every other one, every fourth and so on has some of both kinds, as has any part of three.
+
+    Args:
+        batch: tensors with the samples first, in tuples, lists, dicts or named tuples.
+
+    Returns:
+        A batch of copies alone; one in which about half of the samples are copies; and how many
+        copies that one has. New tensors in the same containers.
+
+    Raises:
+        ValueError: the batch holds anything else.
+    """
+    leaves, structure = _named_leaves(batch), _pytree.tree_structure(batch)
+    size = _rows(leaves)
+    mixed = [row if row.bit_count() % 2 == 0 else 0 for row in range(size)]
+
+    def taken(chosen: list[int]) -> Any:
+        index = torch.tensor(chosen, dtype=torch.long)
+        tensors = [tensor[index.to(tensor.device)] for _, tensor in leaves]
+        return _pytree.tree_unflatten(tensors, structure)
+
+    return taken([0] * size), taken(mixed), mixed.count(0)
+
+
 def _is_label(tensor: torch.Tensor) -> bool:
     whole = not tensor.is_floating_point() and not tensor.is_complex()
     return tensor.dim() == 1 and whole and tensor.dtype != torch.bool

@@ -201,6 +201,41 @@ def unsynchronised_result(synchronised: bool, processes: int) -> CheckResult:
     )
 
 
+def finite_result(lost: int, first: tuple[int, int, int] | None) -> CheckResult:
+    """Result of `finite`: no record may decide alone whether the released gradient is a number.
+
+    Args:
+        lost: steps whose gradient was not finite.
+        first: the first of them that some records made so and others did not: its number, how many
+            records did, and how many there were; None if there is none.
+    """
+    evidence: dict[str, int] = {"lost_steps": lost}
+    if not lost:
+        return CheckResult(
+            "finite", "mechanism", "ok", "the gradient of every step was finite", evidence=evidence
+        )
+    if first is None:
+        return CheckResult(
+            "finite",
+            "mechanism",
+            "not_run",
+            f"the gradient of {lost} steps was not finite, and it cannot be told whether single "
+            "records made it so",
+            evidence=evidence,
+        )
+    step, records, rows = first
+    return CheckResult(
+        "finite",
+        "mechanism",
+        "violated",
+        f"at step {step} the gradients of {records} of {rows} records looked at were not finite, "
+        "and got past clipping: the released gradient tells that such a record is in the batch",
+        "drop or clamp such records before training, or set per-sample gradients that are not "
+        "finite to zero before they are clipped; no noise hides NaN",
+        evidence={**evidence, "step": step, "records": records, "rows": rows},
+    )
+
+
 def loss_reduction_result(found: str | None, supposed: str | None) -> tuple[CheckResult, ...]:
     """Result of `loss_reduction`: a loss that is scaled by the batch size costs accuracy.
 

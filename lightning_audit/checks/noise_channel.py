@@ -19,9 +19,18 @@ from lightning_audit.layout import FloatArray
 from lightning_audit.results import CheckResult
 from lightning_audit.snapshot import restore, snapshot
 from lightning_audit.stats.divisor import divisor_log_e
-from lightning_audit.stats.noise_shape import KEPT, TailBet, TieBet, sign_log_e
+from lightning_audit.stats.noise_shape import TailBet, TieBet, sign_log_e
 from lightning_audit.stats.recurrence import NoisePast
 from lightning_audit.stats.sequential import SingleStepBet, excess_log_e, log_mean_exp
+
+#: Names of the checks that `replay` cannot give.
+FROM_MEMORY = (
+    "noise.shape",
+    "reuse.recurrence",
+    "batch_normalised",
+    "noise.mean",
+    "noise.excess",
+)
 
 #: Probability with which noise as claimed is not taken for noise, in one step.
 _RARE = 1e-9
@@ -121,8 +130,7 @@ class NoiseChannelChecks:
         coarse = np.abs(seen.released).max(initial=0.0) > _COARSE * seen.noise_multiplier
         self._tails.update(readings, min(1.0, 1.0 / seen.noise_multiplier))
         if not coarse:
-            latest = self._past.latest
-            self._ties.update(readings, latest[:: max(1, len(latest) // KEPT)][:KEPT])
+            self._ties.update(readings)
         self.shape.update(float(log_mean_exp([self._tails.log_e, self._ties.log_e])), step)
         self._update_recurrence(readings, step)
         self._update_divisor(seen, step)

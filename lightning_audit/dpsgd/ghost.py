@@ -51,6 +51,8 @@ class GhostStep(OpacusStep):
     ) -> None:
         super().__init__(optimizer, names)
         self._loss: Any = None
+        #: Opacus' module, which keeps the norms of its last backward pass.
+        self._teller: Any = None
         self._module: Any = None
         self._before: Any = None
         self._directions: Sequence[Direction] = ()
@@ -70,6 +72,7 @@ class GhostStep(OpacusStep):
         """Why no canary can join the coming backward pass; empty if they can."""
         self._loss = coming.loss
         if isinstance(coming.loss, DPTensorFastGradientClipping):
+            self._teller = coming.loss.module
             return ""
         return _NO_GHOST_LOSS
 
@@ -175,6 +178,11 @@ class GhostStep(OpacusStep):
             del vars(module)[_NORMS]
             if self._before is not None:
                 vars(module)[_NORMS] = self._before
+
+    def lost_rows(self) -> torch.Tensor | None:
+        """Which samples' gradients are not finite, by their norms in the last backward pass."""
+        norms = getattr(self._teller, "_per_sample_gradient_norms", None)
+        return None if norms is None else self._with_earlier(~torch.isfinite(norms.detach()))
 
     def batch_size(self) -> None:
         """Unknown: per-sample gradients are not formed."""

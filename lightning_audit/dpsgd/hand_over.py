@@ -5,6 +5,8 @@ Without an audit they cost a look into an empty dictionary, and nothing is impor
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -39,6 +41,19 @@ def unregister(source: CanarySource) -> None:
     """Let nobody ask ``source`` any more; nothing happens if nobody did."""
     for root in [root for root, known in _sources.items() if known is source]:
         del _sources[root]
+
+
+@contextlib.contextmanager
+def diverted(root: torch.nn.Module, source: CanarySource) -> Iterator[None]:
+    """Let `per_sample` and `rows` ask another source for a while."""
+    before = _sources.get(root)
+    _sources[root] = source
+    try:
+        yield
+    finally:
+        del _sources[root]
+        if before is not None:
+            _sources[root] = before
 
 
 def per_sample(grads: Gradients, *, module: torch.nn.Module) -> Gradients:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from lightning_audit.claims import PrivacyClaim
+from lightning_audit.dpsgd.lost_rows import not_finite
 from lightning_audit.dpsgd.prefill import write_rows
 from lightning_audit.dpsgd.protocol import Backward, NormsSeen, StepClaim, UnsupportedOptimizer
 from lightning_audit.layout import Direction, Layout, TensorSlot
@@ -111,6 +112,9 @@ class ManualStep:
         ]
         self._claim = claim
         self._waiting: tuple[Sequence[Direction], float] = ((), 0.0)
+        #: Gradients handed over since the last update, and which rows of earlier ones are lost.
+        self._held: list[torch.Tensor] = []
+        self._lost: list[torch.Tensor | None] = []
         self._places: dict[tuple[int, tuple[str, ...]], dict[str, int | None]] = {}
 
     def _trained(self) -> list[torch.nn.Parameter]:
@@ -208,6 +212,30 @@ class ManualStep:
                     f"grads[{name!r}] has shape {shape}, expected (B{inner}) with the same B for "
                     f"all names, here {batch}: stack one gradient a sample along the first axis."
                 )
+
+    def hold(self, grads: dict[str, torch.Tensor]) -> None:
+        """Keep gradients until the update: they are looked at if that is not finite."""
+        self.settle()
+        self._held = [tensor.detach() for tensor in grads.values()]
+
+    def look_at_parts(self) -> None:
+        """All parts are handed over, and are looked at one by one."""
+
+    def settle(self) -> None:
+        """Keep of gradients that wait for a later update only whether they are finite."""
+        held, self._held = self._held, []
+        if held:
+            self._lost.append(not_finite(held))
+
+    def release(self) -> None:
+        """The update is done."""
+        self._held, self._lost = [], []
+
+    def lost_rows(self) -> torch.Tensor | None:
+        """Which of the gradients that were handed over for this update are not finite."""
+        self.settle()
+        known = [rows for rows in self._lost if rows is not None]
+        return torch.cat(known) if known and len(known) == len(self._lost) else None
 
     def append(self, grads: Gradients, places: dict[str, int | None]) -> Gradients:
         """The gradients with the rows that wait behind the samples', in new tensors."""

@@ -20,6 +20,7 @@ from opacus import optimizers as opacus_optimizers
 from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer, DPPerLayerOptimizer
 from opacus.optimizers.ddp_perlayeroptimizer import DistributedPerLayerOptimizer
 
+from lightning_audit.dpsgd.lost_rows import all_finite, waiting_not_finite
 from lightning_audit.dpsgd.prefill import RowPrefill, exchange, write_rows
 from lightning_audit.dpsgd.protocol import Backward, NormsSeen, StepClaim, UnsupportedOptimizer
 from lightning_audit.layout import Direction, Layout, TensorSlot
@@ -40,18 +41,18 @@ def innermost(optimizer: Any) -> torch.optim.Optimizer:
     Returns:
         The optimizer whose ``step`` changes the parameters.
     """
-    last: torch.optim.Optimizer = list(_chain(optimizer))[-1]
+    last: torch.optim.Optimizer = list(chain(optimizer))[-1]
     return last
 
 
 def private_optimizer(optimizer: Any) -> DPOptimizer | None:
     """The `DPOptimizer` in a chain of wrappers, if there is one."""
     # Lightning's wrapper passes for an instance of what it wraps, but writes to it are lost.
-    own = (o for o in _chain(optimizer) if "_optimizer" not in vars(o))
+    own = (o for o in chain(optimizer) if "_optimizer" not in vars(o))
     return next((o for o in own if isinstance(o, DPOptimizer)), None)
 
 
-def _chain(optimizer: Any) -> Iterator[Any]:
+def chain(optimizer: Any) -> Iterator[Any]:
     """An optimizer and those that it wraps, outermost first."""
     while optimizer is not None:
         yield optimizer
@@ -116,6 +117,7 @@ class OpacusStep:
         #: Gradients that hold canaries, and how many; the step that frees them is not held up.
         self._entered: list[weakref.ref[torch.Tensor]] = []
         self._rows = 0
+        self._earlier_lost = False
         shares = _clip_shares(optimizer)
         self.layout: Layout = [
             TensorSlot(_own_name(names.get(id(p), f"parameter_{j}")), tuple(p.shape), shares[j])
@@ -266,6 +268,26 @@ class OpacusStep:
         batches = held if isinstance(held, list) else [held]
         sizes = [len(batch) for batch in batches if isinstance(batch, torch.Tensor)]
         return sum(sizes) if len(sizes) == len(batches) else None
+
+    def lost_rows(self) -> torch.Tensor | None:
+        """Which samples' gradients are not finite, of those that the step's last part clipped.
+
+        Opacus frees them when the gradients are set to zero, after the update. One row stands for
+        the earlier parts of a split batch where their sum is not finite.
+        """
+        canaries = {id(tensor()): self._rows for tensor in self._entered}
+        rows = waiting_not_finite(self.params, canaries)
+        return rows if rows is None else self._with_earlier(rows)
+
+    def look_at_parts(self) -> None:
+        """Before the last part of a batch is clipped: see whether the others' sum is finite."""
+        sums = [getattr(p, "summed_grad", None) for p in self.params]
+        self._earlier_lost = not all_finite(sums)
+
+    def _with_earlier(self, rows: torch.Tensor) -> torch.Tensor:
+        """With one row more for the records of earlier parts, if their sum is not finite."""
+        lost, self._earlier_lost = self._earlier_lost, False
+        return torch.cat([rows, rows.new_ones(1)]) if lost else rows
 
     def final_step_of_batch(self) -> bool:
         """False while a batch memory manager takes a physical batch of a larger logical one."""

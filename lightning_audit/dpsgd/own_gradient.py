@@ -13,21 +13,22 @@ import torch
 
 
 @contextlib.contextmanager
-def undisturbed(module: torch.nn.Module) -> Iterator[None]:
+def undisturbed(module: torch.nn.Module, *, hooks: bool = False) -> Iterator[None]:
     """Run passes through a module that leave it, and every global generator, as they were.
 
-    Opacus' hooks are off, what the module logs is dropped, and buffers such as running statistics
-    are put back. The mode of the modules is left, so that the passes compute what training does.
+    What the module logs is dropped, and buffers such as running statistics are put back. The mode
+    of the modules is left, so that the passes compute what training does.
 
     Args:
         module: the user's module.
+        hooks: whether Opacus' hooks are on, which fill in per-sample gradients.
     """
     devices = {p.device.index or 0 for p in module.parameters() if p.device.type == "cuda"}
     python, numpy = random.getstate(), np.random.get_state()  # the global one
     with (
         torch.random.fork_rng(devices=sorted(devices)),
         torch.enable_grad(),
-        _hooks_off(module),
+        contextlib.nullcontext() if hooks else _hooks_off(module),
         _silent(module),
         _same_buffers(module),
     ):

@@ -108,5 +108,14 @@ class DPSGDStep(Protocol):
     def batch_size(self) -> int | None:
         """Number of per-sample gradients waiting to be clipped, None if unknown."""
 
+    def look_at_parts(self) -> None:
+        """Before clipping: see whether earlier parts of the step have left a finite sum."""
+
+    def lost_rows(self) -> torch.Tensor | None:
+        """Before the update: which samples' gradients are not finite, ``[n]``; None if unknown.
+
+        Canaries of `inject` and `confirm` are left out.
+        """
+
     def final_step_of_batch(self) -> bool:
         """Whether the coming call of ``step`` ends a logical batch."""

@@ -6,6 +6,7 @@ clipping, noise, scaling and reduction, and before the update.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +50,7 @@ class GradientTap:
         before: called first in every step; returns what to take out of the gradient: an amount for
             each coordinate, ``[n]``, or None for nothing.
         after: called when the update is done, with the `Reading`.
+        lost: called before the update where what was read is not finite.
     """
 
     def __init__(
@@ -58,9 +60,10 @@ class GradientTap:
         coordinates: dict[int, IndexArray],
         before: Callable[[], FloatArray | None],
         after: Callable[[Reading], None],
+        lost: Callable[[], None] | None = None,
     ) -> None:
         self._params = params
-        self._before, self._after = before, after
+        self._before, self._after, self._lost = before, after, lost
         # torch's own optimizers may add momentum or weight decay to p.grad in place: the gradient
         # that the update starts from is the one that was read.
         self._trusted = type(optimizer).__module__.startswith("torch.optim.")
@@ -102,8 +105,13 @@ class GradientTap:
         self._depth += 1
         if self._depth > 1:  # a subclass calls its parent's step, which fires the hooks again
             return
+        self._read()
+
+    def _read(self) -> None:
         self._left = self._gather(self._before())
         self._backward_ran = False
+        if self._lost is not None and not math.isfinite(float(self._left.sum())):
+            self._lost()
 
     @torch.no_grad()
     def _post(self, *_: Any) -> None:

@@ -35,6 +35,7 @@ class UpdateTap(GradientTap):
         coordinates: see `GradientTap`.
         before: see `GradientTap`; in a trial it may be called more than once.
         after: see `GradientTap`.
+        lost: see `GradientTap`.
     """
 
     def __init__(
@@ -44,8 +45,9 @@ class UpdateTap(GradientTap):
         coordinates: dict[int, IndexArray],
         before: Callable[[], FloatArray | None],
         after: Callable[[Reading], None],
+        lost: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(optimizer, params, coordinates, before, after)
+        super().__init__(optimizer, params, coordinates, before, after, lost)
         #: The steps that may run within each other, outermost first.
         self._steps = [s for c in type(optimizer).__mro__ if (s := vars(c).get("step")) is not None]
         own = _is_torchs(self._steps[0])
@@ -103,9 +105,8 @@ class UpdateTap(GradientTap):
         if self._level is not None and self._left is not None:
             self._again = True  # the closure runs a second time: which gradient is the step's?
             return
-        self._left = self._gather(self._before())
         self._read_at = level
-        self._backward_ran = False
+        self._read()
 
     @torch.no_grad()
     def _post(self, *_: Any) -> None:

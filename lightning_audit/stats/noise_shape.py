@@ -21,8 +21,8 @@ FloatArray = NDArray[np.float64]
 LEVELS: FloatArray = np.arange(0.0, 3.6, 0.25)
 #: Stakes of `TailBet`, as parts of the largest one that cannot ruin.
 TAIL_STAKES: FloatArray = np.array([0.1, 0.3, 0.9])
-#: Readings of the past that `TieBet` compares with.
-KEPT = 64
+#: Readings of a step that `TieBet` compares the others with.
+COMPARED = 64
 #: Distance below which `TieBet` takes two readings for equal, in standard deviations.
 TIE = 1e-3
 #: Shares of ties on which `TieBet` bets.
@@ -76,33 +76,35 @@ class TailBet:
 class TieBet:
     r"""E-process for "the noise has a density of at most that of the claimed one".
 
-    A reading falls within `TIE` of one of m earlier ones with a probability of at most
-    ``2 m TIE / sqrt(2 pi)``, whatever d. Noise on a lattice, as a type of low precision makes it,
-    falls there again and again. The readings themselves must be of single precision or better.
+    A reading falls within `TIE` of one of m others with a probability of at most
+    ``2 m TIE / sqrt(2 pi)``, whatever d and these others. Noise on a lattice, as a type of low
+    precision makes it, falls there again and again. The readings themselves must be of single
+    precision or better.
     """
 
     def __init__(self) -> None:
         self._log_wealth = np.zeros(len(TIE_RATES))
 
-    def update(self, readings: FloatArray, earlier: FloatArray) -> None:
-        """Take in the readings of one step.
+    def update(self, readings: FloatArray) -> None:
+        """Take in the readings of one step, some of which the others are compared with.
 
         Args:
             readings: in units of the claimed standard deviation, finite, ``[n]``.
-            earlier: readings of the past, at most `KEPT`, ``[m]``.
         """
-        if not len(earlier):
+        stride = max(2, -(-len(readings) // COMPARED))
+        compared = np.arange(len(readings)) % stride == 0
+        ordered, tested = np.sort(readings[compared]), readings[~compared]
+        if not len(tested):
             return
-        ordered = np.sort(earlier)
-        right = np.searchsorted(ordered, readings)
+        right = np.searchsorted(ordered, tested)
         gaps = np.minimum(
-            np.abs(readings - ordered[np.minimum(right, len(ordered) - 1)]),
-            np.abs(readings - ordered[np.maximum(right - 1, 0)]),
+            np.abs(tested - ordered[np.minimum(right, len(ordered) - 1)]),
+            np.abs(tested - ordered[np.maximum(right - 1, 0)]),
         )
         hits = int(np.sum(gaps < TIE))
         chance = 2.0 * len(ordered) * TIE * _LARGEST_DENSITY
         self._log_wealth += hits * np.log(TIE_RATES / chance)
-        self._log_wealth += (len(readings) - hits) * np.log((1.0 - TIE_RATES) / (1.0 - chance))
+        self._log_wealth += (len(tested) - hits) * np.log((1.0 - TIE_RATES) / (1.0 - chance))
 
     @property
     def log_e(self) -> float:

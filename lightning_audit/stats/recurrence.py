@@ -37,13 +37,6 @@ class NoisePast:
     def __len__(self) -> int:
         return min(self._number, self._kept)
 
-    @property
-    def latest(self) -> FloatArray:
-        """Readings of the latest step that serve as test, ``[m]``; empty before the first."""
-        if not self._number:
-            return np.zeros(0)
-        return np.asarray(self._tested[(self._number - 1) % self._kept], dtype=np.float64)
-
     def add(self, readings: FloatArray) -> None:
         """Keep the readings of a step, ``[n]``, n the same at every step."""
         searched, tested = self._divided(readings)

@@ -7,6 +7,7 @@ joins with the `LightningModule` of either package.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -26,22 +27,20 @@ BATCH_SIZE = 16
 Gradients = dict[str, torch.Tensor]
 
 
-def random_data(seed: int = 0) -> TensorDataset:
+def random_data(seed: int = 0, records: int = RECORDS) -> TensorDataset:
     """Random features and labels, from a generator of their own."""
     generator = torch.Generator().manual_seed(seed)
-    features = torch.randn(RECORDS, WIDTH, generator=generator)
-    return TensorDataset(features, torch.randint(0, CLASSES, (RECORDS,), generator=generator))
+    features = torch.randn(records, WIDTH, generator=generator)
+    return TensorDataset(features, torch.randint(0, CLASSES, (records,), generator=generator))
 
 
-def net() -> nn.Module:
-    """Three linear layers with ReLU between them, two tensors each."""
-    return nn.Sequential(
-        nn.Linear(WIDTH, HIDDEN),
-        nn.ReLU(),
-        nn.Linear(HIDDEN, HIDDEN),
-        nn.ReLU(),
-        nn.Linear(HIDDEN, CLASSES),
-    )
+def net(depth: int = 3) -> nn.Module:
+    """Linear layers with ReLU between them, two tensors each."""
+    widths = [WIDTH, *[HIDDEN] * (depth - 1), CLASSES]
+    layers: list[nn.Module] = []
+    for before, after in pairwise(widths):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
 
 
 class Training:
@@ -92,6 +91,14 @@ class Training:
             **self.settings,
         )
         return self.plant(optimizer)
+
+
+class DeepTraining(Training):
+    """A net of sixteen tensors."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.net = net(8)
 
 
 class FixedSizeBatches(Training):

@@ -32,6 +32,7 @@ from training_support import (
 from lightning_audit import AuditReport, PrivacyAudit
 from lightning_audit.callbacks.refusals import refuse_several
 from lightning_audit.canaries import Blank, Dirac
+from lightning_audit.checks.family import WARNING_SHARES
 from lightning_audit.checks.monitor import replay
 from lightning_audit.cli import main
 from lightning_audit.composition import Phase, epsilon_of_history
@@ -240,15 +241,15 @@ def test_half_noise_of_the_second_is_found_and_the_optimizer_is_named(tmp_path: 
 
 def test_what_is_handed_out_of_the_significance_is_no_more_than_the_whole(tmp_path: Path) -> None:
     report = fit(tmp_path, TwoNets(), PrivacyAudit(1000.0, seed=1), max_steps=40)
-    shares = [check.share for check in report.checks]
+    shares = [check.share for check in report.checks if check.name not in WARNING_SHARES]
     assert 0.9 < sum(shares) <= 1.0
     for name, label in zip(report.records, ("optimizer 1 ", "optimizer 2 "), strict=True):
         header, entries = read_observations(tmp_path / "audit" / name)
         monitor = replay(header, entries, 0.5e-3)
         told = {c.name: c.log_e_value for c in report.checks if c.message.startswith(label)}
-        told.pop("expected_batch_size")
         again = {c.name: c.log_e_value for c in monitor.results()}
-        assert told == again
+        # Others look at what the record does not hold.
+        assert {name: told[name] for name in again} == again
         check = next(c for c in monitor.results() if c.name == "noise")
         assert monitor.witness_noise.pooled.threshold == -np.log(check.share * 0.5e-3)
 

@@ -55,8 +55,8 @@ def run_both(folder: Path, *scenarios: str) -> tuple[list[int], list[str]]:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All trainings, one after the other in two processes; the last one raises."""
     folder = tmp_path_factory.mktemp("trained")
-    names = ("healthy", "clipping", "resumed", "naive", "repeated", "mixed", "half_noise")
-    codes, said = run_both(folder, *names)
+    names = ("healthy", "clipping", "resumed", "naive", "repeated", "mixed", "not_finite")
+    codes, said = run_both(folder, *names, "half_noise")
     assert codes == [1, 1], said
     for text in said:
         assert "PrivacyViolation: VIOLATION (mechanism)" in text, text
@@ -164,6 +164,15 @@ def test_processes_that_do_not_share_a_step_are_found(
     assert [c.name for c in one.checks if c.status == "violated"] == [finding]
     assert one.verdict.summary.startswith(f"{finding}:")
     assert advice in one.verdict.advice
+
+
+def test_records_of_one_process_are_counted_among_those_of_both(trained: Path) -> None:
+    one, other = reports(trained / "not_finite")
+    assert one == other
+    assert one.verdict.fault.startswith("not a number")
+    (evidence,) = (check.evidence for check in one.checks if check.name == "finite")
+    assert (evidence["step"], evidence["lost_steps"]) == (2, 2)
+    assert 0 < evidence["records"] < evidence["rows"]
 
 
 def test_half_the_noise_is_found_in_both_processes_and_told_by_one(trained: Path) -> None:

@@ -255,6 +255,19 @@ def mixed(folder: Path) -> None:
     train(folder / "mixed", TwoProcesses(), audit, Obstacle(audit), max_epochs=1)
 
 
+class LostInOne(TwoProcesses):
+    """All records of the second process have gradients that are not finite, at one step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss * torch.nan if RANK and batch_idx == 2 else loss
+
+
+def not_finite(folder: Path) -> None:
+    audit = PrivacyAudit(seed=0, on_violation="warn")
+    train(folder / "not_finite", LostInOne(), audit, max_steps=4)
+
+
 def half_noise(folder: Path) -> None:
     module = TwoProcesses(optimizer_class=HalfNoiseOfAll)
     train(folder / "half_noise", module, PrivacyAudit(seed=0), max_epochs=2)
@@ -269,7 +282,17 @@ SAID_ON_RESUMING = (
     "Be aware that when using `ckpt_path`",
     "You're resuming from a checkpoint that ended before the epoch ended",
 )
-SCENARIOS = (healthy, clipping, resumed, naive, repeated, mixed, half_noise, one_breaks_off)
+SCENARIOS = (
+    healthy,
+    clipping,
+    resumed,
+    naive,
+    repeated,
+    mixed,
+    not_finite,
+    half_noise,
+    one_breaks_off,
+)
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

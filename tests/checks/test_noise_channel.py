@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from lightning_audit.checks.family import SHARES, WARNING_SHARES
 from lightning_audit.checks.noise_channel import (
+    FROM_MEMORY,
     NoiseChannelChecks,
     NoiseSeen,
     divisors_of,
@@ -17,7 +18,7 @@ from lightning_audit.checks.noise_channel import (
 )
 
 FloatArray = NDArray[np.float64]
-NAMES = ("noise.shape", "reuse.recurrence", "batch_normalised", "noise.mean", "noise.excess")
+NAMES = FROM_MEMORY
 #: Makes the released sum of clipped sums, for a step.
 Release = Callable[[np.random.Generator, FloatArray, int], FloatArray]
 

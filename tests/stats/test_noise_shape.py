@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from lightning_audit.stats.noise_shape import (
+    COMPARED,
     LEVELS,
     TAIL_STAKES,
     TIE,
@@ -30,8 +31,8 @@ WRONG: dict[str, tuple[Draw, int]] = {
     "student t, 3 degrees": (lambda rng, n: rng.standard_t(3, n) / math.sqrt(3), 5),
     "clipped at 2": (lambda rng, n: np.clip(rng.standard_normal(n), -2, 2) / 0.94, 5),
     "clipped at 3": (lambda rng, n: np.clip(rng.standard_normal(n), -3, 3), 60),
-    "rounded": (lambda rng, n: np.round(rng.standard_normal(n)), 2),
-    "rounded to tenths": (lambda rng, n: np.round(rng.standard_normal(n), 1), 2),
+    "rounded": (lambda rng, n: np.round(rng.standard_normal(n)), 1),
+    "rounded to tenths": (lambda rng, n: np.round(rng.standard_normal(n), 1), 1),
 }
 
 
@@ -59,14 +60,15 @@ def test_tail_wealth_is_that_of_a_plain_loop() -> None:
 
 def test_tie_wealth_is_that_of_a_plain_loop() -> None:
     rng = np.random.default_rng(0)
-    earlier, readings = rng.normal(size=9), rng.normal(size=30)
-    readings[[3, 5]] = earlier[[0, 8]] + [0.9 * TIE, -0.9 * TIE]
-    readings[4] = earlier.max() + 1.1 * TIE
-    hits = [any(abs(x - y) < TIE for y in earlier) for x in readings]
+    readings = rng.normal(size=40)
+    others, tested = readings[::2], readings[1::2]
+    tested[[3, 5]] = others[[0, 8]] + [0.9 * TIE, -0.9 * TIE]
+    tested[4] = others.max() + 1.1 * TIE
+    hits = [any(abs(x - y) < TIE for y in others) for x in tested]
     assert sum(hits) == 2
-    chance = 9 * 2 * TIE * stats.norm.pdf(0)
+    chance = 20 * 2 * TIE * stats.norm.pdf(0)
     bet = TieBet()
-    bet.update(readings, earlier)
+    bet.update(readings)
     wealth = [
         math.prod(rate / chance if hit else (1 - rate) / (1 - chance) for hit in hits)
         for rate in TIE_RATES
@@ -74,9 +76,20 @@ def test_tie_wealth_is_that_of_a_plain_loop() -> None:
     assert bet.log_e == pytest.approx(math.log(np.mean(wealth)), rel=1e-9)
 
 
-def test_nothing_is_bet_before_there_is_a_past() -> None:
+@pytest.mark.parametrize("n", [2, 63, 64, 65, 128, 129, 512, 4096])
+def test_at_most_sixty_four_readings_are_compared_with(n: int) -> None:
     bet = TieBet()
-    bet.update(np.zeros(5), np.zeros(0))
+    bet.update(np.arange(n, dtype=float))  # no ties
+    compared = -(-n // max(2, -(-n // COMPARED)))
+    assert 1 <= compared <= COMPARED
+    chance = compared * 2 * TIE * stats.norm.pdf(0)
+    misses = (n - compared) * np.log((1 - TIE_RATES) / (1 - chance))
+    assert bet.log_e == pytest.approx(np.logaddexp.reduce(misses) - math.log(2), rel=1e-9)
+
+
+def test_one_reading_is_compared_with_nothing() -> None:
+    bet = TieBet()
+    bet.update(np.zeros(1))
     assert bet.log_e == 0.0
 
 
@@ -108,12 +121,11 @@ def test_a_reading_of_noise_beside_any_data_gains_nothing_on_average(
 def test_noise_of_another_shape_is_seen(name: str, shift: float) -> None:
     draw, steps = WRONG[name]
     rng = np.random.default_rng(1)
-    tails, ties, latest = TailBet(), TieBet(), np.zeros(0)
+    tails, ties = TailBet(), TieBet()
     for _ in range(steps):
         readings = draw(rng, 384)
         tails.update(readings, shift)
-        ties.update(readings, latest)
-        latest = readings[::6]
+        ties.update(readings)
     assert max(tails.log_e, ties.log_e) > 12.0
 
 

@@ -1,0 +1,66 @@
+"""Steps whose gradient was not finite although their parameters were, in all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+class LostSteps:
+    """How many samples' gradients of such a step were not finite, and how many there were.
+
+    The processes of a training share a step's gradient and each sees its own samples, so that the
+    numbers of all are added up.
+    """
+
+    #: Steps of which the numbers are kept.
+    KEPT = 16
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._own: dict[int, tuple[int, int]] = {}
+        self._told: dict[int, tuple[int, int]] = {}
+
+    def add(self, step: int, rows: torch.Tensor | None) -> None:
+        """Take in a step.
+
+        Args:
+            step: its number.
+            rows: which samples' gradients are not finite, ``[n]``; None if that is not known.
+        """
+        self.count += 1
+        if rows is not None and len(self._own) + len(self._told) < self.KEPT:
+            self._own[step] = (int(rows.sum()), len(rows))
+
+    def numbers(self) -> list[int]:
+        """What this process has to tell the others, as many numbers in each of them."""
+        flat = [n for step, counts in self._own.items() for n in (step, *counts)]
+        return flat + [-1] * (3 * self.KEPT - len(flat))
+
+    def hear(self, told: Sequence[Sequence[int]]) -> None:
+        """Take in the `numbers` of all processes, this one's among them."""
+        for numbers in told:
+            for step, lost, rows in zip(*[iter(numbers)] * 3, strict=True):
+                if step >= 0:
+                    known = self._told.get(step, (0, 0))
+                    self._told[step] = (known[0] + lost, known[1] + rows)
+        self._own = {}
+
+    @property
+    def first(self) -> tuple[int, int, int] | None:
+        """The first step that some samples made so, and others not: its number, some, and all."""
+        steps = sorted({**self._own, **self._told}.items())
+        return next(((s, lost, rows) for s, (lost, rows) in steps if 0 < lost < rows), None)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds."""
+        steps = [[step, *counts] for step, counts in {**self._own, **self._told}.items()]
+        return {"count": self.count, "steps": steps}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint's state; empty of one that an older release saved."""
+        self.count = state.get("count", 0)
+        self._own = {}
+        self._told = {step: (lost, rows) for step, lost, rows in state.get("steps", ())}

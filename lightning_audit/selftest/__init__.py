@@ -1,0 +1,1 @@
+"""`lightning-audit selftest`: every known fault is trained, and the audit must name it."""

@@ -1,0 +1,177 @@
+"""What is trained: faults, faults in other configurations, published violations, no fault."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Literal
+
+from lightning_audit.canaries import Mislabeled
+from lightning_audit.claims import PrivacyClaim
+from lightning_audit.selftest import configurations, published
+from lightning_audit.testing import trainings
+from lightning_audit.testing.faults import FAULTS, Fault
+
+Group = Literal["fault", "configuration", "published", "healthy"]
+
+#: Steps of healthy trainings, and of faults in another training than their own.
+STEPS = 100
+#: Lightning counts the parts of a batch, too: so many of them make up as many steps.
+_PARTS = {trainings.SplitBatches: 4, configurations.PhysicalBatches: 3}
+
+_BY_HAND = PrivacyClaim(
+    noise_multiplier=1.0,
+    max_grad_norm=1.0,
+    expected_batch_size=trainings.BATCH_SIZE,
+    sample_rate=trainings.BATCH_SIZE / trainings.RECORDS,
+)
+_INPUT = {"canaries": [Mislabeled(amplitude=100.0)]}
+_ELSEWHERE = {
+    "split batches": trainings.SplitBatches,
+    "physical batches": configurations.PhysicalBatches,
+    "functorch": configurations.Functorch,
+    "per layer": configurations.PerLayer,
+    "adaptive clipping": configurations.AdaptiveClipping,
+    "ghost clipping": configurations.Ghost,
+}
+#: Clipping of another kind than the fault replaces.
+_CLIP_OTHERWISE = ("per layer", "adaptive clipping", "ghost clipping")
+_NOISE_ELSEWHERE = ("half_noise", "no_noise_on_last_layer", "same_noise_at_every_step")
+_CLIPPING_ELSEWHERE = ("no_clipping", "clip_at_twice")
+#: Of `--quick`: one fault of the clipping, one of the noise, one healthy training.
+_QUICK = ("no_clipping", "half_noise")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A training of the selftest.
+
+    Args:
+        group: why it is trained.
+        fault: what is trained and for how many steps; without an optimizer of its own, and with no
+            finding to expect, where it is healthy.
+        configuration: the way to train, in words.
+    """
+
+    group: Group
+    fault: Fault
+    configuration: str
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing may be found."""
+        return self.group == "healthy"
+
+    @property
+    def seed(self) -> int:
+        """Of the training: 0 for faults as the registry has them, else one of its own."""
+        return 0 if self.group == "fault" else zlib.crc32(self.title.encode()) % 10_000
+
+    @property
+    def title(self) -> str:
+        """Fault and configuration in a few words."""
+        return f"{'healthy' if self.healthy else self.fault.name}, {self.configuration}"
+
+
+def planned(faults: Collection[str] = (), *, quick: bool = False) -> tuple[Row, ...]:
+    """The trainings to run.
+
+    Args:
+        faults: names of faults; empty for all, and for the healthy trainings.
+        quick: two faults and one healthy training only, or the named faults in their own trainings.
+
+    Returns:
+        The rows, faults first.
+
+    Raises:
+        ValueError: there is no fault of a given name.
+    """
+    unknown = [name for name in faults if name not in FAULTS]
+    if unknown:
+        raise ValueError(f"--fault {unknown[0]} must be one of {', '.join(sorted(FAULTS))}.")
+    wanted = [FAULTS[name] for name in dict.fromkeys(faults or (_QUICK if quick else FAULTS))]
+    rows = [Row("fault", fault, _own_training(fault)) for fault in wanted]
+    if not quick:
+        rows += [row for fault in wanted for row in (*_elsewhere(fault), *_published(fault))]
+    if not faults:
+        rows += _healthy()[:1] if quick else _healthy()
+    return tuple(rows)
+
+
+def _own_training(fault: Fault) -> str:
+    # The first that fits: faults with a training of their own derive from one of these.
+    names = {
+        trainings.HandWritten: "by hand",
+        trainings.SplitBatches: "split batches",
+        trainings.DeepTraining: "deep net",
+    }
+    fits = (name for kind, name in names.items() if issubclass(fault.training, kind))
+    return next(fits, "Opacus")
+
+
+def _elsewhere(fault: Fault) -> list[Row]:
+    clipping = fault.name in _CLIPPING_ELSEWHERE
+    if not clipping and fault.name not in _NOISE_ELSEWHERE:
+        return []
+    return [
+        Row("configuration", replace(fault, training=training, steps=_steps(training)), name)
+        for name, training in _ELSEWHERE.items()
+        if not (clipping and name in _CLIP_OTHERWISE)
+    ]
+
+
+def _published(fault: Fault) -> list[Row]:
+    found = published.violations(fault.name)
+    return [Row("published", violation, figure) for figure, violation in found.items()]
+
+
+def _healthy() -> list[Row]:
+    quiet = {"noise_multiplier": 0.5}
+    by_hand = {"claim": _BY_HAND}
+    return [
+        _sound("Opacus", trainings.Training),
+        _sound("noise multiplier 0.5", trainings.Training, settings=quiet),
+        _sound("deep net", trainings.DeepTraining),
+        *(_sound(name, training) for name, training in _ELSEWHERE.items()),
+        _sound("by hand", trainings.HandWritten, by_hand),
+        _sound("input canary", trainings.Training, _INPUT),
+        _sound("by hand, input canary", trainings.HandWritten, {**by_hand, **_INPUT}),
+        Row(
+            "healthy", _no_fault(published.PublishedSettings, steps=published.STEPS), "figures 7-9"
+        ),
+    ]
+
+
+def _sound(
+    configuration: str,
+    training: type[trainings.Training],
+    audit: Mapping[str, Any] = MappingProxyType({}),
+    settings: Mapping[str, float] = MappingProxyType({}),
+) -> Row:
+    return Row("healthy", _no_fault(training, dict(audit), dict(settings)), configuration)
+
+
+def _no_fault(
+    training: type[trainings.Training],
+    audit: Mapping[str, Any] | None = None,
+    settings: Mapping[str, float] | None = None,
+    steps: int | None = None,
+) -> Fault:
+    return Fault(
+        "healthy",
+        "nothing",
+        "",
+        "",
+        training=training,
+        audit=audit or {},
+        settings=settings or {},
+        steps=steps or _steps(training),
+        seen=False,
+        ends="PASS",
+    )
+
+
+def _steps(training: type[trainings.Training]) -> int:
+    return STEPS * _PARTS.get(training, 1)

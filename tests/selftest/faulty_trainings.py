@@ -1,0 +1,25 @@
+"""Trainings that break off, for the tests of the selftest."""
+
+import os
+
+from lightning_audit.selftest.rows import Row
+from lightning_audit.testing.faults import FAULTS, Fault
+from lightning_audit.testing.trainings import Training
+
+
+class Raises(Training):
+    def training_step(self, batch, batch_idx):
+        raise RuntimeError("the loss is\nno number")
+
+
+class Dies(Training):
+    def training_step(self, batch, batch_idx):
+        os._exit(11)
+
+
+def row(training, steps=2):
+    fault = Fault("broken", "it breaks off", "", "noise", "no noise", training=training)
+    return Row("fault", fault, "Opacus")
+
+
+HALF_NOISE = Row("fault", FAULTS["half_noise"], "Opacus")
