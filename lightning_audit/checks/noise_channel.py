@@ -96,7 +96,7 @@ class NoiseChannelChecks:
         self._tails, self._ties = TailBet(), TieBet()
         self._recurrence = SingleStepBet()
         self._recurred = (0, 0)
-        self._closest = math.inf
+        self._difference_ratio: float | None = None
         self._divisor = DivisorTest()
         self._signs = np.zeros(2, dtype=np.int64)
         self._excess = np.zeros(2)
@@ -136,13 +136,13 @@ class NoiseChannelChecks:
 
     def _update_recurrence(self, readings: FloatArray, step: int) -> None:
         log_e, age = self._past.recurrence_log_e(readings)
-        self._closest = min(self._closest, self._past.difference_ratio)
         self._past.add(readings)
         self._recurrence.update(log_e)
         before = self.recurrence.violated
         self.recurrence.update(float(self._recurrence.log_e), step)
         if self.recurrence.violated and not before:
             self._recurred = (step - age, step)
+            self._difference_ratio = self._past.difference_ratio
 
     def _update_divisor(self, seen: NoiseSeen, step: int) -> None:
         if seen.sums is not None and seen.divisors:
@@ -181,7 +181,7 @@ class NoiseChannelChecks:
                 "all noise from one generator that is seeded once",
                 {
                     "steps": [earlier, later] if self.recurrence.violated else [],
-                    "difference_ratio": self._closest,
+                    "difference_ratio": self._difference_ratio,
                 },
             ),
             self.divisor.result(

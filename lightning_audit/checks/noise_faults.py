@@ -167,8 +167,8 @@ def _recurs(case: Case, monitor: AuditMonitor, finding: str) -> bool:
         alike_at = case.violated[finding].evidence.get("violated_at_step")
         return quiet_at is not None and alike_at is not None and alike_at < quiet_at
     quiet = float(monitor.witness_noise.ratios().min())
-    closest = float(case.violated[finding].evidence.get("difference_ratio", 0.0))
-    return quiet >= _MISSING and closest < _REUSE_GAIN * quiet
+    difference = float(case.violated[finding].evidence.get("difference_ratio") or 0.0)
+    return quiet >= _MISSING and difference < _REUSE_GAIN * quiet
 
 
 # ------------------------------------------------------------------ noise that is too small

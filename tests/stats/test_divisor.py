@@ -8,9 +8,6 @@ from scipy import optimize, special, stats
 
 from lightning_audit.stats.divisor import VARIANCES, DivisorTest
 
-#: The normal density's constant is in both likelihoods, and in neither of ours.
-CONSTANT = 0.5 * np.log(2 * np.pi)
-
 
 @pytest.mark.parametrize("scale", [0.4, 1.0, 3.0])
 def test_it_is_the_ratio_of_likelihoods(scale: float) -> None:
