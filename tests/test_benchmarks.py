@@ -37,17 +37,14 @@ def test_too_small_a_noise_is_flagged_in_18_of_20_trainings(benchmark, factor, l
         assert sum(s is not None and s <= limit for s in steps) >= 18
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(2))
 def test_no_correct_training_alarms(benchmark, part):
+    """The first of the 200 trainings of `make bench`."""
     healthy = benchmark("healthy")
     healthy.quiet()
-    alarms = [
-        summary
-        for number in range(25 * part, 25 * (part + 1))
-        for outcome, summary in [healthy.outcome(number, steps=40)]
-        if outcome == "VIOLATION"
-    ]
-    assert alarms == []
+    outcomes = [healthy.outcome(number, steps=40) for number in range(20 * part, 20 * (part + 1))]
+    assert [summary for outcome, summary, _ in outcomes if outcome == "VIOLATION"] == []
+    assert [name for *_, warned in outcomes for name in warned] == []
 
 
 def test_noise_that_goes_wrong_after_thousands_of_steps_is_flagged(benchmark):

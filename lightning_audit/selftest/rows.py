@@ -8,11 +8,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from lightning_audit.canaries import Mislabeled
-from lightning_audit.claims import PrivacyClaim
 from lightning_audit.selftest import configurations, published
 from lightning_audit.testing import trainings
-from lightning_audit.testing.faults import FAULTS, Fault
+from lightning_audit.testing.faults import BY_HAND_CLAIM, FAULTS, INPUT_CANARY, Fault
 
 Group = Literal["fault", "configuration", "published", "healthy"]
 
@@ -21,13 +19,6 @@ STEPS = 100
 #: Lightning counts the parts of a batch, too: so many of them make up as many steps.
 _PARTS = {trainings.SplitBatches: 4, configurations.PhysicalBatches: 3}
 
-_BY_HAND = PrivacyClaim(
-    noise_multiplier=1.0,
-    max_grad_norm=1.0,
-    expected_batch_size=trainings.BATCH_SIZE,
-    sample_rate=trainings.BATCH_SIZE / trainings.RECORDS,
-)
-_INPUT = {"canaries": [Mislabeled(amplitude=100.0)]}
 _ELSEWHERE = {
     "split batches": trainings.SplitBatches,
     "physical batches": configurations.PhysicalBatches,
@@ -129,15 +120,15 @@ def _published(fault: Fault) -> list[Row]:
 
 def _healthy() -> list[Row]:
     quiet = {"noise_multiplier": 0.5}
-    by_hand = {"claim": _BY_HAND}
+    by_hand = {"claim": BY_HAND_CLAIM}
     return [
         _sound("Opacus", trainings.Training),
         _sound("noise multiplier 0.5", trainings.Training, settings=quiet),
         _sound("deep net", trainings.DeepTraining),
         *(_sound(name, training) for name, training in _ELSEWHERE.items()),
         _sound("by hand", trainings.HandWritten, by_hand),
-        _sound("input canary", trainings.Training, _INPUT),
-        _sound("by hand, input canary", trainings.HandWritten, {**by_hand, **_INPUT}),
+        _sound("input canary", trainings.Training, INPUT_CANARY),
+        _sound("by hand, input canary", trainings.HandWritten, {**by_hand, **INPUT_CANARY}),
         Row(
             "healthy", _no_fault(published.PublishedSettings, steps=published.STEPS), "figures 7-9"
         ),

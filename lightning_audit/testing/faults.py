@@ -55,13 +55,14 @@ def plant(optimizer: DPOptimizer, name: str) -> DPOptimizer:
     return FAULTS[name].apply(optimizer)
 
 
-_BY_HAND = PrivacyClaim(
+#: What trainings by hand claim, and the canary for faults that none of gradient shows.
+BY_HAND_CLAIM = PrivacyClaim(
     noise_multiplier=1.0,
     max_grad_norm=1.0,
     expected_batch_size=trainings.BATCH_SIZE,
     sample_rate=trainings.BATCH_SIZE / trainings.RECORDS,
 )
-_INPUT = {"canaries": [Mislabeled(amplitude=100.0)]}
+INPUT_CANARY = {"canaries": [Mislabeled(amplitude=100.0)]}
 
 _ALL = (
     Fault(
@@ -297,7 +298,7 @@ _ALL = (
         "a record counts more than once",
         training=trainings.FourViews,
         settings={"noise_multiplier": 0.25},
-        audit={**_INPUT, "claim": replace(_BY_HAND, noise_multiplier=0.25)},
+        audit={**INPUT_CANARY, "claim": replace(BY_HAND_CLAIM, noise_multiplier=0.25)},
         steps=100,
     ),
     Fault(
@@ -307,7 +308,7 @@ _ALL = (
         "coupling",
         "records are not independent",
         training=trainings.NormalisedOverBatch,
-        audit={**_INPUT, "claim": _BY_HAND, "replay_neighbours": True},
+        audit={**INPUT_CANARY, "claim": BY_HAND_CLAIM, "replay_neighbours": True},
         named="records_coupled",
     ),
     Fault(
@@ -317,7 +318,7 @@ _ALL = (
         "finite",
         "a record that is not finite",
         training=trainings.NotANumber,
-        audit=_INPUT,
+        audit=INPUT_CANARY,
         named="not_finite",
     ),
     Fault(

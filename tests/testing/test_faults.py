@@ -125,7 +125,7 @@ def test_fault_that_is_not_found_yet_is_not_called_another(tmp_path: Path, fault
 )
 def test_the_same_trainings_without_a_fault_are_not_accused(tmp_path: Path, kind: type) -> None:
     sound = Fault("sound", "nothing", "", "", training=kind)
-    by_hand = {"claim": faults._BY_HAND} if kind is trainings.HandWritten else {}
+    by_hand = {"claim": faults.BY_HAND_CLAIM} if kind is trainings.HandWritten else {}
     report = _trained(tmp_path, sound.module(), 100, **by_hand)
     assert _violated(report) == set()
     assert report.verdict.outcome != "VIOLATION"
