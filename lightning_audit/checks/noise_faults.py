@@ -94,7 +94,7 @@ def reuse_is_seen(case: Case, monitor: AuditMonitor, name: str) -> bool:
     noise_at = monitor.witness_noise.pooled.violated_at
     lag_at = monitor.reuse.evidence[name].violated_at
     first = noise_at is None or (lag_at is not None and lag_at < noise_at)
-    return first or monitor.reuse.lag_ratio() / math.sqrt(2.0) < _REUSE_GAIN * quiet
+    return first or _comes_back_regularly(monitor)
 
 
 def _shared(case: Case, monitor: AuditMonitor, finding: str) -> Candidate:
@@ -122,6 +122,8 @@ def _repeated(case: Case, monitor: AuditMonitor) -> Candidate | None:
     finding, reuse = "reuse.lag", monitor.reuse
     if not reuse_is_seen(case, monitor, finding):
         return None
+    if "reuse.recurrence" in case.violated and not _comes_back_regularly(monitor):
+        return None
     in_epochs = reuse.lag > reuse.lags
     if in_epochs:
         name, look_at = "same_noise_in_every_epoch", "whether an epoch's start seeds the generator"
@@ -142,6 +144,12 @@ def _repeated(case: Case, monitor: AuditMonitor) -> Candidate | None:
         evidence if in_epochs else {"lag": reuse.lag, **evidence},
         explains=_others(finding, (*REUSE, *entailed, *CHANNEL, *LEAKAGE)),
     )
+
+
+def _comes_back_regularly(monitor: AuditMonitor) -> bool:
+    """Whether steps at one lag agree over the whole run; of few seeds a few pairs do."""
+    quiet = float(monitor.witness_noise.ratios().min())
+    return monitor.reuse.lag_ratio() / math.sqrt(2.0) < _REUSE_GAIN * quiet
 
 
 def _recurring(case: Case, monitor: AuditMonitor) -> Candidate | None:

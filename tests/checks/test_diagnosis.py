@@ -369,6 +369,18 @@ def test_noise_that_is_too_small_is_not_taken_for_few_seeds(
 
 
 @pytest.mark.parametrize(
+    ("reuse", "expected"),
+    [("", ["few_seeds"]), ("lag 3", ["noise_in_a_cycle"]), ("same", ["same_noise_at_every_step"])],
+)
+def test_a_pair_that_happens_to_lie_at_a_lag_is_not_taken_for_a_cycle(
+    reuse: str, expected: list[str]
+) -> None:
+    """With few seeds some step soon repeats one of the last 32, which `reuse.lag` flags as well."""
+    seen = [check("reuse.lag"), check("reuse.recurrence", difference_ratio=0.0)]
+    assert names(faults_of(simulate(80, reuse=reuse), *seen)) == expected
+
+
+@pytest.mark.parametrize(
     ("alike_at", "expected"),
     [(151, ["noise_missing_in_steps"]), (90, ["few_seeds", "noise_missing_in_steps"])],
 )
