@@ -8,7 +8,7 @@ from lightning_audit.dpsgd.noise_reading import NoiseReading, read_noise
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 
 #: Steps that are read: the first ones, and one in so many later.
-_FIRST, _EVERY = 200, 4
+_FIRST, _EVERY = 100, 8
 #: Steps in which the norm of the whole sum is taken as well.
 _FIRST_NORMS, _EVERY_NORM = 20, 100
 
