@@ -36,8 +36,10 @@ FROM_MEMORY = (
 _RARE = 1e-9
 #: The same, in standard deviations of a normal variable.
 _FAR = 6.0
-#: Entries larger than this, in standard deviations, are too coarse in single precision for ties.
+#: Entries larger than this, in standard deviations, are too coarse in single precision.
 _COARSE = 1000.0
+#: Smallest shift of `TailBet`, in standard deviations; a smaller one is as small as rounding.
+_SMALLEST_SHIFT = 0.01
 #: What the norm of a clipped sum may exceed the number of its terms by.
 _ROUNDING = 1.05
 
@@ -120,19 +122,22 @@ class NoiseChannelChecks:
         finite = seen.sums is None or np.isfinite(seen.sums).all()
         if not self._fine or not finite or not np.isfinite(seen.released).all():
             return
+        self._update_divisor(seen, step)
+        # Beside data that are so much louder, what is left of the noise is rounding; but noise
+        # that is itself so large is to be seen.
+        loud = seen.released if seen.sums is None else seen.sums
+        if np.abs(loud).max(initial=0.0) > _COARSE * seen.noise_multiplier:
+            return
         noise = noise_of(seen)
         if noise is not None:
             self._update_mean_and_excess(noise, step)
+            self._note_sum(seen, step)
         # Readings hold the noise beside the data, so that the tests are valid for them as well.
         readings = seen.released / seen.noise_multiplier if noise is None else noise
-        coarse = np.abs(seen.released).max(initial=0.0) > _COARSE * seen.noise_multiplier
-        self._tails.update(readings, min(1.0, 1.0 / seen.noise_multiplier))
-        if not coarse:
-            self._ties.update(readings)
+        self._tails.update(readings, min(1.0, max(1.0 / seen.noise_multiplier, _SMALLEST_SHIFT)))
+        self._ties.update(readings)
         self.shape.update(float(log_mean_exp([self._tails.log_e, self._ties.log_e])), step)
         self._update_recurrence(readings, step)
-        self._update_divisor(seen, step)
-        self._note_sum(seen, step)
 
     def _update_recurrence(self, readings: FloatArray, step: int) -> None:
         log_e, age = self._past.recurrence_log_e(readings)
@@ -156,8 +161,12 @@ class NoiseChannelChecks:
         self.excess.update(float(excess_log_e(*self._excess)), step)
 
     def _note_sum(self, seen: NoiseSeen, step: int) -> None:
-        """Keep by how much a clipped sum was longer than its terms together can be."""
-        if seen.sum_norm is None or not seen.terms:
+        """Keep by how much a clipped sum was longer than its terms together can be.
+
+        Asked only where the noise is what the gradient has beside the sum: noise that was added in
+        place is in the sum, and belongs there.
+        """
+        if seen.sum_norm is None or not seen.terms or not math.isfinite(seen.sum_norm):
             return
         ratio = seen.sum_norm / seen.terms
         if ratio > _ROUNDING and self._long_at < 0:
