@@ -224,9 +224,10 @@ class NoiseChannelChecks:
         share = positive / max(positive + negative, 1)
         return self.mean.result(
             "the noise is as often above zero as below",
-            f"the mean of the noise is not zero: {share:.0%} of it are above zero; that loses no "
-            "privacy, but biases the training",
-            "look at the mean that the noise is drawn with",
+            f"the mean of the noise is not zero: {share:.0%} of what was added to the clipped sums "
+            "are above zero; that loses no privacy, but biases the training",
+            "look at the mean that the noise is drawn with, and whether anything else, such as "
+            "momentum or weight decay, is added to the gradient before the update",
             {"positive": positive, "negative": negative},
         )
 
@@ -235,7 +236,9 @@ class NoiseChannelChecks:
         ratio = math.sqrt(squares / count) if count else math.nan
         evidence = {"ratio": ratio, "sum_norm_over_terms": self._longest}
         advice = (
-            "add the noise once a step, and compare its scale with noise_multiplier * max_grad_norm"
+            "add the noise once a step, and compare its scale with noise_multiplier * "
+            "max_grad_norm; momentum, or anything else that is added to the gradient before the "
+            "update, looks like noise as well"
         )
         if clips and self._long_at >= 0 and not self.excess.violated:
             return CheckResult(
@@ -250,8 +253,8 @@ class NoiseChannelChecks:
             )
         return self.excess.result(
             "the noise is no larger than claimed",
-            f"too much noise: it is {ratio:.3g} times the claim; that loses no privacy, but "
-            "accuracy",
+            f"too much noise: it is {ratio:.3g} times the claim, or something else was added to "
+            "the clipped sums; that loses no privacy, but accuracy",
             advice,
             evidence,
         )
