@@ -55,6 +55,7 @@ class NoiseSeen:
         divisors: numbers over the stated divisor by which the sum may have been divided instead.
         terms: samples in the whole sum, canaries included; None if unknown.
         sum_norm: norm of the whole sum, None where it was not looked at.
+        split: whether the sum was made in several parts.
     """
 
     released: FloatArray
@@ -63,6 +64,7 @@ class NoiseSeen:
     divisors: tuple[float, ...] = ()
     terms: int | None = None
     sum_norm: float | None = None
+    split: bool = False
 
 
 def noise_of(seen: NoiseSeen) -> FloatArray | None:
@@ -131,6 +133,7 @@ class NoiseChannelChecks:
         noise = noise_of(seen)
         if noise is not None:
             self._update_mean_and_excess(noise, step)
+        if noise is not None or seen.split:
             self._note_sum(seen, step)
         # Readings hold the noise beside the data, so that the tests are valid for them as well.
         readings = seen.released / seen.noise_multiplier if noise is None else noise
@@ -163,8 +166,7 @@ class NoiseChannelChecks:
     def _note_sum(self, seen: NoiseSeen, step: int) -> None:
         """Keep by how much a clipped sum was longer than its terms together can be.
 
-        Asked only where the noise is what the gradient has beside the sum: noise that was added in
-        place is in the sum, and belongs there.
+        Noise that was added in place is in the sum, and belongs there unless the sum has parts.
         """
         if seen.sum_norm is None or not seen.terms or not math.isfinite(seen.sum_norm):
             return
