@@ -116,6 +116,7 @@ class InputSession(AuditSession):
 
     def inject_late(self) -> None:
         """Nothing is late: the canary is in the batch."""
+        self._claim_again()
 
     def skip(self) -> None:
         """Forget a planned step that is not taken."""

@@ -28,6 +28,7 @@ class NoiseWatch:
         self._earlier: int | None = 0
         self._reading: NoiseReading | None = None
         self._terms: int | None = None
+        self._split = False
 
     def skip(self, step: DPSGDStep) -> None:
         """A part of a split batch is clipped, and no step is taken yet."""
@@ -38,6 +39,7 @@ class NoiseWatch:
     def read(self, step: DPSGDStep, number: int) -> None:
         """Read a step between its noise and its update, canaries and all."""
         earlier, self._earlier = self._earlier, 0
+        self._split = earlier != 0
         self._reading = None
         if number >= _FIRST and number % _EVERY:
             return
@@ -64,5 +66,6 @@ class NoiseWatch:
             noise_multiplier=claim.noise_multiplier,
             divisors=divisors_of(rows, claim.scale),
             terms=self._terms,
+            split=self._split,
             sum_norm=None if reading.sum_norm is None else reading.sum_norm / unit,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -196,6 +197,14 @@ class StepPlanner:
             self._note(self.step.obstacle(Backward(None, announced=False)))
         if self._plan is None or self._plan.prepared:
             self.inject()
+        else:
+            self._claim_again()
+
+    def _claim_again(self) -> None:
+        """Just before clipping: hooks of the user's own may have set this step's noise by now."""
+        if self._plan is not None and self.step.final_step_of_batch():
+            with contextlib.suppress(ValueError):
+                self._plan = replace(self._plan, claim=self._claim())
 
     def _may_inject(self) -> bool:
         return (

@@ -36,8 +36,10 @@ FROM_MEMORY = (
 _RARE = 1e-9
 #: The same, in standard deviations of a normal variable.
 _FAR = 6.0
-#: Entries larger than this, in standard deviations, are too coarse in single precision for ties.
+#: Entries larger than this, in standard deviations, are too coarse in single precision.
 _COARSE = 1000.0
+#: Smallest shift of `TailBet`, in standard deviations; a smaller one is as small as rounding.
+_SMALLEST_SHIFT = 0.01
 #: What the norm of a clipped sum may exceed the number of its terms by.
 _ROUNDING = 1.05
 
@@ -53,6 +55,7 @@ class NoiseSeen:
         divisors: numbers over the stated divisor by which the sum may have been divided instead.
         terms: samples in the whole sum, canaries included; None if unknown.
         sum_norm: norm of the whole sum, None where it was not looked at.
+        split: whether the sum was made in several parts.
     """
 
     released: FloatArray
@@ -61,6 +64,7 @@ class NoiseSeen:
     divisors: tuple[float, ...] = ()
     terms: int | None = None
     sum_norm: float | None = None
+    split: bool = False
 
 
 def noise_of(seen: NoiseSeen) -> FloatArray | None:
@@ -120,19 +124,23 @@ class NoiseChannelChecks:
         finite = seen.sums is None or np.isfinite(seen.sums).all()
         if not self._fine or not finite or not np.isfinite(seen.released).all():
             return
+        self._update_divisor(seen, step)
+        # Beside data that are so much louder, what is left of the noise is rounding; but noise
+        # that is itself so large is to be seen.
+        loud = seen.released if seen.sums is None else seen.sums
+        if np.abs(loud).max(initial=0.0) > _COARSE * seen.noise_multiplier:
+            return
         noise = noise_of(seen)
         if noise is not None:
             self._update_mean_and_excess(noise, step)
+        if noise is not None or seen.split:
+            self._note_sum(seen, step)
         # Readings hold the noise beside the data, so that the tests are valid for them as well.
         readings = seen.released / seen.noise_multiplier if noise is None else noise
-        coarse = np.abs(seen.released).max(initial=0.0) > _COARSE * seen.noise_multiplier
-        self._tails.update(readings, min(1.0, 1.0 / seen.noise_multiplier))
-        if not coarse:
-            self._ties.update(readings)
+        self._tails.update(readings, min(1.0, max(1.0 / seen.noise_multiplier, _SMALLEST_SHIFT)))
+        self._ties.update(readings)
         self.shape.update(float(log_mean_exp([self._tails.log_e, self._ties.log_e])), step)
         self._update_recurrence(readings, step)
-        self._update_divisor(seen, step)
-        self._note_sum(seen, step)
 
     def _update_recurrence(self, readings: FloatArray, step: int) -> None:
         log_e, age = self._past.recurrence_log_e(readings)
@@ -156,8 +164,11 @@ class NoiseChannelChecks:
         self.excess.update(float(excess_log_e(*self._excess)), step)
 
     def _note_sum(self, seen: NoiseSeen, step: int) -> None:
-        """Keep by how much a clipped sum was longer than its terms together can be."""
-        if seen.sum_norm is None or not seen.terms:
+        """Keep by how much a clipped sum was longer than its terms together can be.
+
+        Noise that was added in place is in the sum, and belongs there unless the sum has parts.
+        """
+        if seen.sum_norm is None or not seen.terms or not math.isfinite(seen.sum_norm):
             return
         ratio = seen.sum_norm / seen.terms
         if ratio > _ROUNDING and self._long_at < 0:
@@ -215,9 +226,10 @@ class NoiseChannelChecks:
         share = positive / max(positive + negative, 1)
         return self.mean.result(
             "the noise is as often above zero as below",
-            f"the mean of the noise is not zero: {share:.0%} of it are above zero; that loses no "
-            "privacy, but biases the training",
-            "look at the mean that the noise is drawn with",
+            f"the mean of the noise is not zero: {share:.0%} of what was added to the clipped sums "
+            "are above zero; that loses no privacy, but biases the training",
+            "look at the mean that the noise is drawn with, and whether anything else, such as "
+            "momentum or weight decay, is added to the gradient before the update",
             {"positive": positive, "negative": negative},
         )
 
@@ -226,7 +238,9 @@ class NoiseChannelChecks:
         ratio = math.sqrt(squares / count) if count else math.nan
         evidence = {"ratio": ratio, "sum_norm_over_terms": self._longest}
         advice = (
-            "add the noise once a step, and compare its scale with noise_multiplier * max_grad_norm"
+            "add the noise once a step, and compare its scale with noise_multiplier * "
+            "max_grad_norm; momentum, or anything else that is added to the gradient before the "
+            "update, looks like noise as well"
         )
         if clips and self._long_at >= 0 and not self.excess.violated:
             return CheckResult(
@@ -241,8 +255,8 @@ class NoiseChannelChecks:
             )
         return self.excess.result(
             "the noise is no larger than claimed",
-            f"too much noise: it is {ratio:.3g} times the claim; that loses no privacy, but "
-            "accuracy",
+            f"too much noise: it is {ratio:.3g} times the claim, or something else was added to "
+            "the clipped sums; that loses no privacy, but accuracy",
             advice,
             evidence,
         )

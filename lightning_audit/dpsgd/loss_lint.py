@@ -8,6 +8,8 @@ Reduction = Literal["mean", "sum"]
 
 #: What torch's losses keep of their argument ``reduction``.
 _REDUCTIONS: dict[Any, Reduction] = {1: "mean", 2: "sum"}
+#: What may make a sum one of several losses, or a mean by weights that add up to one.
+_UNTOLD = ("StackBackward", "CatBackward", "MulBackward", "DivBackward")
 
 
 def reduction_of(loss: Any, accumulated: int = 1) -> Reduction | None:
@@ -19,7 +21,8 @@ def reduction_of(loss: Any, accumulated: int = 1) -> Reduction | None:
 
     Returns:
         "mean" or "sum" where one of torch's losses, ``mean()`` or ``sum()`` comes last, or in all
-        terms of a sum of such; None for anything else, such as a loss that is scaled.
+        terms of a sum of such; None for anything else, such as a loss that is scaled, or that is
+        made of stacked or weighted ones.
     """
     node = getattr(loss, "grad_fn", None)
     if node is not None and str(node.name()).startswith("DivBackward"):
@@ -39,5 +42,8 @@ def _reduction(node: Any) -> Reduction | None:
         return found.pop() if len(found) == 1 else None
     for prefix, reduction in (("MeanBackward", "mean"), ("SumBackward", "sum")):
         if name.startswith(prefix):
-            return reduction  # type: ignore[return-value]  # the two literals above
+            child = node.next_functions[0][0]
+            made = str(child.name()) if child is not None else ""
+            untold = _UNTOLD if reduction == "sum" else _UNTOLD[:2]
+            return None if made.startswith(untold) else reduction  # type: ignore[return-value]
     return _REDUCTIONS.get(getattr(node, "_saved_reduction", None))

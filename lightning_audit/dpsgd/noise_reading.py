@@ -54,7 +54,7 @@ def read_noise(
     whole = None
     if norm and parts is not None:
         norms = [part.norm() for part in held if part is not None]
-        whole = float(torch.stack([n.double().cpu() for n in norms]).norm())
+        whole = float(torch.stack([n.to(norms[0].device) for n in norms]).cpu().double().norm())
     return NoiseReading(grads, parts, whole)
 
 
@@ -70,13 +70,22 @@ def _sum_of(param: torch.nn.Parameter) -> torch.Tensor | None:
 def _entries(
     tensors: Sequence[torch.Tensor | None], coordinates: dict[int, IndexArray]
 ) -> FloatArray | None:
-    pieces = []
+    pieces: list[FloatArray] = []
+    away: list[tuple[int, torch.Tensor]] = []
     for tensor, index in zip(tensors, coordinates.values(), strict=True):
         if tensor is None or tensor.dtype not in (torch.float32, torch.float64):
             return None
         view = numpy_view(tensor)
         if view is None:
             where = torch.from_numpy(index).to(tensor.device)
-            view, index = tensor.reshape(-1)[where].cpu().numpy(), np.arange(len(index))
-        pieces.append(view[index].astype(np.float64))
+            away.append((len(pieces), tensor.detach().reshape(-1)[where]))
+            pieces.append(np.zeros(0))
+        else:
+            pieces.append(view[index].astype(np.float64))
+    if away:  # all at once: each way off a device waits for it
+        device = away[0][1].device
+        read = torch.cat([t.to(device) for _, t in away]).cpu().double().numpy()
+        ends = np.cumsum([len(t) for _, t in away])[:-1]
+        for (place, _), values in zip(away, np.split(read, ends), strict=True):
+            pieces[place] = values
     return np.concatenate(pieces)

@@ -191,6 +191,54 @@ def test_a_sum_longer_than_its_terms_warns_of_noise_within_unless_clipping_is_br
     assert unclipped.status == "ok"
 
 
+def test_noise_that_was_added_to_the_sum_in_place_is_not_noise_of_its_parts() -> None:
+    checks = NoiseChannelChecks(1e-3)
+    noisy = sound(np.random.default_rng(0), np.zeros(64), 16)
+    checks.update(NoiseSeen(noisy, noisy, 1.0, (), terms=16, sum_norm=40.0), 0)
+    assert flagged(checks) == set()
+
+
+@pytest.mark.parametrize("norm", [np.inf, np.nan])
+def test_a_sum_that_is_not_finite_elsewhere_is_no_long_sum(norm: float) -> None:
+    checks = NoiseChannelChecks(1e-3)
+    noisy = sound(np.random.default_rng(0), np.zeros(64), 16)
+    checks.update(NoiseSeen(noisy, np.zeros(64), 1.0, (), terms=16, sum_norm=norm), 0)
+    assert flagged(checks) == set()
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("noise", [1e-5, 1e-6, 1e-7])
+def test_noise_that_drowns_in_the_rounding_of_loud_sums_is_not_judged(
+    known: bool, noise: float
+) -> None:
+    sums = 10.0 * np.random.default_rng(1).normal(size=384)
+
+    def rounded(rng: np.random.Generator, _: FloatArray, rows: int) -> FloatArray:
+        noisy = sums.astype(np.float32) + (noise * rng.normal(size=384)).astype(np.float32)
+        return noisy.astype(np.float64)
+
+    checks = NoiseChannelChecks(1e-3)
+    rng, single = np.random.default_rng(0), sums.astype(np.float32).astype(np.float64)
+    for step in range(30):
+        released = rounded(rng, sums, 16)
+        checks.update(NoiseSeen(released, single if known else None, noise), step)
+    assert flagged(checks) == set()
+
+
+def test_noise_that_is_thousands_of_times_too_large_is_seen() -> None:
+    checks = run(lambda rng, sums, rows: sums + 5000.0 * rng.normal(size=len(sums)))
+    assert flagged(checks) == {"noise.excess"}
+
+
+def test_an_exact_zero_tells_nothing_however_large_the_claimed_noise() -> None:
+    """In single precision a normal variable is zero once in some ten million times."""
+    checks = NoiseChannelChecks(1e-3)
+    noisy = 1e9 * np.random.default_rng(0).normal(size=16)
+    noisy[3] = 0.0
+    checks.update(NoiseSeen(noisy, np.zeros(16), 1e9), 0)
+    assert flagged(checks) == set()
+
+
 def test_a_state_holds_no_noise_and_goes_on_with_the_same_numbers() -> None:
     checks = run(sound, steps=30, n=50)
     state = checks.state()

@@ -41,3 +41,19 @@ def test_a_loss_that_is_made_otherwise_tells_nothing() -> None:
     mean = functional.cross_entropy(X, Y)
     losses = [total / 4, 0.5 * mean, mean + total, mean.detach(), None, X.norm()]
     assert [reduction_of(loss) for loss in losses] == [None] * len(losses)
+
+
+def test_a_sum_of_stacked_or_weighted_losses_may_be_a_mean_and_tells_nothing() -> None:
+    each = functional.cross_entropy(X, Y, reduction="none")
+    mean = functional.mse_loss(X, ONES)
+    weights = torch.tensor([1.0, 0.0, 1.0, 1.0])
+    losses = [
+        torch.stack([each.mean(), mean]).sum(),
+        torch.cat([each.mean()[None], mean[None]]).sum(),
+        torch.stack([each.sum(), each.sum()]).mean(),
+        (each * weights / weights.sum()).sum(),
+        (each * (weights / weights.sum())).sum(),
+    ]
+    assert [reduction_of(loss) for loss in losses] == [None] * len(losses)
+    assert reduction_of((each * weights).mean()) == "mean"
+    assert reduction_of(((X - ONES) ** 2).sum()) == "sum"

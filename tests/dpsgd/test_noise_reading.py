@@ -82,17 +82,25 @@ def test_what_is_left_is_the_noise() -> None:
     np.testing.assert_allclose(noise, torch.cat([weight, bias]).numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_tensors_that_are_not_contiguous_are_read_as_well() -> None:
+@pytest.mark.parametrize("strided", [(0,), (1,), (0, 1)])
+def test_tensors_that_are_not_contiguous_are_read_as_well(strided: tuple[int, ...]) -> None:
     optimizer = stepped(1.0)
     expected = reading(optimizer)
-    weight = optimizer.params[0]
-    weight.grad = weight.grad.t().contiguous().t()
-    weight.summed_grad = weight.summed_grad.t().contiguous().t()
-    assert not weight.grad.is_contiguous()
+    for p in (optimizer.params[j] for j in strided):
+        p.grad = torch.stack([p.grad, p.grad], dim=-1)[..., 0]
+        p.summed_grad = torch.stack([p.summed_grad, p.summed_grad], dim=-1)[..., 0]
+        assert not p.grad.is_contiguous()
     found = reading(optimizer)
     np.testing.assert_array_equal(found.released, expected.released)
     assert found.sums is not None
     np.testing.assert_array_equal(found.sums, expected.sums)
+
+
+def test_tensors_of_several_precisions_are_read_as_well() -> None:
+    optimizer = stepped(1.0)
+    expected = reading(optimizer)
+    optimizer.params[0].summed_grad = optimizer.params[0].summed_grad.double()
+    assert reading(optimizer).sum_norm == pytest.approx(expected.sum_norm, rel=1e-6)
 
 
 def test_a_sum_that_became_the_gradient_in_place_is_no_sum() -> None:
