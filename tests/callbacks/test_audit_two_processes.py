@@ -169,7 +169,7 @@ def test_processes_that_do_not_share_a_step_are_found(
 def test_records_of_one_process_are_counted_among_those_of_both(trained: Path) -> None:
     one, other = reports(trained / "not_finite")
     assert one == other
-    assert one.verdict.fault.startswith("not a number")
+    assert one.verdict.fault.startswith("a record that is not finite")
     (evidence,) = (check.evidence for check in one.checks if check.name == "finite")
     assert (evidence["step"], evidence["lost_steps"]) == (2, 2)
     assert 0 < evidence["records"] < evidence["rows"]
@@ -180,7 +180,7 @@ def test_half_the_noise_is_found_in_both_processes_and_told_by_one(trained: Path
     assert one == other
     assert one.verdict.fault.startswith("noise scale too small")
     said = [(trained / f"out-{rank}.txt").read_text() for rank in range(2)]
-    assert [text.count("\nReport: ") for text in said] == [10, 0]
+    assert [text.count("\nReport: ") for text in said] == [11, 0]
 
 
 def test_the_end_of_one_process_is_the_end_of_both(tmp_path: Path) -> None:
