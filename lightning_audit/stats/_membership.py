@@ -1,0 +1,189 @@
+"""The four inequalities of empirical privacy, and the largest epsilon that they refute."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_audit.stats._loss_fit import FitQuality, GaussianMixture
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+#: Which side has too many losses on which side of the threshold.
+Inequality = Literal["train_below", "population_above", "population_below", "train_above"]
+INEQUALITIES: tuple[Inequality, ...] = (
+    "train_below",
+    "population_above",
+    "population_below",
+    "train_above",
+)
+
+#: From thresholds to the logarithms of TPR, FPR, FNR and TNR.
+LogRates = Callable[[Floats], tuple[Floats, Floats, Floats, Floats]]
+
+_POINTS = 33
+_ZOOMS = 12
+# A local maximum of the grid that is lower than the best by more than this stays lower.
+_REACH = 0.05
+
+
+class Distribution(Protocol):
+    """What is needed of a known distribution of losses; those of `scipy.stats` have it."""
+
+    def logcdf(self, x: Any, /) -> Any: ...
+
+    def logsf(self, x: Any, /) -> Any: ...
+
+    def ppf(self, q: Any, /) -> Any: ...
+
+    def isf(self, q: Any, /) -> Any: ...
+
+
+@dataclass(frozen=True)
+class EpsilonStar:
+    """Epsilon* of one model, and where it is attained. It is a description, no bound.
+
+    Args:
+        value: Epsilon*, at least 0.
+        threshold: A loss up to it is guessed "train"; None where ``value`` is 0, as are the next
+            three.
+        fpr: Share of the population's losses up to the threshold.
+        fnr: Share of the training losses above it.
+        inequality: The one of the four that refutes every smaller epsilon. ``"train_below"``: too
+            many training losses up to the threshold; ``"population_above"``: too few above it.
+            These two are what memorising looks like; the other two are their opposite, training
+            losses that are larger than the population's.
+        at_clip: Whether the rate in the denominator is at its limit: then the limit decides the
+            value, not the data.
+        delta: Delta that it goes with.
+        clip: Least rate in a denominator, as asked for.
+        fit: How well the fitted distributions describe the losses; None where none was fitted.
+    """
+
+    value: float
+    threshold: float | None
+    fpr: float | None
+    fnr: float | None
+    inequality: Inequality | None
+    at_clip: bool
+    delta: float
+    clip: float
+    fit: FitQuality | None = None
+
+
+def ratios(tp: Ints, fp: Ints, n: int, m: int, delta: float, clip: float) -> Floats:
+    """The four ratios at each threshold, from counts of n training and m population losses.
+
+    Returns:
+        Ratios, ``[4, thresholds]``, in the order of `INEQUALITIES`.
+    """
+    least_train, least_population = max(clip, 1 / n), max(clip, 1 / m)
+    tpr, fpr, fnr, tnr = tp / n, fp / m, (n - tp) / n, (m - fp) / m
+    return np.stack(
+        [
+            (tpr - delta) / np.maximum(fpr, least_population),
+            (tnr - delta) / np.maximum(fnr, least_train),
+            (fpr - delta) / np.maximum(tpr, least_train),
+            (fnr - delta) / np.maximum(tnr, least_population),
+        ]
+    )
+
+
+def supremum(log_rates: LogRates, grid: Floats, delta: float, clip: float) -> EpsilonStar:
+    """Largest epsilon over all thresholds, by a grid and by zooming into its maxima.
+
+    Args:
+        log_rates: logarithms of TPR, FPR, FNR and TNR at thresholds of any shape.
+        grid: distinct thresholds in increasing order, fine enough to have one maximum a cell.
+        delta: delta in [0, 1).
+        clip: least rate in a denominator.
+    """
+    best = (0.0, 0, math.nan)
+    for i in range(4):
+        values = _log_ratio(log_rates, grid, delta, clip, i)
+        for left, right in _brackets(values):
+            value, at = _zoom(log_rates, grid[left], grid[right], delta, clip, i)
+            best = max(best, (value, i, at), key=lambda item: item[0])
+    value, i, at = best
+    if value <= 0:
+        return EpsilonStar(0.0, None, None, None, None, False, delta, clip)
+    rates = [float(np.exp(rate)) for rate in log_rates(np.array(at))]
+    _, fpr, fnr, _ = rates
+    # The denominators of the four: FPR, FNR, TPR, TNR.
+    denominator = rates[(1, 2, 0, 3)[i]]
+    at_clip = denominator <= clip * (1 + 1e-6)
+    return EpsilonStar(value, at, fpr, fnr, INEQUALITIES[i], at_clip, delta, clip)
+
+
+def grid_of(train: GaussianMixture, population: GaussianMixture) -> Floats:
+    """Thresholds a tenth of a standard deviation apart, 40 of them to either side of each mean."""
+    steps = np.linspace(-40, 40, 801)
+    parts = [
+        mean + std * steps
+        for mixture in (train, population)
+        for mean, std in zip(mixture.means, mixture.stds, strict=True)
+    ]
+    return np.unique(np.concatenate(parts))
+
+
+def quantile_grid(train: Distribution, population: Distribution, levels: Floats) -> Floats:
+    """Thresholds at the given levels of both tails of both distributions."""
+    ends = [f(levels) for d in (train, population) for f in (d.ppf, d.isf)]
+    grid = np.unique(np.concatenate(ends).astype(np.float64))
+    return grid[np.isfinite(grid)]
+
+
+def same_tails(train: GaussianMixture, population: GaussianMixture) -> bool:
+    """Whether the ratio of the distribution functions stays bounded in both tails."""
+
+    def ends(mixture: GaussianMixture) -> set[tuple[float, float]]:
+        widest = max(mixture.stds)
+        means = [m for m, s in zip(mixture.means, mixture.stds, strict=True) if s == widest]
+        return {(widest, min(means)), (-widest, max(means))}
+
+    return ends(train) == ends(population)
+
+
+def _log_ratio(log_rates: LogRates, at: Floats, delta: float, clip: float, i: int) -> Floats:
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        log_tpr, log_fpr, log_fnr, log_tnr = log_rates(at)
+        top, below = (
+            (log_tpr, log_fpr),
+            (log_tnr, log_fnr),
+            (log_fpr, log_tpr),
+            (log_fnr, log_tnr),
+        )[i]
+        if clip > 0:
+            below = np.maximum(below, math.log(clip))
+        if delta > 0:
+            top = top + np.log1p(-np.minimum(np.exp(math.log(delta) - top), 1.0))
+        # Where the numerator is nothing, nothing is refuted, whatever the denominator.
+        return np.where(top > -np.inf, top - below, -np.inf)
+
+
+def _brackets(values: Floats) -> list[tuple[int, int]]:
+    """Neighbours of the local maxima that may hold the largest value."""
+    padded = np.concatenate([[-np.inf], values, [-np.inf]])
+    # Of equal neighbours the first stands for all.
+    peak = (values > padded[:-2]) & (values >= padded[2:]) & (values >= values.max() - _REACH)
+    last = len(values) - 1
+    return [(max(i - 1, 0), min(i + 1, last)) for i in np.flatnonzero(peak).tolist()]
+
+
+def _zoom(
+    log_rates: LogRates, left: float, right: float, delta: float, clip: float, i: int
+) -> tuple[float, float]:
+    best = (-math.inf, left)
+    for _ in range(_ZOOMS):
+        points = np.linspace(left, right, _POINTS)
+        values = _log_ratio(log_rates, points, delta, clip, i)
+        j = int(np.argmax(values))
+        best = max(best, (float(values[j]), float(points[j])), key=lambda item: item[0])
+        left, right = points[max(j - 1, 0)], points[min(j + 1, _POINTS - 1)]
+    return best
