@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 from lightning_audit.stats._loss_fit import FitQuality, GaussianMixture
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 #: Which side has too many losses on which side of the threshold.
-Inequality = Literal["train_below", "population_above", "population_below", "train_above"]
+Inequality = Literal["train_below", "population_below", "population_above", "train_above"]
 INEQUALITIES: tuple[Inequality, ...] = (
     "train_below",
-    "population_above",
     "population_below",
+    "population_above",
     "train_above",
 )
 
@@ -77,24 +76,6 @@ class EpsilonStar:
     fit: FitQuality | None = None
 
 
-def ratios(tp: Ints, fp: Ints, n: int, m: int, delta: float, clip: float) -> Floats:
-    """The four ratios at each threshold, from counts of n training and m population losses.
-
-    Returns:
-        Ratios, ``[4, thresholds]``, in the order of `INEQUALITIES`.
-    """
-    least_train, least_population = max(clip, 1 / n), max(clip, 1 / m)
-    tpr, fpr, fnr, tnr = tp / n, fp / m, (n - tp) / n, (m - fp) / m
-    return np.stack(
-        [
-            (tpr - delta) / np.maximum(fpr, least_population),
-            (tnr - delta) / np.maximum(fnr, least_train),
-            (fpr - delta) / np.maximum(tpr, least_train),
-            (fnr - delta) / np.maximum(tnr, least_population),
-        ]
-    )
-
-
 def supremum(log_rates: LogRates, grid: Floats, delta: float, clip: float) -> EpsilonStar:
     """Largest epsilon over all thresholds, by a grid and by zooming into its maxima.
 
@@ -113,11 +94,8 @@ def supremum(log_rates: LogRates, grid: Floats, delta: float, clip: float) -> Ep
     value, i, at = best
     if value <= 0:
         return EpsilonStar(0.0, None, None, None, None, False, delta, clip)
-    rates = [float(np.exp(rate)) for rate in log_rates(np.array(at))]
-    _, fpr, fnr, _ = rates
-    # The denominators of the four: FPR, FNR, TPR, TNR.
-    denominator = rates[(1, 2, 0, 3)[i]]
-    at_clip = denominator <= clip * (1 + 1e-6)
+    tpr, fpr, fnr, tnr = (float(np.exp(rate)) for rate in log_rates(np.array(at)))
+    at_clip = (fpr, tpr, fnr, tnr)[i] <= clip * (1 + 1e-6)
     return EpsilonStar(value, at, fpr, fnr, INEQUALITIES[i], at_clip, delta, clip)
 
 
@@ -155,8 +133,8 @@ def _log_ratio(log_rates: LogRates, at: Floats, delta: float, clip: float, i: in
         log_tpr, log_fpr, log_fnr, log_tnr = log_rates(at)
         top, below = (
             (log_tpr, log_fpr),
-            (log_tnr, log_fnr),
             (log_fpr, log_tpr),
+            (log_tnr, log_fnr),
             (log_fnr, log_tnr),
         )[i]
         if clip > 0:
