@@ -137,13 +137,13 @@ def fit(name: str, values: Floats, components: int) -> GaussianMixture:
     """Fit a mixture: by mean and standard deviation, or by EM from equal parts for several.
 
     Raises:
-        ValueError: If there are fewer distinct values than the components need.
+        ValueError: If there are less than two values a component, or all are equal.
     """
-    distinct = len(np.unique(values)) if len(values) < 4 * components else 2 * components
-    if distinct < 2 * components or values.min() == values.max():
+    if len(values) < 2 * components or values.min() == values.max():
         raise ValueError(
-            f"{name} has {len(np.unique(values))} distinct values, needs at least {2 * components} "
-            f"for a fit of {components} Gaussians; use Empirical, or fewer components."
+            f"{name} has {len(values)} losses, {len(np.unique(values))} of them distinct; a fit of "
+            f"{components} Gaussians needs {2 * components} that are not all equal; use Empirical, "
+            "or fewer components."
         )
     if components == 1:
         return GaussianMixture((1.0,), (float(values.mean()),), (float(values.std(ddof=1)),))

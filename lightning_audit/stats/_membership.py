@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from lightning_audit.stats._loss_fit import FitQuality, GaussianMixture
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 #: Which side has too many losses on which side of the threshold.
 Inequality = Literal["train_below", "population_below", "population_above", "train_above"]
@@ -28,8 +29,8 @@ LogRates = Callable[[Floats], tuple[Floats, Floats, Floats, Floats]]
 
 _POINTS = 33
 _ZOOMS = 12
-# A local maximum of the grid that is lower than the best by more than this stays lower.
-_REACH = 0.05
+# A ratio rises by less than this between neighbours of the grid, so lower ones stay lower.
+_REACH = 4.0
 
 
 class Distribution(Protocol):
@@ -50,8 +51,8 @@ class EpsilonStar:
 
     Args:
         value: Epsilon*, at least 0.
-        threshold: A loss up to it is guessed "train"; None where ``value`` is 0, as are the next
-            three.
+        threshold: A loss up to it is guessed "train"; None where ``value`` is 0 or infinite, as
+            are the next three.
         fpr: Share of the population's losses up to the threshold.
         fnr: Share of the training losses above it.
         inequality: The one of the four that refutes every smaller epsilon. ``"train_below"``: too
@@ -85,12 +86,13 @@ def supremum(log_rates: LogRates, grid: Floats, delta: float, clip: float) -> Ep
         delta: delta in [0, 1).
         clip: least rate in a denominator.
     """
+    values = _log_ratios(log_rates(grid), delta, clip)
     best = (0.0, 0, math.nan)
-    for i in range(4):
-        values = _log_ratio(log_rates, grid, delta, clip, i)
-        for left, right in _brackets(values):
-            value, at = _zoom(log_rates, grid[left], grid[right], delta, clip, i)
-            best = max(best, (value, i, at), key=lambda item: item[0])
+    for i, row in enumerate(values):
+        left, right = _brackets(row, float(values.max()) - _REACH)
+        if left.size:
+            found, at = _zoom(log_rates, grid[left], grid[right], delta, clip, i)
+            best = max(best, (found, i, at), key=lambda item: item[0])
     value, i, at = best
     if value <= 0:
         return EpsilonStar(0.0, None, None, None, None, False, delta, clip)
@@ -114,7 +116,13 @@ def quantile_grid(train: Distribution, population: Distribution, levels: Floats)
     """Thresholds at the given levels of both tails of both distributions."""
     ends = [f(levels) for d in (train, population) for f in (d.ppf, d.isf)]
     grid = np.unique(np.concatenate(ends).astype(np.float64))
-    return grid[np.isfinite(grid)]
+    grid = grid[np.isfinite(grid)]
+    if not grid.size:
+        raise ValueError(
+            f"train={train!r} and population={population!r} must have finite quantiles; check the "
+            "parameters of the distributions."
+        )
+    return grid
 
 
 def same_tails(train: GaussianMixture, population: GaussianMixture) -> bool:
@@ -128,15 +136,12 @@ def same_tails(train: GaussianMixture, population: GaussianMixture) -> bool:
     return ends(train) == ends(population)
 
 
-def _log_ratio(log_rates: LogRates, at: Floats, delta: float, clip: float, i: int) -> Floats:
+def _log_ratios(rates: tuple[Floats, Floats, Floats, Floats], delta: float, clip: float) -> Floats:
+    """Logarithms of the four ratios, ``[4, ...]``, in the order of `INEQUALITIES`."""
+    log_tpr, log_fpr, log_fnr, log_tnr = rates
+    top = np.stack([log_tpr, log_fpr, log_tnr, log_fnr])
+    below = np.stack([log_fpr, log_tpr, log_fnr, log_tnr])
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        log_tpr, log_fpr, log_fnr, log_tnr = log_rates(at)
-        top, below = (
-            (log_tpr, log_fpr),
-            (log_fpr, log_tpr),
-            (log_tnr, log_fnr),
-            (log_fnr, log_tnr),
-        )[i]
         if clip > 0:
             below = np.maximum(below, math.log(clip))
         if delta > 0:
@@ -145,23 +150,27 @@ def _log_ratio(log_rates: LogRates, at: Floats, delta: float, clip: float, i: in
         return np.where(top > -np.inf, top - below, -np.inf)
 
 
-def _brackets(values: Floats) -> list[tuple[int, int]]:
+def _brackets(values: Floats, least: float) -> tuple[Ints, Ints]:
     """Neighbours of the local maxima that may hold the largest value."""
     padded = np.concatenate([[-np.inf], values, [-np.inf]])
     # Of equal neighbours the first stands for all.
-    peak = (values > padded[:-2]) & (values >= padded[2:]) & (values >= values.max() - _REACH)
-    last = len(values) - 1
-    return [(max(i - 1, 0), min(i + 1, last)) for i in np.flatnonzero(peak).tolist()]
+    peaks = np.flatnonzero((values > padded[:-2]) & (values >= padded[2:]) & (values >= least))
+    return np.maximum(peaks - 1, 0), np.minimum(peaks + 1, len(values) - 1)
 
 
 def _zoom(
-    log_rates: LogRates, left: float, right: float, delta: float, clip: float, i: int
+    log_rates: LogRates, left: Floats, right: Floats, delta: float, clip: float, i: int
 ) -> tuple[float, float]:
-    best = (-math.inf, left)
+    """Largest value between each left and right end, all narrowed at once, and its threshold."""
+    rows = np.arange(len(left))
+    best = (-math.inf, float(left[0]))
     for _ in range(_ZOOMS):
-        points = np.linspace(left, right, _POINTS)
-        values = _log_ratio(log_rates, points, delta, clip, i)
-        j = int(np.argmax(values))
-        best = max(best, (float(values[j]), float(points[j])), key=lambda item: item[0])
-        left, right = points[max(j - 1, 0)], points[min(j + 1, _POINTS - 1)]
+        points = np.linspace(left, right, _POINTS, axis=1)
+        values = _log_ratios(log_rates(points), delta, clip)[i]
+        peaks = np.argmax(values, axis=1)
+        row = int(np.argmax(values[rows, peaks]))
+        found = float(values[row, peaks[row]]), float(points[row, peaks[row]])
+        best = max(best, found, key=lambda item: item[0])
+        left = points[rows, np.maximum(peaks - 1, 0)]
+        right = points[rows, np.minimum(peaks + 1, _POINTS - 1)]
     return best
