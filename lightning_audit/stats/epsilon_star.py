@@ -69,8 +69,8 @@ class Empirical:
     Args:
         clip: Least rate in [0, 1/2) in a denominator. One loss is the least in any case, so that a
             rate of 0 out of n counts as 1/n. The paper drops thresholds with a rate outside of
-            [clip, 1 - clip] instead, 0.001 there; the value is the same but where that would drop
-            the threshold that separates best, in the extreme all of them.
+            [clip, 1 - clip], 0.001 there, instead: that never gives more, usually the same, and 0
+            for two sides that are separated entirely.
 
     Raises:
         ValueError: If ``clip`` is out of its range.
