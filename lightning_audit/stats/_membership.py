@@ -31,6 +31,9 @@ _POINTS = 33
 _ZOOMS = 12
 # A ratio rises by less than this between neighbours of the grid, so lower ones stay lower.
 _REACH = 4.0
+_MOST_PEAKS = 8
+# Points of different origin may coincide up to a rounding: a neighbour is not enough.
+_CELLS = 4
 
 
 class Distribution(Protocol):
@@ -109,7 +112,9 @@ def grid_of(train: GaussianMixture, population: GaussianMixture) -> Floats:
         for mixture in (train, population)
         for mean, std in zip(mixture.means, mixture.stds, strict=True)
     ]
-    return np.unique(np.concatenate(parts))
+    grid = np.unique(np.concatenate(parts))
+    least = 1e-3 * min(*train.stds, *population.stds)
+    return np.asarray(grid[np.append(True, np.diff(grid) > least)])
 
 
 def quantile_grid(train: Distribution, population: Distribution, levels: Floats) -> Floats:
@@ -151,11 +156,13 @@ def _log_ratios(rates: tuple[Floats, Floats, Floats, Floats], delta: float, clip
 
 
 def _brackets(values: Floats, least: float) -> tuple[Ints, Ints]:
-    """Neighbours of the local maxima that may hold the largest value."""
+    """Ends of the cells around the local maxima that may hold the largest value."""
     padded = np.concatenate([[-np.inf], values, [-np.inf]])
     # Of equal neighbours the first stands for all.
     peaks = np.flatnonzero((values > padded[:-2]) & (values >= padded[2:]) & (values >= least))
-    return np.maximum(peaks - 1, 0), np.minimum(peaks + 1, len(values) - 1)
+    # Where a ratio is flat, roundings make local maxima without number.
+    peaks = peaks[np.argsort(-values[peaks], kind="stable")[:_MOST_PEAKS]]
+    return np.maximum(peaks - _CELLS, 0), np.minimum(peaks + _CELLS, len(values) - 1)
 
 
 def _zoom(
