@@ -28,10 +28,10 @@ INEQUALITIES: tuple[Inequality, ...] = (
 LogRates = Callable[[Floats], tuple[Floats, Floats, Floats, Floats]]
 
 _POINTS = 33
-_ZOOMS = 12
+_ZOOMS = 9
 # A ratio rises by less than this between neighbours of the grid, so lower ones stay lower.
 _REACH = 4.0
-_MOST_PEAKS = 8
+_MOST_PEAKS = 16
 # Points of different origin may coincide up to a rounding: a neighbour is not enough.
 _CELLS = 4
 
@@ -90,13 +90,9 @@ def supremum(log_rates: LogRates, grid: Floats, delta: float, clip: float) -> Ep
         clip: least rate in a denominator.
     """
     values = _log_ratios(log_rates(grid), delta, clip)
-    best = (0.0, 0, math.nan)
-    for i, row in enumerate(values):
-        left, right = _brackets(row, float(values.max()) - _REACH)
-        if left.size:
-            found, at = _zoom(log_rates, grid[left], grid[right], delta, clip, i)
-            best = max(best, (found, i, at), key=lambda item: item[0])
-    value, i, at = best
+    if values.max() == -math.inf:
+        return EpsilonStar(0.0, None, None, None, None, False, delta, clip)
+    value, at, i = _zoom(log_rates, *_brackets(values, grid), delta, clip)
     if value <= 0:
         return EpsilonStar(0.0, None, None, None, None, False, delta, clip)
     tpr, fpr, fnr, tnr = (float(np.exp(rate)) for rate in log_rates(np.array(at)))
@@ -155,29 +151,36 @@ def _log_ratios(rates: tuple[Floats, Floats, Floats, Floats], delta: float, clip
         return np.where(top > -np.inf, top - below, -np.inf)
 
 
-def _brackets(values: Floats, least: float) -> tuple[Ints, Ints]:
-    """Ends of the cells around the local maxima that may hold the largest value."""
-    padded = np.concatenate([[-np.inf], values, [-np.inf]])
+def _brackets(values: Floats, grid: Floats) -> tuple[Floats, Floats, Ints]:
+    """Ends of the cells around local maxima that may hold the largest value, and their rows."""
+    edge = np.full((len(values), 1), -np.inf)
+    padded = np.hstack([edge, values, edge])
     # Of equal neighbours the first stands for all.
-    peaks = np.flatnonzero((values > padded[:-2]) & (values >= padded[2:]) & (values >= least))
+    peak = (values > padded[:, :-2]) & (values >= padded[:, 2:])
+    rows, at = np.nonzero(peak & (values >= values.max() - _REACH))
     # Where a ratio is flat, roundings make local maxima without number.
-    peaks = peaks[np.argsort(-values[peaks], kind="stable")[:_MOST_PEAKS]]
-    return np.maximum(peaks - _CELLS, 0), np.minimum(peaks + _CELLS, len(values) - 1)
+    most = np.argsort(-values[rows, at], kind="stable")[:_MOST_PEAKS]
+    rows, at = rows[most], at[most]
+    last = len(grid) - 1
+    return grid[np.maximum(at - _CELLS, 0)], grid[np.minimum(at + _CELLS, last)], rows
 
 
 def _zoom(
-    log_rates: LogRates, left: Floats, right: Floats, delta: float, clip: float, i: int
-) -> tuple[float, float]:
-    """Largest value between each left and right end, all narrowed at once, and its threshold."""
-    rows = np.arange(len(left))
-    best = (-math.inf, float(left[0]))
+    log_rates: LogRates, left: Floats, right: Floats, rows: Ints, delta: float, clip: float
+) -> tuple[float, float, int]:
+    """Largest value between left and right ends, its threshold and its inequality.
+
+    All intervals are narrowed at once, each by the ratio of its own inequality.
+    """
+    best = (-math.inf, math.nan, 0)
+    each = np.arange(len(rows))
     for _ in range(_ZOOMS):
         points = np.linspace(left, right, _POINTS, axis=1)
-        values = _log_ratios(log_rates(points), delta, clip)[i]
+        values = _log_ratios(log_rates(points), delta, clip)[rows, each]
         peaks = np.argmax(values, axis=1)
-        row = int(np.argmax(values[rows, peaks]))
-        found = float(values[row, peaks[row]]), float(points[row, peaks[row]])
-        best = max(best, found, key=lambda item: item[0])
-        left = points[rows, np.maximum(peaks - 1, 0)]
-        right = points[rows, np.minimum(peaks + 1, _POINTS - 1)]
+        k = int(np.argmax(values[each, peaks]))
+        if values[k, peaks[k]] > best[0]:
+            best = float(values[k, peaks[k]]), float(points[k, peaks[k]]), int(rows[k])
+        left = points[each, np.maximum(peaks - 1, 0)]
+        right = points[each, np.minimum(peaks + 1, _POINTS - 1)]
     return best

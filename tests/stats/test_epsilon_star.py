@@ -107,7 +107,7 @@ def test_known_gaussians_have_the_reference_values(
 @pytest.mark.parametrize("mu", [0.3, 1.0, 3.0])
 @pytest.mark.parametrize("delta", [1e-8, 1e-5, 1e-2])
 def test_without_a_clip_gaussians_have_the_epsilon_of_gdp(mu: float, delta: float) -> None:
-    """Only the best region of each epsilon is a threshold; the largest epsilon is below GDP's."""
+    """The likelihood ratio is monotone in the loss, so that thresholds are the best regions."""
     star = epsilon_star_of_distributions(gaussian(0), gaussian(mu), delta, clip=0)
     t = np.linspace(-12, 12, 200_001)
     ratio = (special.ndtr(t) - delta) / special.ndtr(t - mu)
