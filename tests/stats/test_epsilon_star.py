@@ -393,6 +393,18 @@ def test_no_threshold_of_mixtures_gives_more(means, stds, delta, clip) -> None:
     assert math.log(best) - 1e-9 <= star.value <= math.log(best) + 0.02
 
 
+@pytest.mark.parametrize(
+    ("mean", "std", "clip"), [(0.014, 1.51, 0.05), (0.019, 2.1, 0.05), (0.009, 2.63, 0.01)]
+)
+def test_of_two_maxima_that_are_nearly_equal_the_larger_one_is_found(mean, std, clip) -> None:
+    """The population is wide: the upper tail's maximum is the larger one by what the mean adds."""
+    star = epsilon_star_of_distributions(gaussian(0), gaussian(mean, std), 0, clip=clip)
+    t = -special.ndtri(clip)
+    assert star.value == pytest.approx(special.log_ndtr((mean - t) / std) - math.log(clip))
+    assert star.inequality == "population_above"
+    assert star.threshold == pytest.approx(t, rel=1e-9)
+
+
 def test_without_delta_and_clip_only_the_same_tails_have_a_finite_value() -> None:
     assert epsilon_star_of_distributions(gaussian(0), gaussian(0), 0, clip=0).value == 0
     star = epsilon_star_of_distributions(gaussian(0, 1), gaussian(0, 1.01), 0, clip=0)
