@@ -7,8 +7,8 @@ threshold on the loss. It needs one trained model and its losses, nothing else.
 What it is not: a bound on the privacy of the training. The random draw is that of a data point, not
 of the training, and no error probability goes with it. It is positive for finite samples without
 any leakage, and grows with the number of thresholds that the clip admits. Use it to compare models
-at the same delta, clip and sample sizes, with
-`epsilon_star_null` of the module of that name beside it.
+at the same delta, clip and sample sizes, with `epsilon_star_null`, of the module of that name,
+beside it.
 
 The clip is part of the number. At delta = 0 the largest ratio usually stands in the far tail, and
 the value is that of the clip; Gaussian fits have no finite value at all without one. The parametric

@@ -106,7 +106,7 @@ def test_other_bad_arguments_are_named() -> None:
     [
         (Empirical(clip=1e-3), 200, 200, 1500, 39),
         (Empirical(clip=0), 50, 300, 1500, 39),
-        (Parametric(clip=1e-6), 100, 200, 400, 19),
+        (Parametric(clip=1e-6), 100, 200, 150, 19),
     ],
 )
 def test_without_leakage_the_p_value_has_its_level(method, n, m, runs, permutations) -> None:
