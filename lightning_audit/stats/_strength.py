@@ -20,13 +20,16 @@ from lightning_audit.stats._joint import EpsilonSides
 from lightning_audit.stats._posterior import rates
 from lightning_audit.stats._quantiles import ClaimPosterior
 
+Counts = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 # The masses are told apart by their logarithms down to this one, and the nodes hold 8 digits of it.
-_TAIL = 1e-100
-NODES = 64
+_TAIL = 1e-60
+NODES = 48
 # Of a mass next to one, whose difference to another such mass has lost its digits.
 _FAR = np.log(0.99)
+# In standard errors of the rate known best: beyond, the mass in delta is more than a polynomial.
+_LARGEST_DELTA = 200.0
 # Logarithm of a mass that is left out.
 _NOTHING = np.log(1e-300)
 
@@ -42,14 +45,24 @@ class Attacks:
     """Posteriors of the error rates of attacks, for the uniform prior on the unit square.
 
     Args:
-        counts: outcomes, a vector of attacks, ``[n]``.
+        counts: outcomes, a vector of attacks that all differ, ``[n]``.
+        times: how often each occurs, ``[n]``.
     """
 
     counts: ConfusionCounts
+    times: Counts
+
+    @classmethod
+    def of(cls, counts: ConfusionCounts) -> Attacks:
+        """The attacks of a vector of counts."""
+        rows = np.stack([counts.fn, counts.tp, counts.fp, counts.tn])
+        different, times = np.unique(rows, axis=1, return_counts=True)
+        return cls(ConfusionCounts(*different), times)
 
     @cached_property
     def size(self) -> int:
-        return int(self.counts.fn.size)
+        """Number of attacks that differ."""
+        return int(self.times.size)
 
     @cached_property
     def largest(self) -> float:
@@ -107,7 +120,7 @@ def log_likelihood_at(attacks: Attacks, epsilon: Floats, strength: float, delta:
     inner_inside = attacks.log_inside(inner, inner_delta, far)
     ring = log_ring((inner_outside, inner_inside), (outside, inside))
     area = log_difference(log_area(inner, inner_delta), log_area(epsilon, delta))
-    result: Floats = np.sum(ring, axis=0) - attacks.size * area
+    result: Floats = attacks.times @ (ring - area)
     return result
 
 
@@ -150,11 +163,12 @@ def log_likelihood(
     strength = levels[j] / levels[k]
     basis = _lagrange(grid, strength)
     area = log_difference(log_area(levels[j], delta * strength), log_area(levels[k], delta))
-    values = -attacks.size * area
+    values = np.zeros(k.size)
     for i in range(attacks.size):
-        out = np.sum(basis * inner_outside[:, i, j].T, axis=1)
-        into = np.sum(basis * inner_inside[:, i, j].T, axis=1)
-        values += log_ring((out, into), (outside[i, k - first], inside[i, k - first]))
+        out = np.einsum("pm,mp->p", basis, inner_outside[:, i, j])
+        into = np.einsum("pm,mp->p", basis, inner_inside[:, i, j])
+        ring = log_ring((out, into), (outside[i, k - first], inside[i, k - first]))
+        values += attacks.times[i] * (ring - area)
     result = np.full((levels.size, levels.size), -np.inf)
     result[k, j] = values
     _extrapolate_diagonal(result, levels)
@@ -162,8 +176,19 @@ def log_likelihood(
 
 
 def strengths_for(attacks: Attacks, delta: float) -> int:
-    """Strengths that the table needs: more where delta is large next to what the counts tell."""
-    return 3 + int(np.ceil(2.0 * np.sqrt(delta / attacks.sharpest)))
+    """Strengths that the table needs: more where delta is large next to what the counts tell.
+
+    Raises:
+        ValueError: If delta is larger than a table can follow.
+    """
+    ratio = delta / attacks.sharpest
+    if ratio > _LARGEST_DELTA:
+        raise ValueError(
+            f"delta={delta!r} must be at most {_LARGEST_DELTA:g} standard errors of the error rate "
+            f"known best, {_LARGEST_DELTA * attacks.sharpest:.3g}; pass the delta that is claimed, "
+            "or use epsilon_posterior_at_strength"
+        )
+    return 3 + int(np.ceil(np.sqrt(ratio)))
 
 
 def log_ring(inner: tuple[Floats, Floats], outer: tuple[Floats, Floats]) -> Floats:

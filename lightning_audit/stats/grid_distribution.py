@@ -104,6 +104,8 @@ def cumulative(x: Floats, y: Floats) -> Floats:
     """
     step = np.diff(x)
     trapezoids = 0.5 * step * (y[..., 1:] + y[..., :-1])
+    if step.size == 1:
+        return np.concatenate((np.zeros_like(trapezoids), trapezoids), axis=-1)
     slope = np.diff(y) / step
     inner = 2.0 * np.diff(slope) / (step[1:] + step[:-1])
     second = np.concatenate((inner[..., :1], inner, inner[..., -1:]), axis=-1)
