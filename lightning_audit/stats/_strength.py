@@ -94,7 +94,7 @@ class Attacks:
     ) -> Floats:
         """Logs of the mass inside of R(level, delta), ``[n, levels]``; 0 for attacks not wanted."""
         result = np.ones((self.size, levels.size))
-        for i in np.flatnonzero(wanted):
+        for i in np.flatnonzero(wanted).tolist():
             result[i] = ClaimPosterior(self._sides(i, levels.size, delta, nodes), True).cdf(levels)
         return _log(result)
 

@@ -65,8 +65,8 @@ def strength_prior(shapes: tuple[float, float]) -> LogDensity:
         raise ValueError(f"strength_shapes={shapes!r} must be two numbers >= 1; {advice}")
 
     def log_density(strength: Floats) -> Floats:
-        result: Floats = special.xlogy(a - 1.0, strength) + special.xlog1py(b - 1.0, -strength)
-        return result
+        density = special.xlogy(a - 1.0, strength) + special.xlog1py(b - 1.0, -strength)
+        return np.asarray(density, dtype=np.float64)
 
     return log_density
 
