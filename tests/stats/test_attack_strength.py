@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from lightning_audit.stats.attack_strength import (
     GridDistribution,
@@ -114,3 +115,24 @@ def test_bad_arguments_are_named() -> None:
         attack_strength_posterior(WEAK, 1e-5, strength_shapes=(0.5, 1.0))
     with pytest.raises(ValueError, match=r"delta=0\.1 must be at most 200 standard errors"):
         attack_strength_posterior(attack_counts(10, 10**6, 10, 10**6), 0.1)
+
+
+@pytest.mark.heavy
+def test_the_interval_holds_its_level_averaged_over_the_prior() -> None:
+    rng = np.random.default_rng(7)
+    ranks = []
+    for _ in range(60):
+        epsilon, s = abs(rng.normal(0, np.sqrt(10))), rng.random()
+        x, y = rng.random((2, 1_000_000))
+        # Smallest epsilon of each pair of rates, for delta = 0.
+        with np.errstate(divide="ignore"):
+            logs = [np.log((1 - x) / y), np.log((1 - y) / x), np.log(x / (1 - y))]
+            leak = np.maximum.reduce([*logs, np.log(y / (1 - x))])
+        chosen = np.flatnonzero((leak > s * epsilon) & (leak <= epsilon))[:3]
+        if chosen.size < 3:
+            pytest.fail("too few pairs of rates to draw attacks from")
+        fp, fn = rng.binomial(200, x[chosen]), rng.binomial(200, y[chosen])
+        posterior = attack_strength_posterior(attack_counts(fn, 200, fp, 200), 0.0)
+        ranks.append((posterior.epsilon.cdf(epsilon), posterior.strength.cdf(s)))
+    for rank in np.array(ranks).T:
+        assert stats.kstest(rank, "uniform").pvalue > 0.01
