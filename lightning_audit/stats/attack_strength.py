@@ -248,7 +248,7 @@ def epsilon_posterior_at_strength(
         >>> for strength in (0, 0.5, 0.99):
         ...     low, high = epsilon_posterior_at_strength(counts, 0.01, strength).interval(0.1)
         ...     print(round(low, 3), round(high, 3))
-        0.446 5.74
+        0.446 5.741
         0.362 0.866
         0.291 0.512
 
