@@ -20,8 +20,8 @@ SHARES: Mapping[str, float] = {
     "mu": 0.08,
     "epsilon": 0.1,
     "reuse.lag": 0.09,
-    "reuse.broadcast": 0.09,
-    "reuse.pair": 0.09,
+    "reuse.broadcast": 0.1,
+    "reuse.pair": 0.08,
     # What these look for shows in a step or two, with evidence that needs no larger share.
     "reuse.recurrence": 0.01,
     "noise.shape": 0.01,
