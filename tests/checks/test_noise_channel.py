@@ -149,10 +149,8 @@ def test_the_steps_of_a_recurrence_are_told() -> None:
     assert "readings of step 9 differ from those of step 4 by less" in result.message
 
 
-@pytest.mark.parametrize(("known", "name"), [(True, "few_seeds"), (False, "few_seeds")])
-def test_few_seeds_are_seen_with_sums_or_without_where_data_are_small(
-    known: bool, name: str
-) -> None:
+@pytest.mark.parametrize("known", [True, False])
+def test_few_seeds_are_seen_with_sums_or_without_where_data_are_small(known: bool) -> None:
     checks = run(few_seeds, known=known, data=0.3)
     assert "reuse.recurrence" in flagged(checks)
 

@@ -25,7 +25,6 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 SEEN = [fault for fault in FAULTS.values() if fault.seen and not fault.warn_only]
 WARNED = [fault for fault in FAULTS.values() if fault.seen and fault.warn_only]
-UNSEEN = [fault for fault in FAULTS.values() if not fault.seen]
 #: Left to the second stage: long ones, and those that `test_audit_faults` finds on real data.
 SLOW = {
     "clip_after_average",
@@ -103,13 +102,8 @@ def test_a_fault_that_loses_no_privacy_is_warned_of_and_fails_no_gate(
     assert warned[fault.check].startswith(fault.sentence)
 
 
-@pytest.mark.parametrize("fault", [_named(f, heavy=True) for f in UNSEEN])
-def test_fault_that_is_not_found_yet_is_not_called_another(tmp_path: Path, fault: Fault) -> None:
-    report = _trained(tmp_path, fault.module(), fault.steps, **fault.audit)
-    found = "the audit sees this fault now: set seen, check and sentence in its entry"
-    assert _violated(report) == set(), found
-    assert (report.verdict.fault, report.verdict.faults) == ("", ())
-    assert report.verdict.outcome == fault.ends
+def test_no_fault_of_the_registry_goes_unseen() -> None:
+    assert [fault.name for fault in FAULTS.values() if not fault.seen] == []
 
 
 @pytest.mark.parametrize(
