@@ -14,7 +14,8 @@ def numpy_view(tensor: torch.Tensor) -> NDArray[Any] | None:
     Indexing a few dozen entries costs torch several times what it costs numpy, and a step does so
     for every tensor. Only contiguous float32 and float64 tensors on a CPU have such a view.
     """
-    plain = tensor.dtype in (torch.float32, torch.float64) and tensor.device.type == "cpu"
+    plain = tensor.is_cpu and tensor.dtype in (torch.float32, torch.float64)
     if not plain or not tensor.is_contiguous():
         return None
-    return tensor.detach().view(-1).numpy()
+    entries: NDArray[Any] = tensor.detach().numpy().reshape(-1)
+    return entries
