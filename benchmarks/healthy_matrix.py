@@ -54,7 +54,7 @@ def run(seeds: int = 5, steps: int = 100) -> dict[str, object]:
         "trainings": len(outcomes),
         "alarms": kinds.count("VIOLATION"),
         "what alarmed": [
-            f"{n}: {s}" for n, (kind, s, _) in outcomes.items() if kind == "VIOLATION"
+            f"{name}: {why}" for name, (kind, why, _) in outcomes.items() if kind == "VIOLATION"
         ],
         "what warned": [f"{name}: {', '.join(w)}" for name, (*_, w) in outcomes.items() if w],
         "PASS": kinds.count("PASS"),
