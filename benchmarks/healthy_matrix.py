@@ -44,7 +44,7 @@ def run(seeds: int = 5, steps: int = 100) -> dict[str, object]:
     quiet()
     matrix = rows()
     outcomes = {
-        f"{row.name}, seed {seed}": outcome(row, seed, steps)
+        f"{row.group}: {row.name}, seed {seed}": outcome(row, seed, steps)
         for row in matrix
         for seed in range(seeds)
     }

@@ -248,9 +248,7 @@ def _uniform(phases: Sequence[Phase]) -> Phase:
     steps = sum(phase.steps for phase in phases)
     mean = sum(phase.steps * math.expm1(_inverse_square(phase)) for phase in phases) / steps
     rate = sum(phase.steps * phase.sample_rate for phase in phases) / steps
-    return Phase(
-        1.0 / math.sqrt(math.log1p(mean)), min(bucket_up(rate, _LIKE), 1.0), steps
-    )
+    return Phase(1.0 / math.sqrt(math.log1p(mean)), min(bucket_up(rate, _LIKE), 1.0), steps)
 
 
 def _round_down(phase: Phase) -> Phase:

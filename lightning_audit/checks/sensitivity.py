@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from lightning_audit.checks.family import Evidence
 from lightning_audit.layout import FloatArray
 from lightning_audit.results import CheckResult
-from lightning_audit.stats.sequential import CoinBet, PredictableCentre
+from lightning_audit.stats.coin_bet import CoinBet
+from lightning_audit.stats.sequential import PredictableCentre
 from lightning_audit.store import RecordHeader
 
 #: One-sided 95 % point of the normal distribution, for the "is the canary alive" limit.

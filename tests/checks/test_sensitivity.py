@@ -19,7 +19,7 @@ from simulated_record import (
 
 from lightning_audit.checks.sensitivity import SensitivityCheck
 from lightning_audit.snapshot import restore, snapshot
-from lightning_audit.stats.sequential import CoinBet
+from lightning_audit.stats.coin_bet import CoinBet
 
 SPREAD = [label.startswith("Spread") for label in LABELS]
 
