@@ -133,7 +133,7 @@ def epsilon_of_history(
     if grid is None:
         few = phases if len(phases) <= _FEW else [_uniform(phases)]
         grid = _sufficient_grid(tuple(_round_down(phase) for phase in few), delta)
-    return _epsilon_on_grid(phases, delta, grid)
+    return _epsilon_on_grid(tuple(phases), delta, grid)
 
 
 def bucket_up(sigma: float, ratio: float = 1.02) -> float:
@@ -284,7 +284,9 @@ def _sufficient_grid(phases: tuple[Phase, ...], delta: float) -> float:
         coarse = fine
 
 
-def _epsilon_on_grid(phases: Sequence[Phase], delta: float, grid: float) -> float:
+# A training's end asks for what its last epoch's end has asked for.
+@lru_cache(maxsize=1024)
+def _epsilon_on_grid(phases: tuple[Phase, ...], delta: float, grid: float) -> float:
     tail_mass = min(_TAIL_MASS, 1e-5 * delta)
     composed = reduce(
         lambda left, right: left.compose(right, tail_mass_truncation=tail_mass),
