@@ -123,6 +123,7 @@ class AuditSession(StepPlanner):
             "anyone_copies": self.anyone_copies,
             "lost": self.lost.state(),
             "norms": dataclasses.asdict(self.step.norms) if self.step.norms else {},
+            "usual_parts": self._parts.usual,
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -150,6 +151,7 @@ class AuditSession(StepPlanner):
         self.checksum = state.get("checksum", 0)
         self.anyone_copies = state.get("anyone_copies", True)
         self.lost.load(state.get("lost", {}))
+        self._parts.usual = state.get("usual_parts", self._parts.usual)
         if self.step.norms is not None and state.get("norms"):
             self.step.norms = NormsSeen(**state["norms"])
 
@@ -167,7 +169,9 @@ class AuditSession(StepPlanner):
         """Go on with a new optimizer over the same parameters; False if they differ."""
         same = [id(p) for p in step.params] == [id(p) for p in self.step.params]
         if same:
+            earlier, self._earlier = self._earlier, None
             self.detach()
+            self._earlier = earlier
             step.norms = self.step.norms
             self.step = step
             self._tap = self._attach()
@@ -193,6 +197,7 @@ class AuditSession(StepPlanner):
         """Take the hooks off; what was observed stays."""
         self._tap.remove()
         self._withdraw()
+        self._take_back()
 
     def _before(self) -> FloatArray | None:
         """What the canaries that are in add to the gradient under the claim, by coordinate."""
@@ -245,7 +250,7 @@ class AuditSession(StepPlanner):
         self.recorder.take(
             SeenStep(
                 claim=claim,
-                status=plan.status,
+                status=plan.recorded,
                 coins=plan.coins,
                 readings=self._readings(plan, values),
                 witnesses=values[self._coordinates.witness_at],

@@ -14,11 +14,11 @@ from opacus.optimizers import (
     DPPerLayerOptimizer,
 )
 
-from lightning_audit.testing import faulty_clipping as clipping
-from lightning_audit.testing import trainings
+from lightning_audit.testing import faulty_clipping, faulty_parts, trainings
 
 #: Optimizers that do not clip whole per-sample gradients by one norm that is given.
 _CLIP_OTHERWISE = (DPPerLayerOptimizer, AdaClipDPOptimizer, DPOptimizerFastGradientClipping)
+_OF_CLIPPING = (faulty_clipping.__name__, faulty_parts.__name__)
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,18 @@ class Fault:
                 f"optimizer={type(optimizer).__name__} must be the DPOptimizer that make_private "
                 "returned; plant the fault in configure_optimizers."
             )
-        if self.optimizer.__module__ == clipping.__name__ and isinstance(
-            optimizer, _CLIP_OTHERWISE
+        if issubclass(self.optimizer, DPOptimizerFastGradientClipping) and not isinstance(
+            optimizer, DPOptimizerFastGradientClipping
+        ):
+            raise ValueError(
+                f"optimizer={type(optimizer).__name__} must be that of grad_sample_mode='ghost' "
+                f"for {self.name!r}."
+            )
+        forms = not issubclass(self.optimizer, DPOptimizerFastGradientClipping)
+        if (
+            forms
+            and self.optimizer.__module__ in _OF_CLIPPING
+            and isinstance(optimizer, _CLIP_OTHERWISE)
         ):
             raise ValueError(
                 f"optimizer={type(optimizer).__name__} does not clip whole gradients by one norm, "

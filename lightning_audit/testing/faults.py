@@ -31,7 +31,8 @@ from lightning_audit.canaries import Mislabeled
 from lightning_audit.claims import PrivacyClaim
 from lightning_audit.testing import faulty_clipping as clipping
 from lightning_audit.testing import faulty_noise as noise
-from lightning_audit.testing import trainings
+from lightning_audit.testing import faulty_parts as parts
+from lightning_audit.testing import opacus_trainings, trainings
 from lightning_audit.testing.fault import Fault as Fault
 
 
@@ -280,6 +281,30 @@ _ALL = (
         "batch_normalised",
         "divided by the realised batch size",
         clipping.DividesByRealisedBatch,
+    ),
+    Fault(
+        "parts_share_memory",
+        "ghost clipping: the sum over physical batches shares its memory with `p.grad`, so that "
+        "earlier ones are lost and the last one counts twice",
+        "opacus PR #707",
+        "sensitivity",
+        "parts of a split batch count differently",
+        parts.AliasedSum,
+        opacus_trainings.GhostInParts,
+        steps=200,
+        named="parts_count_differently",
+    ),
+    Fault(
+        "parts_are_added_again",
+        "the sum over physical batches is added up again with each of them, so that earlier ones "
+        "count several times",
+        "a variant of opacus PR #707",
+        "sensitivity",
+        "parts of a split batch count differently",
+        parts.SumOfSums,
+        opacus_trainings.PhysicalBatches,
+        steps=100,
+        named="parts_count_differently",
     ),
     Fault(
         "plain_optimizer_beside",

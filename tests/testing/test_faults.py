@@ -19,6 +19,7 @@ from lightning_audit import AuditReport, PrivacyAudit, PrivacyViolation
 from lightning_audit.callbacks.arguments import FINDINGS
 from lightning_audit.testing import faults, trainings
 from lightning_audit.testing.faults import FAULTS, Fault, plant
+from lightning_audit.testing.opacus_trainings import GhostInParts, PhysicalBatches
 
 # Opacus, Lightning and torch remark on loaders, hooks and secure mode in every training.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -114,6 +115,8 @@ def test_no_fault_of_the_registry_goes_unseen() -> None:
             trainings.Training,
             trainings.SplitBatches,
             trainings.HandWritten,
+            PhysicalBatches,
+            GhostInParts,
         )
     ],
 )
@@ -157,7 +160,9 @@ def test_an_entry_says_what_is_found_or_why_nothing_is(fault: Fault) -> None:
     assert (fault.ends == "VIOLATION") == (fault.seen and not fault.warn_only)
     assert fault.seen or fault.reason
     at_once = fault.seen and fault.check.startswith(("noise", "reuse.lag", "reuse.pair"))
-    assert fault.steps <= (20 if at_once else 100)
+    # Lightning counts the parts of a split batch, two to three of these a step.
+    parts = 2 if issubclass(fault.training, PhysicalBatches) else 1
+    assert fault.steps <= (20 if at_once else 100 * parts)
 
 
 def test_names_are_unique() -> None:
@@ -212,6 +217,11 @@ def test_a_planted_fault_changes_the_optimizers_own_class(mode: str) -> None:
 def test_a_fault_of_the_clipping_is_refused_where_clipping_is_done_otherwise() -> None:
     with pytest.raises(ValueError, match="take a fault of the noise"):
         plant(_private("ghost"), "clip_at_twice")
+
+
+def test_a_fault_of_ghost_clipping_is_refused_where_gradients_are_formed() -> None:
+    with pytest.raises(ValueError, match="must be that of grad_sample_mode='ghost'"):
+        plant(_private(), "parts_share_memory")
 
 
 def test_a_fault_that_would_do_no_harm_is_refused() -> None:
