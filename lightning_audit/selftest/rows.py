@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from lightning_audit.selftest import configurations, published
-from lightning_audit.testing import opacus_trainings, trainings
+from lightning_audit.testing import distributed_trainings, opacus_trainings, trainings
 from lightning_audit.testing.faults import BY_HAND_CLAIM, FAULTS, INPUT_CANARY, Fault
 
 Group = Literal["fault", "configuration", "published", "healthy"]
@@ -95,6 +95,7 @@ def _own_training(fault: Fault) -> str:
     # The first that fits: faults with a training of their own derive from one of these.
     names = {
         trainings.HandWritten: "by hand",
+        distributed_trainings.Distributed: "two processes",
         trainings.SplitBatches: "split batches",
         trainings.DeepTraining: "deep net",
         opacus_trainings.GhostInParts: "ghost clipping of physical batches",

@@ -20,6 +20,7 @@ from lightning_audit.selftest.literature import steps_needed
 from lightning_audit.selftest.result import Result, finding_of, status_of
 from lightning_audit.selftest.rows import Row
 from lightning_audit.store import ENTERED, RECORD_NAME, RecordHeader, read_observations
+from lightning_audit.testing.processes import train_together
 
 
 class _Observer(PrivacyAudit):
@@ -57,7 +58,7 @@ def run_row(row: Row) -> Result:
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="row-") as name:
         directory = Path(name)
-        report = _trained(row, directory / "audit", PrivacyAudit).report
+        report = _trained(row, directory / "audit", PrivacyAudit)
         if report is None or report.record is None:
             raise RuntimeError("the audit gave no report, or kept no record")
         header, entries = _record(directory / "audit")
@@ -87,8 +88,10 @@ def run_row(row: Row) -> Result:
     )
 
 
-def _trained(row: Row, directory: Path, audit: type[PrivacyAudit]) -> PrivacyAudit:
+def _trained(row: Row, directory: Path, audit: type[PrivacyAudit]) -> AuditReport | None:
     fault = row.fault
+    if fault.processes > 1:
+        return train_together(fault, directory, row.seed, audit)
     random.seed(row.seed)
     np.random.seed(row.seed)
     torch.manual_seed(row.seed)
@@ -106,7 +109,7 @@ def _trained(row: Row, directory: Path, audit: type[PrivacyAudit]) -> PrivacyAud
         enable_model_summary=False,
     )
     trainer.fit(fault.module(package.LightningModule))
-    return callback
+    return callback.report
 
 
 def _lightning() -> Any:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from opacus.optimizers import (
     AdaClipDPOptimizer,
+    DistributedDPOptimizer,
     DPOptimizer,
     DPOptimizerFastGradientClipping,
     DPPerLayerOptimizer,
@@ -18,6 +19,8 @@ from lightning_audit.testing import faulty_clipping, faulty_parts, trainings
 
 #: Optimizers that do not clip whole per-sample gradients by one norm that is given.
 _CLIP_OTHERWISE = (DPPerLayerOptimizer, AdaClipDPOptimizer, DPOptimizerFastGradientClipping)
+#: Kinds that some faults need.
+_KINDS = (DPOptimizerFastGradientClipping, DistributedDPOptimizer)
 _OF_CLIPPING = (faulty_clipping.__name__, faulty_parts.__name__)
 
 
@@ -42,6 +45,8 @@ class Fault:
         warn_only: no privacy is lost, so that the check warns and fails no gate.
         reason: why it is not seen.
         named: name of the first of `Verdict.faults`, where it is not the fault's own.
+        processes: in how many it is trained; for several see
+            `lightning_audit.testing.processes.train_together`.
     """
 
     name: str
@@ -59,6 +64,7 @@ class Fault:
     warn_only: bool = False
     reason: str = ""
     named: str = ""
+    processes: int = 1
 
     @property
     def likely(self) -> str:
@@ -88,19 +94,14 @@ class Fault:
                 f"optimizer={type(optimizer).__name__} must be the DPOptimizer that make_private "
                 "returned; plant the fault in configure_optimizers."
             )
-        if issubclass(self.optimizer, DPOptimizerFastGradientClipping) and not isinstance(
-            optimizer, DPOptimizerFastGradientClipping
-        ):
+        needed = next((kind for kind in _KINDS if issubclass(self.optimizer, kind)), DPOptimizer)
+        if not isinstance(optimizer, needed):
             raise ValueError(
-                f"optimizer={type(optimizer).__name__} must be that of grad_sample_mode='ghost' "
-                f"for {self.name!r}."
+                f"optimizer={type(optimizer).__name__} must be a {needed.__name__} for "
+                f"{self.name!r}."
             )
-        forms = not issubclass(self.optimizer, DPOptimizerFastGradientClipping)
-        if (
-            forms
-            and self.optimizer.__module__ in _OF_CLIPPING
-            and isinstance(optimizer, _CLIP_OTHERWISE)
-        ):
+        clips = self.optimizer.__module__ in _OF_CLIPPING and needed is DPOptimizer
+        if clips and isinstance(optimizer, _CLIP_OTHERWISE):
             raise ValueError(
                 f"optimizer={type(optimizer).__name__} does not clip whole gradients by one norm, "
                 f"as {self.name!r} needs; take a fault of the noise."

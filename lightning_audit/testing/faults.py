@@ -29,6 +29,7 @@ from opacus.optimizers import DPOptimizer
 
 from lightning_audit.canaries import Mislabeled
 from lightning_audit.claims import PrivacyClaim
+from lightning_audit.testing import distributed_trainings as distributed
 from lightning_audit.testing import faulty_clipping as clipping
 from lightning_audit.testing import faulty_noise as noise
 from lightning_audit.testing import faulty_parts as parts
@@ -305,6 +306,37 @@ _ALL = (
         opacus_trainings.PhysicalBatches,
         steps=100,
         named="parts_count_differently",
+    ),
+    Fault(
+        "processes_not_synchronised",
+        "each process clips, adds noise and updates by itself",
+        "opacus #191, #196",
+        "unsynchronised",
+        "no synchronised DP-SGD",
+        training=distributed.NotSynchronised,
+        named="unsynchronised",
+        processes=2,
+    ),
+    Fault(
+        "records_drawn_by_every_process",
+        "every process draws from all records, so that one may enter a step several times",
+        "`distributed=False` of `DPDataLoader.from_data_loader`",
+        "sampling.repeated",
+        "wrong sampling: every process draws from all records",
+        training=distributed.DrawnByAll,
+        named="sampled_by_every_process",
+        processes=2,
+    ),
+    Fault(
+        "noise_averaged_over_processes",
+        "each of W processes draws noise, and their mean is added, which has the W-th part of the "
+        "variance",
+        "optax #148",
+        "noise",
+        "noise averaged over processes",
+        noise.AveragedNoise,
+        distributed.Distributed,
+        processes=2,
     ),
     Fault(
         "plain_optimizer_beside",
