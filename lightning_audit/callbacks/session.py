@@ -14,6 +14,7 @@ import torch
 
 from lightning_audit.callbacks.coordinates import Coordinates
 from lightning_audit.callbacks.lost_steps import LostSteps
+from lightning_audit.callbacks.noise_draws import STEPS, NoiseDraws
 from lightning_audit.callbacks.noise_watch import NoiseWatch
 from lightning_audit.callbacks.plan import StepPlan
 from lightning_audit.callbacks.planning import SessionSettings, StepPlanner
@@ -79,7 +80,7 @@ class AuditSession(StepPlanner):
         self.checksum = 0
         store = open_store(header) if open_store else None
         self.recorder = Recorder(header, settings.significance, witnesses, store)
-        self.lost = LostSteps()
+        self.lost, self.draws = LostSteps(), NoiseDraws()
         self._canary_count = len(header.canaries)
         self.epoch = 0
         self._tap = self._attach()
@@ -186,6 +187,12 @@ class AuditSession(StepPlanner):
         self._tap.reset()
         self._withdraw()
 
+    def inject_late(self) -> None:
+        """See `StepPlanner.inject_late`; what follows is clipping and noise."""
+        super().inject_late()
+        if self._ranks.several and self.recorder.steps < STEPS:
+            self.draws.start(self.step.noise_state())
+
     def end_batch(self) -> None:
         """A batch was trained on."""
 
@@ -201,7 +208,10 @@ class AuditSession(StepPlanner):
 
     def _before(self) -> FloatArray | None:
         """What the canaries that are in add to the gradient under the claim, by coordinate."""
-        self._noise.read(self.step, self.recorder.steps)
+        number = self.recorder.steps
+        if self._ranks.several and number < STEPS:
+            self.draws.end(number, self.step.noise_state())
+        self._noise.read(self.step, number)
         if self._plan is not None and self._plan.prepared:
             self._withdraw()  # clipping is over, and nobody put the canaries in
         if self._plan is None:

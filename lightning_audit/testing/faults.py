@@ -339,6 +339,18 @@ _ALL = (
         processes=2,
     ),
     Fault(
+        "equal_noise_in_all_processes",
+        "each process adds its share of the noise, drawn from the same seed in all of them",
+        "a seed that leaves the rank out",
+        "noise.excess",
+        "too much noise: several of the 2 processes draw the same noise",
+        noise.EqualNoise,
+        distributed.Distributed,
+        ends="INCONCLUSIVE",
+        warn_only=True,
+        processes=2,
+    ),
+    Fault(
         "plain_optimizer_beside",
         "an optimizer beside the private one trains a part of the network",
         "opacus #615",
