@@ -110,7 +110,7 @@ _CERTAIN = (
         "records are not independent: a record changes the gradients of others, so that clipping "
         "its own does not bound what it adds",
         "layers and losses that work over the batch: batch normalisation, statistics of the batch, "
-        "contrastive losses",
+        "contrastive losses; and layers that order the batch anew, such as packed sequences",
         ("sensitivity", *LEAKAGE),
     ),
 )

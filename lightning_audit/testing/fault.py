@@ -47,6 +47,10 @@ class Fault:
         named: name of the first of `Verdict.faults`, where it is not the fault's own.
         processes: in how many it is trained; for several see
             `lightning_audit.testing.processes.train_together`.
+        trainer: further arguments of the Trainer.
+        resumes: whether it is trained in two runs, the second from a checkpoint of the first.
+        remarked: no privacy is lost and nothing warns: a note of the report, or the message of the
+            check, begins with ``sentence``.
     """
 
     name: str
@@ -65,6 +69,9 @@ class Fault:
     reason: str = ""
     named: str = ""
     processes: int = 1
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    resumes: bool = False
+    remarked: bool = False
 
     @property
     def likely(self) -> str:
@@ -126,15 +133,20 @@ class Fault:
         Returns:
             The module, with its own loader and optimizer.
         """
-        base = base or _lightning_module()
+        base = base or lightning().LightningModule
         kind: Any = type(self.training.__name__, (self.training, base), {})
         return kind(self.apply if self.optimizer else None, **self.settings)
 
 
-def _lightning_module() -> type:
+def lightning() -> Any:
+    """The Lightning that is installed, the first of its two packages.
+
+    Raises:
+        ModuleNotFoundError: there is none.
+    """
     for package in ("pytorch_lightning", "lightning.pytorch"):
         try:
-            return import_module(package).LightningModule
+            return import_module(package)
         except ImportError:
             continue
     raise ModuleNotFoundError("pip install pytorch-lightning, or lightning.")

@@ -14,8 +14,9 @@ from lightning_audit.testing.trainings import Training
 
 
 class Configured(Training):
-    """A training whose class says how `make_private` is called."""
+    """A training whose class says how `PrivacyEngine` and `make_private` are called."""
 
+    engine: ClassVar[dict[str, Any]] = {}
     engine_arguments: ClassVar[dict[str, Any]] = {}
 
     def configure_optimizers(self) -> Any:
@@ -24,7 +25,7 @@ class Configured(Training):
         return self.plant(optimizer)
 
     def _private(self, **more: Any) -> tuple[Any, ...]:
-        made: tuple[Any, ...] = PrivacyEngine().make_private(
+        made: tuple[Any, ...] = PrivacyEngine(**self.engine).make_private(
             module=self.net,
             optimizer=torch.optim.SGD(self.net.parameters(), lr=0.05),
             data_loader=self.plain_loader(),
@@ -60,10 +61,12 @@ class _WholeBatches(BatchSplittingSampler):
 class PhysicalBatches(Training):
     """Opacus' batch memory manager: physical batches of at most eight records."""
 
+    splitter: ClassVar[type[BatchSplittingSampler]] = _WholeBatches
+
     def train_dataloader(self) -> Any:
         """Poisson batches in parts."""
         logical = super().train_dataloader()
-        sampler = _WholeBatches(
+        sampler = self.splitter(
             sampler=logical.batch_sampler,
             max_batch_size=8,
             optimizer=self.trainer.optimizers[0],  # type: ignore[attr-defined]  # Lightning's

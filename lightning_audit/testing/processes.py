@@ -18,12 +18,12 @@ import tempfile
 import threading
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from lightning_audit.callbacks.privacy_audit import PrivacyAudit
 from lightning_audit.results import AuditReport
 from lightning_audit.store import REPORT_NAME
-from lightning_audit.testing.fault import Fault
+from lightning_audit.testing.fault import Fault, lightning
 
 #: Seconds after which a training is given up.
 _LIMIT = 240.0
@@ -119,7 +119,7 @@ def _train(fault: Fault, directory: str, seed: int, audit: type[PrivacyAudit]) -
     import numpy as np
     import torch
 
-    rank, package = int(os.environ["LOCAL_RANK"]), _lightning()
+    rank, package = int(os.environ["LOCAL_RANK"]), lightning()
     torch.set_num_threads(1)
     random.seed(seed)
     np.random.seed(seed)
@@ -141,13 +141,6 @@ def _train(fault: Fault, directory: str, seed: int, audit: type[PrivacyAudit]) -
         enable_model_summary=False,
     )
     trainer.fit(module)
-
-
-def _lightning() -> Any:
-    try:
-        return import_module("pytorch_lightning")
-    except ImportError:
-        return import_module("lightning.pytorch")
 
 
 if __name__ == "__main__":
