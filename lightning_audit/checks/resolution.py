@@ -75,7 +75,7 @@ class PowerModel:
         self._coin_probability = monitor.header.coin_probability
         self._std = monitor.sensitivity.residual_std
         several = len(set(monitor.header.canary_kinds)) > 1
-        self._pooled = CoinBet.POOLED if several else 1.0
+        self._pooled = (CoinBet.POOLED if several else 1.0) * monitor.sensitivity.together
         groups = monitor.witness_noise.sums
         self._noise = [
             *_quiet_groups(
