@@ -34,6 +34,7 @@ LEVELS = {
     "report": 4,
     "bound_command": 5,
     "epsilon_star_command": 5,
+    "mcmc_command": 5,
     "testing": 5,
     "selftest": 6,
     "cli": 6,

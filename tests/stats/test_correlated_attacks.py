@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lightning_audit.stats._confusion import ConfusionCounts
 from lightning_audit.stats._correlated import CorrelatedMasses, Correlations
 from lightning_audit.stats.attack_strength import attack_counts, attack_strength_posterior
 from lightning_audit.stats.correlated_attacks import correlated_attack_posterior, pooled_attacks
+from lightning_audit.stats.counts import ConfusionCounts
 
 COUNTS = json.loads((Path(__file__).parents[1] / "data" / "mia_error_counts.json").read_text())
 
