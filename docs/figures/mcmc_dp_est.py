@@ -27,10 +27,10 @@ STRONG = attack_counts(
 )
 
 
-def weak_attacks():
+def weak_attacks(n):
     """The paper's first scenario: rates by Beta(10, 10)."""
     rng = np.random.default_rng(0)
-    rates = rng.beta(10, 10, (2, 10))
+    rates = rng.beta(10, 10, (2, 10))[:, :n]
     return attack_counts(rng.binomial(1000, rates[0]), 1000, rng.binomial(1000, rates[1]), 1000)
 
 
@@ -58,15 +58,15 @@ def draw_figure_2(left, right, quick):
     right.set_title("Fig. 2 right: errors 0.4 N")
 
 
-def draw_posterior(axes, counts, title, samples=None):
-    posterior = attack_strength_posterior(counts, 0.01)
+def draw_posterior(axes, posterior, title, samples=None):
     low, high = posterior.epsilon.interval(0.1)
     epsilon = np.linspace(max(low - (high - low), 0.01), high + (high - low), 200)
     strength = np.linspace(0.005, 0.995, 150)
     density = joint_at(posterior, epsilon, strength)
+    levels = density.max() * np.array([0.01, 0.05, 0.2, 0.4, 0.6, 0.8])
     if samples is not None:
         axes.plot(*samples[::20].T, ".", color=ORANGE, markersize=2)
-    axes.contour(epsilon, strength, density.T, levels=8, colors=BLUE, linewidths=1)
+    axes.contour(epsilon, strength, density.T, levels=levels, colors=BLUE, linewidths=1)
     axes.set_xlim(epsilon[0], epsilon[-1])
     axes.set_title(title)
     axes.set_xlabel("epsilon")
@@ -91,6 +91,8 @@ def joint_at(posterior, epsilon, strength):
 def draw_table_1(axes, quick):
     """Printed intervals, and those of binomial and of correlated counts."""
     sets = json.loads(COUNTS.read_text(encoding="utf-8"))["sets"]
+    if quick:
+        sets.popitem()
     for row, (name, found) in enumerate(sets.items()):
         counts = attack_counts(found["false_negatives"], 100, found["false_positives"], 100)
         intervals = {
@@ -128,9 +130,10 @@ def main():
         for i, start in enumerate([(5.0, 0.1), (2.8, 0.9)])
     ]
     kept = np.concatenate([chain[length // 10 :] for chain in chains])
-    draw_posterior(panels[1, 0], weak_attacks(), "Fig. 3 top: weak attacks\n(rates Beta(10, 10))")
-    draw_posterior(panels[1, 1], STRONG, "Fig. 3 bottom: strong attacks\n(dots: Alg. 1)", kept)
+    weak = attack_strength_posterior(weak_attacks(2 if quick else 10), 0.01)
+    draw_posterior(panels[1, 0], weak, "Fig. 3 top: weak attacks\n(rates Beta(10, 10))")
     posterior = attack_strength_posterior(STRONG, 0.01)
+    draw_posterior(panels[1, 1], posterior, "Fig. 3 bottom: strong attacks\n(dots: Alg. 1)", kept)
     axes = panels[1, 2]
     axes.hist(
         kept[:, 0], bins=60, range=(2.4, 5.4), density=True, color=ORANGE, alpha=0.6, label="Alg. 1"
