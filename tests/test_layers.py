@@ -33,6 +33,8 @@ LEVELS = {
     "callbacks": 4,
     "report": 4,
     "bound_command": 5,
+    "epsilon_star_command": 5,
+    "mcmc_command": 5,
     "testing": 5,
     "selftest": 6,
     "cli": 6,
