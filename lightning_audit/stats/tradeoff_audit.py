@@ -131,7 +131,8 @@ def audit_tradeoff(
     Args:
         samples_p: Outputs on one data set, ``[n]`` or ``[n, ...]``, independent of each other.
         samples_q: Outputs on its neighbour, ``[n']`` or ``[n', ...]``.
-        claim: The claimed trade-off function, convex and non-increasing.
+        claim: The claimed trade-off function, convex and non-increasing; it is held against both
+            orders of the worlds, as f-DP is a promise for both.
         significance: Probability in (0, 1) of refuting a true claim.
         box: Limits of the error rates; "hoeffding" is the paper's, which is wider.
         fraction: Share in (0, 1) of the samples that choose the test.
