@@ -130,7 +130,7 @@ LAYERS = {
     "L0": modules_of("results", "_validate", "_optional"),
     "L1": modules_of("stats", "claims", "composition", "store", "layout"),
     "L2 canaries": modules_of("canaries"),
-    "L3": modules_of("checks"),
+    "L3": modules_of("checks", "blackbox"),
     "L4 report": modules_of("report"),
     "L5": modules_of("cli"),
     "L2 dpsgd": modules_of("dpsgd"),
