@@ -8,6 +8,7 @@ as those of canaries in one training do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -29,6 +30,8 @@ __all__ = [
 ]
 
 _ADVICE = "it is the probability with which the bound may fail"
+# Standard deviations, and a few more for small ones, below which the mean of the law is falling.
+_REACH, _EXTRA = 12.0, 40
 
 
 def one_run_p_value(
@@ -167,13 +170,17 @@ def epsilon_one_run_from_scores(
 
 
 def _p_value(v: int, r: int, m: int, epsilon: float, delta: float) -> float:
-    # Pr[W >= j] for j = 0, ..., v.
-    j = np.arange(v + 1)
-    at_least = np.ones(v + 1)
-    at_least[1:] = special.betainc(j[1:], r - j[1:] + 1.0, special.expit(epsilon))
-    p = float(at_least[v])
+    q = float(special.expit(epsilon))
+    p = float(special.betainc(v, r - v + 1.0, q)) if v else 1.0
     if delta > 0 and v:
-        # j = v - i: correct guesses that delta need not supply.
-        p += 2.0 * m * delta * float(np.max((at_least[:v] - p) / (v - j[:v])))
+        # j = v - i: correct guesses that delta need not supply. The mean of a law of one peak over
+        # j, ..., v - 1 is largest for a j next below the peak, or for v - 1 below it.
+        spread = math.sqrt(r * q * (1.0 - q))
+        lowest = math.floor(r * q - _REACH * spread) - _EXTRA
+        j = np.arange(min(max(lowest, 0), v - 1), v)
+        at_least = np.ones(len(j))
+        positive = j > 0
+        at_least[positive] = special.betainc(j[positive], r - j[positive] + 1.0, q)
+        p += 2.0 * m * delta * float(np.max((at_least - p) / (v - j)))
     # A probability, whatever the bound on it.
     return min(p, 1.0)
