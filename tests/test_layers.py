@@ -26,6 +26,7 @@ LEVELS = {
     "composition": 1,
     "store": 1,
     "layout": 1,
+    "scores": 1,
     "canaries": 2,
     "dpsgd": 2,
     "checks": 3,
@@ -128,7 +129,7 @@ def modules_of(*units: str) -> list[str]:
 LAYERS = {
     "the package": ["lightning_audit"],
     "L0": modules_of("results", "_validate", "_optional"),
-    "L1": modules_of("stats", "claims", "composition", "store", "layout"),
+    "L1": modules_of("stats", "claims", "composition", "store", "layout", "scores"),
     "L2 canaries": modules_of("canaries"),
     "L3": modules_of("checks", "blackbox"),
     "L4 report": modules_of("report"),
