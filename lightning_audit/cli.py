@@ -130,7 +130,9 @@ def _parser() -> argparse.ArgumentParser:
         "with and without the canary. Exits with 0, or with 2 if it cannot be computed.",
     )
     bound.add_argument(
-        "scores", help="an .npz with scores_in and scores_out, or an audit's observations.npz"
+        "scores",
+        help="an .npz with scores_in and scores_out, a .csv with the columns score and in, an "
+        "audit's observations.npz or its report.json",
     )
     bound.add_argument("--method", required=True, metavar="NAME", help=f"one of {METHODS}")
     bound.add_argument("--delta", required=True, type=float, help="delta of the epsilon, in (0, 1)")
@@ -143,8 +145,12 @@ def _parser() -> argparse.ArgumentParser:
     bound.add_argument(
         "--threshold",
         metavar="CHOICE",
-        help="how the threshold is chosen: a number, several with commas, split, berk_jones, dkw, "
-        "or max, which is no valid bound (default: 0.5 for observations, split for scores)",
+        help="how the threshold is chosen: a number, several with commas, split, multi_split, "
+        "berk_jones, dkw, or max, which is no valid bound (default: 0.5 for observations, split "
+        "for scores)",
+    )
+    bound.add_argument(
+        "--roc", action="store_true", help="tell the AUROC and the TPR at small FPRs as well"
     )
     bound.add_argument("--json", action="store_true", help="print the bound as JSON")
     bound.set_defaults(run=_bound)
