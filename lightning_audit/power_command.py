@@ -13,6 +13,7 @@ import numpy as np
 from lightning_audit import _validate
 from lightning_audit.checks.family import SHARES
 from lightning_audit.stats.bound_power import POWER_METHODS, bound_power
+from lightning_audit.stats.coin_bet import CoinBet
 from lightning_audit.stats.gdp import gaussian_mu
 from lightning_audit.stats.power import noise_power, sensitivity_power, steps_needed
 
@@ -102,7 +103,9 @@ def _tests(options: argparse.Namespace, claimed: float, true: float) -> list[Tes
     whole = _validate.open_unit("audit_significance", options.audit_significance)
     level = _validate.open_unit("significance", options.significance)
     ratio = true / claimed
-    noise, shift = SHARES["noise.canary"] * whole, SHARES["sensitivity"] * whole
+    noise = SHARES["noise.canary"] * whole
+    # The default canaries are of several kinds, which takes a part of the stake.
+    shift = CoinBet.POOLED * SHARES["sensitivity"] * whole
 
     def of_noise(steps: int) -> float:
         return noise_power(k, steps, 1.0 / ratio, 0.0, noise)
