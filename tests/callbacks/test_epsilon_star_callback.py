@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import socket
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch
@@ -338,3 +343,34 @@ def test_yaml_configures_it_in_either_lightning(monkeypatch, package, kind):
     cli = package.cli.LightningCLI(kind, run=False, args=config)
     (star,) = [c for c in cli.trainer.callbacks if isinstance(c, EpsilonStar)]
     assert (star.delta, star.method, star.every_n_epochs) == (1e-4, Parametric(clip=0.01), 3)
+
+
+@pytest.mark.heavy
+def test_two_processes_evaluate_all_records_and_agree(tmp_path):
+    script = Path(__file__).with_name("epsilon_star_two_processes.py")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": "0"}
+    both = [
+        subprocess.Popen(
+            [sys.executable, script, tmp_path],
+            env={**shared, "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=200)[0] for process in both]
+    finally:
+        for process in both:
+            process.kill()
+    assert [process.returncode for process in both] == [0, 0], said
+    first, second = (json.loads((tmp_path / f"told-{rank}.json").read_text()) for rank in range(2))
+    assert first == second
+    assert first["sizes"] == [201, 299]
+    assert first["plain"] == first["watched"]
+    assert first["logged"] == pytest.approx(first["value"])
+    assert first["value"] > 0
