@@ -21,7 +21,7 @@ import torch
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 from training_support import PrivateModule, digits, trainer_for
 
 from lightning_audit import PrivacyAudit
@@ -236,6 +236,34 @@ def test_at_most_so_many_records_are_taken_evenly(tmp_path):
     trainer_for(tmp_path, star, max_epochs=1).fit(module)
     assert np.array(module.read[:4]) * 300 == pytest.approx([0, 100, 199, 299], abs=1e-3)
     assert (star.history[0].n_train, star.history[0].n_population) == (4, 4)
+
+
+def test_the_records_are_those_that_the_trainer_has_now(tmp_path):
+    class Growing(StandaloneTraining):
+        def train_dataloader(self):
+            records = 100 * (1 + self.trainer.current_epoch)
+            return DataLoader(Subset(TRAIN, range(records)), batch_size=32, shuffle=True)
+
+    star = EpsilonStar(delta=1e-3)
+    trainer = trainer_for(tmp_path, star, max_epochs=3, reload_dataloaders_every_n_epochs=1)
+    trainer.fit(Growing())
+    assert [found.n_train for found in star.history] == [100, 200, 300]
+
+
+def test_a_validation_that_comes_seldom_is_enough(tmp_path):
+    star = EpsilonStar(delta=1e-3)
+    options = {"check_val_every_n_epoch": 2, "num_sanity_val_steps": 2}
+    trainer_for(tmp_path, star, max_epochs=2, **options).fit(StandaloneTraining())
+    assert [found.n_population for found in star.history] == [400, 400]
+
+
+def test_without_any_validation_before_training_the_argument_is_asked_for(tmp_path):
+    star = EpsilonStar(delta=1e-3)
+    trainer = trainer_for(
+        tmp_path, star, max_epochs=2, check_val_every_n_epoch=2, num_sanity_val_steps=0
+    )
+    with pytest.raises(MisconfigurationException, match="NoneType; pass population_dataloader"):
+        trainer.fit(StandaloneTraining())
 
 
 def test_losses_without_a_value_are_logged_as_nan_and_the_training_goes_on(tmp_path, caplog):
