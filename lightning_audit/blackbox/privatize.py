@@ -8,10 +8,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lightning_audit import _validate
 from lightning_audit.blackbox.privatize_faults import likely_fault
+from lightning_audit.blackbox.privatize_readings import (
+    ADDS_UP,
+    LEARNING,
+    read_noises,
+    read_shifts,
+)
 from lightning_audit.blackbox.probes import (
     Arrays,
     NoiseReading,
@@ -19,28 +24,17 @@ from lightning_audit.blackbox.probes import (
     Released,
     ShiftReading,
     direction,
-    read_noise,
-    read_shift,
 )
 from lightning_audit.results import Verdict, describe
 
 __all__ = ["PrivatizeAudit", "PrivatizeViolation", "assert_privatizes", "audit_privatize"]
 
-Floats = NDArray[np.float64]
 Shapes = tuple[int, ...] | Sequence[tuple[int, ...]]
 
-#: Norm of oversized gradients, in clipping norms; and of the one that outweighs all of them.
-OVERSIZE, OUTWEIGHING = 1e3, 1e6
-#: Coordinates times calls by which each reading of the noise goes on.
-_NOISE_READINGS = 10_000
 # E-values that share the significance: five readings of shifts, three of each batch's noise.
 _TESTS = 14
 # A shift larger than this must have been found for a PASS.
 _RESOLUTION = 1.5
-# Gradients of norm C that add less are not what is stated.
-_ADDS_UP = 0.5
-# Log e-value beyond the threshold that the choice of a stake costs.
-_LEARNING = 2.0
 
 
 class PrivatizeViolation(AssertionError):
@@ -218,11 +212,11 @@ def audit_privatize(
     goal = math.log(_TESTS / level)
     rng = np.random.default_rng(seed)
     along = direction(released.sizes, rng)
-    noises = _noises(released, along, sigma, batch_size, batches, calls, goal)
+    noises = read_noises(released, along, sigma, batch_size, batches, calls, goal)
     group = min(batch_size, math.ceil(8.0 * sigma))
-    shifts = _shifts(released, along, sigma, batch_size, group, calls, goal, rng)
+    shifts = read_shifts(released, along, sigma, batch_size, group, calls, goal, rng)
     # An excess x of the group grows the wealth by (group x / sigma)^2 / 8 nats a call.
-    smallest = 1.0 + math.sqrt(8.0 * (goal + _LEARNING) / calls) * sigma / group
+    smallest = 1.0 + math.sqrt(8.0 * (goal + LEARNING) / calls) * sigma / group
     return PrivatizeAudit(
         verdict=_verdict(shifts, noises, goal, smallest, level, released, batch_size),
         shifts=shifts,
@@ -249,60 +243,6 @@ def _no_shape(shape: Any) -> bool:
     if not isinstance(shape, tuple | list) or not shape:
         return True
     return any(not isinstance(size, int) or size < 1 for size in shape)
-
-
-def _noises(
-    released: Released,
-    along: Floats,
-    sigma: float,
-    batch_size: int,
-    batches: str,
-    calls: int,
-    goal: float,
-) -> dict[str, NoiseReading]:
-    most = max(20, min(calls, -(-_NOISE_READINGS // len(along))))
-    zeros = np.zeros((batch_size, len(along)))
-    loaded = np.vstack([zeros[1:], OVERSIZE * along])
-    rows = {"no gradient": zeros, "an oversized gradient": loaded}
-    if batches == "poisson":
-        rows["twice as many gradients"] = np.vstack([zeros, zeros])
-    return {name: read_noise(released, batch, sigma, most, goal) for name, batch in rows.items()}
-
-
-def _shifts(
-    released: Released,
-    along: Floats,
-    sigma: float,
-    batch_size: int,
-    group: int,
-    calls: int,
-    goal: float,
-    rng: np.random.Generator,
-) -> dict[str, ShiftReading]:
-    zeros = np.zeros((batch_size, len(along)))
-    many = np.tile(along, (group, 1))
-
-    def read(base: Floats, extras: list[Floats], at: Floats, most: int = calls) -> ShiftReading:
-        return read_shift(released, base, extras, at, sigma, most, goal, rng)
-
-    readings = {
-        "one oversized": read(zeros[1:], [OVERSIZE * along[None]], along),
-        "oversized": read(zeros[group:], [OVERSIZE * many], along),
-        "of norm C": read(zeros[group:], [many], along),
-    }
-    # A sum that is clipped as a whole adds 2 C at the most, which takes many calls to show; that
-    # gradients add up excludes it.
-    adds_up = readings["of norm C"].shift > _ADDS_UP
-    wanted = math.ceil(11.0 * (goal + _LEARNING) * sigma**2)
-    enough = calls if adds_up else max(calls, min(wanted, 10 * calls))
-    against = np.tile(-OVERSIZE * along, (batch_size - 1, 1))
-    readings["against all others"] = read(against, [OUTWEIGHING * along[None]], along, enough)
-    if len(released.sizes) > 1:
-        tensor = np.repeat(np.arange(len(released.sizes)), released.sizes)
-        each = math.sqrt(len(released.sizes)) * along
-        extras = [OVERSIZE * (each * (tensor == k))[None] for k in range(len(released.sizes))]
-        readings["in one tensor"] = read(zeros[1:], extras, each)
-    return readings
 
 
 def _verdict(
@@ -343,12 +283,12 @@ def _verdict(
             advice="raise calls or batch_size",
         )
     added = shifts["of norm C"].shift
-    if added <= _ADDS_UP:
+    if added <= ADDS_UP:
         return Verdict(
             "INCONCLUSIVE",
             None,
-            f"gradients of norm C add {added:.3g} times C: more noise than is stated, or a sum that "
-            "is clipped as a whole, which more calls would show",
+            f"gradients of norm C add {added:.3g} times C: more noise than is stated, or a sum "
+            "that is clipped as a whole, which more calls would show",
             missing=("gradients that add up as is stated",),
             advice="raise calls, or state the clipping norm that is used",
         )
