@@ -17,6 +17,7 @@ from lightning_audit.stats.counts import (
     epsilon_clopper_pearson,
     mu_pooled_clopper_pearson,
 )
+from lightning_audit.stats.roc import auroc, tpr_at_fpr, tpr_at_fpr_lower
 from lightning_audit.stats.thresholds import Fixed, Split
 from lightning_audit.store import DROPPED, INJECTED, ObservationStore, RecordHeader
 
@@ -73,7 +74,14 @@ def test_the_help_lists_every_method() -> None:
 
 @pytest.mark.parametrize(
     ("choice", "valid"),
-    [("0,0.5,1", True), ("split", True), ("berk_jones", True), ("dkw", True), ("max", False)],
+    [
+        ("0,0.5,1", True),
+        ("split", True),
+        ("multi_split", True),
+        ("berk_jones", True),
+        ("dkw", True),
+        ("max", False),
+    ],
 )
 def test_only_the_maximum_over_thresholds_is_no_valid_bound(
     scores: tuple[Path, np.ndarray, np.ndarray], choice: str, valid: bool
@@ -116,6 +124,38 @@ def test_an_audits_observations_are_read_at_the_fixed_threshold(tmp_path: Path) 
     assert told["epsilon_lower"] == epsilon_clopper_pearson(counts, 1e-5, 0.05)
     assert (told["threshold"], told["threshold_value"]) == ("fixed", 0.5)
     assert told["n_in"] + told["n_out"] == 540
+
+
+def test_rates_are_told_when_asked_for(scores: tuple[Path, np.ndarray, np.ndarray]) -> None:
+    path, inside, outside = scores
+    arguments = (path, "--method", "eps_cp", "--delta", 1e-5)
+    told = answer(*arguments, "--roc")
+    assert told["auroc"] == auroc(inside, outside)
+    assert told["tpr_at_fpr_0.1"] == tpr_at_fpr(inside, outside, 0.1)
+    assert told["tpr_lower_at_fpr_0.1"] == tpr_at_fpr_lower(inside, outside, 0.1, 0.05) > 0
+    assert "auroc" not in answer(*arguments)
+    text = run(*arguments, "--roc").stdout
+    assert f"AUROC {told['auroc']:.6g} (observed)" in text
+    assert f"TPR at FPR 0.1: {told['tpr_at_fpr_0.1']:.6g} observed, >= " in text
+
+
+def test_a_csv_gives_what_the_npz_gives(
+    scores: tuple[Path, np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
+    path, inside, outside = scores
+    rows = [f"{x!r},1" for x in inside.tolist()] + [f"{x!r},0" for x in outside.tolist()]
+    (tmp_path / "s.csv").write_text("\n".join(["score,in", *rows]))
+    arguments = ("--method", "fdp_pooled_cp", "--delta", 1e-5)
+    assert answer(tmp_path / "s.csv", *arguments) == answer(path, *arguments)
+
+
+def test_readings_that_are_not_finite_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "o.npz"
+    readings = np.array([[1.5, np.nan], [0.5, 0.25]])
+    np.savez(path, canaries=np.ones(2), coins=np.array([[1, 0], [1, 0]]), readings=readings)
+    arguments = (path, "--method", "eps_cp", "--delta", 1e-5)
+    assert answer(*arguments)["dropped"] == 1
+    assert "1 readings were not finite and are no scores" in run(*arguments).stdout
 
 
 def test_a_perfect_attack_on_pure_noise_free_scores_is_infinite_as_json(tmp_path: Path) -> None:

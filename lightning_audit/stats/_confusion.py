@@ -91,9 +91,9 @@ class ConfusionCounts:
             >>> ConfusionCounts.from_scores([0.2, 0.9, 1.4], [-0.3, 0.6], thresholds=0.5).tp
             array(2)
         """
-        inside = np.sort(_scores("scores_in", scores_in))
-        outside = np.sort(_scores("scores_out", scores_out))
-        cuts = _numbers("thresholds", thresholds)
+        inside = np.sort(score_vector("scores_in", scores_in))
+        outside = np.sort(score_vector("scores_out", scores_out))
+        cuts = numbers("thresholds", thresholds)
         fn = np.searchsorted(inside, cuts, side="right")
         tn = np.searchsorted(outside, cuts, side="right")
         return cls(fn=fn, tp=len(inside) - fn, fp=len(outside) - tn, tn=tn)
@@ -111,15 +111,15 @@ def _whole(name: str, value: Any) -> Counts:
     return counts.astype(np.int64)
 
 
-def _numbers(name: str, value: ArrayLike) -> Floats:
-    numbers = np.asarray(value, dtype=np.float64)
-    if np.any(np.isnan(numbers)):
+def numbers(name: str, value: ArrayLike) -> Floats:
+    array = np.asarray(value, dtype=np.float64)
+    if np.any(np.isnan(array)):
         raise ValueError(f"{name} holds nan, must hold numbers; a failed reading is no evidence")
-    return numbers
+    return array
 
 
-def _scores(name: str, value: ArrayLike) -> Floats:
-    scores = _numbers(name, value)
+def score_vector(name: str, value: ArrayLike) -> Floats:
+    scores = numbers(name, value)
     if scores.ndim != 1:
         raise ValueError(
             f"{name} has shape {scores.shape}, must be one vector of scores; "

@@ -64,6 +64,7 @@ class BoundMethod:
     reference: str
     from_counts: Callable[[ConfusionCounts, float, float], Any] | None = None
     from_rates: Callable[[Floats, Floats, float], Any] | None = None
+    monotone: bool = True
 
 
 @dataclass(frozen=True)
@@ -178,6 +179,7 @@ METHODS: Mapping[str, BoundMethod] = {
             (_INDEPENDENT, "many errors of each kind: the limit is asymptotic", "delta = 0"),
             "Katz et al. 1978, Lu et al. 2022: normal limit of the log ratio of two rates",
             lambda counts, delta, significance: epsilon_katz(counts, significance),
+            monotone=False,
         ),
     )
 }
@@ -241,6 +243,7 @@ def named_bound(
             lambda counts, share: of_counts(counts, at, share),
             level,
             from_rates=None if of_rates is None else lambda fnr, fpr: of_rates(fnr, fpr, at),
+            monotone=chosen.monotone,
         )
         value, label, place = found.value, choice.label, found.threshold
         valid = found.valid

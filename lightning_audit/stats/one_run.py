@@ -8,8 +8,8 @@ as those of canaries in one training do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,7 +17,9 @@ from scipy import optimize, special
 
 from lightning_audit import _validate
 from lightning_audit.stats._arguments import delta_or_zero
-from lightning_audit.stats._confusion import ConfusionCounts
+from lightning_audit.stats._guesses import OneRunBound as OneRunBound
+from lightning_audit.stats._guesses import best_of_ranks, whole_guesses
+from lightning_audit.stats._guesses import default_guesses as default_guesses
 
 __all__ = [
     "OneRunBound",
@@ -28,6 +30,8 @@ __all__ = [
 ]
 
 _ADVICE = "it is the probability with which the bound may fail"
+# Standard deviations, and a few more for small ones, below which the mean of the law is falling.
+_REACH, _EXTRA = 12.0, 40
 
 
 def one_run_p_value(
@@ -64,7 +68,7 @@ def one_run_p_value(
         Steinke, Nasr and Jagielski, "Privacy auditing with one (1) training run", NeurIPS 2023,
         section 5.
     """
-    v, r, m = _whole(correct, guesses, canaries)
+    v, r, m = whole_guesses(correct, guesses, canaries)
     return _p_value(v, r, m, _validate.non_negative("epsilon", epsilon), delta_or_zero(delta))
 
 
@@ -98,7 +102,7 @@ def epsilon_one_run(
     References:
         As of `one_run_p_value`.
     """
-    v, r, m = _whole(correct, guesses, canaries)
+    v, r, m = whole_guesses(correct, guesses, canaries)
     d, level = delta_or_zero(delta), _validate.open_unit("significance", significance, _ADVICE)
 
     def excess(epsilon: float) -> float:
@@ -112,21 +116,6 @@ def epsilon_one_run(
     # A claim implies every larger one, and each is rejected for many enough correct guesses: a
     # bound at any crossing fails no more often than the largest claim below it is rejected.
     return float(optimize.brentq(excess, 0.0, high, xtol=1e-12, rtol=1e-13))
-
-
-@dataclass(frozen=True)
-class OneRunBound:
-    """A lower bound, and the guesses that it was read at.
-
-    Args:
-        value: The lower bound on epsilon.
-        guesses: Number of canaries that were guessed to be in.
-        correct: Number of those that were in.
-    """
-
-    value: float
-    guesses: int
-    correct: int
 
 
 def epsilon_one_run_from_scores(
@@ -168,65 +157,30 @@ def epsilon_one_run_from_scores(
     References:
         As of `one_run_p_value`; Bonferroni's inequality.
     """
-    level = _validate.open_unit("significance", significance, _ADVICE)
     d = delta_or_zero(delta)
-    pooled = np.sort(np.concatenate([np.ravel(scores_in), np.ravel(scores_out)]))[::-1]
-    m = len(pooled)
-    numbers = default_guesses(m) if guesses is None else tuple(sorted(set(guesses)))
-    for number in numbers:
-        if _validate.positive_int("guesses", number) > m:
-            raise ValueError(
-                f"guesses={number!r} must be at most the number of canaries, {m}; guess fewer."
-            )
-    lowest = np.append(pooled, -np.inf)[list(numbers)]
-    counts = ConfusionCounts.from_scores(scores_in, scores_out, lowest)
-    best = OneRunBound(0.0, 0, 0)
-    for number, correct, wrong in zip(numbers, counts.tp, counts.fp, strict=True):
-        # Guesses that a tie left out count as made, and as wrong: making them by any rule that
-        # sees no coin could only add correct ones.
-        value = epsilon_one_run(correct, number, m, d, level / len(numbers))
-        if value > best.value or not best.guesses:
-            best = OneRunBound(value, int(correct + wrong), int(correct))
-    return best
-
-
-def default_guesses(canaries: int) -> tuple[int, ...]:
-    """Numbers of guesses for which a search by `epsilon_one_run_from_scores` pays.
-
-    Fewer guesses find the canaries that stand out, but r of them prove no more than an epsilon of
-    about ln(r / 3) at a significance of .05; and every further number costs significance.
-
-    Args:
-        canaries: Number of canaries, >= 0.
-
-    Returns:
-        A quarter of the canaries, a 16th and a 64th, without those that are 0.
-
-    Example:
-        >>> default_guesses(1000)
-        (250, 62, 15)
-    """
-    return tuple(canaries // part for part in (4, 16, 64) if canaries >= part)
+    return best_of_ranks(
+        scores_in,
+        scores_out,
+        lambda correct, number, canaries, share: epsilon_one_run(
+            correct, number, canaries, d, share
+        ),
+        significance,
+        guesses,
+    )
 
 
 def _p_value(v: int, r: int, m: int, epsilon: float, delta: float) -> float:
-    # Pr[W >= j] for j = 0, ..., v.
-    j = np.arange(v + 1)
-    at_least = np.ones(v + 1)
-    at_least[1:] = special.betainc(j[1:], r - j[1:] + 1.0, special.expit(epsilon))
-    p = float(at_least[v])
+    q = float(special.expit(epsilon))
+    p = float(special.betainc(v, r - v + 1.0, q)) if v else 1.0
     if delta > 0 and v:
-        # j = v - i: correct guesses that delta need not supply.
-        p += 2.0 * m * delta * float(np.max((at_least[:v] - p) / (v - j[:v])))
+        # j = v - i: correct guesses that delta need not supply. The mean of a law of one peak over
+        # j, ..., v - 1 is largest for a j next below the peak, or for v - 1 below it.
+        spread = math.sqrt(r * q * (1.0 - q))
+        lowest = math.floor(r * q - _REACH * spread) - _EXTRA
+        j = np.arange(min(max(lowest, 0), v - 1), v)
+        at_least = np.ones(len(j))
+        positive = j > 0
+        at_least[positive] = special.betainc(j[positive], r - j[positive] + 1.0, q)
+        p += 2.0 * m * delta * float(np.max((at_least - p) / (v - j)))
     # A probability, whatever the bound on it.
     return min(p, 1.0)
-
-
-def _whole(correct: int, guesses: int, canaries: int) -> tuple[int, int, int]:
-    whole = all(isinstance(k, (int, np.integer)) for k in (correct, guesses, canaries))
-    if not (whole and 0 <= correct <= guesses <= canaries):
-        raise ValueError(
-            f"correct={correct!r}, guesses={guesses!r} and canaries={canaries!r} must be "
-            "whole numbers with 0 <= correct <= guesses <= canaries; guess each canary once."
-        )
-    return int(correct), int(guesses), int(canaries)

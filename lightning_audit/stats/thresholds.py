@@ -9,16 +9,28 @@ says whether its result is a valid bound, and `threshold_bound` carries it out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lightning_audit import _validate
+from lightning_audit.stats._arguments import significance_level
+from lightning_audit.stats._confusion import score_vector
+from lightning_audit.stats._stairs import Stairs, Values, largest
 from lightning_audit.stats.bands import Band, simultaneous_upper_limits
 from lightning_audit.stats.counts import ConfusionCounts
+from lightning_audit.stats.threshold_choices import Fixed as Fixed
+from lightning_audit.stats.threshold_choices import Grid as Grid
+from lightning_audit.stats.threshold_choices import Label as Label
+from lightning_audit.stats.threshold_choices import Maximum as Maximum
+from lightning_audit.stats.threshold_choices import MultiSplit as MultiSplit
+from lightning_audit.stats.threshold_choices import Simultaneous as Simultaneous
+from lightning_audit.stats.threshold_choices import Split as Split
+from lightning_audit.stats.threshold_choices import ThresholdChoice as ThresholdChoice
 
 __all__ = [
     "Fixed",
@@ -26,6 +38,7 @@ __all__ = [
     "FromRates",
     "Grid",
     "Maximum",
+    "MultiSplit",
     "Simultaneous",
     "Split",
     "ThresholdBound",
@@ -35,120 +48,11 @@ __all__ = [
 ]
 
 Floats = NDArray[np.float64]
-Label = Literal["fixed", "searched"]
 
 #: From counts at many thresholds and a significance to a lower bound at each.
 FromCounts = Callable[[ConfusionCounts, float], Any]
 #: From upper limits of type II and type I error rates to the bound that they imply at each.
 FromRates = Callable[[Floats, Floats], Any]
-
-
-@dataclass(frozen=True)
-class Fixed:
-    """One threshold, fixed before the scores are seen: nothing is paid for.
-
-    Args:
-        threshold: The threshold, a number that is not nan.
-
-    Raises:
-        ValueError: If ``threshold`` is nan.
-    """
-
-    threshold: float
-    label: ClassVar[Label] = "fixed"
-    valid: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        _numbers("threshold", self.threshold)
-
-
-@dataclass(frozen=True)
-class Grid:
-    """The best of m thresholds fixed before the scores are seen, each at significance / m.
-
-    Args:
-        thresholds: The thresholds, at least one; repeated ones count once.
-
-    Raises:
-        ValueError: If there is no threshold, or one is nan.
-
-    References:
-        Bonferroni's inequality.
-    """
-
-    thresholds: tuple[float, ...]
-    label: ClassVar[Label] = "searched"
-    valid: ClassVar[bool] = True
-
-    def __init__(self, thresholds: ArrayLike) -> None:
-        distinct = np.unique(_numbers("thresholds", thresholds))
-        if not distinct.size:
-            raise ValueError("thresholds=() must hold at least one number; or use Maximum().")
-        object.__setattr__(self, "thresholds", tuple(distinct.tolist()))
-
-
-@dataclass(frozen=True)
-class Split:
-    """The best threshold of one part of the scores, with the bound from the other part.
-
-    Args:
-        fraction: Share in (0, 1) of either group's scores by which the threshold is chosen.
-        seed: Seed of the random split, to be fixed beforehand like the rest: trying several seeds
-            is another search.
-
-    Raises:
-        ValueError: If ``fraction`` is not in (0, 1) or ``seed`` is no whole number >= 0.
-    """
-
-    fraction: float = 0.5
-    seed: int = 0
-    label: ClassVar[Label] = "searched"
-    valid: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        _validate.open_unit("fraction", self.fraction, "half and half is usual")
-        if self.seed != 0:
-            _validate.positive_int("seed", self.seed, "or 0")
-
-
-@dataclass(frozen=True)
-class Simultaneous:
-    """The best of all thresholds, with bands that hold for both error rates everywhere.
-
-    Half of the significance goes to each error rate. No threshold needs to be named beforehand.
-
-    Args:
-        band: "berk_jones", narrow where an error rate is small, or "dkw", of one width everywhere.
-
-    Raises:
-        ValueError: If ``band`` is another one.
-    """
-
-    band: Band = "berk_jones"
-    label: ClassVar[Label] = "searched"
-    valid: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        _validate.one_of("band", self.band, ("berk_jones", "dkw"))
-
-
-@dataclass(frozen=True)
-class Maximum:
-    """The best of all thresholds on the same scores, unpaid for: usual in papers, and not valid.
-
-    The true value lies below the result more often than the significance says, and the more so the
-    more scores there are. For comparison with published numbers only.
-
-    References:
-        Zanella-Béguelin et al., "Bayesian estimation of differential privacy", ICML 2023. Nasr
-        et al., "Tight auditing of differentially private machine learning", USENIX Security 2023.
-    """
-
-    label: ClassVar[Label] = "searched"
-    valid: ClassVar[bool] = False
-
-
-ThresholdChoice = Fixed | Grid | Split | Simultaneous | Maximum
 
 
 @dataclass(frozen=True)
@@ -176,6 +80,7 @@ def threshold_bound(
     significance: float,
     *,
     from_rates: FromRates | None = None,
+    monotone: bool = False,
 ) -> ThresholdBound:
     r"""Lower bound from scores, with the threshold chosen in a stated way.
 
@@ -197,6 +102,8 @@ def threshold_bound(
         significance: Probability in (0, 1) with which the bound may fail.
         from_rates: From upper limits of the type II error rates (fnr) and the type I error rates
             (fpr), each ``[m]``, to lower bounds ``[m]``.
+        monotone: Whether fewer errors of either kind never make the method's bound smaller. Then
+            thresholds that cannot win are left out, and the result is the same.
 
     Returns:
         The largest bound of the thresholds that the choice admits; of equal ones, that of the
@@ -232,21 +139,25 @@ def threshold_bound(
         Probability 18, 1990. Berk and Jones, "Goodness-of-fit test statistics that dominate the
         Kolmogorov statistics", Z. Wahrscheinlichkeitstheorie 47, 1979.
     """
-    inside, outside = _scores("scores_in", scores_in), _scores("scores_out", scores_out)
-    level = _validate.open_unit(
-        "significance", significance, "it is the probability with which the bound may fail"
-    )
-    groups = inside, outside
+    inside = np.sort(score_vector("scores_in", scores_in))
+    outside = np.sort(score_vector("scores_out", scores_out))
+    level = significance_level(significance)
+    search = partial(largest, monotone=monotone)
     match choice:
         case Fixed():
-            thresholds = np.array([choice.threshold], dtype=np.float64)
+            stairs = Stairs.of(inside, outside, np.array([choice.threshold], dtype=np.float64))
         case Grid():
-            thresholds = np.array(choice.thresholds)
-            level /= len(thresholds)
+            stairs = Stairs.of(inside, outside, np.array(choice.thresholds))
+            level /= len(choice.thresholds)
         case Split():
-            chosen, groups = _split(inside, outside, choice)
-            best = _best(_candidates(*chosen), *chosen, from_counts, level, choice)
-            thresholds = np.array([best.threshold])
+            # The order of the scores is part of the draw.
+            first, rest = _split(scores_in, scores_out, choice)
+            every = Stairs.of(*first, _candidates(*first))
+            _, best = search(every, lambda counts: from_counts(counts, level))
+            stairs = Stairs.of(*rest, every.thresholds[best : best + 1])
+        case MultiSplit():
+            stairs = Stairs.of(inside, outside, _candidates(inside, outside))
+            return _middle(stairs, choice, lambda counts: from_counts(counts, level / 2))
         case Simultaneous():
             if from_rates is None:
                 raise ValueError(
@@ -254,14 +165,17 @@ def threshold_bound(
                     "rates, not counts; take Fixed, Grid or Split for a method without one."
                 )
             from_counts = _from_bands(from_rates, choice.band)
-            thresholds = _candidates(inside, outside)
+            stairs = Stairs.of(inside, outside, _candidates(inside, outside))
         case Maximum():
-            thresholds = _candidates(inside, outside)
+            stairs = Stairs.of(inside, outside, _candidates(inside, outside))
         case _:
             raise TypeError(
-                f"choice={choice!r} must be Fixed, Grid, Split, Simultaneous or Maximum."
+                f"choice={choice!r} must be Fixed, Grid, Split, Simultaneous, MultiSplit or "
+                "Maximum."
             )
-    return _best(thresholds, *groups, from_counts, level, choice)
+    value, best = search(stairs, lambda counts: from_counts(counts, level))
+    counts = stairs.counts(best, best)
+    return ThresholdBound(value, float(stairs.thresholds[best]), counts, choice.valid)
 
 
 def candidate_thresholds(scores_in: ArrayLike, scores_out: ArrayLike) -> Floats:
@@ -285,13 +199,15 @@ def candidate_thresholds(scores_in: ArrayLike, scores_out: ArrayLike) -> Floats:
         >>> candidate_thresholds([1.0, 2.0, 2.0], [2.0, 4.0])[1:]
         array([1.5, 3. , 4. ])
     """
-    return _candidates(_scores("scores_in", scores_in), _scores("scores_out", scores_out))
+    return _candidates(score_vector("scores_in", scores_in), score_vector("scores_out", scores_out))
 
 
 def _candidates(inside: Floats, outside: Floats) -> Floats:
-    values = np.unique(np.concatenate([inside, outside]))
+    # Stable, which merges two sorted groups in one pass.
+    values = np.sort(np.concatenate([inside, outside]), kind="stable")
     if not values.size:
         return np.zeros(1)
+    values = values[np.append(True, values[1:] != values[:-1])]
     low, high = values[:-1], values[1:]
     with np.errstate(invalid="ignore", over="ignore"):
         below = np.nextafter(values[0], -np.inf)
@@ -299,28 +215,31 @@ def _candidates(inside: Floats, outside: Floats) -> Floats:
         # Between neighbouring floats or infinities there is no number halfway; the lower score
         # itself separates them, because "in" means strictly above.
         middle = np.where((low < middle) & (middle < high), middle, low)
-    # Below minus infinity there is nothing: then two of these are the same.
-    return np.unique(np.concatenate([[below], middle, values[-1:]]))
+    thresholds = np.concatenate([[below], middle, values[-1:]])
+    # Below minus infinity there is nothing: then the first two are the same.
+    same = len(thresholds) > 1 and thresholds[0] == thresholds[1]
+    return thresholds[1:] if same else thresholds
 
 
-def _best(
-    thresholds: Floats,
-    inside: Floats,
-    outside: Floats,
-    from_counts: FromCounts,
-    significance: float,
-    choice: ThresholdChoice,
-) -> ThresholdBound:
-    counts = ConfusionCounts.from_scores(inside, outside, thresholds)
-    values = np.asarray(from_counts(counts, significance), dtype=np.float64)
-    if values.shape != thresholds.shape or np.any(np.isnan(values)):
-        raise ValueError(
-            f"the method gave {values!r} for {len(thresholds)} thresholds, must give one number "
-            "each; let it map counts of shape [m] to bounds of shape [m]."
-        )
-    i = int(np.argmax(values))
-    there = ConfusionCounts(counts.fn[i], counts.tp[i], counts.fp[i], counts.tn[i])
-    return ThresholdBound(float(values[i]), float(thresholds[i]), there, choice.valid)
+def _middle(stairs: Stairs, choice: MultiSplit, values: Values) -> ThresholdBound:
+    """The bound that half of the splits reach."""
+    rng = np.random.default_rng(choice.seed)
+    found = []
+    for _ in range(choice.splits):
+        first = stairs.part(rng, choice.fraction)
+        # The first part may choose in any way: one that is quick where the method is not monotone.
+        _, best = largest(first, values, monotone=True)
+        # Of the thresholds with its counts, only the lowest does not depend on the other part.
+        at = first.first_like(best)
+        rest = stairs.without(first, at)
+        found.append((float(values(rest)[0]), at, rest))
+    found.sort(key=lambda split: split[0], reverse=True)
+    value, at, rest = found[math.ceil(choice.splits / 2) - 1]
+    return ThresholdBound(value, float(stairs.thresholds[at]), _single(rest), choice.valid)
+
+
+def _single(counts: ConfusionCounts) -> ConfusionCounts:
+    return ConfusionCounts(counts.fn[0], counts.tp[0], counts.fp[0], counts.tn[0])
 
 
 def _from_bands(from_rates: FromRates, band: Band) -> FromCounts:
@@ -335,25 +254,14 @@ def _from_bands(from_rates: FromRates, band: Band) -> FromCounts:
 
 
 def _split(
-    inside: Floats, outside: Floats, choice: Split
+    scores_in: ArrayLike, scores_out: ArrayLike, choice: Split
 ) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
     rng = np.random.default_rng(choice.seed)
     (first, rest), (other_first, other_rest) = (
-        np.split(rng.permutation(scores), [round(choice.fraction * len(scores))])
-        for scores in (inside, outside)
+        map(np.sort, np.split(rng.permutation(scores), [round(choice.fraction * len(scores))]))
+        for scores in (
+            score_vector("scores_in", scores_in),
+            score_vector("scores_out", scores_out),
+        )
     )
     return (first, other_first), (rest, other_rest)
-
-
-def _scores(name: str, scores: ArrayLike) -> Floats:
-    array = _numbers(name, scores)
-    if array.ndim != 1:
-        raise ValueError(f"{name} has shape {array.shape}, must be [n]; ravel it.")
-    return array
-
-
-def _numbers(name: str, values: ArrayLike) -> Floats:
-    array = np.asarray(values, dtype=np.float64)
-    if np.any(np.isnan(array)):
-        raise ValueError(f"{name} holds nan, must hold numbers; a missing score is no score.")
-    return array

@@ -88,6 +88,25 @@ def test_berk_jones_limits_are_clopper_pearson_limits_at_their_level() -> None:
     assert limits[-1] == 1
 
 
+def test_many_observations_are_compared_at_some_counts_with_the_significance_shared() -> None:
+    n = 20_000
+    limits = simultaneous_upper_limits(n, 0.05, "berk_jones")
+    some = np.flatnonzero(np.diff(limits))
+    assert limits[some] == pytest.approx(
+        clopper_pearson_upper(some, n, 0.05 / len(some)), rel=1e-12
+    )
+    # Between those counts the limit is that of the next one; all count up to the last is 1.
+    assert (np.diff(limits) >= 0).all()
+    assert limits[-1] == 1
+    # Not much wider than an exact band would be: it has a level of about .05 / 90.
+    alone = clopper_pearson_upper(np.arange(n + 1), n, 0.05 / 90)
+    rates = np.arange(n + 1) / n
+    middle = slice(10, n - 10)
+    wider = (limits - rates)[middle] / (alone - rates)[middle]
+    assert 1.0 < wider.min() < wider.max() < 1.45
+    assert np.mean(wider) < 1.3
+
+
 def test_no_observation_limits_nothing() -> None:
     assert simultaneous_upper_limits(0, 0.05, "berk_jones").tolist() == [1.0]
     assert simultaneous_upper_limits(0, 0.05, "dkw").tolist() == [1.0]

@@ -59,6 +59,16 @@ def test_p_value_agrees_with_sums_over_the_binomial_law(
     assert one_run_p_value(*vrm, epsilon, delta) == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.parametrize("epsilon", [0.0, 0.1, 1.0, 3.0])
+@pytest.mark.parametrize(("v", "r"), [(4000, 4000), (2100, 4000), (3000, 4000), (1500, 4000)])
+def test_p_value_of_many_guesses_leaves_no_count_out(v: int, r: int, epsilon: float) -> None:
+    j = np.arange(v)
+    at_least = stats.binom.sf(np.arange(v) - 1, r, 1 / (1 + math.exp(-epsilon)))
+    tail = stats.binom.sf(v - 1, r, 1 / (1 + math.exp(-epsilon)))
+    expected = min(1.0, tail + 2e-5 * r * np.max((at_least - tail) / (v - j)))
+    assert one_run_p_value(v, r, r, epsilon, 1e-5) == pytest.approx(expected, rel=1e-9)
+
+
 @given(numbers, st.sampled_from([0.0, 1e-5, 1e-3]), st.sampled_from([1e-6, 0.05, 0.5]))
 def test_bound_is_where_the_p_value_exceeds_the_significance(
     vrm: tuple[int, int, int], delta: float, significance: float

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
 
@@ -16,6 +16,7 @@ from lightning_audit.stats.thresholds import (
     Fixed,
     Grid,
     Maximum,
+    MultiSplit,
     Simultaneous,
     Split,
     ThresholdChoice,
@@ -52,6 +53,7 @@ CHOICES = [
     Fixed(0.5),
     Grid([0.0, 0.5, 1.0]),
     Split(),
+    MultiSplit(splits=5),
     Simultaneous(),
     Simultaneous("dkw"),
     Maximum(),
@@ -152,6 +154,65 @@ def test_split_chooses_on_one_part_and_counts_the_other() -> None:
     assert result.counts.fn != bound(inside, outside, Split(fraction=0.3, seed=5)).counts.fn
 
 
+def test_the_middle_of_many_splits_is_reached_by_half_of_them() -> None:
+    inside, outside = np.sort(sample(60, 90, 2.0)[0]), np.sort(sample(60, 90, 2.0)[1])
+    rng, values = np.random.default_rng(3), []
+    for _ in range(5):
+        chosen = []
+        for scores in (inside, outside):
+            n = len(scores)
+            some = rng.choice(n, round(0.4 * n), replace=False, shuffle=False)
+            chosen.append(np.isin(np.arange(n), some))
+        parts = [(s[c], s[~c]) for s, c in zip((inside, outside), chosen, strict=True)]
+        first = bound(parts[0][0], parts[1][0], Maximum(), 0.025)
+        # The lowest of the thresholds with these counts: at a score of the first part.
+        scores = np.concatenate([parts[0][0], parts[1][0]])
+        below = scores[scores <= first.threshold]
+        rest = bound(parts[0][1], parts[1][1], Fixed(below.max()), 0.025)
+        values.append(rest.value)
+    result = bound(inside, outside, MultiSplit(splits=5, fraction=0.4, seed=3))
+    assert result.value == sorted(values)[2] > 0
+    assert (int(result.counts.n_in), int(result.counts.n_out)) == (36, 54)
+    # Of an even number, half reach it: the lower one of no more than half would not pay.
+    even = bound(inside, outside, MultiSplit(splits=4, fraction=0.4, seed=3))
+    assert even.value == sorted(values[:4])[2]
+
+
+def test_many_splits_hardly_depend_on_the_seed() -> None:
+    inside, outside = sample(300, 300, 2.0)
+    seeds = range(1, 9)
+    single = [bound(inside, outside, Split(seed=s)).value for s in seeds]
+    many = [bound(inside, outside, MultiSplit(seed=s)).value for s in seeds]
+    assert np.ptp(many) < 0.4 * np.ptp(single)
+
+
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([0.0, 0.3, 2.0]),
+    st.sampled_from([Maximum(), Simultaneous("dkw"), Split(), MultiSplit(splits=2)]),
+)
+@settings(max_examples=30)
+def test_leaving_out_thresholds_that_cannot_win_changes_nothing(
+    seed: int, mu: float, choice: ThresholdChoice
+) -> None:
+    rng = np.random.default_rng(seed)
+    # Rounded to thousandths: ties within and between the groups, and thousands of thresholds.
+    inside, outside = (mu + rng.standard_normal(3000)).round(3), rng.standard_normal(4000).round(3)
+    every, some = (
+        threshold_bound(
+            inside,
+            outside,
+            choice,
+            mu_of_counts,
+            0.05,
+            from_rates=mu_of_rates,
+            monotone=monotone,
+        )
+        for monotone in (False, True)
+    )
+    assert every == some
+
+
 @given(st.integers(0, 2**32), st.sampled_from(CHOICES), st.integers(0, 40), st.integers(0, 40))
 def test_only_the_order_of_scores_against_the_thresholds_matters(
     seed: int, choice: ThresholdChoice, n_in: int, n_out: int
@@ -161,7 +222,7 @@ def test_only_the_order_of_scores_against_the_thresholds_matters(
     assert result.value >= 0
     assert result.valid == choice.valid
     at = counts_at(inside, outside, result.threshold)
-    if not isinstance(choice, Split):
+    if not isinstance(choice, Split | MultiSplit):
         assert (result.counts.fn, result.counts.fp) == (at.fn[0], at.fp[0])
         shuffled = bound(inside[::-1], outside[::-1], choice)
         assert (shuffled.value, shuffled.threshold) == (result.value, result.threshold)
@@ -175,7 +236,7 @@ def test_valid_searches_pay_and_the_maximum_does_not(seed: int, n_in: int, n_out
     inside, outside = sample(n_in, n_out, 1.5, seed)
     most = bound(inside, outside, Maximum()).value
     for choice in CHOICES:
-        if not isinstance(choice, Split):
+        if not isinstance(choice, Split | MultiSplit):
             assert bound(inside, outside, choice).value <= most + 1e-12
 
 
@@ -186,8 +247,8 @@ def test_no_scores_prove_nothing() -> None:
 
 
 def test_labels_say_what_may_be_claimed() -> None:
-    assert [choice.label for choice in CHOICES] == ["fixed"] + 5 * ["searched"]
-    assert [choice.valid for choice in CHOICES] == 5 * [True] + [False]
+    assert [choice.label for choice in CHOICES] == ["fixed"] + 6 * ["searched"]
+    assert [choice.valid for choice in CHOICES] == 6 * [True] + [False]
 
 
 @pytest.mark.parametrize(
@@ -198,6 +259,9 @@ def test_labels_say_what_may_be_claimed() -> None:
         (lambda: Grid([0.0, math.nan]), "thresholds holds nan"),
         (lambda: Split(fraction=1.0), r"fraction=1\.0 must be in \(0, 1\)"),
         (lambda: Split(seed=-1), "seed=-1 must be a whole number"),
+        (lambda: MultiSplit(splits=1), "splits=1 must be a whole number >= 2; use Split"),
+        (lambda: MultiSplit(fraction=0.0), r"fraction=0\.0 must be in \(0, 1\)"),
+        (lambda: MultiSplit(seed=-1), "seed=-1 must be a whole number"),
         (lambda: Simultaneous("ks"), "band='ks' must be one of"),
         (lambda: bound([[1.0]], [0.0], Maximum()), r"scores_in has shape \(1, 1\)"),
         (lambda: bound([1.0], [math.nan], Maximum()), "scores_out holds nan"),
@@ -291,3 +355,20 @@ def test_valid_choices_keep_their_level_with_unequal_groups(epsilon: float) -> N
     values = simulated(60, 1500, mu, 2000)
     del values["maximum"]
     assert {name: np.mean(v > mu) for name, v in values.items() if np.mean(v > mu) > 0.015} == {}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("epsilon", [0.0, 4.0])
+def test_many_splits_keep_their_level_and_prove_as_much_as_one_at_half_of_it(
+    epsilon: float,
+) -> None:
+    mu = gaussian_mu(epsilon, 1e-5) if epsilon else 0.0
+    rng = np.random.default_rng(round(epsilon))
+    many, single = [], []
+    for _ in range(400):
+        inside, outside = mu + rng.standard_normal(400), rng.standard_normal(400)
+        many.append(bound(inside, outside, MultiSplit()).value)
+        single.append(bound(inside, outside, Split(), 0.025).value)
+    print(f"\nepsilon={epsilon} miss={np.mean(np.array(many) > mu)}")
+    assert np.mean(np.array(many) > mu) <= highest_miss(400)
+    assert np.median(many) >= np.median(single) - 0.01

@@ -1,0 +1,280 @@
+"""Scores of canaries, and everything that can be said from them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import warnings
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from lightning_audit.results import AuditReport, ReportError
+from lightning_audit.stats import roc
+from lightning_audit.stats.bands import Band
+from lightning_audit.stats.bounds import NamedBound, named_bound
+from lightning_audit.stats.one_run import OneRunBound, epsilon_one_run_from_scores
+from lightning_audit.stats.one_run_fdp import (
+    epsilon_one_run_fdp_from_scores,
+    mu_one_run_from_scores,
+)
+from lightning_audit.stats.piecewise import PiecewiseTradeoff
+from lightning_audit.stats.roc import RocCurve
+from lightning_audit.stats.thresholds import Fixed, Split, ThresholdChoice
+from lightning_audit.store import INJECTED
+
+__all__ = ["CanaryScores", "ScoresError"]
+
+Floats = NDArray[np.float64]
+
+_EXPECTED = (
+    "it must hold the arrays scores_in and scores_out, or the coins and readings of an audit's "
+    "observations.npz"
+)
+_COLUMNS = "the first line must name the columns score and in (1 with the canary, 0 without)"
+
+
+class ScoresError(ValueError):
+    """Scores cannot be read; the message says why and what to do."""
+
+
+@dataclass(frozen=True, eq=False)
+class CanaryScores:
+    """Scores of an attack with and without the canary, larger where it seems to be in.
+
+    Args:
+        in_scores: Scores with the canary in, finite, ``[n_in]``; kept as a read-only copy.
+        out_scores: Scores with the canary out, finite, ``[n_out]``.
+        threshold: How a threshold is chosen where nothing is said, fixed before the scores.
+        coin_probability: Known probability with which a canary was in; None if it is not known.
+        dropped: Number of readings of the source that are no numbers, and so no scores.
+
+    Raises:
+        ScoresError: Scores are no vector of finite numbers.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> scores = CanaryScores(1 + rng.standard_normal(1000), rng.standard_normal(1000))
+        >>> round(scores.bound("fdp_pooled_cp", delta=1e-5, threshold=Fixed(0.5)).mu_lower, 2)
+        0.84
+        >>> round(scores.auroc(), 2), round(scores.tpr_at_fpr(0.01), 2)
+        (0.75, 0.1)
+    """
+
+    in_scores: Floats
+    out_scores: Floats
+    threshold: ThresholdChoice = Split()  # noqa: RUF009  # frozen
+    coin_probability: float | None = None
+    dropped: int = 0
+
+    def __post_init__(self) -> None:
+        for field, name in (("in_scores", "scores_in"), ("out_scores", "scores_out")):
+            scores = _vector(name, getattr(self, field))
+            scores.flags.writeable = False
+            object.__setattr__(self, field, scores)
+
+    @classmethod
+    def from_npz(cls, path: str | os.PathLike[str]) -> CanaryScores:
+        """Read scores_in and scores_out of an .npz, or an audit's observations.npz.
+
+        Raises:
+            ScoresError: The file is absent, is no .npz, or holds neither.
+        """
+        name = os.fspath(path)
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {key: file[key] for key in file.files}
+        except (OSError, ValueError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+            raise ScoresError(f"cannot read {name!r} as .npz ({error}); {_EXPECTED}.") from error
+        if {"scores_in", "scores_out"} <= set(arrays):
+            return cls(arrays["scores_in"], arrays["scores_out"])
+        if {"coins", "readings", "canaries"} <= set(arrays):
+            return cls._of_observations(arrays)
+        raise ScoresError(f"{name!r} holds {sorted(set(arrays) - {'header'})}; {_EXPECTED}.")
+
+    @classmethod
+    def from_csv(cls, path: str | os.PathLike[str]) -> CanaryScores:
+        """Read the columns ``score`` and ``in`` of a file with commas; other columns are ignored.
+
+        Raises:
+            ScoresError: The file is absent, lacks a column, or holds what is no number.
+        """
+        name = os.fspath(path)
+        try:
+            with open(path, encoding="utf-8-sig", newline="") as file:
+                columns = [column.strip() for column in next(csv.reader(file), [])]
+                if not {"score", "in"} <= set(columns):
+                    raise ScoresError(f"{name!r} has the columns {columns}; {_COLUMNS}.")
+                used = [columns.index("score"), columns.index("in")]
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", "loadtxt: input contained no data")
+                    table = np.loadtxt(file, delimiter=",", usecols=used, ndmin=2, quotechar='"')
+        except ScoresError:
+            raise
+        except (OSError, ValueError) as error:
+            raise ScoresError(f"cannot read {name!r} as .csv ({error}); {_COLUMNS}.") from error
+        scores, members = table.reshape(-1, 2).T
+        if not np.isin(members, (0.0, 1.0)).all():
+            wrong = members[~np.isin(members, (0.0, 1.0))][0]
+            raise ScoresError(f"in={wrong:g} in {name!r} must be 1 or 0; {_COLUMNS}.")
+        return cls(scores[members == 1], scores[members == 0])
+
+    @classmethod
+    def from_report(cls, path: str | os.PathLike[str]) -> CanaryScores:
+        """Read the observations beside a ``report.json``.
+
+        Raises:
+            ScoresError: The report cannot be read, kept no observations, or several records.
+        """
+        name = os.fspath(path)
+        try:
+            records = AuditReport.load(path).records
+        except ReportError as error:
+            raise ScoresError(str(error)) from error
+        if len(records) != 1:
+            raise ScoresError(
+                f"{name!r} names {len(records)} records of observations; keep one, or name the "
+                "observations.npz of the optimizer that is meant."
+            )
+        return cls.from_npz(Path(path).with_name(f"{Path(records[0]).stem}.npz"))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> CanaryScores:
+        """Read a .csv, a report (.json) or an .npz, by the ending of its name.
+
+        Raises:
+            ScoresError: As the constructor of that kind.
+        """
+        match Path(path).suffix.lower():
+            case ".csv":
+                return cls.from_csv(path)
+            case ".json":
+                return cls.from_report(path)
+            case _:
+                return cls.from_npz(path)
+
+    @classmethod
+    def _of_observations(cls, arrays: Mapping[str, NDArray[Any]]) -> CanaryScores:
+        # Column `canaries` tells the steps whose canaries went in as planned.
+        counted = arrays["canaries"] == INJECTED
+        coins, readings = arrays["coins"][counted] > 0, arrays["readings"][counted]
+        finite = np.isfinite(readings)
+        header = json.loads(str(arrays["header"])) if "header" in arrays else {}
+        return cls(
+            readings[finite & coins],
+            readings[finite & ~coins],
+            Fixed(0.5),
+            coin_probability=header.get("coin_probability"),
+            dropped=int(np.sum(~finite)),
+        )
+
+    def bound(
+        self,
+        method: str,
+        delta: float,
+        significance: float = 0.05,
+        threshold: ThresholdChoice | None = None,
+    ) -> NamedBound:
+        """Lower bound of the literature, by the name of its method.
+
+        As `lightning_audit.stats.bounds.named_bound`, with this object's ``threshold`` for None.
+        """
+        choice = self.threshold if threshold is None else threshold
+        return named_bound(method, self.in_scores, self.out_scores, delta, significance, choice)
+
+    def epsilon_one_run(
+        self, delta: float, significance: float = 0.05, *, guesses: Sequence[int] | None = None
+    ) -> OneRunBound:
+        """Lower bound on epsilon for canaries with one fair coin each, whatever their scores.
+
+        As `lightning_audit.stats.one_run.epsilon_one_run_from_scores`.
+        """
+        return epsilon_one_run_from_scores(
+            *self._with_fair_coins(), delta, significance, guesses=guesses
+        )
+
+    def epsilon_one_run_fdp(
+        self, delta: float, significance: float = 0.05, *, guesses: Sequence[int] | None = None
+    ) -> OneRunBound:
+        """The same for many canaries: `lightning_audit.stats.one_run_fdp.epsilon_one_run_fdp`."""
+        return epsilon_one_run_fdp_from_scores(
+            *self._with_fair_coins(), delta, significance, guesses=guesses
+        )
+
+    def mu_one_run(
+        self, significance: float = 0.05, *, guesses: Sequence[int] | None = None
+    ) -> OneRunBound:
+        """Lower bound on mu for canaries with one fair coin each, whatever their scores.
+
+        As `lightning_audit.stats.one_run_fdp.mu_one_run_from_scores`.
+        """
+        return mu_one_run_from_scores(*self._with_fair_coins(), significance, guesses=guesses)
+
+    def roc(self) -> RocCurve:
+        """The observed ROC curve: `lightning_audit.stats.roc.roc_curve`."""
+        return roc.roc_curve(self.in_scores, self.out_scores)
+
+    def auroc(self) -> float:
+        """Area under it, ties counted half: `lightning_audit.stats.roc.auroc`."""
+        return roc.auroc(self.in_scores, self.out_scores)
+
+    def tpr_at_fpr(
+        self, fpr: float, significance: float | None = None, band: Band = "berk_jones"
+    ) -> float:
+        """True positive rate at a false positive rate: observed, or a lower bound.
+
+        With ``significance`` it is `lightning_audit.stats.roc.tpr_at_fpr_lower`, else
+        `lightning_audit.stats.roc.tpr_at_fpr`.
+        """
+        if significance is None:
+            return roc.tpr_at_fpr(self.in_scores, self.out_scores, fpr)
+        return roc.tpr_at_fpr_lower(self.in_scores, self.out_scores, fpr, significance, band)
+
+    def tradeoff_upper(
+        self, significance: float = 0.05, band: Band = "berk_jones"
+    ) -> PiecewiseTradeoff:
+        """Upper bound on the trade-off function: `lightning_audit.stats.roc.tradeoff_upper`."""
+        return roc.tradeoff_upper(self.in_scores, self.out_scores, significance, band)
+
+    def privacy_curve(
+        self, deltas: ArrayLike, significance: float = 0.05, band: Band = "berk_jones"
+    ) -> Floats:
+        """Lower bounds on epsilon at each delta, which hold at all of them together.
+
+        Args:
+            deltas: deltas in (0, 1), of any shape.
+            significance: Probability in (0, 1) with which any of them may fail.
+            band: As in `lightning_audit.stats.bands.simultaneous_upper_limits`.
+
+        Returns:
+            The bounds, of the shape of ``deltas``.
+        """
+        wanted = np.asarray(deltas, dtype=np.float64)
+        curve = self.tradeoff_upper(significance, band).epsilon_at(wanted.reshape(-1))
+        return np.asarray(curve).reshape(wanted.shape)
+
+    def _with_fair_coins(self) -> tuple[Floats, Floats]:
+        if self.coin_probability not in (None, 0.5):
+            raise ScoresError(
+                f"coin_probability={self.coin_probability!r} must be 0.5 for a bound of one run; "
+                "use bound() for coins that are not fair."
+            )
+        return self.in_scores, self.out_scores
+
+
+def _vector(name: str, values: Any) -> Floats:
+    array = np.asarray(values)
+    # An empty list has no dtype of its own.
+    numbers = array.dtype.kind in "iufb" or not array.size
+    if not numbers or array.ndim != 1 or not np.isfinite(array.astype(np.float64)).all():
+        raise ScoresError(
+            f"{name} has dtype {array.dtype} and shape {array.shape}; it must be a vector of "
+            "finite numbers, one score an observation."
+        )
+    return array.astype(np.float64)

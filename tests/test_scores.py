@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lightning_audit.results import AuditReport, Verdict
+from lightning_audit.scores import CanaryScores, ScoresError
+from lightning_audit.stats import roc
+from lightning_audit.stats.bounds import BOUND_NAMES, named_bound
+from lightning_audit.stats.one_run import epsilon_one_run_from_scores
+from lightning_audit.stats.one_run_fdp import (
+    epsilon_one_run_fdp_from_scores,
+    mu_one_run_from_scores,
+)
+from lightning_audit.stats.thresholds import (
+    Fixed,
+    Grid,
+    Maximum,
+    MultiSplit,
+    Simultaneous,
+    Split,
+)
+
+CHOICES = [Fixed(0.5), Grid([0.0, 0.5, 1.0]), Split(), MultiSplit(), Simultaneous(), Maximum()]
+
+
+@pytest.fixture
+def groups() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return 1.5 + rng.standard_normal(300), rng.standard_normal(200)
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: type(choice).__name__)
+@pytest.mark.parametrize("method", BOUND_NAMES)
+def test_every_bound_is_there_under_every_rule(groups, method, choice) -> None:
+    scores = CanaryScores(*groups)
+    if isinstance(choice, Simultaneous) and method not in ("fdp_cp", "eps_cp", "fdp_t"):
+        with pytest.raises(ValueError, match=r"threshold=Simultaneous.* is not for method"):
+            scores.bound(method, 1e-5, 0.05, choice)
+        return
+    expected = named_bound(method, *groups, 1e-5, 0.05, choice)
+    assert scores.bound(method, 1e-5, 0.05, choice) == expected
+    assert expected.valid == (method == "fdp_t" or choice.valid)
+
+
+def test_what_is_asked_of_scores_is_asked_of_the_statistics(groups) -> None:
+    scores = CanaryScores(*groups)
+    assert scores.bound("eps_cp", 1e-5) == named_bound("eps_cp", *groups, 1e-5, 0.05, Split())
+    assert scores.epsilon_one_run(1e-5) == epsilon_one_run_from_scores(*groups, 1e-5, 0.05)
+    found = scores.epsilon_one_run_fdp(1e-5, guesses=[50])
+    assert found == epsilon_one_run_fdp_from_scores(*groups, 1e-5, 0.05, guesses=[50])
+    assert scores.mu_one_run(0.1) == mu_one_run_from_scores(*groups, 0.1)
+    assert scores.auroc() == roc.auroc(*groups)
+    assert scores.tpr_at_fpr(0.1) == roc.tpr_at_fpr(*groups, 0.1)
+    assert scores.tpr_at_fpr(0.1, 0.05) == roc.tpr_at_fpr_lower(*groups, 0.1, 0.05)
+    assert (scores.roc().tpr == roc.roc_curve(*groups).tpr).all()
+    curve = scores.privacy_curve([[1e-5, 1e-2]])
+    assert curve.shape == (1, 2)
+    assert curve[0, 0] == roc.tradeoff_upper(*groups, 0.05).epsilon_at(1e-5) > curve[0, 1] > 0
+
+
+def test_scores_cannot_be_changed_nor_change_with_their_source(groups) -> None:
+    inside = groups[0].copy()
+    scores = CanaryScores(inside, groups[1])
+    inside[:] = 0.0
+    assert (scores.in_scores == groups[0]).all()
+    with pytest.raises(ValueError, match="read-only"):
+        scores.in_scores[0] = 1.0
+    with pytest.raises(AttributeError):
+        scores.in_scores = inside  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("inside", "name"),
+    [
+        ([np.nan], "scores_in"),
+        ([[1.0]], "scores_in"),
+        (["a"], "scores_in"),
+        ([np.inf], "scores_in"),
+    ],
+)
+def test_what_is_no_score_is_refused(inside, name) -> None:
+    with pytest.raises(ScoresError, match=f"{name} has dtype .* vector of finite numbers"):
+        CanaryScores(inside, [0.0])
+
+
+def test_empty_groups_prove_nothing_and_have_no_curve() -> None:
+    scores = CanaryScores([], [1.0])
+    assert scores.bound("fdp_pooled_cp", 1e-5, threshold=Fixed(0.0)).epsilon_lower == 0.0
+    with pytest.raises(ValueError, match="scores_in is empty"):
+        scores.auroc()
+
+
+def test_csv_gives_the_scores_of_its_two_columns(tmp_path, groups) -> None:
+    path = tmp_path / "scores.csv"
+    rows = [(x, 1) for x in groups[0]] + [(x, 0) for x in groups[1]]
+    lines = [f'"{i}, named",{member},{float(score)!r}' for i, (score, member) in enumerate(rows)]
+    path.write_text("\n".join(["\ufeffname, in ,score", *lines]) + "\n\n", encoding="utf-8")
+    scores = CanaryScores.load(path)
+    assert (scores.in_scores == groups[0]).all()
+    assert (scores.out_scores == groups[1]).all()
+    assert scores.threshold == Split()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("score,label\n1,1\n", r"columns \['score', 'label'\]; the first line must name"),
+        ("", r"columns \[\]; the first line"),
+        ("score,in\n1,1\nx,0\n", "cannot read .* as .csv"),
+        ("score,in\n1\n", "cannot read .* as .csv"),
+        ("score,in\n1,1\n0,2\n", "in=2 in .* must be 1 or 0"),
+        ("score,in\nnan,1\n0,0\n", "scores_in has dtype float64 .* finite"),
+    ],
+)
+def test_a_csv_that_is_wrong_says_what_it_must_hold(tmp_path, text, message) -> None:
+    (tmp_path / "scores.csv").write_text(text)
+    with pytest.raises(ScoresError, match=message):
+        CanaryScores.load(tmp_path / "scores.csv")
+
+
+def test_a_csv_without_rows_holds_no_scores(tmp_path) -> None:
+    (tmp_path / "scores.csv").write_text("score,in\n")
+    assert len(CanaryScores.from_csv(tmp_path / "scores.csv").in_scores) == 0
+
+
+def test_files_that_are_absent_are_named(tmp_path) -> None:
+    for name in ("a.csv", "a.json", "a.npz"):
+        with pytest.raises(ScoresError, match=f"cannot read .*{name}"):
+            CanaryScores.load(tmp_path / name)
+
+
+def observations(path: Path, probability: float = 0.5) -> None:
+    np.savez(
+        path,
+        header=json.dumps({"coin_probability": probability}),
+        canaries=np.array([1, 2, 1], dtype="u1"),
+        coins=np.array([[1, 0], [1, 0], [0, 1]], dtype="u1"),
+        readings=np.array([[1.5, 0.25], [9.0, 9.0], [np.nan, 2.0]]),
+    )
+
+
+def test_observations_count_steps_that_went_as_planned_and_what_is_no_number(tmp_path) -> None:
+    observations(tmp_path / "observations.npz")
+    scores = CanaryScores.load(tmp_path / "observations.npz")
+    assert (scores.in_scores.tolist(), scores.out_scores.tolist()) == ([1.5, 2.0], [0.25])
+    assert (scores.threshold, scores.dropped) == (Fixed(0.5), 1)
+    assert scores.mu_one_run(guesses=[2]).correct == 2
+
+
+def test_coins_that_are_not_fair_are_refused_for_one_run(tmp_path) -> None:
+    observations(tmp_path / "o.npz", 0.1)
+    scores = CanaryScores.from_npz(tmp_path / "o.npz")
+    for call in (scores.mu_one_run, lambda: scores.epsilon_one_run(1e-5)):
+        with pytest.raises(ScoresError, match=r"coin_probability=0\.1 must be 0\.5"):
+            call()
+
+
+def report(record: str | None) -> AuditReport:
+    return AuditReport(
+        verdict=Verdict("PASS", None, "no violation"),
+        checks=(),
+        bounds=(),
+        epsilon_claimed=None,
+        epsilon_spent=None,
+        epsilon_not_excluded=None,
+        delta=1e-5,
+        steps=3,
+        observations=3,
+        history=(),
+        power={},
+        epochs=(),
+        settings={},
+        environment={},
+        record=record,
+    )
+
+
+@pytest.mark.parametrize("record", ["observations.bin", None])
+def test_a_report_leads_to_the_observations_beside_it(tmp_path, record) -> None:
+    observations(tmp_path / "observations.npz")
+    report(record).save(tmp_path / "report.json")
+    if record is None:
+        with pytest.raises(ScoresError, match="names 0 records"):
+            CanaryScores.load(tmp_path / "report.json")
+    else:
+        assert CanaryScores.load(tmp_path / "report.json").in_scores.tolist() == [1.5, 2.0]
