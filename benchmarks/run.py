@@ -23,6 +23,7 @@ NAMES = (
     "overhead",
     "two_processes",
     "memory",
+    "black_box",
 )
 
 

@@ -23,7 +23,15 @@ def benchmark(monkeypatch):
         return importlib.import_module(name)
 
     yield load
-    for name in ("support", "detection", "healthy", "transformer", "drift", "late_faults"):
+    for name in (
+        "support",
+        "detection",
+        "healthy",
+        "transformer",
+        "drift",
+        "late_faults",
+        "black_box",
+    ):
         sys.modules.pop(name, None)
 
 
@@ -64,3 +72,11 @@ def test_the_audited_model_is_the_unaudited_one(benchmark):
     results = benchmark("drift").run()
     assert results["smooth net, SGD, audited: largest of 3"] <= 1e-6
     assert results["smooth net, Adam, audited: largest of 3"] <= 1e-6
+
+
+def test_black_box_audits_need_about_as_many_outputs_as_stated(benchmark):
+    black_box = benchmark("black_box")
+    for name in black_box.MECHANISMS:
+        needed = sorted(black_box.outputs_needed(name, 0.5, seed) for seed in range(9))
+        assert 150 < needed[4] < 700
+        assert needed[-1] < 2000

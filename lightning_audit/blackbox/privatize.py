@@ -1,0 +1,300 @@
+"""Unit test of a function that turns per-sample gradients into a private gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from lightning_audit import _validate
+from lightning_audit.blackbox.privatize_faults import likely_fault
+from lightning_audit.blackbox.privatize_readings import (
+    ADDS_UP,
+    LEARNING,
+    read_noises,
+    read_shifts,
+)
+from lightning_audit.blackbox.probes import (
+    Arrays,
+    NoiseReading,
+    Privatize,
+    Released,
+    ShiftReading,
+    direction,
+)
+from lightning_audit.results import Verdict, describe
+
+__all__ = ["PrivatizeAudit", "PrivatizeViolation", "assert_privatizes", "audit_privatize"]
+
+Shapes = tuple[int, ...] | Sequence[tuple[int, ...]]
+
+# E-values that share the significance: five readings of shifts, three of each batch's noise.
+_TESTS = 14
+# A shift larger than this must have been found for a PASS.
+_RESOLUTION = 1.5
+
+
+class PrivatizeViolation(AssertionError):
+    """The function does not clip or add noise as is stated.
+
+    Args:
+        audit: what was found.
+    """
+
+    def __init__(self, audit: PrivatizeAudit) -> None:
+        super().__init__(str(audit))
+        self.audit = audit
+
+
+@dataclass(frozen=True, eq=False)
+class PrivatizeAudit:
+    """What the outputs of a privatize function say of its clipping and its noise.
+
+    Args:
+        verdict: VIOLATION if a fault is shown at the significance; INCONCLUSIVE if the calls were
+            too few to show a shift of one and a half times the claim, if the function releases its
+            sum in another unit than is stated, or gradients of norm C add less than half of it;
+            else PASS.
+        shifts: by probe, how much gradients add, over what clipping allows.
+        noises: by batch, how large the noise is, over the claim.
+        detectable_shift: smallest shift that so many calls would have shown.
+        significance: probability of a VIOLATION although the function is correct.
+        calls: calls of the function.
+    """
+
+    verdict: Verdict
+    shifts: dict[str, ShiftReading]
+    noises: dict[str, NoiseReading]
+    detectable_shift: float
+    significance: float
+    calls: int
+
+    @property
+    def passed(self) -> bool:
+        """Whether the verdict is PASS."""
+        return self.verdict.outcome == "PASS"
+
+    def __str__(self) -> str:
+        return describe(self.verdict)
+
+
+def assert_privatizes(
+    privatize: Privatize,
+    shapes: Shapes,
+    *,
+    noise_multiplier: float,
+    max_grad_norm: float,
+    expected_batch_size: float | None = None,
+    batches: Literal["poisson", "fixed"] = "poisson",
+    batch_size: int = 32,
+    calls: int = 400,
+    significance: float = 1e-3,
+    arrays: Arrays = "torch",
+    seed: int = 0,
+) -> PrivatizeAudit:
+    """Assert that a function clips and adds noise as stated; arguments as of `audit_privatize`.
+
+    Returns:
+        The audit, whose verdict is PASS.
+
+    Raises:
+        PrivatizeViolation: An `AssertionError`, if the verdict is VIOLATION or INCONCLUSIVE.
+
+    Example:
+        >>> import torch
+        >>> def privatize(grads):
+        ...     factors = (1.0 / grads.norm(dim=1)).clamp(max=1.0)
+        ...     return factors @ grads + 2.0 * torch.randn(grads.shape[1])
+        >>> audit = assert_privatizes(privatize, (10,), noise_multiplier=2.0, max_grad_norm=1.0)
+        >>> audit.passed
+        True
+    """
+    audit = audit_privatize(
+        privatize,
+        shapes,
+        noise_multiplier=noise_multiplier,
+        max_grad_norm=max_grad_norm,
+        expected_batch_size=expected_batch_size,
+        batches=batches,
+        batch_size=batch_size,
+        calls=calls,
+        significance=significance,
+        arrays=arrays,
+        seed=seed,
+    )
+    if not audit.passed:
+        raise PrivatizeViolation(audit)
+    return audit
+
+
+def audit_privatize(
+    privatize: Privatize,
+    shapes: Shapes,
+    *,
+    noise_multiplier: float,
+    max_grad_norm: float,
+    expected_batch_size: float | None = None,
+    batches: Literal["poisson", "fixed"] = "poisson",
+    batch_size: int = 32,
+    calls: int = 400,
+    significance: float = 1e-3,
+    arrays: Arrays = "torch",
+    seed: int = 0,
+) -> PrivatizeAudit:
+    r"""Audit a function ``privatize(per_sample_grads) -> gradient`` by calling it.
+
+    The function claims to release, for gradients g_i, the clipping norm C and a divisor b,
+
+    .. math:: \frac{1}{b} \Bigl(\sum_i g_i \min\{1, C / \lVert g_i \rVert\}
+        + \sigma C\, \mathcal{N}(0, I)\Bigr)
+
+    Coins let gradients in or out that are oversized, of norm C, in one tensor alone, or opposed to
+    all others; whoever can bet on the coins better than a shift of C allows has found a fault
+    (`CoinBet`). The noise is read off batches of zeros, of an oversized gradient, and of twice the
+    size (`noise_log_e`).
+
+    Args:
+        privatize: The function. It gets one array ``[n, *shape]``, or a list of them, and returns
+            one array ``[*shape]``, or a list of them.
+        shapes: Shape of the gradient: of the one array, or of each array of the list. Small ones
+            will do: the function is called some thousand times.
+        noise_multiplier: Claimed sigma, > 0.
+        max_grad_norm: Claimed clipping norm C of a whole per-sample gradient, > 0.
+        expected_batch_size: Constant b by which the noisy sum is divided, > 0; None if the sum
+            itself is released. A function that divides by the number of gradients that it gets has
+            b = ``batch_size``, and is right for batches of a fixed size only.
+        batches: "poisson" if the number of gradients varies in the training, so that the noise must
+            not depend on it; "fixed" if it does not.
+        batch_size: Number of gradients in each call, >= 2.
+        calls: Calls at the most for each probe of clipping, >= 20; there are five.
+        significance: Probability in (0, 1) of a VIOLATION although the function is correct.
+        arrays: What the function works on.
+        seed: Seed of coins and directions; the noise is the function's own.
+
+    Returns:
+        The verdict and what was read.
+
+    Raises:
+        MechanismError: If the function raises an exception, or returns something else than finite
+            numbers of the gradient's shape.
+        ValueError: If an argument is outside its range.
+
+    Example:
+        Each tensor is clipped to the norm of the whole gradient:
+
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> def privatize(grads):
+        ...     factors = [np.minimum(1, 1 / (np.linalg.norm(g, axis=1) + 1e-9)) for g in grads]
+        ...     return [f @ g + rng.normal(size=g.shape[1]) for f, g in zip(factors, grads)]
+        >>> audit = audit_privatize(
+        ...     privatize, [(3,), (4,)], noise_multiplier=1.0, max_grad_norm=1.0, arrays="numpy")
+        >>> audit.verdict.outcome, audit.verdict.faults[0].name
+        ('VIOLATION', 'clip_per_tensor')
+    """
+    sigma = _validate.positive("noise_multiplier", noise_multiplier)
+    norm = _validate.positive("max_grad_norm", max_grad_norm)
+    divisor = 1.0
+    if expected_batch_size is not None:
+        divisor = _validate.positive("expected_batch_size", expected_batch_size)
+    level = _validate.open_unit("significance", significance, "such as 1e-3")
+    _validate.one_of("batches", batches, ("poisson", "fixed"))
+    _validate.one_of("arrays", arrays, ("torch", "numpy"))
+    if _validate.positive_int("batch_size", batch_size) < 2:
+        raise ValueError(f"batch_size={batch_size!r} must be at least 2; 32 is usual.")
+    if _validate.positive_int("calls", calls) < 20:
+        raise ValueError(f"calls={calls!r} must be at least 20; hundreds are usual.")
+    single, listed = _listed(shapes)
+    released = Released(privatize, listed, single, norm, divisor, arrays)
+    goal = math.log(_TESTS / level)
+    rng = np.random.default_rng(seed)
+    along = direction(released.sizes, rng)
+    noises = read_noises(released, along, sigma, batch_size, batches, calls, goal)
+    group = min(batch_size, math.ceil(8.0 * sigma))
+    shifts = read_shifts(released, along, sigma, batch_size, group, calls, goal, rng)
+    # An excess x of the group grows the wealth by (group x / sigma)^2 / 8 nats a call.
+    smallest = 1.0 + math.sqrt(8.0 * (goal + LEARNING) / calls) * sigma / group
+    return PrivatizeAudit(
+        verdict=_verdict(shifts, noises, goal, smallest, level, released, batch_size),
+        shifts=shifts,
+        noises=noises,
+        detectable_shift=smallest,
+        significance=level,
+        calls=released.calls,
+    )
+
+
+def _listed(shapes: Shapes) -> tuple[bool, list[tuple[int, ...]]]:
+    """Whether there is one array only, and the shapes of all."""
+    single = bool(shapes) and all(isinstance(size, int) for size in shapes)
+    given: list[Any] = [shapes] if single else list(shapes)
+    if not given or any(_no_shape(shape) for shape in given):
+        raise ValueError(
+            f"shapes={shapes!r} must be the shape of a gradient, such as (10, 3), or a list of "
+            "the shapes of its tensors."
+        )
+    return single, [tuple(shape) for shape in given]
+
+
+def _no_shape(shape: Any) -> bool:
+    if not isinstance(shape, tuple | list) or not shape:
+        return True
+    return any(not isinstance(size, int) or size < 1 for size in shape)
+
+
+def _verdict(
+    shifts: dict[str, ShiftReading],
+    noises: dict[str, NoiseReading],
+    goal: float,
+    smallest: float,
+    level: float,
+    released: Released,
+    batch_size: int,
+) -> Verdict:
+    clipping = [name for name, reading in shifts.items() if reading.log_e >= goal]
+    noise = [
+        name
+        for name, reading in noises.items()
+        if max(reading.log_e, reading.log_e_repeated, reading.log_e_shared) >= goal
+    ]
+    shown = f"at significance {level:g} after {released.calls:,} calls"
+    quiet = min(reading.ratio for reading in noises.values())
+    if clipping or noise:
+        fault = likely_fault(shifts, noises, goal, len(released.sizes), batch_size)
+        if fault.name == "another_unit":
+            return Verdict("INCONCLUSIVE", None, fault.sentence, missing=("the unit of the sum",))
+        what = " and ".join(part for part, hit in (("clip", clipping), ("add noise", noise)) if hit)
+        return Verdict(
+            "VIOLATION",
+            "mechanism",
+            f"the function does not {what} as is stated, {shown}",
+            faults=(fault,),
+        )
+    reach = f"a shift of {smallest:.3g} times C would have been found"
+    if smallest > _RESOLUTION:
+        return Verdict(
+            "INCONCLUSIVE",
+            None,
+            f"{released.calls:,} calls are too few beside noise of this size: only {reach}",
+            missing=(f"calls: a shift of {_RESOLUTION:g} times C would not be found for sure",),
+            advice="raise calls or batch_size",
+        )
+    added = shifts["of norm C"].shift
+    if added <= ADDS_UP:
+        return Verdict(
+            "INCONCLUSIVE",
+            None,
+            f"gradients of norm C add {added:.3g} times C: more noise than is stated, or a sum "
+            "that is clipped as a whole, which more calls would show",
+            missing=("gradients that add up as is stated",),
+            advice="raise calls, or state the clipping norm that is used",
+        )
+    return Verdict(
+        "PASS",
+        None,
+        f"clips and adds noise as is stated, as far as {released.calls:,} calls show; {reach}, "
+        f"the noise is {quiet:.3g} times the claim",
+    )

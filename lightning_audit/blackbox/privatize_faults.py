@@ -1,0 +1,173 @@
+"""From what was read off a privatize function to its likely fault."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightning_audit.blackbox.probes import NoiseReading, ShiftReading
+from lightning_audit.results import LikelyFault
+
+__all__ = ["likely_fault"]
+
+# Noise below this part of the claim is none; a shift above this many C is of no clipping at all.
+_NO_NOISE, _NO_CLIPPING = 0.02, 100.0
+# Shifts that differ by this part may be equal.
+_ALIKE = 0.07
+# Differences of noise below this part of the noise are none.
+_SMALL = 0.4
+# A gradient in one tensor that adds so many times what one in all tensors adds is not in the norm.
+_LEFT_OUT = 10.0
+
+
+def likely_fault(
+    shifts: Mapping[str, ShiftReading],
+    noises: Mapping[str, NoiseReading],
+    goal: float,
+    tensors: int,
+    batch_size: int,
+) -> LikelyFault:
+    """Name the fault that the readings speak for most.
+
+    Args:
+        shifts: how much gradients add, by probe.
+        noises: how large the noise is, by batch.
+        goal: log e-value from which on a reading shows a fault; one does.
+        tensors: number of tensors of a gradient.
+        batch_size: number of gradients in a call.
+    """
+    if any(reading.log_e >= goal for reading in shifts.values()):
+        return _of_clipping(shifts, noises, goal, tensors)
+    return _of_noise(shifts, noises, goal, batch_size)
+
+
+def _of_clipping(
+    shifts: Mapping[str, ShiftReading],
+    noises: Mapping[str, NoiseReading],
+    goal: float,
+    tensors: int,
+) -> LikelyFault:
+    one, group = shifts["one oversized"].shift, shifts["oversized"].shift
+    fired = {name for name, reading in shifts.items() if reading.log_e >= goal}
+    evidence = {f"shift, {name}": reading.shift for name, reading in shifts.items()}
+    members, ratio = shifts["oversized"].gradients, noises["no gradient"].ratio
+    if ratio > 1.0 and all(
+        _as_the_noise(shifts[name].shift, ratio) for name in ("oversized", "of norm C")
+    ):
+        return _another_unit(ratio, evidence)
+    if one > _NO_CLIPPING:
+        return _fault(
+            "no_clipping",
+            f"gradients are not clipped: one of 1000 times C adds {one:.3g} times C",
+            "clipping",
+            "where each per-sample gradient is scaled by min(1, C / norm)",
+            evidence,
+        )
+    if "in one tensor" in fired and shifts["in one tensor"].shift > _LEFT_OUT * max(one, 1.0):
+        return _fault(
+            "norm_misses_a_tensor",
+            "a tensor is left out of the norm by which gradients are clipped: alone it adds "
+            f"{shifts['in one tensor'].shift:.3g} times C on average over tensors",
+            "clipping",
+            "the norm must be of all tensors of a sample together",
+            evidence,
+        )
+    # Of a sum that is clipped as a whole a group adds no more than one.
+    if fired == {"against all others"} or (members > 1 and one > 1.5 * max(group, 0.1)):
+        return _fault(
+            "clip_after_average",
+            "the sum or mean is clipped as a whole, after the gradients were added up",
+            "clipping",
+            "over which axis the norm is taken: there must be one norm for each sample",
+            evidence,
+        )
+    if tensors > 1 and abs(group / tensors**0.5 - 1.0) < _ALIKE and "of norm C" not in fired:
+        return _fault(
+            "clip_per_tensor",
+            f"each tensor is clipped to the norm of the whole gradient: {tensors} tensors add "
+            f"{group:.3g} times C",
+            "clipping",
+            "the norm must be of all tensors of a sample together, or each tensor's C a part of it",
+            evidence,
+        )
+    largest = max(shifts[name].shift for name in fired)
+    return _fault(
+        "clipping_norm_too_large",
+        f"a gradient adds {largest:.3g} times C after clipping",
+        "clipping",
+        "the norm that is clipped to, and what scales the gradient after clipping",
+        evidence,
+    )
+
+
+def _of_noise(
+    shifts: Mapping[str, ShiftReading],
+    noises: Mapping[str, NoiseReading],
+    goal: float,
+    batch_size: int,
+) -> LikelyFault:
+    plain, loaded = noises["no gradient"], noises["an oversized gradient"]
+    ratio = plain.ratio
+    evidence: dict[str, Any] = {f"noise, {name}": noise.ratio for name, noise in noises.items()}
+    signal = shifts["of norm C"].shift
+    look = "what add_noise draws: its standard deviation must be noise_multiplier * max_grad_norm"
+    if ratio < _NO_NOISE and not _near(ratio, 1 / batch_size):
+        return _fault("no_noise", "no noise is added", "noise", look, evidence)
+    if plain.log_e_repeated >= goal and plain.ratio_repeated < _SMALL * ratio:
+        sentence = "the noise is repeated: two calls get the same"
+        return _fault(
+            "noise_repeated", sentence, "reuse", "where the generator is seeded", evidence
+        )
+    if plain.log_e_shared >= goal and plain.ratio_shared < _SMALL * ratio:
+        sentence = "the noise is shared: one number is added to many coordinates"
+        return _fault("noise_shared", sentence, "reuse", "the shape of what is drawn", evidence)
+    if plain.log_e >= goal:
+        if _as_the_noise(signal, ratio):
+            return _another_unit(ratio, evidence)
+        quiet = min(plain.tensors)
+        if quiet < 0.5 * max(plain.tensors):
+            sentence = f"the noise is too small in a tensor: {quiet:.3g} times the claim"
+            evidence["by tensor"] = plain.tensors
+            return _fault("noise_too_small_in_a_tensor", sentence, "noise", look, evidence)
+        if _near(ratio, 1 / batch_size):
+            sentence = f"the noise is divided by the batch once more: {ratio:.3g} times the claim"
+            return _fault("noise_divided_by_batch", sentence, "noise", look, evidence)
+        sentence = f"the noise is too small: {ratio:.3g} times the claim"
+        return _fault("noise_too_small", sentence, "noise", look, evidence)
+    if loaded.log_e >= goal:
+        sentence = f"beside large gradients the noise is too small: {loaded.ratio:.3g} times"
+        return _fault("noise_follows_gradients", sentence, "noise", look, evidence)
+    return _fault(
+        "divides_by_realised_batch",
+        "the noise depends on the number of gradients: with twice as many it is "
+        f"{min(noise.ratio for noise in noises.values()):.3g} times the claim",
+        "noise",
+        "what the noisy sum is divided by: for Poisson batches it must be a constant",
+        evidence,
+    )
+
+
+def _another_unit(ratio: float, evidence: Mapping[str, Any]) -> LikelyFault:
+    return _fault(
+        "another_unit",
+        f"what is released is {ratio:.3g} times what is stated, sum and noise alike: "
+        "expected_batch_size or max_grad_norm does not fit",
+        "noise",
+        "what the noisy sum is divided by",
+        evidence,
+    )
+
+
+def _as_the_noise(shift: float, ratio: float) -> bool:
+    """Whether a shift is as far from the claim as the noise is, and in the same direction."""
+    return abs(shift - ratio) < 0.25 * abs(1.0 - ratio)
+
+
+def _near(value: float, wanted: float) -> bool:
+    return abs(value - wanted) < 0.15 * wanted
+
+
+def _fault(
+    name: str, sentence: str, finding: str, look_at: str, evidence: Mapping[str, Any]
+) -> LikelyFault:
+    return LikelyFault(name, sentence, finding, look_at, evidence)

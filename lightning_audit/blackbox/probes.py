@@ -1,0 +1,243 @@
+"""Batches of per-sample gradients that make faulty clipping and noise show, and their readings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_audit.blackbox.outputs import MechanismError
+from lightning_audit.stats.coin_bet import CoinBet
+from lightning_audit.stats.noise_scale import noise_log_e
+from lightning_audit.stats.sequential import log_mean_exp
+
+__all__ = ["NoiseReading", "Privatize", "Released", "ShiftReading", "direction"]
+
+Floats = NDArray[np.float64]
+Arrays = Literal["torch", "numpy"]
+
+#: From per-sample gradients (one array, or a list of them) to the noisy gradient.
+Privatize = Callable[[Any], Any]
+
+#: Calls after which a shift is known well enough to tell faults apart.
+LEAST_CALLS = 60
+#: A shift may be larger than is claimed by the rounding of single precision.
+ROUNDING = 1.0 + 2.0**-10
+
+
+class Released:
+    """Calls a privatize function, and gives what it releases in units of the clipping norm.
+
+    Args:
+        privatize: the function.
+        shapes: shape of each tensor of a gradient.
+        single: whether the function takes one array instead of a list.
+        max_grad_norm: the clipping norm.
+        divisor: what the noisy sum is divided by.
+        arrays: what the function works on.
+    """
+
+    def __init__(
+        self,
+        privatize: Privatize,
+        shapes: Sequence[tuple[int, ...]],
+        single: bool,
+        max_grad_norm: float,
+        divisor: float,
+        arrays: Arrays,
+    ) -> None:
+        self._privatize, self._shapes, self._single = privatize, shapes, single
+        self._norm, self._divisor, self._arrays = max_grad_norm, divisor, arrays
+        self.sizes = [math.prod(shape) for shape in shapes]
+        self.calls = 0
+
+    def __call__(self, rows: Floats) -> Floats:
+        """Return what is released for gradients ``[n, d]``, times the divisor, ``[d]``.
+
+        Both are in clipping norms.
+
+        Raises:
+            MechanismError: The function raised an exception, or returned something else than finite
+                numbers of the gradient's shapes.
+        """
+        self.calls += 1
+        parts = np.split(rows * self._norm, np.cumsum(self.sizes)[:-1], axis=1)
+        tensors = [
+            self._array(part.reshape(len(rows), *shape))
+            for part, shape in zip(parts, self._shapes, strict=True)
+        ]
+        try:
+            released = self._privatize(tensors[0] if self._single else tensors)
+        except Exception as error:
+            raise self._failed(f"raised {type(error).__name__}: {error}", rows) from error
+        values = [released] if self._single else list(released)
+        found = [tuple(np.shape(value)) for value in values]
+        if found != list(self._shapes):
+            raise self._failed(f"returned shapes {found}, must be {list(self._shapes)}", rows)
+        flat = np.concatenate([_numbers(value).ravel() for value in values])
+        if not np.isfinite(flat).all():
+            raise self._failed("returned numbers that are not finite", rows)
+        return flat * self._divisor / self._norm
+
+    def _array(self, values: Floats) -> Any:
+        if self._arrays == "numpy":
+            return values.astype(np.float32)
+        import torch
+
+        return torch.tensor(values, dtype=torch.float32)
+
+    def _failed(self, what: str, rows: Floats) -> MechanismError:
+        norms = np.linalg.norm(rows, axis=1) * self._norm
+        return MechanismError(
+            f"privatize(per_sample_grads) {what} (call {self.calls}, {len(rows)} gradients of "
+            f"norms {norms.min():.3g} to {norms.max():.3g})."
+        )
+
+
+@dataclass
+class ShiftReading:
+    """How much more is released along a direction when some gradients are there.
+
+    Args:
+        shift: mean difference, over the number of gradients; 1 where clipping is right.
+        log_e: largest log e-value against a shift of at most 1.
+        gradients: number of gradients that go in or out together.
+        calls: calls that it took.
+    """
+
+    shift: float
+    log_e: float
+    gradients: int
+    calls: int
+
+
+def read_shift(
+    released: Released,
+    base: Floats,
+    extras: Sequence[Floats],
+    along: Floats,
+    noise_multiplier: float,
+    calls: int,
+    goal: float,
+    rng: np.random.Generator,
+) -> ShiftReading:
+    """Flip a coin in each call, and let the extra gradients in or not (rows of zeros).
+
+    Args:
+        released: the function.
+        base: gradients that are always there, in clipping norms, ``[n, d]``.
+        extras: gradients that the coin lets in, ``[m, d]``; several, of one shape, take turns.
+        along: vector along which is read, ``[d]``: of length one along every one of ``extras``.
+        noise_multiplier: claimed noise, in clipping norms.
+        calls: calls at the most.
+        goal: log e-value at which to stop, after `LEAST_CALLS` at the earliest.
+        rng: source of the coins.
+    """
+    m = len(extras[0])
+    out = np.vstack([base, np.zeros_like(extras[0])])
+    batches = [np.vstack([base, extra]) for extra in extras]
+    bet = CoinBet((1,), m * ROUNDING, noise_multiplier * float(np.linalg.norm(along)))
+    # Readings are taken from a first one, so that what the base adds does not pass for noise.
+    offset = float(released(out) @ along)
+    sums, counts, best, done = np.zeros(2), np.zeros(2), 0.0, 0
+    while done < calls and (best < goal or done < LEAST_CALLS):
+        coin = int(rng.integers(2))
+        reading = float(released(batches[done % len(batches)] if coin else out) @ along) - offset
+        bet.update(np.array([float(coin)]), np.array([reading]))
+        sums[coin] += reading
+        counts[coin] += 1
+        best = max(best, float(bet.log_e))
+        done += 1
+    means = sums / np.maximum(counts, 1)
+    return ShiftReading(float(means[1] - means[0]) / m, best, m, done + 1)
+
+
+@dataclass
+class NoiseReading:
+    """How large the noise is, over what is claimed.
+
+    Args:
+        ratio: standard deviation of all coordinates over the claim.
+        tensors: the same of each tensor.
+        log_e: largest log e-value against noise of at least the claimed size.
+        log_e_repeated: the same for the difference to the call before.
+        ratio_repeated: standard deviation of that, over what it would be for new noise of the
+            claimed size: small beside ``ratio`` where noise is repeated.
+        log_e_shared: the same for the difference to the coordinate before.
+        ratio_shared: the same for that: small where one number serves many coordinates.
+        calls: calls that it took.
+    """
+
+    ratio: float
+    tensors: list[float]
+    log_e: float
+    log_e_repeated: float
+    ratio_repeated: float
+    log_e_shared: float
+    ratio_shared: float
+    calls: int
+
+
+def read_noise(
+    released: Released, rows: Floats, noise_multiplier: float, calls: int, goal: float
+) -> NoiseReading:
+    """Release the same gradients again and again.
+
+    Args:
+        released: the function.
+        rows: the gradients, in clipping norms, ``[n, d]``.
+        noise_multiplier: claimed noise, in clipping norms.
+        calls: calls at the most.
+        goal: log e-value at which to stop, after ten calls at the earliest.
+    """
+    tensor = np.repeat(np.arange(len(released.sizes)), released.sizes)
+    counts, squares = np.zeros(len(released.sizes)), np.zeros(len(released.sizes))
+    # What is released on average where clipping is right; where it is not, the noise only seems
+    # larger.
+    centre = (rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1.0)).sum(axis=0)
+    before = released(rows)
+    others = np.zeros((2, 2))  # repeated, shared: number and sum of squares
+    best, done = np.zeros(3), 0
+    while done < calls and (best.max() < goal or done < 10):
+        now = released(rows)
+        x = (now - centre) / noise_multiplier
+        counts += released.sizes
+        squares += np.bincount(tensor, x**2, len(squares))
+        repeated = (now - before) / noise_multiplier
+        shared = np.diff(x)
+        others[:, 0] += len(x), len(shared)
+        others[:, 1] += repeated @ repeated, shared @ shared
+        before = now
+        each = log_mean_exp(noise_log_e(counts, squares))
+        pooled = float(noise_log_e(counts.sum(), squares.sum()))
+        log_e = [float(log_mean_exp([pooled, float(each)])), *noise_log_e(*others.T)]
+        best = np.maximum(best, log_e)
+        done += 1
+    # A difference of two has twice the variance.
+    spread = np.sqrt(0.5 * others[:, 1] / np.maximum(others[:, 0], 1))
+    return NoiseReading(
+        ratio=float(np.sqrt(squares.sum() / counts.sum())),
+        tensors=np.sqrt(squares / counts).tolist(),
+        log_e=float(best[0]),
+        log_e_repeated=float(best[1]),
+        ratio_repeated=float(spread[0]),
+        log_e_shared=float(best[2]),
+        ratio_shared=float(spread[1]),
+        calls=done + 1,
+    )
+
+
+def direction(sizes: Sequence[int], rng: np.random.Generator) -> Floats:
+    """A random unit vector with a part of the same length in every tensor, ``[d]``."""
+    parts = [rng.normal(size=size) for size in sizes]
+    return np.concatenate([p / np.linalg.norm(p) for p in parts]) / math.sqrt(len(parts))
+
+
+def _numbers(value: Any) -> Floats:
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+    return np.asarray(value, dtype=np.float64)
