@@ -40,7 +40,7 @@ from lightning_audit.stats.thresholds import (
 
 FOLDER = Path(__file__).parent
 ENVIRONMENTS = FOLDER / ".environments"
-PINS = {"privacy-estimates": "0.1.0.post1", "jax-privacy": "2.0.0"}
+PINS = {"privacy-estimates": "0.1.0.post1", "jax-privacy": "2.0.0", "riskcal": "1.5.1"}
 DELTA, SIGNIFICANCE = 1e-5, 0.05
 
 Scores = tuple[np.ndarray, np.ndarray]

@@ -16,6 +16,7 @@ NAMES = (
     "detection",
     "late_faults",
     "healthy",
+    "healthy_matrix",
     "transformer",
     "drift",
     "epoch_cost",

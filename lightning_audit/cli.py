@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lightning_audit import __version__
@@ -41,6 +41,28 @@ def _bound(options: argparse.Namespace) -> int:
     try:
         print(bound_command.run(options))
     except bound_command.BoundError as error:
+        print(f"lightning-audit: {error}", file=sys.stderr)
+        return EXIT_CODES["INCONCLUSIVE"]
+    return EXIT_CODES["PASS"]
+
+
+def _epsilon_star(options: argparse.Namespace) -> int:
+    import lightning_audit.epsilon_star_command as epsilon_star_command
+
+    return _printed(epsilon_star_command.run, options, epsilon_star_command.EpsilonStarError)
+
+
+def _mcmc(options: argparse.Namespace) -> int:
+    import lightning_audit.mcmc_command as mcmc_command
+
+    return _printed(mcmc_command.run, options, mcmc_command.McmcError)
+
+
+def _printed(run: Callable[[Any], str], options: Any, error_class: type[Exception]) -> int:
+    """Exit code of a command that prints what it computes."""
+    try:
+        print(run(options))
+    except error_class as error:
         print(f"lightning-audit: {error}", file=sys.stderr)
         return EXIT_CODES["INCONCLUSIVE"]
     return EXIT_CODES["PASS"]
@@ -126,8 +148,96 @@ def _parser() -> argparse.ArgumentParser:
     )
     bound.add_argument("--json", action="store_true", help="print the bound as JSON")
     bound.set_defaults(run=_bound)
+    _add_epsilon_star(commands)
+    _add_mcmc(commands)
     _add_selftest(commands)
     return parser
+
+
+def _add_epsilon_star(commands: Any) -> None:
+    star = commands.add_parser(
+        "epsilon-star",
+        help="Epsilon* of one model from the losses of its records; no bound",
+        description="Epsilon*: how well a threshold on one model's losses tells training data "
+        "from other data, beside what it reads without any difference. It describes the model and "
+        "is no bound on the epsilon of its training. Exits with 0, or with 2 if it cannot be "
+        "computed.",
+    )
+    star.add_argument(
+        "losses",
+        help="an .npz with losses_train and losses_population, or a .csv with the columns side "
+        "(train or population) and loss",
+    )
+    star.add_argument("--delta", required=True, type=float, help="delta of Epsilon*, in [0, 1)")
+    star.add_argument(
+        "--clip",
+        type=float,
+        default=0.001,
+        help="least error rate in a denominator, in [0, 0.5) (default: 0.001); it is a part of "
+        "the number",
+    )
+    star.add_argument(
+        "--components",
+        type=_positive_int,
+        metavar="N",
+        help="fit mixtures of N Gaussians to each side; without it, the losses' own ranks are used",
+    )
+    star.add_argument(
+        "--permutations",
+        type=_positive_int,
+        default=999,
+        metavar="N",
+        help="random deals of the losses to the sides (default: 999)",
+    )
+    star.add_argument("--seed", type=int, default=0, help="seed of these deals (default: 0)")
+    star.add_argument("--json", action="store_true", help="print the result as JSON")
+    star.set_defaults(run=_epsilon_star)
+
+
+def _add_mcmc(commands: Any) -> None:
+    mcmc = commands.add_parser(
+        "mcmc",
+        help="posterior of epsilon and attack strength from the counts of several attacks",
+        description="MCMC-DP-Est by quadrature: posterior of epsilon and of the strength of "
+        "attacks that need not be the best ones possible, from their error counts. An estimate, "
+        "no bound. Exits with 0, or with 2 if it cannot be computed.",
+    )
+    mcmc.add_argument(
+        "counts",
+        help="a JSON object with the lists false_negatives and false_positives, and n_in and "
+        "n_out; it may have delta, cluster and groups",
+    )
+    mcmc.add_argument("--delta", type=float, help="delta in [0, 1) (default: the file's)")
+    mcmc.add_argument(
+        "--cluster",
+        type=int,
+        metavar="M",
+        help="decisions of one kind that depend on each other, such as all challenges of cross-fed "
+        "attacks (default: the file's, else independent decisions)",
+    )
+    mcmc.add_argument(
+        "--significance",
+        type=float,
+        default=0.1,
+        help="one minus the level of the credible intervals (default: 0.1)",
+    )
+    mcmc.add_argument(
+        "--epsilon-variance",
+        type=float,
+        default=10.0,
+        metavar="V",
+        help="variance of the half-normal prior of epsilon (default: 10)",
+    )
+    mcmc.add_argument(
+        "--strength-shapes",
+        type=float,
+        nargs=2,
+        default=(1.0, 1.0),
+        metavar=("A", "B"),
+        help="shapes of the Beta prior of the strength (default: 1 1)",
+    )
+    mcmc.add_argument("--json", action="store_true", help="print the result as JSON")
+    mcmc.set_defaults(run=_mcmc)
 
 
 def _add_selftest(commands: Any) -> None:

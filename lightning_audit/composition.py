@@ -20,12 +20,15 @@ __all__ = ["Phase", "bucket_up", "compress", "epsilon_of_history"]
 _TOLERANCE = 0.005
 # ... or by less than this, so that an epsilon of practically zero does not ask for endless grids.
 _ABSOLUTE_TOLERANCE = 1e-6
-_COARSEST_START, _FINEST_START = 100.0, 1e-3
+_COARSEST_START, _FINEST_START = 100.0, 8e-3
 # Cells that the unsampled Gaussian bound on epsilon takes on the first grid.
 _START_CELLS = 300_000
 # Of more phases than these the grid is chosen by one phase about as costly: searching it with all
 # of them anew for every length of a noise schedule takes seconds.
 _FEW = 3
+# Noise multipliers within this ratio share a grid. The bounds of a run ask for another one each, at
+# every epoch's end, and most of the time would go into finding their grids.
+_LIKE = 1.1
 # Mass that a composition may move to an infinite loss: as large as a small delta permits.
 _TAIL_MASS = 1e-15
 # From here down the rounding of the Fourier transform (1e-16 in mass) shows in epsilon.
@@ -83,9 +86,10 @@ def epsilon_of_history(
     and delta < 1e-12, which is below the accuracy of the FFT and left to the Rényi accountant.
 
     With ``grid=None`` the grid is halved until epsilon moves by less than 0.5 % of itself and the
-    grid is below 0.5 % of epsilon. The search runs at step counts rounded down to powers of four,
-    so that it is cached while a training proceeds, and the result does not depend on earlier calls.
-    As the grid may change there, a history that passes a power of four may give up to 0.5 % less.
+    grid is below 0.5 % of epsilon. The search runs at step counts rounded down to powers of four
+    and noise multipliers rounded up by at most a tenth, where epsilon is smaller, so that it is
+    cached while a training proceeds, and the result does not depend on earlier calls. As the grid
+    may change there, a history that passes such a point may give up to 0.5 % less.
 
     Args:
         history: Phases in any order; equal mechanisms are merged. An empty history spends nothing.
@@ -129,7 +133,7 @@ def epsilon_of_history(
     if grid is None:
         few = phases if len(phases) <= _FEW else [_uniform(phases)]
         grid = _sufficient_grid(tuple(_round_down(phase) for phase in few), delta)
-    return _epsilon_on_grid(phases, delta, grid)
+    return _epsilon_on_grid(tuple(phases), delta, grid)
 
 
 def bucket_up(sigma: float, ratio: float = 1.02) -> float:
@@ -244,14 +248,13 @@ def _uniform(phases: Sequence[Phase]) -> Phase:
     steps = sum(phase.steps for phase in phases)
     mean = sum(phase.steps * math.expm1(_inverse_square(phase)) for phase in phases) / steps
     rate = sum(phase.steps * phase.sample_rate for phase in phases) / steps
-    return Phase(
-        bucket_up(1.0 / math.sqrt(math.log1p(mean)), 1.1), min(bucket_up(rate, 1.1), 1.0), steps
-    )
+    return Phase(1.0 / math.sqrt(math.log1p(mean)), min(bucket_up(rate, _LIKE), 1.0), steps)
 
 
 def _round_down(phase: Phase) -> Phase:
+    """A phase that spends less, and is the same for many like it: a grid for it is fine enough."""
     power = (phase.steps.bit_length() - 1) // 2
-    return Phase(phase.noise_multiplier, phase.sample_rate, 4**power)
+    return Phase(bucket_up(phase.noise_multiplier, _LIKE), phase.sample_rate, 4**power)
 
 
 def _unsampled_epsilon(phases: Sequence[Phase], delta: float) -> float:
@@ -281,7 +284,9 @@ def _sufficient_grid(phases: tuple[Phase, ...], delta: float) -> float:
         coarse = fine
 
 
-def _epsilon_on_grid(phases: Sequence[Phase], delta: float, grid: float) -> float:
+# A training's end asks for what its last epoch's end has asked for.
+@lru_cache(maxsize=1024)
+def _epsilon_on_grid(phases: tuple[Phase, ...], delta: float, grid: float) -> float:
     tail_mass = min(_TAIL_MASS, 1e-5 * delta)
     composed = reduce(
         lambda left, right: left.compose(right, tail_mass_truncation=tail_mass),

@@ -34,8 +34,10 @@ _VERSION = 2
 #: Steps after which the entries are handed to the operating system.
 FLUSH_EVERY = 1000
 
-#: Values of the column `canaries`.
-NOT_PLANNED, INJECTED, DROPPED = 0, 1, 2
+#: Values of the column `canaries`; EARLIER: in an earlier part of a split batch than the last.
+NOT_PLANNED, INJECTED, DROPPED, EARLIER = 0, 1, 2, 3
+#: Those of steps whose coins count.
+ENTERED = (INJECTED, EARLIER)
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class RecordHeader:
             [
                 ("step", "<i8"),
                 ("epoch", "<i4"),
-                ("canaries", "u1"),  # NOT_PLANNED, INJECTED or DROPPED
+                ("canaries", "u1"),  # NOT_PLANNED, INJECTED, DROPPED or EARLIER
                 ("replaced", "u1"),  # the update used another gradient than the one read
                 ("noise_multiplier", "<f8"),
                 ("max_grad_norm", "<f8"),

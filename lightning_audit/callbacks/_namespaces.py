@@ -37,8 +37,12 @@ if TYPE_CHECKING:
         MisconfigurationException as MisconfigurationException,
     )
     from pytorch_lightning import Callback as Callback
+    from pytorch_lightning.utilities.seed import isolate_rng as isolate_rng
 else:
     _INSTALLED = _installed()
+
+    # The same code in each of them, about the process and not about a package.
+    isolate_rng = import_module(f"{_INSTALLED[0][0]}.utilities.seed").isolate_rng
 
     class Callback(*(import_module(trainers).Callback for trainers, _ in _INSTALLED)):
         """A callback of every Lightning package that is installed."""

@@ -19,6 +19,7 @@ from lightning_audit.checks.accounting import accounting_result, batch_size_resu
 from lightning_audit.checks.family import shared_log_e
 from lightning_audit.checks.integrity import (
     clipping_norm_result,
+    equal_noise_result,
     finite_result,
     logical_batch_result,
     loss_reduction_result,
@@ -72,7 +73,10 @@ def run_checks(
     if not sessions:
         return Findings(acknowledge(common, terms.allow))
     own = [
-        [_of_optimizer(check, optimizer, len(sessions)) for check in _results_of_session(session)]
+        [
+            _of_optimizer(check, optimizer, len(sessions))
+            for check in _results_of_session(session, facts)
+        ]
         for session, optimizer in zip(sessions, facts.optimizers, strict=True)
     ]
     late = _results_of_run(sessions, facts, terms, epsilons)
@@ -82,8 +86,11 @@ def run_checks(
     )
 
 
-def _results_of_session(session: AuditSession) -> list[CheckResult]:
+def _results_of_session(session: AuditSession, facts: RunFacts) -> list[CheckResult]:
     checks = list(session.recorder.results)
+    if facts.noise_equal:  # which of several processes is to tell is not known to the recorder
+        equal = equal_noise_result(facts.processes)
+        checks = [equal if check.name == equal.name else check for check in checks]
     if (norms := session.step.norms) is not None:
         checks.append(clipping_norm_result(norms.checked, norms.largest_ratio))
     return [*checks, finite_result(session.lost.count, session.lost.first)]

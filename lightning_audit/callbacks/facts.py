@@ -84,6 +84,8 @@ class RunFacts:
     loss_reduction: str | None = None
     #: Whether two private optimizers began with the noise generator in one state.
     noise_shared: bool = False
+    #: Whether two processes drew the same noise.
+    noise_equal: bool = False
     #: What replays of batches showed, if they are asked for.
     coupling: Coupling = field(default_factory=Coupling)
 
@@ -100,6 +102,7 @@ class RunFacts:
         "carried_over",
         "synchronised",
         "noise_shared",
+        "noise_equal",
         "loss_reduction",
     )
 

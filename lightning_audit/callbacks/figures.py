@@ -39,6 +39,7 @@ def send_report_figure(
 
     try:
         save_figure(report, directory / FIGURE_NAME)
-        send_figure(loggers, figure(report), name, step)
+        if receivers := list(loggers):
+            send_figure(receivers, figure(report), name, step)
     except Exception:  # matplotlib's settings are the user's, and may be anything
         _log.warning("the report's figure could not be drawn", exc_info=True)

@@ -15,8 +15,9 @@ from lightning_audit.checks.monitor import MAX_LOST
 from lightning_audit.dpsgd.hand_over import register, unregister
 from lightning_audit.dpsgd.manual import ManualStep
 from lightning_audit.dpsgd.protocol import Backward, DPSGDStep
-from lightning_audit.dpsgd.tap import FloatArray, Reading
+from lightning_audit.dpsgd.tap import Reading
 from lightning_audit.dpsgd.update_tap import UpdateTap
+from lightning_audit.layout import FloatArray
 from lightning_audit.store import INJECTED, NOT_PLANNED
 
 Gradients = TypeVar("Gradients", bound=dict[str, torch.Tensor])

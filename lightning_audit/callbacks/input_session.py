@@ -86,6 +86,11 @@ class InputSession(AuditSession):
         return (rng.random(self._canary_count) < rate).astype(np.float64)
 
     @property
+    def _parts_are_equal(self) -> bool:
+        """The canary is in the first part of a batch."""
+        return False
+
+    @property
     def _canary(self) -> InputCanary:
         canary = self._settings.canaries[0]
         assert isinstance(canary, InputCanary)

@@ -53,7 +53,9 @@ class OptimizerAudit:
             self._before_clipping.remove()
         self._before_clipping = None
         if optimizer is not None:
-            self._before_clipping = BeforeClipping(optimizer, self._inject_late)
+            self._before_clipping = BeforeClipping(
+                optimizer, self._inject_late, self.session.end_part
+            )
 
     def inject(self) -> None:
         """After a backward pass, before clipping: put the canaries in."""

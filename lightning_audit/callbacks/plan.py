@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from lightning_audit.callbacks.coordinates import Located
 from lightning_audit.dpsgd.protocol import StepClaim
 from lightning_audit.layout import Direction, FloatArray
+from lightning_audit.store import EARLIER, INJECTED
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class StepPlan:
         located: the directions among the entries that are read.
         prepared: whether the rows were laid out before the backward pass and wait to be put in.
         adds: whether this process adds the canaries, rather than another one.
+        earlier: whether they enter an earlier part of a split batch than the last.
     """
 
     claim: StepClaim
@@ -31,6 +33,12 @@ class StepPlan:
     located: Located | None = None
     prepared: bool = False
     adds: bool = True
+    earlier: bool = False
+
+    @property
+    def recorded(self) -> int:
+        """What the record says of the canaries."""
+        return EARLIER if self.earlier and self.status == INJECTED else self.status
 
     @property
     def chosen(self) -> list[Direction]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from lightning_audit.callbacks.coordinates import Coordinates
 from lightning_audit.callbacks.noise_watch import NoiseWatch
+from lightning_audit.callbacks.parts import PartChoice, draw_part
 from lightning_audit.callbacks.plan import StepPlan
 from lightning_audit.callbacks.ranks import Ranks
 from lightning_audit.callbacks.recorder import Recorder
@@ -20,6 +21,7 @@ from lightning_audit.canaries.placement import Placement, place
 from lightning_audit.claims import PrivacyClaim
 from lightning_audit.dpsgd.protocol import Backward, DPSGDStep, StepClaim
 from lightning_audit.dpsgd.tap import GradientTap
+from lightning_audit.dpsgd.views import add_along
 from lightning_audit.layout import FloatArray
 from lightning_audit.store import DROPPED, INJECTED, NOT_PLANNED
 
@@ -103,6 +105,9 @@ class StepPlanner:
         self.missing: list[str] = []
         self._changed_at: int | None = None
         self._plan: StepPlan | None = None
+        #: The coming step's plan once its canaries are in an earlier part of a split batch.
+        self._earlier: StepPlan | None = None
+        self._parts, self._part_announced = PartChoice(), False
         # Without a claim nothing is tested: noise multiplier 0 until one was read.
         self._last_claim = StepClaim(noise_multiplier=0.0, max_grad_norm=1.0, scale=1.0)
 
@@ -151,15 +156,21 @@ class StepPlanner:
         if self._tap.inside_step:
             return
         if not self.step.final_step_of_batch():
+            self._enter_earlier()
             self._noise.skip(self.step)
+            self._parts.passed()
+            self._part_announced = True
             return
+        self._parts.ended()
         if not self._layout_holds():
             return
         self.step.look_at_parts()
-        plan = self._confirmed()
+        plan, self._earlier = self._earlier, None
+        plan = plan or self._confirmed()
         size = self.step.batch_size() if self.track_batch_sizes else None
         if size is not None:
-            self.batch_sizes.append(size - (int(plan.coins.sum()) if plan else 0))
+            own = plan is not None and not plan.earlier
+            self.batch_sizes.append(size - (int(plan.coins.sum()) if plan and own else 0))
         self._plan = plan
         number = self.recorder.steps
         try:
@@ -168,18 +179,46 @@ class StepPlanner:
             _log.warning("nothing can be claimed of step %d: %s", number, error)
             return
         if plan is not None:
-            self._plan = replace(plan, claim=claim)
+            # Of several backward passes the first one was prepared.
+            first = claim.accumulated > 1 and self._parts_are_equal
+            self._plan = replace(plan, claim=claim, earlier=plan.earlier or first)
             return
         self._plan = self._late(claim, number)
+
+    def _enter_earlier(self) -> None:
+        """Put the canaries into a part of a split batch that is not the last, if it is chosen."""
+        if not self._may_inject():
+            return
+        plan = self._confirmed()
+        if plan is None:
+            with contextlib.suppress(ValueError):  # said where the step ends
+                plan = self._late(self._claim(), self.recorder.steps)
+        if plan is not None and plan.status == INJECTED:
+            self._earlier = replace(plan, earlier=True)
+
+    def end_part(self) -> None:
+        """When a part of a split batch is clipped: leave no canary in its gradients."""
+        if self._plan is None:
+            self.step.withdraw()
+
+    def _take_back(self) -> None:
+        """Take the canaries out of the sum of a split batch that is not completed."""
+        plan, self._earlier = self._earlier, None
+        if plan is not None:
+            sums = [getattr(p, "summed_grad", None) for p in self.step.params]
+            add_along(sums, plan.chosen, np.full(len(plan.chosen), -plan.claim.max_grad_norm))
 
     def _late(self, claim: StepClaim, number: int) -> StepPlan:
         """Put the canaries into a step whose backward passes are done."""
         if not self._is_due(free=False) or self.recorder.clipping_is_broken:
             return self._without_canary(claim)
-        plan = self._flip(claim)
+        plan, part = self._flip(claim), -1
+        if claim.accumulated > 1 and self._parts_are_equal:
+            part = draw_part(claim.accumulated, self._rng)
+            plan = replace(plan, earlier=part >= 0)
         try:
             # Also where all coins say "out": whether a step counts must not depend on its coins.
-            self.step.inject(plan.chosen, self._norm(claim))
+            self.step.inject(plan.chosen, self._norm(claim), part)
         except (ValueError, RuntimeError) as error:
             if self._ranks.several:
                 raise RuntimeError(_ONE_FAILED.format(self._ranks.rank, number, error)) from error
@@ -193,6 +232,9 @@ class StepPlanner:
 
     def inject_late(self) -> None:
         """As `inject`, just before clipping, for a step that nobody announced."""
+        announced, self._part_announced = self._part_announced, False
+        if announced and not self.step.final_step_of_batch():
+            return
         if self._plan is None and self._may_inject():
             self._note(self.step.obstacle(Backward(None, announced=False)))
         if self._plan is None or self._plan.prepared:
@@ -208,10 +250,25 @@ class StepPlanner:
 
     def _may_inject(self) -> bool:
         return (
-            self.step.final_step_of_batch()
-            and self._layout_holds()
-            and not self.recorder.clipping_is_broken
+            self._part_is_chosen() and self._layout_holds() and not self.recorder.clipping_is_broken
         )
+
+    def _part_is_chosen(self) -> bool:
+        """Whether canaries are to enter the part of the batch that is clipped next."""
+        if self._earlier is not None:
+            return False
+        if self.step.final_step_of_batch():
+            return True
+        return self._parts_are_equal and self._parts.chosen(self._rng)
+
+    @property
+    def _parts_are_equal(self) -> bool:
+        """Whether canaries may enter any part of a step.
+
+        Several processes do not know of each other's parts, and of adaptive clipping the norm that
+        an earlier part was clipped to is not that of the step.
+        """
+        return not (self._ranks.several or self.step.adapts_its_norm)
 
     def _flip(self, claim: StepClaim) -> StepPlan:
         """Draw the coins and directions of a step."""

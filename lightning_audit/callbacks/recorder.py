@@ -24,7 +24,7 @@ class SeenStep:
 
     Args:
         claim: what was claimed of it.
-        status: NOT_PLANNED, INJECTED or DROPPED.
+        status: NOT_PLANNED, INJECTED, DROPPED or EARLIER.
         coins: whether each canary was in, ``[k]``.
         readings: inner products with the canaries' directions, in units of the signal, ``[k]``.
         witnesses: entries of the gradient that carry no canary, in the same unit, ``[n]``.

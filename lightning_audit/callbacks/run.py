@@ -21,6 +21,7 @@ from lightning_audit.callbacks.facts import RunFacts
 from lightning_audit.callbacks.gate import BatchGate
 from lightning_audit.callbacks.input_session import InputSession
 from lightning_audit.callbacks.neighbours import NeighbourReplay
+from lightning_audit.callbacks.noise_draws import equal_draws
 from lightning_audit.callbacks.optimizers import AuditedOptimizers
 from lightning_audit.callbacks.ranks import Ranks
 from lightning_audit.callbacks.run_lints import RunLints
@@ -218,12 +219,14 @@ class AuditRun:
         session = self.session
         if session is None or not self.ranks.talk:
             return
-        own = [session.recorder.steps, session.checksum, session.copied]
+        draws = session.draws.numbers
+        own = [session.recorder.steps, session.checksum, session.copied, *draws]
         told = self.ranks.gathered([*own, *session.lost.numbers()])
         session.lost.hear([row[len(own) :] for row in told])
         same = all(row[:2] == told[0][:2] for row in told)
         self.facts.synchronised = same and self.facts.synchronised is not False
         session.anyone_copies = any(row[2] for row in told)
+        self.facts.noise_equal |= equal_draws([row[3 : len(own)] for row in told])
 
     # ------------------------------------------------------------------ the end
 

@@ -14,6 +14,7 @@ import torch
 
 from lightning_audit.callbacks.coordinates import Coordinates
 from lightning_audit.callbacks.lost_steps import LostSteps
+from lightning_audit.callbacks.noise_draws import STEPS, NoiseDraws
 from lightning_audit.callbacks.noise_watch import NoiseWatch
 from lightning_audit.callbacks.plan import StepPlan
 from lightning_audit.callbacks.planning import SessionSettings, StepPlanner
@@ -79,7 +80,7 @@ class AuditSession(StepPlanner):
         self.checksum = 0
         store = open_store(header) if open_store else None
         self.recorder = Recorder(header, settings.significance, witnesses, store)
-        self.lost = LostSteps()
+        self.lost, self.draws = LostSteps(), NoiseDraws()
         self._canary_count = len(header.canaries)
         self.epoch = 0
         self._tap = self._attach()
@@ -123,6 +124,7 @@ class AuditSession(StepPlanner):
             "anyone_copies": self.anyone_copies,
             "lost": self.lost.state(),
             "norms": dataclasses.asdict(self.step.norms) if self.step.norms else {},
+            "usual_parts": self._parts.usual,
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -150,6 +152,7 @@ class AuditSession(StepPlanner):
         self.checksum = state.get("checksum", 0)
         self.anyone_copies = state.get("anyone_copies", True)
         self.lost.load(state.get("lost", {}))
+        self._parts.usual = state.get("usual_parts", self._parts.usual)
         if self.step.norms is not None and state.get("norms"):
             self.step.norms = NormsSeen(**state["norms"])
 
@@ -167,7 +170,9 @@ class AuditSession(StepPlanner):
         """Go on with a new optimizer over the same parameters; False if they differ."""
         same = [id(p) for p in step.params] == [id(p) for p in self.step.params]
         if same:
+            earlier, self._earlier = self._earlier, None
             self.detach()
+            self._earlier = earlier
             step.norms = self.step.norms
             self.step = step
             self._tap = self._attach()
@@ -182,6 +187,12 @@ class AuditSession(StepPlanner):
         self._tap.reset()
         self._withdraw()
 
+    def inject_late(self) -> None:
+        """See `StepPlanner.inject_late`; what follows is clipping and noise."""
+        super().inject_late()
+        if self._ranks.several and self.recorder.steps < STEPS:
+            self.draws.start(self.step.noise_state())
+
     def end_batch(self) -> None:
         """A batch was trained on."""
 
@@ -193,10 +204,14 @@ class AuditSession(StepPlanner):
         """Take the hooks off; what was observed stays."""
         self._tap.remove()
         self._withdraw()
+        self._take_back()
 
     def _before(self) -> FloatArray | None:
         """What the canaries that are in add to the gradient under the claim, by coordinate."""
-        self._noise.read(self.step, self.recorder.steps)
+        number = self.recorder.steps
+        if self._ranks.several and number < STEPS:
+            self.draws.end(number, self.step.noise_state())
+        self._noise.read(self.step, number)
         if self._plan is not None and self._plan.prepared:
             self._withdraw()  # clipping is over, and nobody put the canaries in
         if self._plan is None:
@@ -245,7 +260,7 @@ class AuditSession(StepPlanner):
         self.recorder.take(
             SeenStep(
                 claim=claim,
-                status=plan.status,
+                status=plan.recorded,
                 coins=plan.coins,
                 readings=self._readings(plan, values),
                 witnesses=values[self._coordinates.witness_at],

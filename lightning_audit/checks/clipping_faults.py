@@ -23,13 +23,14 @@ def clipping_candidates(case: Case) -> list[Candidate]:
     """Faults of the clipping, the likeliest first.
 
     What only one fault makes comes first: the norm of the readings, tensors that pass whole, the
-    whole gradient that passes, canaries over several tensors that pass with more than the others.
+    whole gradient that passes, parts of a batch that count differently, canaries over several
+    tensors that pass with more than the others.
     A clipping norm that is too large comes last, for it explains any shift.
     """
     monitor, finding = case.monitor, _finding(case)
     if monitor is None or finding is None:
         return []
-    shift = monitor.sensitivity.shift
+    shift = monitor.sensitivity.largest_shift
     evidence = {"shift": shift, "shift_lower": monitor.sensitivity.shift_lower}
     found = [_after_average(monitor), _missed(monitor, case.oversize)]
     loose = found[1] is not None
@@ -43,7 +44,12 @@ def clipping_candidates(case: Case) -> list[Candidate]:
             )
         )
     elif not loose:
-        found += [_per_tensor(monitor), _counts_twice(monitor), _too_large(monitor)]
+        by_part = _by_part(monitor)
+        found += (
+            [by_part]
+            if by_part
+            else [_per_tensor(monitor), _counts_twice(monitor), _too_large(monitor)]
+        )
     return [
         case.candidate(
             named.name,
@@ -115,6 +121,23 @@ def _tensors_of(monitor: AuditMonitor, labels: list[str]) -> tuple[str, ...]:
         label.partition("(")[2].removesuffix(")").removesuffix(", moving") for label in labels
     ]
     return tuple(name for name in dict.fromkeys(inside) if name in monitor.header.tensors)
+
+
+def _by_part(monitor: AuditMonitor) -> _Named | None:
+    """Canaries whose size depends on the part of a split batch that they enter."""
+    parts = monitor.sensitivity.parts
+    if parts is None or not parts.differ:
+        return None
+    earlier, last = parts.earlier.shift, parts.last.shift
+    return _Named(
+        "parts_count_differently",
+        "parts of a split batch count differently: a record in its last part adds "
+        f"{max(last, 0.0):.2g} times max_grad_norm, one in an earlier part "
+        f"{max(earlier, 0.0):.2g} times",
+        "where the clipped sums of the parts are added up: a sum that shares its memory with "
+        "p.grad, that is added twice, or that is not set to zero after the step",
+        {"shift_of_earlier_parts": earlier, "shift_of_last_parts": last},
+    )
 
 
 def _per_tensor(monitor: AuditMonitor) -> _Named | None:

@@ -110,7 +110,7 @@ _CERTAIN = (
         "records are not independent: a record changes the gradients of others, so that clipping "
         "its own does not bound what it adds",
         "layers and losses that work over the batch: batch normalisation, statistics of the batch, "
-        "contrastive losses",
+        "contrastive losses; and layers that order the batch anew, such as packed sequences",
         ("sensitivity", *LEAKAGE),
     ),
 )
@@ -220,10 +220,8 @@ def loses_no_privacy(violated: Sequence[CheckResult], monitor: AuditMonitor) -> 
     if any(name == "reuse.recurrence" or reuse_is_seen(case, monitor, name) for name in reuse):
         return False
     ratios = monitor.witness_noise.ratios()
-    signal = monitor.sensitivity
     # The shift may be as large as its estimate plus its error, the noise as small as in any tensor.
-    upper = 2.0 * signal.shift - signal.shift_lower
-    return upper < 1.05 * float(ratios.min())
+    return monitor.sensitivity.shift_upper < 1.05 * float(ratios.min())
 
 
 def _by_finding(case: Case, rules: Iterable[_Rule]) -> list[Candidate]:

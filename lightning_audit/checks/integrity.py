@@ -201,6 +201,23 @@ def unsynchronised_result(synchronised: bool, processes: int) -> CheckResult:
     )
 
 
+def equal_noise_result(processes: int) -> CheckResult:
+    """Result of `noise.excess` where processes draw the same noise, so that their sum is loud.
+
+    Args:
+        processes: number of processes.
+    """
+    return CheckResult(
+        "noise.excess",
+        "mechanism",
+        "warned",
+        f"too much noise: several of the {processes} processes draw the same noise, whose sum is "
+        "larger than that of independent draws; that loses no privacy, but accuracy",
+        "let one process add the noise, or seed the generator of each with its rank",
+        evidence={"processes": processes},
+    )
+
+
 def finite_result(lost: int, first: tuple[int, int, int] | None) -> CheckResult:
     """Result of `finite`: no record may decide alone whether the released gradient is a number.
 

@@ -9,8 +9,10 @@ from numpy.typing import NDArray
 
 from lightning_audit.checks.family import Evidence
 from lightning_audit.results import CheckResult
+from lightning_audit.stats.error_rate_bet import ErrorRateBet
 from lightning_audit.stats.gaussian import mu_noncentral_t
-from lightning_audit.stats.sequential import ErrorRateBet, MuTest, is_look
+from lightning_audit.stats.mu_test import MuTest
+from lightning_audit.stats.sequential import is_look
 from lightning_audit.store import RecordHeader
 
 #: Grid of one step's mu, relative to the first step's claim; 2 % apart.

@@ -20,7 +20,7 @@ from lightning_audit.checks.leakage import LeakageBound, MuCheck
 from lightning_audit.checks.noise import CanaryNoiseCheck, WitnessNoiseCheck
 from lightning_audit.checks.sensitivity import SensitivityCheck
 from lightning_audit.results import CheckResult
-from lightning_audit.store import DROPPED, INJECTED, RecordHeader
+from lightning_audit.store import DROPPED, ENTERED, RecordHeader
 
 #: Share of steps with a failed injection or a non-finite reading above which nothing is concluded.
 MAX_LOST = 0.01
@@ -77,7 +77,7 @@ class AuditMonitor:
         self.reuse.update(entry)
         if entry["canaries"] == DROPPED:
             self.lost_steps += 1
-        elif entry["canaries"] == INJECTED:
+        elif entry["canaries"] in ENTERED:
             if not np.isfinite(entry["readings"]).all():
                 self.lost_steps += 1
                 return

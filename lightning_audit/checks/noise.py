@@ -10,13 +10,8 @@ from numpy.typing import NDArray
 from lightning_audit.checks.family import Evidence
 from lightning_audit.layout import FloatArray
 from lightning_audit.results import CheckResult
-from lightning_audit.stats.sequential import (
-    PredictableCentre,
-    SingleStepBet,
-    is_look,
-    log_mean_exp,
-    noise_log_e,
-)
+from lightning_audit.stats.noise_scale import noise_log_e
+from lightning_audit.stats.sequential import PredictableCentre, SingleStepBet, is_look, log_mean_exp
 from lightning_audit.store import RecordHeader
 
 _ADVICE = (

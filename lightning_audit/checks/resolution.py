@@ -11,8 +11,8 @@ import numpy as np
 from lightning_audit import _validate
 from lightning_audit.checks.family import SHARES
 from lightning_audit.checks.monitor import AuditMonitor
+from lightning_audit.stats.coin_bet import CoinBet
 from lightning_audit.stats.power import noise_power, sensitivity_power, steps_needed
-from lightning_audit.stats.sequential import CoinBet
 
 #: Power that a pass needs.
 TARGET = 0.95
@@ -75,7 +75,7 @@ class PowerModel:
         self._coin_probability = monitor.header.coin_probability
         self._std = monitor.sensitivity.residual_std
         several = len(set(monitor.header.canary_kinds)) > 1
-        self._pooled = CoinBet.POOLED if several else 1.0
+        self._pooled = (CoinBet.POOLED if several else 1.0) * monitor.sensitivity.together
         groups = monitor.witness_noise.sums
         self._noise = [
             *_quiet_groups(

@@ -8,15 +8,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_audit.checks.family import Evidence
+from lightning_audit.checks.part_shifts import PartShifts, error_of, shift_of, std_of
 from lightning_audit.layout import FloatArray
 from lightning_audit.results import CheckResult
-from lightning_audit.stats.sequential import CoinBet, PredictableCentre
-from lightning_audit.store import RecordHeader
+from lightning_audit.stats.coin_bet import CoinBet
+from lightning_audit.stats.sequential import PredictableCentre
+from lightning_audit.store import EARLIER, RecordHeader
 
 #: One-sided 95 % point of the normal distribution, for the "is the canary alive" limit.
 _Z95 = 1.6448536269514722
 #: Steps of which the norm of all "in" readings is kept, to tell clipping faults apart.
 _KEPT_NORMS = 64
+#: Part of the stake that is on all parts together, once batches are split.
+_TOGETHER = 0.5
 
 
 class SensitivityCheck:
@@ -31,6 +35,9 @@ class SensitivityCheck:
     _coin_probability = 0.5
     # And those of earlier releases bet on all canaries together alone.
     _kinds: tuple[str, ...] | None = None
+    # By part of a split batch, and what the bet had come to when the first one was seen.
+    parts: PartShifts | None = None
+    _before_parts = 0.0
 
     def __init__(self, header: RecordHeader, significance: float) -> None:
         self._labels = tuple(f"{i}: {label}" for i, label in enumerate(header.canaries))
@@ -51,12 +58,15 @@ class SensitivityCheck:
         coins = np.asarray(entry["coins"], dtype=np.float64)
         readings = np.asarray(entry["readings"])
         if self._bet is None:
-            scale = float(entry["noise_multiplier"])
-            self._bet = CoinBet(
-                (self._k,), self._signal, scale, self._coin_probability, self._kinds
-            )
+            self._bet = self._new_bet(entry)
+        earlier = bool(entry["canaries"] == EARLIER)
+        if earlier and self.parts is None:
+            self._before_parts = float(self._bet.log_e)
+            self.parts = PartShifts(self._new_bet(entry), self._new_bet(entry), self._k)
         self._bet.update(coins, readings)
-        self.evidence.update(float(self._bet.log_e), int(entry["step"]))
+        if self.parts is not None:
+            self.parts.update(coins, readings, earlier=earlier)
+        self.evidence.update(self._log_e(self._bet), int(entry["step"]))
         residual = readings - coins
         centred = residual - self._centre.value
         self._centre.update(residual)
@@ -70,12 +80,46 @@ class SensitivityCheck:
             scale, sigma = float(entry["scale"]), float(entry["noise_multiplier"])
             self._norms.append((float(coins.sum()), norm, scale, sigma))
 
+    def _new_bet(self, entry: NDArray[np.void]) -> CoinBet:
+        scale = float(entry["noise_multiplier"])
+        return CoinBet((self._k,), self._signal, scale, self._coin_probability, self._kinds)
+
+    def _log_e(self, bet: CoinBet) -> float:
+        """Log e-value now: the bet goes on with a part of its stake, the rest is on the parts."""
+        if self.parts is None:
+            return float(bet.log_e)
+        of_parts = self._before_parts + self.parts.log_e
+        return float(
+            np.logaddexp(float(bet.log_e) + math.log(_TOGETHER), of_parts + math.log1p(-_TOGETHER))
+        )
+
+    @property
+    def together(self) -> float:
+        """Part of the stake that is on all steps alike."""
+        return 1.0 if self.parts is None else _TOGETHER
+
     @property
     def shift(self) -> float:
         """Estimated signal of a canary: 1 for a correct implementation, 0 for a dead canary."""
-        n = np.maximum(self._sums[:, 0], 1.0)
-        means = self._sums[:, 1] / n
-        return float(1.0 + means[1] - means[0])
+        return shift_of(self._sums)
+
+    @property
+    def largest_shift(self) -> float:
+        """The same, where parts of a batch count differently that of those which count most."""
+        parts = self.parts
+        if parts is None or not parts.differ:
+            return self.shift
+        return max(parts.earlier.shift, parts.last.shift)
+
+    @property
+    def shift_upper(self) -> float:
+        """Upper 95 % limit of the largest shift that any part has; inf before all were seen."""
+        parts = self.parts
+        upper = self.shift + _Z95 * error_of(self._sums)
+        if parts is None:
+            return upper
+        own = (part.shift + _Z95 * part.error for part in (parts.earlier, parts.last))
+        return max(upper, *own)
 
     def shifts(self) -> FloatArray:
         """Estimated signal of each canary, NaN where it was not seen both in and out, ``[k]``."""
@@ -87,18 +131,12 @@ class SensitivityCheck:
     @property
     def residual_std(self) -> float:
         """Standard deviation of a reading around its group's mean, in units of the signal."""
-        n = np.maximum(self._sums[:, 0], 1.0)
-        within = self._sums[:, 2] - self._sums[:, 1] ** 2 / n
-        freedom = float(self._sums[:, 0].sum()) - 2.0
-        return math.sqrt(max(float(within.sum()), 0.0) / freedom) if freedom > 0 else math.nan
+        return std_of(self._sums)
 
     @property
     def shift_lower(self) -> float:
         """Lower 95 % limit of the shift; -inf before both groups were seen."""
-        if self._sums[:, 0].min() < 2:
-            return -math.inf
-        error = self.residual_std * math.sqrt(float((1.0 / self._sums[:, 0]).sum()))
-        return self.shift - _Z95 * error
+        return self.shift - _Z95 * error_of(self._sums)
 
     @property
     def observations(self) -> int:
@@ -125,14 +163,20 @@ class SensitivityCheck:
 
     def results(self) -> tuple[CheckResult, ...]:
         """Result of the check."""
+        by_part = {}
+        if self.parts is not None:
+            shifts = {"earlier": self.parts.earlier.shift, "last": self.parts.last.shift}
+            by_part = {"shift_by_part": {part: round(x, 3) for part, x in shifts.items()}}
         return (
             self.evidence.result(
                 "a canary adds no more than clipping allows",
-                f"a canary adds {self.shift:.3g} times what clipping to max_grad_norm allows",
+                f"a canary adds {self.largest_shift:.3g} times what clipping to max_grad_norm "
+                "allows",
                 "clip every per-sample gradient to max_grad_norm before they are summed",
                 {
                     "shift": self.shift,
                     "shift_lower": self.shift_lower,
+                    **by_part,
                     "residual_std": self.residual_std,
                     "sum_is_clipped": self.sum_is_clipped,
                     "shift_by_canary": dict(

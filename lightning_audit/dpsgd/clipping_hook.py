@@ -1,4 +1,4 @@
-"""A hook before a private optimizer clips, whoever steps it."""
+"""Hooks before and after a private optimizer clips, whoever steps it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from opacus.optimizers import DPOptimizer
 
 
 class BeforeClipping:
-    """Calls back at the start of ``pre_step``, where Opacus clips and adds noise.
+    """Calls back at the start and the end of ``pre_step``, where Opacus clips and adds noise.
 
     Lightning announces a step only where it takes it itself: in manual optimization with the raw
     optimizer none of its hooks is called.
 
     Args:
         optimizer: the private optimizer.
-        call: what to call.
+        call: what to call before.
+        after: what to call when it is done.
     """
 
-    def __init__(self, optimizer: DPOptimizer, call: Callable[[], None]) -> None:
+    def __init__(
+        self, optimizer: DPOptimizer, call: Callable[[], None], after: Callable[[], None]
+    ) -> None:
         self._optimizer: Any = optimizer
         self._before = vars(optimizer).get("pre_step")
         own = optimizer.pre_step
@@ -29,7 +32,10 @@ class BeforeClipping:
         def pre_step(_: DPOptimizer, *args: Any, **kwargs: Any) -> Any:
             if self._armed:  # somebody may have wrapped it, and keep it beyond the audit
                 call()
-            return own(*args, **kwargs)
+            done = own(*args, **kwargs)
+            if self._armed:
+                after()
+            return done
 
         self._hook = types.MethodType(pre_step, optimizer)
         self._optimizer.pre_step = self._hook

@@ -13,15 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from opacus.optimizers import DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
 
 from lightning_audit.dpsgd.opacus import OpacusStep, as_number
 from lightning_audit.dpsgd.protocol import Backward, NormsSeen
-from lightning_audit.dpsgd.views import numpy_view
-from lightning_audit.layout import Direction, FloatArray, by_tensor
+from lightning_audit.dpsgd.views import add_along
+from lightning_audit.layout import Direction
 
 _NO_GHOST_LOSS = (
     "no canary entered, because the loss that runs backward is not the one that Opacus' criterion "
@@ -138,26 +137,11 @@ class GhostStep(OpacusStep):
         if factors is None:
             return False
         # No row where nobody is in, but the step was audited all the same.
-        self._add(self._norm * factors.double().cpu().numpy())
+        weights = self._norm * factors.double().cpu().numpy()
+        add_along([p.grad for p in self.params], self._directions, weights)
         return True
 
-    @torch.no_grad()
-    def _add(self, weights: FloatArray) -> None:
-        """Add each direction, times its weight, to the gradients."""
-        for j, (row, index, value) in by_tensor(self._directions).items():
-            grad, added = self.params[j].grad, weights[row] * value
-            if grad is None:
-                continue
-            entries = numpy_view(grad)
-            if entries is not None:
-                np.add.at(entries, index, added.astype(entries.dtype))
-                continue
-            at = torch.unravel_index(torch.from_numpy(index).to(grad.device), grad.shape)
-            grad.index_put_(
-                at, torch.from_numpy(added).to(grad.device, grad.dtype), accumulate=True
-            )
-
-    def inject(self, directions: Sequence[Direction], norm: float) -> None:
+    def inject(self, directions: Sequence[Direction], norm: float, part: int = -1) -> None:
         """There is nothing to add to when the backward pass is over.
 
         Raises:

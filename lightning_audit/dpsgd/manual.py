@@ -157,7 +157,7 @@ class ManualStep:
         """What the user's code has taken is in its sums, and cannot be taken back."""
         self._waiting = ((), 0.0)
 
-    def inject(self, directions: Sequence[Direction], norm: float) -> None:
+    def inject(self, directions: Sequence[Direction], norm: float, part: int = -1) -> None:
         """Keep the rows until `append` or `singles` hands them over."""
         self._waiting = (tuple(directions), norm)
 

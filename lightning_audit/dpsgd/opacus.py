@@ -158,27 +158,28 @@ class OpacusStep:
             accumulated=accumulated,
         )
 
-    def inject(self, directions: Sequence[Direction], norm: float) -> None:
+    def inject(self, directions: Sequence[Direction], norm: float, part: int = -1) -> None:
         """Append one row a direction to every ``grad_sample``, ``norm`` times the direction.
 
         Args:
             directions: unit directions over the layout, ``[n]``.
             norm: norm of the rows, in the unit of a per-sample gradient.
+            part: number of the batch among those that are accumulated; -1 for the last.
 
         Raises:
             ValueError: a parameter holds no per-sample gradients.
         """
         rows = len(directions)
-        latest = [self._latest(j) for j in range(len(self.params))]
+        waiting = [self._waiting(j, part) for j in range(len(self.params))]
         if not rows:
             return
-        grown = [_like(t, torch.cat([t, t.new_zeros((rows, *t.shape[1:]))])) for t in latest]
+        grown = [_like(t, torch.cat([t, t.new_zeros((rows, *t.shape[1:]))])) for t in waiting]
         write_rows(grown, directions, norm)
         # Nothing was changed until here: a failure above leaves the user's gradients as they were.
         for param, samples in zip(self.params, grown, strict=True):
             held = param.grad_sample
             if isinstance(held, list):
-                held[-1] = samples  # a new element would count as one more accumulated iteration
+                held[part] = samples  # a new element would count as one more accumulated iteration
             else:
                 param.grad_sample = samples
         self._enter(grown, rows)
@@ -240,13 +241,13 @@ class OpacusStep:
             self.optimizer.sample_size += self._rows  # nobody clipped and counted them
         self._entered = []
 
-    def _latest(self, tensor: int) -> torch.Tensor:
-        """The per-sample gradients of a tensor in the latest batch."""
+    def _waiting(self, tensor: int, part: int) -> torch.Tensor:
+        """The per-sample gradients of a tensor in one of the accumulated batches."""
         held = getattr(self.params[tensor], "grad_sample", None)
-        last = held[-1] if isinstance(held, list) and held else held
-        if not isinstance(last, torch.Tensor):
+        found = held[part] if isinstance(held, list) and held else held
+        if not isinstance(found, torch.Tensor):
             raise ValueError(f"{self.layout[tensor].name} holds no per-sample gradients")
-        return last
+        return found
 
     def noise_state(self) -> str | None:
         """A digest of the noise generator's state; None if it shows none."""

@@ -99,8 +99,11 @@ class DPSGDStep(Protocol):
     def withdraw(self) -> None:
         """Undo `prepare`, and `inject` where no step was taken."""
 
-    def inject(self, directions: Sequence[Direction], norm: float) -> None:
-        """Add one per-sample gradient ``norm * direction`` for each direction, before clipping."""
+    def inject(self, directions: Sequence[Direction], norm: float, part: int = -1) -> None:
+        """Add one per-sample gradient ``norm * direction`` for each direction, before clipping.
+
+        They join the batch of number ``part`` among those that are accumulated.
+        """
 
     def noise_state(self) -> str | None:
         """Something that is equal only for equal states of the noise generator; None if unknown."""

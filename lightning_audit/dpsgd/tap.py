@@ -6,6 +6,7 @@ clipping, noise, scaling and reduction, and before the update.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,9 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_audit.dpsgd.views import numpy_view
-from lightning_audit.layout import IndexArray
-
-FloatArray = NDArray[np.float64]
+from lightning_audit.layout import FloatArray, IndexArray
 
 
 @dataclass(frozen=True)
@@ -71,9 +70,9 @@ class GradientTap:
         self._where = {
             j: torch.from_numpy(index).to(params[j].device) for j, index in coordinates.items()
         }
-        sizes = [len(index) for index in coordinates.values()]
-        ends = np.cumsum(sizes).tolist()
-        self._spans = dict(zip(coordinates, zip([0, *ends], ends, strict=False), strict=True))
+        ends = np.cumsum([0, *(len(index) for index in coordinates.values())]).tolist()
+        self._spans = [slice(*pair) for pair in itertools.pairwise(ends)]
+        self._size = ends[-1]
         self._left: torch.Tensor | None = None
         self._depth = 0
         self._backward_ran = False
@@ -134,36 +133,43 @@ class GradientTap:
 
     def _gather(self, taken: FloatArray | None = None) -> torch.Tensor:
         """Read the gradient, after taking out the amount given for each coordinate."""
-        pieces = []
-        for j, where in self._where.items():
-            start, end = self._spans[j]
+        views = self._views()
+        if views is None:
+            return self._gather_by_torch(taken)
+        values = np.empty(self._size)
+        for entries, index, span in zip(views, self._index.values(), self._spans, strict=True):
+            read = entries[index]
+            if taken is not None and (amounts := taken[span]).any():
+                read -= amounts.astype(read.dtype)
+                entries[index] = read
+            values[span] = read
+        return torch.from_numpy(values)
+
+    def _views(self) -> list[NDArray[Any]] | None:
+        """The gradients' memory, tensor by tensor; None unless all of it can be seen by numpy."""
+        views = []
+        for j in self._index:
             grad = self._params[j].grad
+            view = None if grad is None else numpy_view(grad)
+            if view is None:
+                return None
+            views.append(view)
+        return views
+
+    def _gather_by_torch(self, taken: FloatArray | None) -> torch.Tensor:
+        """As `_gather`, on any device; NaN where a parameter has no gradient."""
+        pieces = []
+        for (j, where), span in zip(self._where.items(), self._spans, strict=True):
+            param = self._params[j]
+            grad = param.grad
             if grad is None:
-                device = self._params[j].device
-                pieces.append(
-                    torch.full((end - start,), torch.nan, dtype=torch.float64, device=device)
-                )
-                continue
-            amounts = None if taken is None else taken[start:end]
-            if amounts is not None and not amounts.any():
-                amounts = None
-            entries = numpy_view(grad)
-            if entries is not None:
-                pieces.append(torch.from_numpy(_read(entries, self._index[j], amounts)))
+                empty = torch.full((len(where),), torch.nan, dtype=torch.float64)
+                pieces.append(empty.to(param.device))
                 continue
             at = torch.unravel_index(where, grad.shape)
             values = grad[at]
-            if amounts is not None:
+            if taken is not None and (amounts := taken[span]).any():
                 values -= torch.from_numpy(amounts).to(grad.device, grad.dtype)
                 grad[at] = values
             pieces.append(values.to(torch.float64))
         return torch.cat(pieces)
-
-
-def _read(entries: NDArray[Any], index: IndexArray, amounts: FloatArray | None) -> FloatArray:
-    """The entries at an index, after taking out the amounts where there are any."""
-    values = entries[index]
-    if amounts is not None:
-        values -= amounts.astype(values.dtype)
-        entries[index] = values
-    return values.astype(np.float64)

@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from lightning_audit.dpsgd.tap import FloatArray, GradientTap, Reading
-from lightning_audit.layout import IndexArray
+from lightning_audit.dpsgd.tap import GradientTap, Reading
+from lightning_audit.layout import FloatArray, IndexArray
 
 #: Optimizers that are read; parent classes -> (their own step, what stands in its place).
 _taps: WeakKeyDictionary[torch.optim.Optimizer, UpdateTap] = WeakKeyDictionary()

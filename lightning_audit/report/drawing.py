@@ -11,13 +11,46 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-__all__ = ["log_from_zero"]
+__all__ = ["blank_figure", "log_from_zero", "plain_axes"]
 
 BLUE, GREEN, VIOLATION = "#0072B2", "#007A5A", "#C44601"
 INK, GREY, SHADE, GRID = "#222222", "#6E6E6E", "#DCDCDC", "#E3E3E3"
 #: For many thin lines.
 ORANGE, AMBER, TEAL, PINK = "#D55E00", "#E69F00", "#009E73", "#CC79A7"
+
+
+def blank_figure(inches: tuple[float, float], dpi: int = 100) -> Figure:
+    """A white figure of no window and no state of pyplot.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
+    except ImportError as error:
+        raise ImportError(
+            'drawing a report needs matplotlib; pip install "lightning-audit[report]"'
+        ) from error
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)
+    drawn = Figure(figsize=inches, dpi=dpi, facecolor="white", layout=layout)
+    FigureCanvasAgg(drawn)
+    return drawn
+
+
+def plain_axes(axes: Axes) -> None:
+    """Dark on white, whatever style the user has set for the figures of the training."""
+    axes.set_facecolor("white")
+    axes.grid(True, color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=INK, labelsize=9)
+    axes.xaxis.label.set_color(INK)
+    axes.yaxis.label.set_color(INK)
+    for spine in axes.spines.values():
+        spine.set_color(INK)
 
 
 def log_from_zero(axes: Axes, directions: str, smallest: float, top: float) -> None:

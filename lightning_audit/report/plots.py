@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_audit.report.drawing import GREEN, GREY, GRID, INK, VIOLATION
+from lightning_audit.report.drawing import GREEN, GREY, INK, VIOLATION, blank_figure, plain_axes
 from lightning_audit.report.epsilon_panel import draw_epsilon
 from lightning_audit.report.rates_panel import draw_rates
 from lightning_audit.results import AuditReport, Verdict
@@ -45,20 +45,10 @@ def figure(report: AuditReport) -> Figure:
     Raises:
         ImportError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.layout_engine import ConstrainedLayoutEngine
-    except ImportError as error:
-        raise ImportError(
-            'drawing a report needs matplotlib; pip install "lightning-audit[report]"'
-        ) from error
-    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)
-    drawn = Figure(figsize=_INCHES, dpi=_DPI, facecolor="white", layout=layout)
-    FigureCanvasAgg(drawn)
+    drawn = blank_figure(_INCHES, _DPI)
     left, right = drawn.subplots(1, 2, width_ratios=(1.0, 1.5))
     for axes in (left, right):
-        _plain_axes(axes)
+        plain_axes(axes)
     _finish(left, "Error rates of one step", draw_rates(left, report), columns=2)
     _finish(right, "Epsilon of the run", draw_epsilon(right, report), columns=4)
     drawn.suptitle(
@@ -100,18 +90,6 @@ def save_figure(report: AuditReport, path: str | os.PathLike[str]) -> Path:
 def _title(verdict: Verdict, complete: bool) -> str:
     kind = f" ({verdict.kind})" if verdict.kind else ""
     return f"{verdict.outcome}{kind}{'' if complete else ', training not finished'}"
-
-
-def _plain_axes(axes: Axes) -> None:
-    """Dark on white, whatever style the user has set for the figures of the training."""
-    axes.set_facecolor("white")
-    axes.grid(True, color=GRID, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=INK, labelsize=9)
-    axes.xaxis.label.set_color(INK)
-    axes.yaxis.label.set_color(INK)
-    for spine in axes.spines.values():
-        spine.set_color(INK)
 
 
 def _finish(axes: Axes, title: str, notes: Sequence[str], columns: int) -> None:

@@ -12,7 +12,7 @@ from lightning_audit.stats.counts import ConfusionCounts
 from lightning_audit.stats.gdp import gaussian_epsilon
 from lightning_audit.stats.posterior import mu_posterior_maximum
 from lightning_audit.stats.thresholds import Fixed, Maximum, ThresholdChoice, candidate_thresholds
-from lightning_audit.store import INJECTED, RecordHeader
+from lightning_audit.store import ENTERED, RecordHeader
 
 Floats = NDArray[np.float64]
 
@@ -91,7 +91,7 @@ class _Record:
         self._delta = delta
         self._coins = np.asarray(entries["coins"]) > 0
         readings = np.asarray(entries["readings"], dtype=np.float64)
-        counted = (np.asarray(entries["canaries"]) == INJECTED)[:, None] & np.isfinite(readings)
+        counted = np.isin(entries["canaries"], ENTERED)[:, None] & np.isfinite(readings)
         self._readings = np.where(counted, readings, np.nan)
         # Claims of several noise multipliers are all implied by that of the smallest.
         least = np.minimum.accumulate(np.asarray(entries["noise_multiplier"]))

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from lightning_audit.selftest import configurations, published
-from lightning_audit.testing import trainings
+from lightning_audit.testing import distributed_trainings, opacus_trainings, trainings
 from lightning_audit.testing.faults import BY_HAND_CLAIM, FAULTS, INPUT_CANARY, Fault
 
 Group = Literal["fault", "configuration", "published", "healthy"]
@@ -17,15 +17,15 @@ Group = Literal["fault", "configuration", "published", "healthy"]
 #: Steps of healthy trainings, and of faults in another training than their own.
 STEPS = 100
 #: Lightning counts the parts of a batch, too: so many of them make up as many steps.
-_PARTS = {trainings.SplitBatches: 4, configurations.PhysicalBatches: 3}
+_PARTS = {trainings.SplitBatches: 4, opacus_trainings.PhysicalBatches: 3}
 
 _ELSEWHERE = {
     "split batches": trainings.SplitBatches,
-    "physical batches": configurations.PhysicalBatches,
+    "physical batches": opacus_trainings.PhysicalBatches,
     "functorch": configurations.Functorch,
     "per layer": configurations.PerLayer,
     "adaptive clipping": configurations.AdaptiveClipping,
-    "ghost clipping": configurations.Ghost,
+    "ghost clipping": opacus_trainings.Ghost,
 }
 #: Clipping of another kind than the fault replaces.
 _CLIP_OTHERWISE = ("per layer", "adaptive clipping", "ghost clipping")
@@ -95,8 +95,12 @@ def _own_training(fault: Fault) -> str:
     # The first that fits: faults with a training of their own derive from one of these.
     names = {
         trainings.HandWritten: "by hand",
+        distributed_trainings.Distributed: "two processes",
         trainings.SplitBatches: "split batches",
         trainings.DeepTraining: "deep net",
+        opacus_trainings.GhostInParts: "ghost clipping of physical batches",
+        opacus_trainings.PhysicalBatches: "physical batches",
+        opacus_trainings.Ghost: "ghost clipping",
     }
     fits = (name for kind, name in names.items() if issubclass(fault.training, kind))
     return next(fits, "Opacus")

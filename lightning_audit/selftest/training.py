@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 import tempfile
 import time
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from lightning_audit.callbacks.privacy_audit import PrivacyAudit
 from lightning_audit.checks.monitor import replay
@@ -19,7 +16,8 @@ from lightning_audit.results import AuditReport, CheckResult
 from lightning_audit.selftest.literature import steps_needed
 from lightning_audit.selftest.result import Result, finding_of, status_of
 from lightning_audit.selftest.rows import Row
-from lightning_audit.store import INJECTED, RECORD_NAME, RecordHeader, read_observations
+from lightning_audit.store import ENTERED, RECORD_NAME, RecordHeader, read_observations
+from lightning_audit.testing.runs import train
 
 
 class _Observer(PrivacyAudit):
@@ -57,18 +55,18 @@ def run_row(row: Row) -> Result:
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="row-") as name:
         directory = Path(name)
-        report = _trained(row, directory / "audit", PrivacyAudit).report
+        report = train(row.fault, directory / "audit", row.seed)
         if report is None or report.record is None:
             raise RuntimeError("the audit gave no report, or kept no record")
         header, entries = _record(directory / "audit")
         finding = finding_of(row, report)
         flagged_at = _flagged_at(finding, header, entries, report) if finding else None
-        if len(entries) and (entries["canaries"] != INJECTED).any():
+        if len(entries) and (~np.isin(entries["canaries"], ENTERED)).any():
             # The audit was sure before the run was over; the methods of the literature get it all.
-            _trained(row, directory / "again", _Observer)
+            train(row.fault, directory / "again", row.seed, _Observer)
             header, entries = _record(directory / "again")
         needed = steps_needed(header, entries, report.delta)
-        counted = int((entries["canaries"] == INJECTED).sum()) * len(header.canaries)
+        counted = int(np.isin(entries["canaries"], ENTERED).sum()) * len(header.canaries)
     status, named = status_of(row, report)
     return Result(
         row.group,
@@ -85,35 +83,6 @@ def run_row(row: Row) -> Result:
         observations=counted,
         needed=needed,
     )
-
-
-def _trained(row: Row, directory: Path, audit: type[PrivacyAudit]) -> PrivacyAudit:
-    fault = row.fault
-    random.seed(row.seed)
-    np.random.seed(row.seed)
-    torch.manual_seed(row.seed)
-    package = _lightning()
-    callback = audit(seed=row.seed + 1, report_dir=directory, on_violation="warn", **fault.audit)
-    trainer = package.Trainer(
-        max_steps=fault.steps,
-        callbacks=[callback],
-        accelerator="cpu",
-        devices=1,
-        default_root_dir=directory.parent,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(fault.module(package.LightningModule))
-    return callback
-
-
-def _lightning() -> Any:
-    try:
-        return import_module("pytorch_lightning")
-    except ImportError:
-        return import_module("lightning.pytorch")
 
 
 def _record(directory: Path) -> tuple[RecordHeader, Any]:

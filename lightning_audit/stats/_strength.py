@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,8 +133,29 @@ class Support:
     inner: float = np.inf
 
 
+class AttackMasses(Protocol):
+    """Masses of the rates of attacks outside and inside of regions, as `Attacks` has them."""
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def times(self) -> Counts: ...
+
+    def log_outside(self, levels: Floats, delta: float, nodes: int, /) -> Floats: ...
+
+    def log_inside(
+        self, levels: Floats, delta: float, wanted: NDArray[np.bool_], nodes: int, /
+    ) -> Floats: ...
+
+
 def log_likelihood(
-    attacks: Attacks, levels: Floats, delta: float, support: Support, strengths: int, nodes: int
+    attacks: AttackMasses,
+    levels: Floats,
+    delta: float,
+    support: Support,
+    strengths: int,
+    nodes: int,
 ) -> Floats:
     """Log likelihood at eps = ``levels[k]`` and s eps = ``levels[j]``, ``[levels, levels]``.
 

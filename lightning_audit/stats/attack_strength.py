@@ -210,13 +210,15 @@ def attack_strength_posterior(
     variance = prior_variance(epsilon_variance)
     log_strength = strength_prior(strength_shapes)
     strengths = strengths_for(attacks, delta)
-    levels = np.linspace(0.0, _top(attacks, variance), _SEARCH_LEVELS)
+    levels = np.linspace(0.0, largest_epsilon(attacks, variance), _SEARCH_LEVELS)
     support = Support()
     for size in (*[_SEARCH_LEVELS] * (_SEARCH_ROUNDS - 1), _LEVELS):
         values = log_likelihood(attacks, levels, delta, support, 2, _SEARCH_NODES)
-        levels, support = refined(levels, _joint(levels, values, variance, log_strength), size)
+        levels, support = refined(
+            levels, joint_density(levels, values, variance, log_strength), size
+        )
     values = log_likelihood(attacks, levels, delta, support, strengths, NODES)
-    return StrengthPosterior(levels, _joint(levels, values, variance, log_strength))
+    return StrengthPosterior(levels, joint_density(levels, values, variance, log_strength))
 
 
 def epsilon_posterior_at_strength(
@@ -260,7 +262,7 @@ def epsilon_posterior_at_strength(
     delta = delta_or_zero(delta)
     s = known_strength(strength)
     variance = prior_variance(epsilon_variance)
-    points = np.linspace(0.0, _top(attacks, variance), _SEARCH_LEVELS)
+    points = np.linspace(0.0, largest_epsilon(attacks, variance), _SEARCH_LEVELS)
     for size in (*[_SEARCH_LEVELS] * (_SEARCH_ROUNDS - 1), _LEVELS):
         density = _density_at(attacks, points, s, delta, variance)
         points = equidistributed(points, changes(points, density), size)
@@ -276,7 +278,9 @@ def _density_at(
     return np.concatenate(([at_zero(epsilon, density[0], density[1])], density))
 
 
-def _joint(levels: Floats, values: Floats, variance: float, log_strength: LogDensity) -> Floats:
+def joint_density(
+    levels: Floats, values: Floats, variance: float, log_strength: LogDensity
+) -> Floats:
     """Joint density of eps and s eps from their log likelihood; its largest value is 1."""
     k, j = np.tril_indices(levels.size)
     k, j = k[1:], j[1:]
@@ -288,6 +292,7 @@ def _joint(levels: Floats, values: Floats, variance: float, log_strength: LogDen
     return density
 
 
-def _top(attacks: Attacks, variance: float) -> float:
+def largest_epsilon(attacks: Attacks, variance: float) -> float:
+    """An epsilon that the posterior has next to no mass above."""
     # From there on the likelihood does not rise any more, and the prior falls.
     return float(np.sqrt(attacks.largest**2 + 2.0 * _LOG_SPAN * variance))

@@ -20,6 +20,9 @@ __all__ = ["PiecewiseTradeoff"]
 
 Floats = NDArray[np.float64]
 
+# Rounds in which all points that are no corners by their neighbours are left out at once.
+_PASSES = 30
+
 
 class PiecewiseTradeoff:
     r"""Largest trade-off function that lies on or below given points (alpha, beta).
@@ -74,9 +77,7 @@ class PiecewiseTradeoff:
         y = np.concatenate([[1.0], rates[1], [0.0]])
         # Of points one above the other the lowest comes first, and the others turn out above it.
         order = np.lexsort((y, x))
-        kept = _lower_hull(x[order].tolist(), y[order].tolist())
-        self.alphas: Floats = x[order][kept]
-        self.betas: Floats = y[order][kept]
+        self.alphas, self.betas = _lower_hull(x[order], y[order])
         with np.errstate(over="ignore"):
             slopes = np.diff(self.betas) / np.diff(self.alphas)
         # Between corners that are nearly on one line, rounding may disturb the order.
@@ -138,17 +139,34 @@ class PiecewiseTradeoff:
         return delta
 
 
-def _lower_hull(x: Sequence[float], y: Sequence[float]) -> list[int]:
-    """Positions of the corners of the lower convex hull, for points sorted by (x, y)."""
+def _lower_hull(x: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """Corners of the lower convex hull, for points sorted by (x, y)."""
+    first = np.append(True, x[1:] != x[:-1])
+    x, y = x[first], y[first]
+    for _ in range(_PASSES):
+        # A point on or above the line of two others is no corner, whatever becomes of those two.
+        below = _is_below(x[:-2], y[:-2], x[1:-1], y[1:-1], x[2:], y[2:])
+        if below.all():
+            return x, y
+        kept = np.concatenate([[True], below, [True]])
+        x, y = x[kept], y[kept]
+    corners = _hull_of_few(x.tolist(), y.tolist())
+    return x[corners], y[corners]
+
+
+def _hull_of_few(x: Sequence[float], y: Sequence[float]) -> list[int]:
+    """Positions of the corners, point by point: a microsecond for each."""
     kept: list[int] = []
     for i, (xi, yi) in enumerate(zip(x, y, strict=True)):
-        if kept and xi == x[kept[-1]]:
-            continue
         while len(kept) > 1:
             last, before = kept[-1], kept[-2]
-            dx, dy = x[before], y[before]
-            if (y[last] - dy) * (xi - dx) < (yi - dy) * (x[last] - dx):
+            if _is_below(x[before], y[before], x[last], y[last], xi, yi):
                 break
             kept.pop()
         kept.append(i)
     return kept
+
+
+def _is_below(x0: Any, y0: Any, x1: Any, y1: Any, x2: Any, y2: Any) -> Any:
+    """Whether the second point lies below the line through the first and the third."""
+    return (y1 - y0) * (x2 - x0) < (y2 - y0) * (x1 - x0)

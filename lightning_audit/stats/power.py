@@ -1,7 +1,7 @@
 """How many steps an audit needs to see a given violation.
 
 A pass is worth what the audit could have seen. These functions answer, without simulation and in
-microseconds, how likely the tests of `lightning_audit.stats.sequential` are to flag a violation
+microseconds, how likely the tests by `noise_log_e` and `CoinBet` are to flag a violation
 within a number of steps. They look once, at the last step; the tests look at every step, so the
 true power is a little higher.
 """
@@ -15,12 +15,9 @@ import numpy as np
 from scipy import optimize, special
 
 from lightning_audit import _validate
-from lightning_audit.stats.sequential import (
-    COIN_SLOPES,
-    FloatArray,
-    PredictableCentre,
-    noise_log_e,
-)
+from lightning_audit.stats.coin_bet import COIN_SLOPES
+from lightning_audit.stats.noise_scale import noise_log_e
+from lightning_audit.stats.sequential import FloatArray, PredictableCentre
 
 #: Steps that the coin bet spends on finding its centre and scale.
 _WARM_UP = 3

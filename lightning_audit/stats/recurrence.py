@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit.stats.sequential import noise_log_e
+from lightning_audit.stats.noise_scale import noise_log_e
 
 FloatArray = NDArray[np.float64]
 

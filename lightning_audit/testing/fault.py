@@ -9,16 +9,19 @@ from typing import Any, Literal
 
 from opacus.optimizers import (
     AdaClipDPOptimizer,
+    DistributedDPOptimizer,
     DPOptimizer,
     DPOptimizerFastGradientClipping,
     DPPerLayerOptimizer,
 )
 
-from lightning_audit.testing import faulty_clipping as clipping
-from lightning_audit.testing import trainings
+from lightning_audit.testing import faulty_clipping, faulty_parts, trainings
 
 #: Optimizers that do not clip whole per-sample gradients by one norm that is given.
 _CLIP_OTHERWISE = (DPPerLayerOptimizer, AdaClipDPOptimizer, DPOptimizerFastGradientClipping)
+#: Kinds that some faults need.
+_KINDS = (DPOptimizerFastGradientClipping, DistributedDPOptimizer)
+_OF_CLIPPING = (faulty_clipping.__name__, faulty_parts.__name__)
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,12 @@ class Fault:
         warn_only: no privacy is lost, so that the check warns and fails no gate.
         reason: why it is not seen.
         named: name of the first of `Verdict.faults`, where it is not the fault's own.
+        processes: in how many it is trained; for several see
+            `lightning_audit.testing.processes.train_together`.
+        trainer: further arguments of the Trainer.
+        resumes: whether it is trained in two runs, the second from a checkpoint of the first.
+        remarked: no privacy is lost and nothing warns: a note of the report, or the message of the
+            check, begins with ``sentence``.
     """
 
     name: str
@@ -59,6 +68,10 @@ class Fault:
     warn_only: bool = False
     reason: str = ""
     named: str = ""
+    processes: int = 1
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    resumes: bool = False
+    remarked: bool = False
 
     @property
     def likely(self) -> str:
@@ -88,9 +101,14 @@ class Fault:
                 f"optimizer={type(optimizer).__name__} must be the DPOptimizer that make_private "
                 "returned; plant the fault in configure_optimizers."
             )
-        if self.optimizer.__module__ == clipping.__name__ and isinstance(
-            optimizer, _CLIP_OTHERWISE
-        ):
+        needed = next((kind for kind in _KINDS if issubclass(self.optimizer, kind)), DPOptimizer)
+        if not isinstance(optimizer, needed):
+            raise ValueError(
+                f"optimizer={type(optimizer).__name__} must be a {needed.__name__} for "
+                f"{self.name!r}."
+            )
+        clips = self.optimizer.__module__ in _OF_CLIPPING and needed is DPOptimizer
+        if clips and isinstance(optimizer, _CLIP_OTHERWISE):
             raise ValueError(
                 f"optimizer={type(optimizer).__name__} does not clip whole gradients by one norm, "
                 f"as {self.name!r} needs; take a fault of the noise."
@@ -115,15 +133,20 @@ class Fault:
         Returns:
             The module, with its own loader and optimizer.
         """
-        base = base or _lightning_module()
+        base = base or lightning().LightningModule
         kind: Any = type(self.training.__name__, (self.training, base), {})
         return kind(self.apply if self.optimizer else None, **self.settings)
 
 
-def _lightning_module() -> type:
+def lightning() -> Any:
+    """The Lightning that is installed, the first of its two packages.
+
+    Raises:
+        ModuleNotFoundError: there is none.
+    """
     for package in ("pytorch_lightning", "lightning.pytorch"):
         try:
-            return import_module(package).LightningModule
+            return import_module(package)
         except ImportError:
             continue
     raise ModuleNotFoundError("pip install pytorch-lightning, or lightning.")

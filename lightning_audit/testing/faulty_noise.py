@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 import torch
-from opacus.optimizers import DPOptimizer
+from opacus.optimizers import DistributedDPOptimizer, DPOptimizer
 
 #: Seeds that `FewSeeds` draws from.
 FEW = 100
@@ -198,6 +198,35 @@ class NoisePerMicroBatch(DPOptimizer):
         """The sum has its noise already."""
         for p in self.params:
             p.grad = p.summed_grad.view_as(p).clone()
+
+
+class AveragedNoise(DistributedDPOptimizer):
+    """Each of W processes adds a W-th of the noise, whose sum is too small by the root of W."""
+
+    noise_multiplier: float
+
+    def add_noise(self) -> None:
+        """Add this process's part."""
+        stated = self.noise_multiplier
+        self.noise_multiplier = stated / self.world_size
+        DPOptimizer.add_noise(self)
+        self.noise_multiplier = stated
+
+
+class EqualNoise(DistributedDPOptimizer):
+    """Each of W processes adds its share, one root of W of the noise, from the same seed."""
+
+    noise_multiplier: float
+    generator: torch.Generator | None
+
+    def add_noise(self) -> None:
+        """Add this process's share, which is that of all others."""
+        stated = self.noise_multiplier
+        if self.generator is None:
+            self.generator = _seeded(self, 7)
+        self.noise_multiplier = stated / math.sqrt(self.world_size)
+        DPOptimizer.add_noise(self)
+        self.noise_multiplier = stated
 
 
 def _seeded(optimizer: DPOptimizer, seed: int) -> torch.Generator:

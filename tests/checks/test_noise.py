@@ -16,7 +16,7 @@ from simulated_record import (
 )
 
 from lightning_audit.checks.noise import PooledSums
-from lightning_audit.stats.sequential import noise_log_e
+from lightning_audit.stats.noise_scale import noise_log_e
 
 NOISE = {"noise", "noise.tensor", "noise.canary"}
 

@@ -65,6 +65,32 @@ def test_intervals_at_a_known_strength_are_reproduced(strength, n, interval) -> 
     assert found == pytest.approx(interval, abs=1.1e-3)
 
 
+def test_the_posterior_is_that_of_sums_over_rates_and_parameters() -> None:
+    # The naive twin, for delta = 0: a grid of rates, a grid of (epsilon, s), and no more.
+    at = (np.arange(1500) + 0.5) / 1500
+    x, y = np.meshgrid(at, at, indexing="ij")
+    with np.errstate(divide="ignore"):
+        logs = [np.log((1 - x) / y), np.log((1 - y) / x), np.log(x / (1 - y)), np.log(y / (1 - x))]
+    leak = np.maximum.reduce(logs).ravel()
+    order = np.argsort(leak)
+    epsilon, s = np.linspace(0.025, 14.975, 300), (np.arange(100) + 0.5) / 100
+    log_density = -(epsilon[:, None] ** 2) / 20 + 0.0 * s
+    for fn, fp in ((40, 50), (45, 40)):
+        likelihood = stats.binom.pmf(fn, 100, y) * stats.binom.pmf(fp, 100, x)
+        mass = np.append(0.0, np.cumsum(likelihood.ravel()[order]))
+        inside = np.searchsorted(leak[order], epsilon)[:, None]
+        inner = np.searchsorted(leak[order], np.outer(epsilon, s))
+        area = 2 / (1 + np.exp(np.outer(epsilon, s))) - 2 / (1 + np.exp(epsilon[:, None]))
+        with np.errstate(divide="ignore"):  # rings that no rate of the grid lies in
+            log_density += np.log(mass[inside] - mass[inner]) - np.log(area)
+    density = np.exp(log_density - log_density.max())
+    posterior = attack_strength_posterior(WEAK, 0.0)
+    naive = np.cumsum(density.sum(axis=1)) / density.sum()
+    assert posterior.epsilon.cdf(epsilon + 0.025) == pytest.approx(naive, abs=3e-3)
+    naive = np.cumsum(density.sum(axis=0)) / density.sum()
+    assert posterior.strength.cdf(s + 0.005) == pytest.approx(naive, abs=3e-3)
+
+
 def test_without_challenges_the_posterior_is_the_prior() -> None:
     posterior = attack_strength_posterior(attack_counts(0, 0, 0, 0), 1e-5)
     assert posterior.epsilon.mean == pytest.approx(np.sqrt(20 / np.pi), rel=1e-4)

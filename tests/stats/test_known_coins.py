@@ -10,15 +10,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from lightning_audit.stats.coin_bet import COIN_SLOPES, LN2, CoinBet
+from lightning_audit.stats.error_rate_bet import ERROR_STAKES, ErrorRateBet
+from lightning_audit.stats.mu_test import MuTest
 from lightning_audit.stats.power import sensitivity_power, steps_needed
-from lightning_audit.stats.sequential import (
-    COIN_SLOPES,
-    ERROR_STAKES,
-    LN2,
-    CoinBet,
-    ErrorRateBet,
-    MuTest,
-)
 
 RATIOS = np.array([0.25, 0.5, 0.8, 1.0, 1.25, 2.0, 4.0])
 PROBABILITIES = [0.1, 0.3, 0.5, 0.9]

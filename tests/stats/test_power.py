@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_audit.stats.coin_bet import CoinBet
+from lightning_audit.stats.noise_scale import noise_log_e
 from lightning_audit.stats.power import noise_power, sensitivity_power, steps_needed
-from lightning_audit.stats.sequential import CoinBet, PredictableCentre, noise_log_e
+from lightning_audit.stats.sequential import PredictableCentre
 
 #: One tenth of the default significance of 1e-3.
 SHARE = 1e-4

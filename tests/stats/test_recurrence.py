@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lightning_audit.stats.noise_scale import noise_log_e
 from lightning_audit.stats.recurrence import SEARCHED, NoisePast
-from lightning_audit.stats.sequential import noise_log_e
 
 
 @pytest.mark.parametrize("width", [2, 9, 130, 512])

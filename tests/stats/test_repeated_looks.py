@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from scipy import special
 
+from lightning_audit.stats.error_rate_bet import ErrorRateBet
 from lightning_audit.stats.gaussian import mu_noncentral_t
 from lightning_audit.stats.gdp import gaussian_mu
 from lightning_audit.stats.intervals import clopper_pearson_upper
-from lightning_audit.stats.sequential import ErrorRateBet, MuTest
+from lightning_audit.stats.mu_test import MuTest
 
 CLAIMED = gaussian_mu(1.27, 1e-5)
 CANARIES = 8

@@ -11,20 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from lightning_audit.stats.sequential import (
-    COIN_SLOPES,
-    ERROR_STAKES,
-    MU_RATIOS,
-    NOISE_PRECISIONS,
-    CoinBet,
-    ErrorRateBet,
-    MuTest,
-    PredictableCentre,
-    is_look,
-    log_mean_exp,
-    noise_log_e,
-    two_sample_t_log_e,
-)
+from lightning_audit.stats.coin_bet import COIN_SLOPES, CoinBet
+from lightning_audit.stats.error_rate_bet import ERROR_STAKES, ErrorRateBet
+from lightning_audit.stats.mu_test import MU_RATIOS, MuTest, two_sample_t_log_e
+from lightning_audit.stats.noise_scale import NOISE_PRECISIONS, noise_log_e
+from lightning_audit.stats.sequential import PredictableCentre, is_look, log_mean_exp
 
 RATIOS = np.array([0.25, 0.5, 0.8, 1.0, 1.25, 2.0, 4.0])
 

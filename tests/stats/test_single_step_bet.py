@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lightning_audit.stats.sequential import STEP_STAKES, SingleStepBet, log_mean_exp, noise_log_e
+from lightning_audit.stats.noise_scale import noise_log_e
+from lightning_audit.stats.sequential import STEP_STAKES, SingleStepBet, log_mean_exp
 
 
 def test_wealth_is_that_of_a_plain_loop() -> None:

@@ -15,14 +15,11 @@ from lightning_audit.checks.family import SHARES
 from lightning_audit.checks.noise import PooledSums
 from lightning_audit.checks.witnesses import Witnesses, WitnessReducer
 from lightning_audit.stats import sequential
-from lightning_audit.stats.sequential import (
-    CoinBet,
-    ErrorRateBet,
-    MuTest,
-    PredictableCentre,
-    log_mean_exp,
-    noise_log_e,
-)
+from lightning_audit.stats.coin_bet import CoinBet
+from lightning_audit.stats.error_rate_bet import ErrorRateBet
+from lightning_audit.stats.mu_test import MuTest
+from lightning_audit.stats.noise_scale import noise_log_e
+from lightning_audit.stats.sequential import PredictableCentre, log_mean_exp
 
 pytestmark = pytest.mark.heavy
 

@@ -19,6 +19,8 @@ from lightning_audit import AuditReport, PrivacyAudit, PrivacyViolation
 from lightning_audit.callbacks.arguments import FINDINGS
 from lightning_audit.testing import faults, trainings
 from lightning_audit.testing.faults import FAULTS, Fault, plant
+from lightning_audit.testing.opacus_trainings import GhostInParts, PhysicalBatches
+from lightning_audit.testing.processes import train_together
 
 # Opacus, Lightning and torch remark on loaders, hooks and secure mode in every training.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -33,9 +35,12 @@ SLOW = {
     "no_clipping",
     "no_noise",
     "noise_of_squared_multiplier",
+    "noise_averaged_over_processes",
     "noise_over_batch",
     "one_key_for_all_tensors",
     "one_value_for_all_coordinates",
+    "processes_not_synchronised",
+    "records_drawn_by_every_process",
     "record_counts_twice",
 }
 
@@ -71,6 +76,12 @@ def _trained(
     return callback.report
 
 
+def _report_of(fault: Fault, directory: Path) -> AuditReport:
+    if fault.processes > 1:
+        return train_together(fault, directory / "audit")
+    return _trained(directory, fault.module(), fault.steps, **fault.audit)
+
+
 def _violated(report: AuditReport) -> set[str]:
     return {check.name for check in report.checks if check.status == "violated"}
 
@@ -80,7 +91,7 @@ def _violated(report: AuditReport) -> set[str]:
 
 @pytest.mark.parametrize("fault", [_named(f, heavy=f.name in SLOW) for f in SEEN])
 def test_fault_is_found_and_named_within_its_steps(tmp_path: Path, fault: Fault) -> None:
-    report = _trained(tmp_path, fault.module(), fault.steps, **fault.audit)
+    report = _report_of(fault, tmp_path)
     assert report.verdict.outcome == "VIOLATION", report.verdict
     assert fault.check in _violated(report)
     assert report.verdict.faults[0].name == fault.likely, report.verdict.faults
@@ -95,7 +106,7 @@ def test_fault_is_found_and_named_within_its_steps(tmp_path: Path, fault: Fault)
 def test_a_fault_that_loses_no_privacy_is_warned_of_and_fails_no_gate(
     tmp_path: Path, fault: Fault
 ) -> None:
-    report = _trained(tmp_path, fault.module(), fault.steps, **fault.audit)
+    report = _report_of(fault, tmp_path)
     assert report.verdict.outcome == fault.ends
     assert _violated(report) == set()
     warned = {check.name: check.message for check in report.checks if check.status == "warned"}
@@ -114,6 +125,8 @@ def test_no_fault_of_the_registry_goes_unseen() -> None:
             trainings.Training,
             trainings.SplitBatches,
             trainings.HandWritten,
+            PhysicalBatches,
+            GhostInParts,
         )
     ],
 )
@@ -157,7 +170,9 @@ def test_an_entry_says_what_is_found_or_why_nothing_is(fault: Fault) -> None:
     assert (fault.ends == "VIOLATION") == (fault.seen and not fault.warn_only)
     assert fault.seen or fault.reason
     at_once = fault.seen and fault.check.startswith(("noise", "reuse.lag", "reuse.pair"))
-    assert fault.steps <= (20 if at_once else 100)
+    # Lightning counts the parts of a split batch, two to three of these a step.
+    parts = 2 if issubclass(fault.training, PhysicalBatches) else 1
+    assert fault.steps <= (20 if at_once else 100 * parts)
 
 
 def test_names_are_unique() -> None:
@@ -212,6 +227,11 @@ def test_a_planted_fault_changes_the_optimizers_own_class(mode: str) -> None:
 def test_a_fault_of_the_clipping_is_refused_where_clipping_is_done_otherwise() -> None:
     with pytest.raises(ValueError, match="take a fault of the noise"):
         plant(_private("ghost"), "clip_at_twice")
+
+
+def test_a_fault_of_ghost_clipping_is_refused_where_gradients_are_formed() -> None:
+    with pytest.raises(ValueError, match="must be a DPOptimizerFastGradientClipping"):
+        plant(_private(), "parts_share_memory")
 
 
 def test_a_fault_that_would_do_no_harm_is_refused() -> None:

@@ -1,0 +1,226 @@
+"""Audit of a mechanism given as a function, against any claim of differential privacy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lightning_audit import _validate
+from lightning_audit.blackbox.outputs import Mechanism, OutputSource
+from lightning_audit.blackbox.outputs import MechanismError as MechanismError
+from lightning_audit.claims import PrivacyClaim
+from lightning_audit.results import Verdict, describe
+from lightning_audit.stats.sequential_tradeoff import FIRST_FIT, SequentialTradeoffTest
+from lightning_audit.stats.tradeoff import ApproxDPTradeoff, TradeoffFunction
+from lightning_audit.stats.tradeoff_bet import common_error_rate
+from lightning_audit.stats.tradeoff_estimate import (
+    TradeoffEstimate,
+    estimate_by_kernel,
+    estimate_by_neighbours,
+)
+
+__all__ = ["Claim", "MechanismAudit", "MechanismError", "audit_mechanism"]
+
+#: What may be claimed: (epsilon, delta), a trade-off function, or a `PrivacyClaim`.
+Claim = tuple[float, float] | TradeoffFunction | PrivacyClaim
+
+_DELTA = 1e-5
+# New outputs before each look, over those so far.
+_PART = 8
+# Outputs of which a curve of several dimensions is estimated.
+_ESTIMATED = 5000
+# An attack with this part of the errors that the claim leaves must have been found for a PASS.
+_RESOLUTION = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class MechanismAudit:
+    """What the outputs of a mechanism on two data sets say of its claim.
+
+    Args:
+        verdict: VIOLATION if the claim is refuted; INCONCLUSIVE if the outputs were too few to
+            refute an attack with half the errors that the claim leaves; else PASS, which holds for
+            these two data sets and proves nothing of others.
+        claim: the claimed trade-off function.
+        significance: probability of a VIOLATION although the claim is true.
+        log_e_value: natural logarithm of the largest e-value seen; refuted from
+            ``log(1 / significance)`` on.
+        epsilon_lower: lower bound on epsilon at ``delta``, valid however long was sampled.
+        delta: the delta of the bound.
+        bound_significance: probability with which the bound may fail.
+        samples: outputs drawn on each data set.
+        detectable_error_rate: largest common error rate of an attack that so many outputs would
+            have been enough to refute the claim with; -1 if there is none.
+        estimate: estimated trade-off curve, no bound.
+    """
+
+    verdict: Verdict
+    claim: TradeoffFunction
+    significance: float
+    log_e_value: float
+    epsilon_lower: float
+    delta: float
+    bound_significance: float
+    samples: int
+    detectable_error_rate: float
+    estimate: TradeoffEstimate
+
+    @property
+    def passed(self) -> bool:
+        """Whether the verdict is PASS."""
+        return self.verdict.outcome == "PASS"
+
+    def __str__(self) -> str:
+        return describe(self.verdict)
+
+
+def audit_mechanism(
+    mechanism: Mechanism,
+    d0: Any,
+    d1: Any,
+    claim: Claim,
+    *,
+    significance: float = 1e-3,
+    max_samples: int = 20_000,
+    delta: float | None = None,
+    bound_significance: float = 0.05,
+    rng: np.random.Generator | int = 0,
+) -> MechanismAudit:
+    """Audit any mechanism on two neighbouring data sets, from its outputs alone.
+
+    Outputs are drawn in growing portions until the claim is refuted or ``max_samples`` is reached;
+    the test may be looked at after each (`SequentialTradeoffTest`). It supposes that calls are
+    independent of each other, and nothing else: no distribution, no dimension.
+
+    Args:
+        mechanism: Function of a data set and a `numpy.random.Generator` that returns a number or an
+            array, always of one shape. All of its randomness must come from the generator, or from
+            one that is fresh in each call.
+        d0: A data set, handed to ``mechanism`` as it is.
+        d1: A neighbour of ``d0`` in the sense of the claim: the pair that is suspected to differ
+            most, e.g. without and with one extreme record.
+        claim: (epsilon, delta), a trade-off function, or a `PrivacyClaim` that states an epsilon or
+            a whole training. A trade-off function must be claimed for both orders of the data sets.
+        significance: Probability in (0, 1) of a VIOLATION although the claim is true.
+        max_samples: Outputs to draw on each data set at the most, >= 32.
+        delta: Delta in [0, 1) of the lower bound on epsilon; None for that of the claim, or 1e-5.
+        bound_significance: Probability in (0, 1) with which that bound may fail.
+        rng: Generator, or the seed of one: what makes the audit repeatable.
+
+    Returns:
+        The verdict, the evidence, a lower bound on epsilon and the estimated curve.
+
+    Raises:
+        MechanismError: If the mechanism raises an exception, or returns something else than finite
+            numbers of one shape.
+        ValueError: If an argument is outside its range, or the claim promises nothing.
+        TypeError: If ``mechanism`` is no function or ``claim`` no claim.
+
+    Example:
+        A sum of values in [0, 1] with Laplace noise of half the scale that it needs:
+
+        >>> def noisy_sum(data, rng):
+        ...     return sum(data) + rng.laplace(0, 0.5)
+        >>> audit = audit_mechanism(noisy_sum, [0.2], [0.2, 1.0], claim=(1.0, 0.0))
+        >>> audit.verdict.outcome, audit.epsilon_lower > 1
+        ('VIOLATION', True)
+    """
+    tradeoff, claimed_delta = _as_tradeoff(claim)
+    level = _validate.open_unit("significance", significance, "such as 1e-3")
+    bound_level = _validate.open_unit("bound_significance", bound_significance, "such as 0.05")
+    most = _validate.positive_int("max_samples", max_samples)
+    if most < 2 * FIRST_FIT:
+        raise ValueError(
+            f"max_samples={max_samples!r} must be at least {2 * FIRST_FIT}: the first {FIRST_FIT} "
+            "only serve to learn; thousands are usual."
+        )
+    promised = common_error_rate(tradeoff)
+    if promised <= 0:
+        raise ValueError(f"claim={claim!r} promises no privacy, there is nothing to refute.")
+    source = OutputSource(mechanism, (d0, d1), np.random.default_rng(rng))
+    test = SequentialTradeoffTest(tradeoff, claimed_delta if delta is None else delta)
+    goal, largest = -math.log(level), 0.0
+    while test.samples < most and largest < goal:
+        part = max(FIRST_FIT, test.samples // _PART)
+        test.update(*source.draw(min(part, most - test.samples)))
+        largest = max(largest, test.log_e)
+    found = test.detectable_error_rate(level)
+    bound = test.epsilon_lower(bound_level)
+    return MechanismAudit(
+        verdict=_verdict(largest >= goal, test.samples, bound, test.delta, level, found, promised),
+        claim=tradeoff,
+        significance=level,
+        log_e_value=largest,
+        epsilon_lower=bound,
+        delta=test.delta,
+        bound_significance=bound_level,
+        samples=test.samples,
+        detectable_error_rate=found,
+        estimate=_estimate(test),
+    )
+
+
+def _as_tradeoff(claim: Claim) -> tuple[TradeoffFunction, float]:
+    """The claimed trade-off function, and the delta to report epsilon at."""
+    if isinstance(claim, PrivacyClaim):
+        if claim.delta is None:
+            raise ValueError(f"claim={claim!r} has no delta; state PrivacyClaim(delta=...).")
+        epsilon = claim.composed_epsilon() if claim.epsilon is None else claim.epsilon
+        return ApproxDPTradeoff(epsilon, claim.delta), claim.delta
+    if isinstance(claim, tuple) and len(claim) == 2:
+        return ApproxDPTradeoff(*claim), claim[1]
+    if callable(claim):
+        return claim, float(getattr(claim, "delta", _DELTA))
+    raise TypeError(
+        f"claim={claim!r} must be (epsilon, delta), a trade-off function or a PrivacyClaim."
+    )
+
+
+def _verdict(
+    refuted: bool,
+    samples: int,
+    bound: float,
+    delta: float,
+    level: float,
+    found: float,
+    promised: float,
+) -> Verdict:
+    drawn = f"{samples:,} outputs on each data set"
+    proved = f"epsilon is at least {bound:.3g} at delta {delta:g}"
+    if refuted:
+        return Verdict(
+            "VIOLATION",
+            "epsilon",
+            f"the outputs tell the data sets apart better than is claimed, at significance "
+            f"{level:g} after {drawn}; {proved}",
+            advice="compare the scale of the noise, and what one record can change before the "
+            "noise, with the claim",
+        )
+    reach = f"an attack with error rates of {max(found, 0.0):.3g} would have been found"
+    if found < _RESOLUTION * promised:
+        return Verdict(
+            "INCONCLUSIVE",
+            None,
+            f"{drawn} are too few to refute the claim clearly; {proved}",
+            missing=(
+                f"outputs: {reach if found >= 0 else 'not even a flawless attack could be found'}, "
+                f"the claim allows {promised:.3g}",
+            ),
+            advice="raise max_samples",
+        )
+    return Verdict(
+        "PASS",
+        None,
+        f"the claim is not refuted by {drawn}; {reach}, the claim allows {promised:.3g}; "
+        "other data sets may show more",
+    )
+
+
+def _estimate(test: SequentialTradeoffTest) -> TradeoffEstimate:
+    p, q = test.outputs()
+    if p.shape[1] == 1:
+        return estimate_by_kernel(p, q)
+    return estimate_by_neighbours(p[:_ESTIMATED], q[:_ESTIMATED])

@@ -1,0 +1,204 @@
+"""`EpsilonStar`: logs Epsilon* of the model while it trains, private or not."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lightning_audit import _validate
+from lightning_audit.callbacks._namespaces import Callback, MisconfigurationException
+from lightning_audit.callbacks.record_losses import fixed_loader, losses_of
+from lightning_audit.stats import epsilon_star as statistics
+from lightning_audit.stats._arguments import delta_or_zero
+from lightning_audit.stats.epsilon_star import Empirical, Parametric
+from lightning_audit.stats.epsilon_star_null import PermutationNull, epsilon_star_null
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+
+__all__ = ["LOSS_HOOK", "EpochEpsilonStar", "EpsilonStar"]
+
+_log = logging.getLogger(__name__)
+
+#: Method of the LightningModule that gives one loss a record, unless a function is passed.
+LOSS_HOOK = "losses_per_record"
+
+
+@dataclass(frozen=True)
+class EpochEpsilonStar:
+    """Epsilon* after an epoch. It describes this model and proves nothing about its training.
+
+    Args:
+        epoch: number of the epoch, from 0.
+        star: the value, where it is attained, and its clip.
+        null: what the same losses read when they are dealt to the two sides at random.
+        n_train: number of training losses.
+        n_population: number of losses of the population.
+    """
+
+    epoch: int
+    star: statistics.EpsilonStar
+    null: PermutationNull
+    n_train: int
+    n_population: int
+
+
+class EpsilonStar(Callback):
+    """Logs, at the end of epochs, how well the model's losses tell training data from other data.
+
+    Epsilon* needs one model and no differential privacy. It is a description of this model: no
+    bound on the epsilon of the training, and no part of a verdict. Without any leakage it is
+    positive, so that the values under random permutations are logged beside it.
+
+    Logged are ``value``, ``null_median``, ``null_95`` (median and 95 % quantile of the
+    permutations), ``p_value`` (that so large a value comes without a difference) and ``at_clip``
+    (1 where the clip, not the data, decides the value), each after ``log_prefix`` and a slash. They
+    are nan, with a warning, in an epoch whose losses have no value, such as after a divergence.
+
+    The training stays what it is without the callback: the model is evaluated in eval mode and
+    without gradients, its modes and all random numbers are put back, and the Trainer's own loaders
+    are not iterated. Its data must be as the population's: without augmentations that validation
+    data do not have. Each process of several evaluates all records.
+
+    It is a callback of `pytorch_lightning` and of `lightning.pytorch`.
+
+    Args:
+        delta: delta in [0, 1), such as one over the number of training records.
+        method: `Empirical` or `Parametric`, with its clip; None for ``Empirical(clip=0.001)``.
+        train_dataloader: batches of training records; None for the records of the Trainer's
+            training loader, in order. A loader of its own: it is iterated.
+        population_dataloader: batches of records that were not trained on; None for those of the
+            Trainer's validation loader.
+        losses: function of the LightningModule and a batch that gives one loss a record,
+            ``[records]``; None for the module's own method ``losses_per_record(batch)``.
+        every_n_epochs: evaluate after each n-th epoch.
+        max_records: evaluate that many records a side at most; None for all.
+        permutations: random deals that the value is compared with.
+        seed: of these deals.
+        log_prefix: first part of the names of the logged metrics.
+
+    Raises:
+        ValueError: an argument is outside its range.
+        TypeError: ``method`` is none of the two classes.
+        MisconfigurationException: when training starts, without losses or loaders; when it is
+            evaluated, if the losses are not one a record.
+
+    Example:
+        >>> EpsilonStar(delta=1e-5).method
+        Empirical(clip=0.001)
+    """
+
+    def __init__(
+        self,
+        delta: float,
+        method: Empirical | Parametric | None = None,
+        train_dataloader: Iterable[Any] | None = None,
+        population_dataloader: Iterable[Any] | None = None,
+        losses: Callable[[Any, Any], Any] | None = None,
+        every_n_epochs: int = 1,
+        max_records: int | None = 10_000,
+        permutations: int = 99,
+        seed: int = 0,
+        log_prefix: str = "epsilon_star",
+    ) -> None:
+        super().__init__()
+        self.delta = delta_or_zero(delta)
+        self.method = Empirical(clip=0.001) if method is None else method
+        if not isinstance(self.method, Empirical | Parametric):
+            raise TypeError(f"method={method!r} must be Empirical(...) or Parametric(...).")
+        self.train_dataloader = train_dataloader
+        self.population_dataloader = population_dataloader
+        self.losses = losses
+        self.every_n_epochs = _validate.positive_int("every_n_epochs", every_n_epochs)
+        self.max_records = (
+            None if max_records is None else _validate.positive_int("max_records", max_records)
+        )
+        self.permutations = _validate.positive_int("permutations", permutations, "99 are usual")
+        self.seed = int(_validate.non_negative("seed", seed))
+        self.log_prefix = log_prefix
+        #: What was found, one for each evaluated epoch of the latest training.
+        self.history: list[EpochEpsilonStar] = []
+        self._sides: tuple[Iterable[Any], Iterable[Any]] | None = None
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Refuse a module without losses before anything is trained."""
+        if stage != "fit":
+            return
+        self.history, self._sides = [], None
+        if self.losses is None and not callable(getattr(pl_module, LOSS_HOOK, None)):
+            raise MisconfigurationException(
+                f"losses=None needs a method {LOSS_HOOK}(self, batch) of {type(pl_module).__name__}"
+                " that gives one loss a record, such as F.cross_entropy(self(x), y,"
+                " reduction='none'); define it, or pass losses=function_of_module_and_batch."
+            )
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Fix the records of both sides."""
+        own, validation = trainer.train_dataloader, _only(trainer.val_dataloaders)
+        given = (self.train_dataloader, self.population_dataloader)
+        for name, loader in zip(("train_dataloader", "population_dataloader"), given, strict=True):
+            if loader is not None and (loader is own or loader is validation):
+                raise MisconfigurationException(
+                    f"{name} is a loader of the Trainer, must be one of its own: iterating it "
+                    "changes the training; pass None to evaluate its records, or another loader."
+                )
+        train, population = given
+        if train is None:
+            train = fixed_loader("train_dataloader", own, self.max_records)
+        if population is None:
+            population = fixed_loader("population_dataloader", validation, self.max_records)
+        self._sides = (train, population)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Evaluate the model and log what is found."""
+        if self._sides is None or (trainer.current_epoch + 1) % self.every_n_epochs:
+            return
+        train, population = (
+            losses_of(trainer, pl_module, side, self._loss, self.max_records)
+            for side in self._sides
+        )
+        values = dict.fromkeys(("value", "null_median", "null_95", "p_value", "at_clip"), math.nan)
+        try:
+            found = self._found(trainer.current_epoch, train, population)
+        except ValueError as error:
+            _log.warning("no Epsilon* after epoch %d: %s", trainer.current_epoch, error)
+        else:
+            self.history.append(found)
+            values["value"], values["at_clip"] = found.star.value, float(found.star.at_clip)
+            values["null_median"], values["null_95"] = found.null.median, found.null.quantile_95
+            values["p_value"] = found.null.p_value
+        named = {f"{self.log_prefix}/{name}": value for name, value in values.items()}
+        pl_module.log_dict(named, sync_dist=trainer.world_size > 1)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Let go of the records; what was found stays."""
+        self._sides = None
+
+    def _loss(self, module: Any, batch: Any) -> Any:
+        if self.losses is not None:
+            return self.losses(module, batch)
+        return getattr(module, LOSS_HOOK)(batch)
+
+    def _found(self, epoch: int, train: Any, population: Any) -> EpochEpsilonStar:
+        star = statistics.epsilon_star(train, population, self.delta, self.method)
+        null = epsilon_star_null(
+            train,
+            population,
+            self.delta,
+            self.method,
+            permutations=self.permutations,
+            # Of the epoch, not of the one before: a resumed training reads the same.
+            rng=np.random.default_rng((self.seed, epoch)),
+        )
+        return EpochEpsilonStar(epoch, star, null, len(train), len(population))
+
+
+def _only(loaders: Any) -> Any:
+    if isinstance(loaders, list | tuple) and len(loaders) == 1:
+        return loaders[0]
+    return loaders

@@ -1,0 +1,103 @@
+"""Shift of a canary by the part of a split batch that it enters."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from lightning_audit.layout import FloatArray
+from lightning_audit.stats.coin_bet import CoinBet
+from lightning_audit.stats.sequential import PredictableCentre
+
+#: Parts count differently if their shifts do by so much, and by so many standard errors.
+_GAP, _ERRORS = 0.25, 3.0
+
+
+class ShiftEstimate:
+    """Estimated signal of canaries: mean residual of those that are in, against the others.
+
+    Args:
+        canaries: number of canaries of a step.
+    """
+
+    def __init__(self, canaries: int) -> None:
+        self._centre = PredictableCentre((canaries,))
+        # out, in: number, sum and sum of squares of residuals.
+        self.sums = np.zeros((2, 3))
+
+    def update(self, coins: FloatArray, readings: FloatArray) -> FloatArray:
+        """Take in a step; return its centred residuals."""
+        residual = readings - coins
+        centred = np.asarray(residual - self._centre.value)
+        self._centre.update(residual)
+        for group in (0, 1):
+            x = centred[coins == group]
+            self.sums[group] += (len(x), x.sum(), x @ x)
+        return centred
+
+    @property
+    def shift(self) -> float:
+        """1 for a correct implementation, 0 for a dead canary."""
+        return shift_of(self.sums)
+
+    @property
+    def error(self) -> float:
+        """Standard error of the shift; infinite before both groups were seen."""
+        return error_of(self.sums)
+
+
+def shift_of(sums: FloatArray) -> float:
+    """The estimate that `ShiftEstimate.sums` hold."""
+    means = sums[:, 1] / np.maximum(sums[:, 0], 1.0)
+    return float(1.0 + means[1] - means[0])
+
+
+def std_of(sums: FloatArray) -> float:
+    """Standard deviation of a reading around its group's mean, in units of the signal."""
+    within = sums[:, 2] - sums[:, 1] ** 2 / np.maximum(sums[:, 0], 1.0)
+    freedom = float(sums[:, 0].sum()) - 2.0
+    return math.sqrt(max(float(within.sum()), 0.0) / freedom) if freedom > 0 else math.nan
+
+
+def error_of(sums: FloatArray) -> float:
+    """Standard error of the estimate; infinite before both groups were seen."""
+    if sums[:, 0].min() < 2:
+        return math.inf
+    return std_of(sums) * math.sqrt(float((1.0 / sums[:, 0]).sum()))
+
+
+class PartShifts:
+    """Bets and shifts of canaries in earlier parts of a batch, and of those in its last part.
+
+    Parts may count differently, so that on average nothing shows. Each kind of part has a bet of
+    its own, from the first step on whose canaries enter an earlier part. Which part they enter is
+    drawn beforehand, so that each bet, which rests in the steps of the other kind, is an e-process
+    in the filtration of all steps, and so is an average of them.
+
+    Args:
+        earlier: the bet of earlier parts.
+        last: the bet of last parts.
+        canaries: number of canaries of a step.
+    """
+
+    def __init__(self, earlier: CoinBet, last: CoinBet, canaries: int) -> None:
+        self._bets = [earlier, last]
+        self.earlier, self.last = ShiftEstimate(canaries), ShiftEstimate(canaries)
+
+    def update(self, coins: FloatArray, readings: FloatArray, *, earlier: bool) -> None:
+        """Take in one step."""
+        self._bets[0 if earlier else 1].update(coins, readings)
+        (self.earlier if earlier else self.last).update(coins, readings)
+
+    @property
+    def differ(self) -> bool:
+        """Whether earlier parts and last ones count differently, by their estimates."""
+        gap = abs(self.earlier.shift - self.last.shift)
+        return gap > max(_GAP, _ERRORS * math.hypot(self.earlier.error, self.last.error))
+
+    @property
+    def log_e(self) -> float:
+        """Log of the mean e-value of the two."""
+        earlier, last = (float(bet.log_e) for bet in self._bets)
+        return float(np.logaddexp(earlier, last)) - math.log(2.0)

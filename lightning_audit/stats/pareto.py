@@ -1,0 +1,70 @@
+"""Which of several models nobody needs to prefer another one to."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["pareto_front"]
+
+Floats = NDArray[np.float64]
+
+
+def pareto_front(cost: ArrayLike, benefit: ArrayLike, *, convex: bool = False) -> NDArray[np.int64]:
+    """Models that no other one beats, in increasing order of cost.
+
+    Args:
+        cost: what shall be small, such as Epsilon*, ``[n]``.
+        benefit: what shall be large, such as an accuracy, ``[n]``.
+        convex: leave out as well what a mixture of two models beats, as published: a mixture draws
+            one of them at random for each use. Its front is concave.
+
+    Returns:
+        Indices of the front; of equal models the first one.
+
+    Raises:
+        ValueError: If there are no models, their numbers differ, or a number is nan or infinite.
+
+    Example:
+        >>> pareto_front([0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.9, 0.8])
+        array([0, 1, 2])
+        >>> pareto_front([0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.9, 0.8], convex=True)
+        array([0, 2])
+
+    References:
+        Negoescu et al., "Epsilon*: privacy metric for machine learning models", PPAI 2024,
+        section 4.2.
+    """
+    x, y = _finite("cost", cost), _finite("benefit", benefit)
+    if x.shape != y.shape:
+        raise ValueError(
+            f"cost has {x.size} elements and benefit {y.size}, must have as many; pass both of "
+            "each model."
+        )
+    order = np.lexsort((-y, x))
+    best = np.maximum.accumulate(np.append(-np.inf, y[order]))
+    front = order[y[order] > best[:-1]]
+    return _concave(x, y, front) if convex else front
+
+
+def _concave(x: Floats, y: Floats, front: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The front without points on or below the line between two others."""
+    kept: list[int] = []
+    for k in front.tolist():
+        while len(kept) > 1:
+            i, j = kept[-2], kept[-1]
+            if (y[j] - y[i]) * (x[k] - x[i]) > (y[k] - y[i]) * (x[j] - x[i]):
+                break
+            kept.pop()
+        kept.append(k)
+    return np.array(kept, dtype=np.int64)
+
+
+def _finite(name: str, values: ArrayLike) -> Floats:
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1 or not array.size or not np.all(np.isfinite(array)):
+        raise ValueError(
+            f"{name}={values!r} must be finite numbers, one for each of at least one model; leave "
+            "models without a value out."
+        )
+    return array

@@ -1,0 +1,33 @@
+"""Opacus' optimizers with faulty sums over the parts of a split batch, one fault a class."""
+
+from __future__ import annotations
+
+from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+
+
+class AliasedSum(DPOptimizerFastGradientClipping):
+    """The sum of the parts shares its memory with ``p.grad``, as it did in Opacus before #707.
+
+    Each backward pass sets ``p.grad`` to zero and with it the sum; then the part's own gradient is
+    in both, and is added to itself.
+    """
+
+    def accumulate(self) -> None:
+        """Add a part to the sum, and begin the sum with a part's own memory."""
+        for p in self.params:
+            if p.summed_grad is not None:
+                p.summed_grad.add_(p.grad.data)
+            else:
+                p.summed_grad = p.grad.data
+
+
+class SumOfSums(DPOptimizer):
+    """Adds up what ``summed_grad`` is after each part, where it is the sum of all parts so far."""
+
+    def clip_and_accumulate(self) -> None:
+        """Clip a part, and add the sum so far once more."""
+        before = [None if p.summed_grad is None else p.summed_grad.clone() for p in self.params]
+        super().clip_and_accumulate()
+        for p, earlier in zip(self.params, before, strict=True):
+            if earlier is not None:
+                p.summed_grad += earlier

@@ -1,0 +1,68 @@
+"""Small trainings whose run is at fault: accountant, loader, resumption, network."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from opacus.layers import DPLSTM
+from opacus.utils.batch_memory_manager import BatchSplittingSampler
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from lightning_audit.testing.opacus_trainings import Configured, PhysicalBatches
+from lightning_audit.testing.trainings import CLASSES, HIDDEN, Training, random_data
+
+
+class GdpAccountant(Configured):
+    """The accountant of Gaussian DP, whose central limit theorem holds for many steps only."""
+
+    engine: ClassVar = {"accountant": "gdp"}
+
+
+class MergedBatches(PhysicalBatches):
+    """Lightning ends each epoch where Opacus' splitting sampler estimates its end."""
+
+    splitter = BatchSplittingSampler
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.data = random_data(records=256)
+
+
+class SeededNoise(Configured):
+    """The noise generator is seeded when the module is made, also that of a resumed training."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        generator = torch.Generator().manual_seed(5)
+        self.net, self._optimizer, _ = self._private(noise_generator=generator)
+
+    def configure_optimizers(self) -> Any:
+        """The optimizer of make_private."""
+        return self._optimizer
+
+
+class PackedSequences(Training):
+    """Sequences of several lengths, which torch sorts for Opacus' `DPLSTM` and not for others."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.net = _Recurrent()
+
+
+class _Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = DPLSTM(2, HIDDEN, batch_first=True)
+        self.head = nn.Linear(HIDDEN, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sequences = x.view(len(x), -1, 2)
+        lengths = 1 + (100.0 * x.abs().sum(1)).long() % sequences.shape[1]
+        packed = pack_padded_sequence(
+            sequences, lengths.cpu(), batch_first=True, enforce_sorted=False
+        )
+        _, (hidden, _) = self.lstm(packed)
+        scores: torch.Tensor = self.head(hidden[-1])
+        return scores

@@ -1,0 +1,200 @@
+"""The registry's faults of the training around the optimizer; see `faults`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lightning_audit.canaries import Mislabeled
+from lightning_audit.claims import PrivacyClaim
+from lightning_audit.testing import distributed_trainings as distributed
+from lightning_audit.testing import faulty_noise as noise
+from lightning_audit.testing import opacus_trainings, run_trainings, trainings
+from lightning_audit.testing.fault import Fault
+
+#: What trainings by hand claim, and the canary for faults that none of gradient shows.
+BY_HAND_CLAIM = PrivacyClaim(
+    noise_multiplier=1.0,
+    max_grad_norm=1.0,
+    expected_batch_size=trainings.BATCH_SIZE,
+    sample_rate=trainings.BATCH_SIZE / trainings.RECORDS,
+)
+INPUT_CANARY = {"canaries": [Mislabeled(amplitude=100.0)]}
+
+OF_THE_TRAINING = (
+    Fault(
+        "processes_not_synchronised",
+        "each process clips, adds noise and updates by itself",
+        "opacus #191, #196",
+        "unsynchronised",
+        "no synchronised DP-SGD",
+        training=distributed.NotSynchronised,
+        named="unsynchronised",
+        processes=2,
+    ),
+    Fault(
+        "records_drawn_by_every_process",
+        "every process draws from all records, so that one may enter a step several times",
+        "`distributed=False` of `DPDataLoader.from_data_loader`",
+        "sampling.repeated",
+        "wrong sampling: every process draws from all records",
+        training=distributed.DrawnByAll,
+        named="sampled_by_every_process",
+        processes=2,
+    ),
+    Fault(
+        "noise_averaged_over_processes",
+        "each of W processes draws noise, and their mean is added, which has the W-th part of the "
+        "variance",
+        "optax #148",
+        "noise",
+        "noise averaged over processes",
+        noise.AveragedNoise,
+        distributed.Distributed,
+        processes=2,
+    ),
+    Fault(
+        "equal_noise_in_all_processes",
+        "each process adds its share of the noise, drawn from the same seed in all of them",
+        "a seed that leaves the rank out",
+        "noise.excess",
+        "too much noise: several of the 2 processes draw the same noise",
+        noise.EqualNoise,
+        distributed.Distributed,
+        ends="INCONCLUSIVE",
+        warn_only=True,
+        processes=2,
+    ),
+    Fault(
+        "plain_optimizer_beside",
+        "an optimizer beside the private one trains a part of the network",
+        "opacus #615",
+        "no_dp",
+        "no DP-SGD",
+        training=trainings.PlainBeside,
+        named="no_dp",
+    ),
+    Fault(
+        "record_counts_twice",
+        "views of a record through tied weights are clipped as samples of their own",
+        "opacus #413",
+        "sensitivity",
+        "a record counts more than once",
+        training=trainings.FourViews,
+        settings={"noise_multiplier": 0.25},
+        audit={**INPUT_CANARY, "claim": replace(BY_HAND_CLAIM, noise_multiplier=0.25)},
+        steps=100,
+    ),
+    Fault(
+        "normalised_over_the_batch",
+        "features are normalised over the batch, so that gradients depend on other records",
+        "batch normalisation",
+        "coupling",
+        "records are not independent",
+        training=trainings.NormalisedOverBatch,
+        audit={**INPUT_CANARY, "claim": BY_HAND_CLAIM, "replay_neighbours": True},
+        named="records_coupled",
+    ),
+    Fault(
+        "not_a_number",
+        "a record whose gradient is not a number makes the model tell of it",
+        "overflow in a record's loss",
+        "finite",
+        "a record that is not finite",
+        training=trainings.NotANumber,
+        audit=INPUT_CANARY,
+        named="not_finite",
+    ),
+    Fault(
+        "summed_loss",
+        "the loss is a sum where Opacus expects a mean, so that every gradient is clipped",
+        "`loss_reduction` that does not fit",
+        "loss_reduction",
+        "the loss is a sum over its batch where the optimizer takes it for a mean",
+        training=trainings.SummedLoss,
+        ends="INCONCLUSIVE",
+        warn_only=True,
+    ),
+    Fault(
+        "fixed_size_batches",
+        "batches of one size, where neighbours differ by a replaced record, are accounted as "
+        "Poisson batches",
+        "opacus #80, PR #128; arXiv 2411.10614",
+        "sampling.not_poisson",
+        "wrong sampling",
+        training=trainings.FixedSizeBatches,
+        named="not_poisson",
+    ),
+    Fault(
+        "gdp_accountant",
+        "the accountant of Gaussian DP reports less than the steps cost",
+        'Opacus\' `accountant="gdp"`',
+        "accounting",
+        "wrong accounting",
+        training=run_trainings.GdpAccountant,
+        named="wrong_accounting",
+    ),
+    Fault(
+        "noise_for_fewer_steps",
+        "the search for the noise multiplier ends above the epsilon that it is to keep",
+        "opacus #346",
+        "accounting",
+        "wrong accounting",
+        settings={"noise_multiplier": 0.8},
+        audit={"claimed_epsilon": 0.8},
+        named="wrong_accounting",
+    ),
+    Fault(
+        "logical_batches_run_together",
+        "an epoch ends amid a logical batch, whose rest is added to the first one of the next",
+        "Opacus' `BatchSplittingSampler` under Lightning",
+        "logical_batch",
+        "logical batches run together",
+        training=run_trainings.MergedBatches,
+        steps=100,
+        named="batches_run_together",
+    ),
+    Fault(
+        "noise_repeated_on_resume",
+        "a seeded noise generator starts again when the training is resumed",
+        "`noise_generator` of make_private without its state in the checkpoint",
+        "reuse.resume",
+        "noise re-used: a seeded generator started again",
+        training=run_trainings.SeededNoise,
+        resumes=True,
+        named="noise_restarted",
+    ),
+    Fault(
+        "rows_of_packed_sequences",
+        "`pack_padded_sequence` sorts sequences, and the per-sample gradients of `DPLSTM` stay "
+        "sorted: a row is made of several records",
+        "Opacus 1.6",
+        "coupling",
+        "records are not independent",
+        training=run_trainings.PackedSequences,
+        audit={"replay_neighbours": True},
+        named="records_coupled",
+    ),
+    Fault(
+        "accumulated_ghost_clipping",
+        "ghost clipping drops all but the last of the batches that Lightning accumulates",
+        '`accumulate_grad_batches` with `grad_sample_mode="ghost"`',
+        "",
+        "accumulate_grad_batches=2 trains on one batch in 2 only",
+        training=opacus_trainings.Ghost,
+        ends="INCONCLUSIVE",
+        warn_only=True,
+        remarked=True,
+        trainer={"accumulate_grad_batches": 2},
+    ),
+    Fault(
+        "divisor_of_the_records",
+        "the divisor int(records * sample_rate), to which the noise is calibrated, tells of a "
+        "record",
+        "Opacus' make_private",
+        "expected_batch_size",
+        "gradients are divided by int(records * sample_rate) = 16, with one record more or less",
+        ends="INCONCLUSIVE",
+        warn_only=True,
+        remarked=True,
+    ),
+)

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_audit import PrivacyClaim
+from lightning_audit.blackbox.mechanism import MechanismError, audit_mechanism
+from lightning_audit.stats.tradeoff import ApproxDPTradeoff, GaussianTradeoff
+
+
+def laplace(data, rng, scale=1.0):
+    return data + rng.laplace(0, scale)
+
+
+def gaussian(data, rng):
+    return np.asarray(data) + rng.normal(size=np.shape(data))
+
+
+def test_correct_noise_passes_and_says_what_would_have_been_found() -> None:
+    audit = audit_mechanism(laplace, 0.0, 1.0, (1.0, 0.0), max_samples=2000)
+    assert audit.passed
+    assert audit.samples == 2000
+    assert 0.5 * 0.2689 < audit.detectable_error_rate < 0.2689
+    assert "other data sets may show more" in str(audit)
+    assert audit.epsilon_lower <= 1.0
+    assert audit.estimate(0.1) == pytest.approx(1 - 0.1 * math.e, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        (0.5, 0.0),
+        ApproxDPTradeoff(0.5, 1e-3),
+        GaussianTradeoff(0.4),
+        PrivacyClaim(epsilon=0.5, delta=1e-5),
+        lambda alpha: 1 - np.asarray(alpha),  # perfect privacy
+    ],
+    ids=["pair", "epsilon", "mu", "claim", "function"],
+)
+def test_too_little_noise_is_refuted_whatever_the_claim_is_written_as(claim) -> None:
+    audit = audit_mechanism(laplace, 0.0, 1.0, claim, max_samples=6000)
+    assert audit.verdict.outcome == "VIOLATION"
+    assert audit.log_e_value >= math.log(1000)
+    assert 0 < audit.epsilon_lower <= 1.0
+    assert audit.samples < 6000
+    assert "epsilon is at least" in str(audit)
+
+
+def test_the_claim_of_a_whole_training_is_its_composed_epsilon() -> None:
+    claim = PrivacyClaim(noise_multiplier=2.0, sample_rate=0.1, steps=20, delta=1e-5)
+    audit = audit_mechanism(laplace, 0.0, 0.1, claim, max_samples=600)
+    assert audit.claim == ApproxDPTradeoff(claim.composed_epsilon(), 1e-5)
+    assert audit.delta == 1e-5
+
+
+def test_too_few_outputs_are_inconclusive_and_never_a_pass() -> None:
+    audit = audit_mechanism(laplace, 0.0, 1.0, (1.0, 0.0), max_samples=64)
+    assert audit.verdict.outcome == "INCONCLUSIVE"
+    assert audit.verdict.advice == "raise max_samples"
+    large = audit_mechanism(laplace, 0.0, 1.0, (9.0, 0.0), max_samples=2000)
+    assert large.verdict.outcome == "INCONCLUSIVE"
+    assert "not even a flawless attack could be found" in large.verdict.missing[0]
+
+
+def test_a_mechanism_without_noise_is_refuted_at_once() -> None:
+    audit = audit_mechanism(lambda data, rng: data, 0.0, 1.0, (2.0, 1e-5))
+    assert audit.verdict.outcome == "VIOLATION"
+    assert audit.samples < 200
+
+
+def test_outputs_may_be_arrays_of_any_shape_integers_booleans_and_tensors() -> None:
+    shift = np.zeros((3, 4))
+    shift[1, 2] = 1.0
+
+    def as_tensor(data, rng):
+        return torch.tensor(gaussian(data, rng), requires_grad=True)
+
+    for mechanism in (gaussian, as_tensor):
+        audit = audit_mechanism(mechanism, 0 * shift, 3 * shift, (0.5, 1e-5))
+        assert audit.verdict.outcome == "VIOLATION"
+
+    def coin(data, rng):
+        return bool(rng.random() < data)
+
+    assert audit_mechanism(coin, 0.3, 0.7, (1.0, 0.0), max_samples=1500).passed
+    assert not audit_mechanism(coin, 0.1, 0.9, (1.0, 0.0), max_samples=1500).passed
+
+
+def test_an_audit_is_repeated_by_its_seed() -> None:
+    def run(rng):
+        audit = audit_mechanism(laplace, 0.0, 1.0, (0.8, 0.0), max_samples=400, rng=rng)
+        return audit.log_e_value, audit.samples, audit.estimate.alpha.tolist()
+
+    assert run(3) == run(np.random.default_rng(3))
+    assert run(3) != run(4)
+
+
+@pytest.mark.heavy
+def test_a_true_claim_is_refuted_less_often_than_the_significance() -> None:
+    runs, level = 60, 0.2
+    outcomes = [
+        audit_mechanism(
+            laplace, 0.0, 1.0, (1.0, 0.0), significance=level, max_samples=600, rng=seed
+        ).verdict.outcome
+        for seed in range(runs)
+    ]
+    assert outcomes.count("VIOLATION") <= level * runs
+
+
+def after(calls: int, returned):
+    """A mechanism that returns something else from some call on."""
+    seen = []
+
+    def mechanism(data, rng):
+        seen.append(data)
+        return rng.normal() if len(seen) <= calls else returned(data)
+
+    return mechanism
+
+
+def fails(data):
+    raise KeyError("age")
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "message"),
+    [
+        (after(0, fails), r"mechanism\(d0, rng\) raised KeyError: 'age' \(call 1\)\."),
+        (after(7, fails), r"mechanism\(d1, rng\) raised KeyError: 'age' \(call 8\)\."),
+        (after(4, lambda d: math.nan), r"mechanism\(d0, rng\) returned 1 of 1 numbers that are no"),
+        (after(1, lambda d: np.ones(3)), r"d1, rng\) returned shape \(3,\) after \(\); outputs mu"),
+        (after(0, lambda d: "text"), "returned str of dtype <U4 and shape .* return real numbers"),
+        (after(0, lambda d: None), "returned NoneType of dtype object"),
+        (after(0, lambda d: []), "returned list of dtype float64 and shape .0,.; return real"),
+        (after(0, lambda d: [[1.0], [1.0, 2.0]]), "returned list: setting an array element"),
+        (after(0, lambda d: 1j), "returned complex of dtype complex128"),
+    ],
+)
+def test_what_is_wrong_with_a_mechanism_is_told(mechanism, message: str) -> None:
+    with pytest.raises(MechanismError, match=message):
+        audit_mechanism(mechanism, 0, 1, (1.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"mechanism": 3}, TypeError, "mechanism=3 must be a function"),
+        ({"claim": "8"}, TypeError, "claim='8' must be"),
+        ({"claim": (1.0, 1.0)}, ValueError, r"delta=1\.0 must be in \(0, 1\)"),
+        ({"claim": PrivacyClaim(noise_multiplier=1.0)}, ValueError, "has no delta"),
+        ({"claim": lambda a: 0 * np.asarray(a)}, ValueError, "promises no privacy"),
+        ({"significance": 0.0}, ValueError, r"significance=0\.0 must be"),
+        ({"bound_significance": 1.0}, ValueError, r"bound_significance=1\.0 must be"),
+        ({"max_samples": 31}, ValueError, "max_samples=31 must be at least 32"),
+        ({"delta": -0.1}, ValueError, r"delta=-0\.1 must be"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments, kind, message: str) -> None:
+    valid = {"mechanism": laplace, "d0": 0.0, "d1": 1.0, "claim": (1.0, 0.0)}
+    with pytest.raises(kind, match=message):
+        audit_mechanism(**{**valid, **arguments})

@@ -1,0 +1,340 @@
+"""Epsilon* is logged by trainings of either Lightning, and leaves them as they are."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import lightning.pytorch
+import lightning.pytorch.cli
+import numpy as np
+import pytest
+import pytorch_lightning
+import pytorch_lightning.cli
+import torch
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from training_support import PrivateModule, digits, trainer_for
+
+from lightning_audit import PrivacyAudit
+from lightning_audit.callbacks.epsilon_star import EpsilonStar
+from lightning_audit.stats.epsilon_star import Empirical, Parametric, epsilon_star
+from lightning_audit.stats.epsilon_star_null import epsilon_star_null
+
+DIGITS = digits(700)
+TRAIN, POPULATION = (TensorDataset(*DIGITS[part]) for part in (slice(0, 300), slice(300, 700)))
+
+
+class Jittered(Dataset):
+    """Records that draw from every global generator when they are read."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = self.data[index]
+        return x + 1e-3 * (torch.randn(()) + np.random.normal() + random.random()), y
+
+
+class Training:
+    """An ordinary training on 300 digits, with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 10)
+        )
+        self.train_data: Dataset = TRAIN
+
+    def losses_per_record(self, batch: Any) -> torch.Tensor:
+        x, y = batch
+        return functional.cross_entropy(self.net(x), y, reduction="none")
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        return functional.cross_entropy(self.net(x), y)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        return None
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(self.train_data, batch_size=32, shuffle=True)
+
+    def val_dataloader(self) -> DataLoader:
+        return DataLoader(POPULATION, batch_size=100)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.2)
+
+
+class StandaloneTraining(Training, pytorch_lightning.LightningModule):
+    pass
+
+
+class UnifiedTraining(Training, lightning.pytorch.LightningModule):
+    pass
+
+
+class PrivateTraining(PrivateModule):
+    """DP-SGD by Opacus, with Poisson batches."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Linear(64, 10), dataset=TRAIN, generator=torch.Generator().manual_seed(5)
+        )
+
+    def losses_per_record(self, batch: Any) -> torch.Tensor:
+        x, y = batch
+        return functional.cross_entropy(self.net(x), y, reduction="none")
+
+
+def losses_now(module: Any, data: TensorDataset) -> np.ndarray:
+    with torch.no_grad():
+        return module.eval().losses_per_record(data[:]).double().numpy()
+
+
+@pytest.mark.parametrize(
+    ("package", "kind"),
+    [(pytorch_lightning, StandaloneTraining), (lightning.pytorch, UnifiedTraining)],
+)
+@pytest.mark.parametrize("method", [Empirical(clip=0.01), Parametric(clip=1e-3)])
+def test_the_value_of_each_epoch_is_logged_in_either_lightning(tmp_path, package, kind, method):
+    star, module = EpsilonStar(delta=1e-3, method=method), kind()
+    trainer = trainer_for(tmp_path, star, trainer_class=package.Trainer, max_epochs=2)
+    trainer.fit(module)
+    assert [found.epoch for found in star.history] == [0, 1]
+    losses = losses_now(module, TRAIN), losses_now(module, POPULATION)
+    expected = epsilon_star(*losses, 1e-3, method)
+    null = epsilon_star_null(
+        *losses, 1e-3, method, permutations=99, rng=np.random.default_rng((0, 1))
+    )
+    logged = {
+        name.removeprefix("epsilon_star/"): float(value)
+        for name, value in trainer.callback_metrics.items()
+    }
+    assert logged == pytest.approx(
+        {
+            "value": expected.value,
+            "null_median": null.median,
+            "null_95": null.quantile_95,
+            "p_value": null.p_value,
+            "at_clip": float(expected.at_clip),
+        },
+        rel=1e-4,
+    )
+    assert (star.history[1].n_train, star.history[1].n_population) == (300, 400)
+
+
+def test_overfitting_raises_it_above_its_null(tmp_path):
+    star = EpsilonStar(delta=1e-3, every_n_epochs=10)
+    trainer_for(tmp_path, star, max_epochs=30).fit(StandaloneTraining())
+    assert [found.epoch for found in star.history] == [9, 19, 29]
+    last = star.history[-1]
+    assert last.null.p_value == 0.01
+    assert last.star.value > last.null.quantile_95 > 0
+
+
+@pytest.mark.parametrize("kind", [StandaloneTraining, PrivateTraining])
+def test_the_training_is_the_same_to_the_bit(tmp_path, kind):
+    states = []
+    for callbacks in ([], [EpsilonStar(delta=1e-3, population_dataloader=loader_of(POPULATION))]):
+        torch.manual_seed(3)
+        np.random.seed(3)
+        random.seed(3)
+        module = kind()
+        if kind is StandaloneTraining:
+            module.train_data = Jittered(TRAIN)
+        trainer_for(tmp_path, *callbacks, max_epochs=2).fit(module)
+        states.append((module.state_dict(), torch.rand(3), np.random.rand(3), random.random()))
+    (plain, *draws), (watched, *watched_draws) = states
+    assert all(torch.equal(plain[name], watched[name]) for name in plain)
+    assert [np.array_equal(a, b) for a, b in zip(draws, watched_draws, strict=True)] == [True] * 3
+
+
+def loader_of(data: Dataset) -> DataLoader:
+    return DataLoader(data, batch_size=50, shuffle=True)
+
+
+def test_parts_of_a_model_keep_their_modes(tmp_path):
+    class Looks(pytorch_lightning.Callback):
+        seen: Any = None
+
+        def on_train_epoch_start(self, trainer, pl_module):
+            pl_module.net[1].eval()
+
+        def on_train_epoch_end(self, trainer, pl_module):
+            self.seen = [m.training for m in pl_module.net], pl_module.training
+
+    modes = []
+    for callbacks in ([Looks()], [EpsilonStar(delta=1e-3), Looks()]):
+        torch.manual_seed(0)
+        trainer_for(tmp_path, *callbacks, max_epochs=1).fit(StandaloneTraining())
+        modes.append(callbacks[-1].seen)
+    assert modes[0] == modes[1] == ([True, False, True, True, True], True)
+
+
+def test_it_goes_beside_the_audit_of_a_private_training(tmp_path):
+    audit = PrivacyAudit(seed=0)
+    star = EpsilonStar(delta=1e-3, population_dataloader=loader_of(POPULATION))
+    trainer = trainer_for(tmp_path, audit, star, max_epochs=2)
+    trainer.fit(PrivateTraining())
+    assert len(star.history) == 2
+    assert star.history[-1].n_train == 300
+    assert audit.report.verdict.outcome != "VIOLATION"
+    assert {"audit/epsilon_lower", "epsilon_star/value"} <= set(trainer.callback_metrics)
+
+
+def test_loaders_and_losses_of_the_user_are_taken(tmp_path):
+    def margins(module: Any, batch: Any) -> torch.Tensor:
+        x, y = batch
+        return -module.net(x).gather(1, y[:, None])[:, 0]
+
+    star = EpsilonStar(
+        delta=0.0,
+        train_dataloader=[TRAIN[0:50], TRAIN[50:80]],
+        population_dataloader=DataLoader(POPULATION, batch_size=64),
+        losses=margins,
+        max_records=70,
+        log_prefix="margin",
+    )
+    module = StandaloneTraining()
+    trainer = trainer_for(tmp_path, star, max_epochs=1)
+    trainer.fit(module)
+    (found,) = star.history
+    assert (found.n_train, found.n_population) == (70, 70)
+    module.eval()
+    with torch.no_grad():
+        sides = [margins(module, data[:70]).numpy() for data in (TRAIN, POPULATION)]
+    expected = epsilon_star(*sides, 0.0, Empirical(clip=0.001))
+    assert found.star.value == pytest.approx(expected.value)
+    assert float(trainer.callback_metrics["margin/value"]) == pytest.approx(expected.value)
+
+
+def test_at_most_so_many_records_are_taken_evenly(tmp_path):
+    class Ordered(StandaloneTraining):
+        read: list[float]
+
+        def losses_per_record(self, batch: Any) -> torch.Tensor:
+            self.read += batch[0][:, 0].tolist()
+            return batch[0][:, 0] + 0.0
+
+    numbers = torch.arange(300.0)[:, None].expand(300, 64)
+    module = Ordered()
+    module.read, module.train_data = [], TensorDataset(numbers / 300, TRAIN[:][1])
+    star = EpsilonStar(delta=1e-3, max_records=4)
+    trainer_for(tmp_path, star, max_epochs=1).fit(module)
+    assert np.array(module.read[:4]) * 300 == pytest.approx([0, 100, 199, 299], abs=1e-3)
+    assert (star.history[0].n_train, star.history[0].n_population) == (4, 4)
+
+
+def test_losses_without_a_value_are_logged_as_nan_and_the_training_goes_on(tmp_path, caplog):
+    star = EpsilonStar(delta=1e-3, losses=lambda _, batch: torch.full((len(batch[1]),), np.nan))
+    trainer = trainer_for(tmp_path, star, max_epochs=2)
+    trainer.fit(StandaloneTraining())
+    assert trainer.current_epoch == 2
+    assert star.history == []
+    assert np.isnan(float(trainer.callback_metrics["epsilon_star/value"]))
+    assert "no Epsilon* after epoch 1: losses_train holds nan" in caplog.text
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter(TRAIN)
+
+
+def plain(module: Any) -> Any:
+    return module
+
+
+def with_endless(module: Any) -> Any:
+    module.train_dataloader = lambda: DataLoader(Endless(), batch_size=50)
+    return module
+
+
+def with_its_own_loader(module: Any) -> Any:
+    loader = DataLoader(TRAIN, batch_size=32)
+    module.train_dataloader = lambda: loader
+    return module
+
+
+@pytest.mark.parametrize(
+    ("arguments", "change", "message"),
+    [
+        ({"losses": lambda *_: torch.tensor(0.5)}, plain, r"of shape \(\), must be .*'none'"),
+        ({"losses": lambda *_: torch.ones(3, 2)}, plain, r"of shape \(3, 2\), must be"),
+        ({"losses": lambda *_: 0.5}, plain, "of type float, must be a tensor of shape"),
+        ({}, with_endless, "train_dataloader=None takes .* but is DataLoader; pass train_data"),
+        ({}, lambda _: PrivateTraining(), "population_dataloader=None takes .* is NoneType"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_named(tmp_path, arguments, change, message):
+    module = change(StandaloneTraining())
+    star = EpsilonStar(delta=1e-3, **arguments)
+    with pytest.raises(MisconfigurationException, match=message):
+        trainer_for(tmp_path, star, max_epochs=1).fit(module)
+
+
+def test_a_module_without_losses_is_told_what_to_define(tmp_path):
+    module = PrivateModule()
+    with pytest.raises(MisconfigurationException, match=r"losses_per_record.* of PrivateModule"):
+        trainer_for(tmp_path, EpsilonStar(delta=1e-3), max_epochs=1).fit(module)
+
+
+def test_the_loader_of_the_training_is_refused(tmp_path):
+    module = with_its_own_loader(StandaloneTraining())
+    star = EpsilonStar(delta=1e-3, train_dataloader=module.train_dataloader())
+    with pytest.raises(MisconfigurationException, match="train_dataloader is a loader of the Tr"):
+        trainer_for(tmp_path, star, max_epochs=1).fit(module)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"delta": 1.0}, r"delta=1.0 must be in \(0, 1\); or 0"),
+        ({"delta": 0.1, "every_n_epochs": 0}, "every_n_epochs=0 must be a whole number >= 1"),
+        ({"delta": 0.1, "max_records": 0.5}, "max_records=0.5 must be a whole number >= 1"),
+        ({"delta": 0.1, "permutations": 0}, "permutations=0 must be a whole number >= 1"),
+    ],
+)
+def test_arguments_out_of_range_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        EpsilonStar(**arguments)
+
+
+def test_another_method_is_named():
+    with pytest.raises(TypeError, match="method='empirical' must be Empirical"):
+        EpsilonStar(delta=0.1, method="empirical")
+
+
+@pytest.mark.filterwarnings(
+    "ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning",
+)
+@pytest.mark.parametrize(
+    ("package", "kind"),
+    [(pytorch_lightning, StandaloneTraining), (lightning.pytorch, UnifiedTraining)],
+)
+def test_yaml_configures_it_in_either_lightning(monkeypatch, package, kind):
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    path = "lightning_audit.stats.epsilon_star.Parametric"
+    arguments = {
+        "delta": 1e-4,
+        "method": {"class_path": path, "init_args": {"clip": 0.01}},
+        "every_n_epochs": 3,
+    }
+    callback = {
+        "class_path": "lightning_audit.callbacks.epsilon_star.EpsilonStar",
+        "init_args": arguments,
+    }
+    config = {
+        "seed_everything": False,
+        "trainer": {"accelerator": "cpu", "logger": False, "callbacks": [callback]},
+    }
+    cli = package.cli.LightningCLI(kind, run=False, args=config)
+    (star,) = [c for c in cli.trainer.callbacks if isinstance(c, EpsilonStar)]
+    assert (star.delta, star.method, star.every_n_epochs) == (1e-4, Parametric(clip=0.01), 3)

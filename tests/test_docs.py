@@ -1,0 +1,74 @@
+"""What the pages of docs/estimators show runs, and their figures can be made."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lightning_audit.cli import _parser
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = sorted((DOCS / "estimators").glob("*.md"))
+#: Scripts that draw a figure; one without a `main` is shared by them.
+FIGURES = [
+    path for path in sorted((DOCS / "figures").glob("*.py")) if "def main()" in path.read_text()
+]
+
+# Opacus, Lightning and torch remark on loaders, hooks and secure mode in every training.
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text_of(page), flags=re.DOTALL)
+
+
+def test_there_are_pages_and_figures() -> None:
+    assert PAGES
+    assert FIGURES
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = blocks(page, "python")
+    assert code
+    names: dict[str, object] = {"__name__": "page"}
+    for block in code:
+        exec(compile(block, page.name, "exec"), names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_commands_of_a_page_exist(page) -> None:
+    lines = [line for block in blocks(page, "console") for line in block.splitlines()]
+    for line in lines:
+        if line.startswith("lightning-audit "):
+            _parser().parse_args(line.split()[1:])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_images_of_a_page_are_there_and_small(page) -> None:
+    images = re.findall(r"!\[.*?\]\((.*?)\)", text_of(page))
+    assert images
+    for name in images:
+        content = (page.parent / name).read_bytes()
+        assert content.startswith(b"\x89PNG")
+        assert len(content) < 150_000
+        assert any(Path(name).stem.startswith(script.stem) for script in FIGURES)
+
+
+@pytest.mark.parametrize("script", FIGURES, ids=lambda script: script.stem)
+def test_a_figure_can_be_made(script, tmp_path) -> None:
+    done = subprocess.run(
+        [sys.executable, script, "--quick", "--out", tmp_path], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    made = {path.name for path in tmp_path.iterdir()}
+    assert made == {path.name for path in (DOCS / "images").glob(f"{script.stem}*.png")}
