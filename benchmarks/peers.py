@@ -110,7 +110,7 @@ THEIRS: dict[str, tuple[str, str, str, str | None]] = {
     "one run f-DP, split": (
         "fair coins, Gaussian mechanism",
         "searched",
-        "proved",
+        "not proved: the scores decide the number of guesses, which the theorem takes as fixed",
         "one run f-DP, ranks",
     ),
 }

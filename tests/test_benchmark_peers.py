@@ -71,11 +71,11 @@ def test_a_larger_bound_of_the_peer_is_reported(peers, monkeypatch, tmp_path) ->
     answer = {"version": "0", "results": {"epsilon 4, n 40": game}}
     monkeypatch.setattr(peers, "peer_results", lambda peer, data: answer)
     results = peers.tightness([(4.0, 40)], 3, tmp_path)
-    assert list(results["peer tighter, its bound proved"]) == [
-        "epsilon 4, n 40, CP, split",
+    assert list(results["peer tighter, its bound proved"]) == ["epsilon 4, n 40, CP, split"]
+    assert list(results["peer tighter, its bound not proved"]) == [
+        "epsilon 4, n 40, CP, hull",
         "epsilon 4, n 40, one run f-DP, split",
     ]
-    assert list(results["peer tighter, its bound not proved"]) == ["epsilon 4, n 40, CP, hull"]
     assert not results["holds: nothing less tight at equal validity"]
     row = results["epsilon 4, n 40: jax-privacy, CP, split"]
     assert row["tightness"] == 2.25
