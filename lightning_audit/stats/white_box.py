@@ -87,8 +87,7 @@ def mu_white_box(
             "no Gaussian noise, and no bound on mu follows from them."
         )
     weight = n_in * n_out / (n_in + n_out)
-    # Above 1 the tail's bound says nothing; the sign of x must not turn the inequality round.
-    x = max(-float(special.ndtri(min(level / _SIGNS, 0.5))), 0.0)
+    x = -float(special.ndtri(level / _SIGNS))
     if 4 * weight <= x * x:
         return 0.0
     freedom = n_in + n_out - 2
