@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from lightning_audit.blackbox.mechanism import audit_mechanism as audit_mechanism
+    from lightning_audit.blackbox.privatize import assert_privatizes as assert_privatizes
+    from lightning_audit.callbacks.epsilon_star import EpsilonStar as EpsilonStar
     from lightning_audit.callbacks.privacy_audit import PrivacyAudit as PrivacyAudit
     from lightning_audit.checks.resolution import Resolution as Resolution
     from lightning_audit.claims import PrivacyClaim as PrivacyClaim
@@ -21,27 +24,36 @@ if TYPE_CHECKING:
     from lightning_audit.results import InconclusiveAudit as InconclusiveAudit
     from lightning_audit.results import PrivacyViolation as PrivacyViolation
     from lightning_audit.results import Verdict as Verdict
+    from lightning_audit.scores import CanaryScores as CanaryScores
 
 _HOMES = {
     "AuditReport": "lightning_audit.results",
+    "CanaryScores": "lightning_audit.scores",
+    "EpsilonStar": "lightning_audit.callbacks.epsilon_star",
     "InconclusiveAudit": "lightning_audit.results",
     "PrivacyAudit": "lightning_audit.callbacks.privacy_audit",
     "PrivacyClaim": "lightning_audit.claims",
     "PrivacyViolation": "lightning_audit.results",
     "Resolution": "lightning_audit.checks.resolution",
     "Verdict": "lightning_audit.results",
+    "assert_privatizes": "lightning_audit.blackbox.privatize",
+    "audit_mechanism": "lightning_audit.blackbox.mechanism",
     "per_sample": "lightning_audit.dpsgd.hand_over",
     "rows": "lightning_audit.dpsgd.hand_over",
 }
 
 __all__ = [
     "AuditReport",
+    "CanaryScores",
+    "EpsilonStar",
     "InconclusiveAudit",
     "PrivacyAudit",
     "PrivacyClaim",
     "PrivacyViolation",
     "Resolution",
     "Verdict",
+    "assert_privatizes",
+    "audit_mechanism",
     "per_sample",
     "rows",
 ]

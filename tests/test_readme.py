@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 import pytorch_lightning as pl
 
-from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim, PrivacyViolation
+import lightning_audit
+from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim, PrivacyViolation, cli
 from lightning_audit.callbacks.arguments import FINDINGS
 from lightning_audit.canaries import Dirac, Spread
 from lightning_audit.checks.family import SHARES
@@ -182,6 +183,30 @@ def test_the_failing_audit_ends_as_shown(digits, tmp_path, monkeypatch, capsys):
 def test_every_finding_is_explained():
     table = README.split("| finding |")[1].split("\n\n")[0]
     assert set(re.findall(r"`([a-z_.]+)`", table)) == set(FINDINGS)
+
+
+def test_a_mechanism_of_half_the_noise_is_refuted_as_shown(capsys):
+    code = next(block for block in blocks("python") if "audit_mechanism" in block)
+    exec(compile(code, "README.md", "exec"), {})
+    shown = re.search(r"print\(audit\)  # (.*)", code).group(1)
+    assert " ".join(capsys.readouterr().out.split()).startswith(shown)
+
+
+def test_what_is_used_outside_of_a_training_is_there():
+    table = README.split("## Outside of a training")[1].split("```")[0]
+    rows = [row.split("|") for row in table.splitlines() if row.startswith("| ")][1:]
+    assert len(rows) == 7
+    for row in rows:
+        for name in re.findall(r"`(.*?)`", row[2]):
+            if name.startswith("lightning-audit "):
+                assert name.split()[1] in cli._parser().format_help()
+            elif "." in name:
+                importlib.import_module(name)
+            else:
+                assert callable(getattr(lightning_audit, name))
+        pages = re.findall(r"\]\((.*?)\)", row[3])
+        assert pages
+        assert all((ROOT / page).is_file() for page in pages)
 
 
 def test_the_two_commands_are_targets_of_the_makefile():
