@@ -61,9 +61,10 @@ class EpsilonStar(Callback):
     are nan, with a warning, in an epoch whose losses have no value, such as after a divergence.
 
     The training stays what it is without the callback: the model is evaluated in eval mode and
-    without gradients, its modes and all random numbers are put back, and the Trainer's own loaders
-    are not iterated. Its data must be as the population's: without augmentations that validation
-    data do not have. Each process of several evaluates all records.
+    without gradients, its modes and the global random numbers are put back, and the Trainer's own
+    loaders are not iterated; only a dataset with a generator of its own draws from it once more.
+    Its data must be as the population's: without augmentations that validation data do not have.
+    Each process of several evaluates all records.
 
     It is a callback of `pytorch_lightning` and of `lightning.pytorch`.
 

@@ -82,7 +82,7 @@ def losses_of(
                     "[records]; compute them with reduction='none', and reduce what a record has "
                     "several of."
                 )
-            found.append(losses.detach().to("cpu", torch.float64).numpy())
+            found.append(losses.detach().cpu().double().numpy())
             count += losses.numel()
             if max_records is not None and count >= max_records:
                 break
