@@ -7,6 +7,9 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 
+#: Samples beyond this are refused.
+LARGEST = 1e100
+
 
 def sample_rows(name: str, value: ArrayLike, least: int = 2) -> Floats:
     """Samples as a table of finite numbers, ``[n, d]``; a vector is a table of one column."""
@@ -21,6 +24,10 @@ def sample_rows(name: str, value: ArrayLike, least: int = 2) -> Floats:
     rows = table.astype(np.float64).reshape(len(table), -1)
     if not rows.shape[1]:
         raise ValueError(f"{name} has shape {table.shape}; a sample must hold a number.")
+    if len(rows) and np.abs(rows).max() > LARGEST and np.isfinite(rows).all():
+        raise ValueError(
+            f"{name} holds numbers beyond {LARGEST:g}, whose squares are not finite; rescale them."
+        )
     bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
     if len(bad):
         raise ValueError(

@@ -160,7 +160,7 @@ NULLS = {
 def test_a_true_claim_is_refuted_at_any_look_less_often_than_the_significance(null: str) -> None:
     sampler, claim, truth = NULLS[null]
     level = 0.2
-    refuted, wrong = runs_flagged(sampler, claim, 80, 400, level, truth)
+    refuted, wrong = runs_flagged(sampler, claim, 40, 400, level, truth)
     assert refuted <= level
     assert wrong <= level
 
