@@ -58,6 +58,12 @@ def _mcmc(options: argparse.Namespace) -> int:
     return _printed(mcmc_command.run, options, mcmc_command.McmcError)
 
 
+def _power(options: argparse.Namespace) -> int:
+    import lightning_audit.power_command as power_command
+
+    return _printed(power_command.run, options, power_command.PowerError)
+
+
 def _printed(run: Callable[[Any], str], options: Any, error_class: type[Exception]) -> int:
     """Exit code of a command that prints what it computes."""
     try:
@@ -150,6 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     bound.set_defaults(run=_bound)
     _add_epsilon_star(commands)
     _add_mcmc(commands)
+    _add_power(commands)
     _add_selftest(commands)
     return parser
 
@@ -238,6 +245,43 @@ def _add_mcmc(commands: Any) -> None:
     )
     mcmc.add_argument("--json", action="store_true", help="print the result as JSON")
     mcmc.set_defaults(run=_mcmc)
+
+
+def _add_power(commands: Any) -> None:
+    power = commands.add_parser(
+        "power",
+        help="observations that it takes to tell that a claim is false",
+        description="Readings of canaries, and steps, after which the audit's tests and the bounds "
+        "of the literature tell that one step is not as private as claimed. For Gaussian noise, "
+        "without simulation. Exits with 0, or with 2 if it cannot be computed.",
+    )
+    for name, what in (("claimed", "claimed for one step"), ("true", "that one step really has")):
+        power.add_argument(
+            f"--{name}-epsilon", required=True, type=float, metavar="X", help=f"epsilon {what}"
+        )
+    power.add_argument("--delta", required=True, type=float, help="delta of both, in (0, 1)")
+    power.add_argument(
+        "--target", type=float, default=0.95, help="probability to tell (default: 0.95)"
+    )
+    power.add_argument(
+        "--significance",
+        type=float,
+        default=0.05,
+        help="probability that a bound is wrong (default: 0.05)",
+    )
+    power.add_argument(
+        "--audit-significance",
+        type=float,
+        default=1e-3,
+        metavar="P",
+        help="probability of a false alarm of the whole audit (default: 0.001)",
+    )
+    power.add_argument(
+        "--canaries", type=int, default=8, metavar="K", help="canaries a step (default: 8)"
+    )
+    power.add_argument("--plot", metavar="FILE", help="draw the power, as .png, .svg or .pdf")
+    power.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    power.set_defaults(run=_power)
 
 
 def _add_selftest(commands: Any) -> None:

@@ -27,6 +27,7 @@ from lightning_audit.stats.one_run_fdp import (
 from lightning_audit.stats.piecewise import PiecewiseTradeoff
 from lightning_audit.stats.roc import RocCurve
 from lightning_audit.stats.thresholds import Fixed, Split, ThresholdChoice
+from lightning_audit.stats.white_box import mu_white_box_from_scores
 from lightning_audit.store import INJECTED
 
 __all__ = ["CanaryScores", "ScoresError"]
@@ -215,6 +216,13 @@ class CanaryScores:
         As `lightning_audit.stats.one_run_fdp.mu_one_run_from_scores`.
         """
         return mu_one_run_from_scores(*self._with_fair_coins(), significance, guesses=guesses)
+
+    def mu_white_box(self, significance: float = 0.05) -> float:
+        """Lower bound on mu from readings of one noisy sum along orthonormal directions.
+
+        As `lightning_audit.stats.white_box.mu_white_box_from_scores`; fair coins, any data.
+        """
+        return mu_white_box_from_scores(*self._with_fair_coins(), significance)
 
     def roc(self) -> RocCurve:
         """The observed ROC curve: `lightning_audit.stats.roc.roc_curve`."""

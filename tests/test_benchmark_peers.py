@@ -44,7 +44,11 @@ def test_without_environments_our_half_runs_and_the_result_says_so(
     case = peers.cases()["35+25 errors of 100+100, .025"]
     monkeypatch.setattr(peers, "cases", lambda: {"one": case})
     results = peers.run(seeds=3, sizes=(40,))
-    for part, peer in (("quantile", "privacy-estimates"), ("bounds", "jax-privacy")):
+    for part, peer in (
+        ("quantile", "privacy-estimates"),
+        ("one run", "jax-privacy"),
+        ("bounds", "jax-privacy"),
+    ):
         assert results[f"{part}: unavailable"].startswith(f"no environment of {peer}==")
     assert results["quantile: holds: quantile right to 1e-9"]
     assert results["bounds: epsilon 4, n 40: ours, CP, fixed"]["missed"] == 0
@@ -68,9 +72,27 @@ def test_a_larger_bound_of_the_peer_is_reported(peers, monkeypatch, tmp_path) ->
     monkeypatch.setattr(peers, "peer_results", lambda peer, data: answer)
     results = peers.tightness([(4.0, 40)], 3, tmp_path)
     assert list(results["peer tighter, its bound proved"]) == ["epsilon 4, n 40, CP, split"]
-    assert list(results["peer tighter, its bound not proved"]) == ["epsilon 4, n 40, CP, hull"]
+    assert list(results["peer tighter, its bound not proved"]) == [
+        "epsilon 4, n 40, CP, hull",
+        "epsilon 4, n 40, one run f-DP, split",
+    ]
     assert not results["holds: nothing less tight at equal validity"]
     row = results["epsilon 4, n 40: jax-privacy, CP, split"]
     assert row["tightness"] == 2.25
     assert row["missed"] == pytest.approx(2 / 3, abs=1e-3)
     assert np.load(tmp_path / "scores.npz")["epsilon 4, n 40/in"].shape == (3, 40)
+
+
+def test_bounds_of_one_run_are_compared_by_value_and_time(peers, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(peers, "GUESSES", ((1000, 20, 20),))
+    name = "1000 canaries, 20 of 20 correct"
+    answer = {"results": {name: {"f-DP": {"value": 2.36337, "ms": 1e6}}}}
+    monkeypatch.setattr(peers, "peer_results", lambda peer, data: answer)
+    results = peers.one_runs(tmp_path)
+    assert results[f"{name}: f-DP"]["ours"] == 2.36337
+    assert results[f"{name}: Steinke"]["ours"] == 1.79128
+    assert results["ratio of times of f-DP, smallest"] >= 20
+    assert results["holds: f-DP at least 20 times as fast"]
+    assert results["holds: the same bounds to 1e-5"]
+    answer["results"][name]["f-DP"]["value"] = 2.4
+    assert not peers.one_runs(tmp_path)["holds: the same bounds to 1e-5"]

@@ -64,6 +64,7 @@ def test_the_images_of_a_page_are_there_and_small(page) -> None:
         assert any(Path(name).stem.startswith(script.stem) for script in FIGURES)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("script", FIGURES, ids=lambda script: script.stem)
 def test_a_figure_can_be_made(script, tmp_path) -> None:
     done = subprocess.run(

@@ -36,6 +36,7 @@ LEVELS = {
     "bound_command": 5,
     "epsilon_star_command": 5,
     "mcmc_command": 5,
+    "power_command": 5,
     "testing": 5,
     "selftest": 6,
     "cli": 6,

@@ -118,8 +118,8 @@ def test_a_planted_fault_fails_the_training_by_name(digits, tmp_path, monkeypatc
 
 
 def test_the_number_of_faults_is_as_stated():
-    assert "holds thirty faults" in README
-    assert len(FAULTS) == 30
+    assert "holds forty-four faults" in README
+    assert len(FAULTS) == 44
 
 
 @pytest.mark.parametrize(

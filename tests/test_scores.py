@@ -23,6 +23,7 @@ from lightning_audit.stats.thresholds import (
     Simultaneous,
     Split,
 )
+from lightning_audit.stats.white_box import mu_white_box_from_scores
 
 CHOICES = [Fixed(0.5), Grid([0.0, 0.5, 1.0]), Split(), MultiSplit(), Simultaneous(), Maximum()]
 
@@ -53,6 +54,7 @@ def test_what_is_asked_of_scores_is_asked_of_the_statistics(groups) -> None:
     found = scores.epsilon_one_run_fdp(1e-5, guesses=[50])
     assert found == epsilon_one_run_fdp_from_scores(*groups, 1e-5, 0.05, guesses=[50])
     assert scores.mu_one_run(0.1) == mu_one_run_from_scores(*groups, 0.1)
+    assert scores.mu_white_box() == mu_white_box_from_scores(*groups, 0.05) > 0
     assert scores.auroc() == roc.auroc(*groups)
     assert scores.tpr_at_fpr(0.1) == roc.tpr_at_fpr(*groups, 0.1)
     assert scores.tpr_at_fpr(0.1, 0.05) == roc.tpr_at_fpr_lower(*groups, 0.1, 0.05)

@@ -123,13 +123,12 @@ class EpsilonStar(Callback):
         self.log_prefix = log_prefix
         #: What was found, one for each evaluated epoch of the latest training.
         self.history: list[EpochEpsilonStar] = []
-        self._sides: tuple[Iterable[Any], Iterable[Any]] | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Refuse a module without losses before anything is trained."""
         if stage != "fit":
             return
-        self.history, self._sides = [], None
+        self.history = []
         if self.losses is None and not callable(getattr(pl_module, LOSS_HOOK, None)):
             raise MisconfigurationException(
                 f"losses=None needs a method {LOSS_HOOK}(self, batch) of {type(pl_module).__name__}"
@@ -138,7 +137,11 @@ class EpsilonStar(Callback):
             )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Fix the records of both sides."""
+        """Refuse loaders that cannot be evaluated before anything is trained."""
+        self._sides(trainer)
+
+    def _sides(self, trainer: pl.Trainer) -> tuple[Iterable[Any], Iterable[Any]]:
+        """Loaders of both sides, of the records that the Trainer has now."""
         own, validation = trainer.train_dataloader, _only(trainer.val_dataloaders)
         given = (self.train_dataloader, self.population_dataloader)
         for name, loader in zip(("train_dataloader", "population_dataloader"), given, strict=True):
@@ -152,15 +155,15 @@ class EpsilonStar(Callback):
             train = fixed_loader("train_dataloader", own, self.max_records)
         if population is None:
             population = fixed_loader("population_dataloader", validation, self.max_records)
-        self._sides = (train, population)
+        return train, population
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Evaluate the model and log what is found."""
-        if self._sides is None or (trainer.current_epoch + 1) % self.every_n_epochs:
+        if (trainer.current_epoch + 1) % self.every_n_epochs:
             return
         train, population = (
             losses_of(trainer, pl_module, side, self._loss, self.max_records)
-            for side in self._sides
+            for side in self._sides(trainer)
         )
         values = dict.fromkeys(("value", "null_median", "null_95", "p_value", "at_clip"), math.nan)
         try:
@@ -174,10 +177,6 @@ class EpsilonStar(Callback):
             values["p_value"] = found.null.p_value
         named = {f"{self.log_prefix}/{name}": value for name, value in values.items()}
         pl_module.log_dict(named, sync_dist=trainer.world_size > 1)
-
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Let go of the records; what was found stays."""
-        self._sides = None
 
     def _loss(self, module: Any, batch: Any) -> Any:
         if self.losses is not None:

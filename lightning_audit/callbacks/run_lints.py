@@ -13,6 +13,7 @@ from lightning_audit.callbacks.ranks import Ranks
 from lightning_audit.checks.batches import BatchCheck
 from lightning_audit.dpsgd.ghost_lints import adaptive_remark, ghost_remarks
 from lightning_audit.dpsgd.lints import (
+    accumulation_remarks,
     carries_over,
     draws_from_all,
     draws_from_parts,
@@ -82,7 +83,8 @@ class RunLints:
         """Note what the Trainer's arguments do to a private optimizer."""
         accumulated, clip = trainer.accumulate_grad_batches, trainer.gradient_clip_val
         self._facts.batches_per_step = accumulated
-        for sentence in ghost_remarks(optimizer, accumulated, clip):
+        remarks = ghost_remarks(optimizer, accumulated, clip)
+        for sentence in remarks or accumulation_remarks(optimizer, accumulated):
             self._facts.note(sentence)
 
     def start_epoch(self, optimizers: Sequence[Any]) -> None:

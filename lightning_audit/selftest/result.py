@@ -100,6 +100,10 @@ def status_of(row: Row, report: AuditReport) -> tuple[Status, bool | None]:
     fault, accused = row.fault, report.verdict.outcome == "VIOLATION"
     if row.healthy or (fault.warn_only and accused):
         return ("accused" if accused else "not accused"), None
+    if fault.remarked:
+        said = (*report.notes, *(check.message for check in report.checks))
+        named = any(sentence.startswith(fault.sentence) for sentence in said)
+        return ("warned" if named else "not found"), named
     if fault.warn_only:
         warned = _says(report.checks, "warned", fault.check)
         if not fault.seen:

@@ -20,6 +20,12 @@ class GdpAccountant(Configured):
     engine: ClassVar = {"accountant": "gdp"}
 
 
+class Accumulated(Configured):
+    """Told of no Poisson sampling, Opacus lets a Trainer accumulate batches."""
+
+    engine_arguments: ClassVar = {"poisson_sampling": False}
+
+
 class MergedBatches(PhysicalBatches):
     """Lightning ends each epoch where Opacus' splitting sampler estimates its end."""
 

@@ -187,6 +187,19 @@ OF_THE_TRAINING = (
         trainer={"accumulate_grad_batches": 2},
     ),
     Fault(
+        "accumulation_scales_twice",
+        "Lightning divides the loss by the number of accumulated batches, and Opacus the gradient "
+        "once more",
+        "`accumulate_grad_batches` with Opacus",
+        "",
+        "accumulate_grad_batches=2 divides gradients twice",
+        training=run_trainings.Accumulated,
+        ends="INCONCLUSIVE",
+        warn_only=True,
+        remarked=True,
+        trainer={"accumulate_grad_batches": 2},
+    ),
+    Fault(
         "divisor_of_the_records",
         "the divisor int(records * sample_rate), to which the noise is calibrated, tells of a "
         "record",

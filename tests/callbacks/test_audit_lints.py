@@ -430,3 +430,26 @@ def test_an_accountant_whose_hook_was_replaced_is_told_to_be_missing(tmp_path: P
     assert module.engine.accountant.history == []  # Opacus keeps one hook, and says nothing
     assert report.verdict.outcome == "INCONCLUSIVE"
     assert any("no accountant feeds" in note for note in report.notes)
+
+
+def test_lightning_and_opacus_both_divide_by_the_number_of_accumulated_batches(
+    tmp_path: Path,
+) -> None:
+    class Norms(PrivateModule):
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            held = self.net.parameters().__next__().grad_sample
+            self.norms = (held[0] if isinstance(held, list) else held).flatten(1).norm(dim=1)
+
+    norms, notes = [], []
+    for batches in (1, 2):
+        torch.manual_seed(0)
+        module = Norms(poisson=False, make_poisson=False)
+        audit = PrivacyAudit(seed=1, on_violation="warn")
+        trainer = trainer_for(
+            tmp_path / str(batches), audit, max_steps=1, accumulate_grad_batches=batches
+        )
+        trainer.fit(module)
+        norms.append(module.norms[:8])
+        notes.append([n for n in audit.report.notes if "divides gradients twice" in n])
+    torch.testing.assert_close(norms[1], norms[0] / 2)
+    assert [len(found) for found in notes] == [0, 1]

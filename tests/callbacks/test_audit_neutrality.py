@@ -15,7 +15,9 @@ from training_support import PrivateModule, digits, mlp, trainer_for
 
 from lightning_audit import PrivacyAudit
 from lightning_audit.canaries import Constant, Random
-from lightning_audit.store import read_observations
+from lightning_audit.store import EARLIER, INJECTED, read_observations
+from lightning_audit.testing.fault import Fault
+from lightning_audit.testing.opacus_trainings import GhostInParts, PhysicalBatches
 
 _INNER: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.05),
@@ -53,6 +55,24 @@ def test_audited_model_is_the_unaudited_one(tmp_path: Path, inner: str) -> None:
     plain, _ = _train(tmp_path / "plain", inner=_INNER[inner])
     audited, _ = _train(tmp_path / "audited", PrivacyAudit(seed=1), inner=_INNER[inner])
     assert torch.linalg.norm(audited - plain) <= 1e-6 * torch.linalg.norm(plain)
+
+
+@pytest.mark.parametrize(
+    "kind", [PhysicalBatches, pytest.param(GhostInParts, marks=pytest.mark.heavy)]
+)
+def test_canaries_in_any_part_of_a_split_batch_leave_the_model_as_it_would_be(
+    tmp_path: Path, kind: type[PhysicalBatches]
+) -> None:
+    weights = []
+    for audited in (False, True):
+        torch.manual_seed(3)
+        module = Fault("sound", "nothing", "", "", training=kind).module(pl.LightningModule)
+        audits = [PrivacyAudit(seed=1)] if audited else []
+        trainer_for(tmp_path / str(audited), *audits, max_steps=101).fit(module)
+        weights.append(torch.cat([p.detach().flatten().double() for p in module.parameters()]))
+    assert torch.linalg.norm(weights[1] - weights[0]) <= 1e-6 * torch.linalg.norm(weights[0])
+    _, entries = read_observations(tmp_path / "True" / "audit" / "observations.bin")
+    assert set(entries["canaries"]) == {INJECTED, EARLIER}
 
 
 def test_dense_canaries_leave_the_model_as_it_would_be(tmp_path: Path) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import socket
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch
@@ -16,7 +21,7 @@ import torch
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 from training_support import PrivateModule, digits, trainer_for
 
 from lightning_audit import PrivacyAudit
@@ -233,6 +238,34 @@ def test_at_most_so_many_records_are_taken_evenly(tmp_path):
     assert (star.history[0].n_train, star.history[0].n_population) == (4, 4)
 
 
+def test_the_records_are_those_that_the_trainer_has_now(tmp_path):
+    class Growing(StandaloneTraining):
+        def train_dataloader(self):
+            records = 100 * (1 + self.trainer.current_epoch)
+            return DataLoader(Subset(TRAIN, range(records)), batch_size=32, shuffle=True)
+
+    star = EpsilonStar(delta=1e-3)
+    trainer = trainer_for(tmp_path, star, max_epochs=3, reload_dataloaders_every_n_epochs=1)
+    trainer.fit(Growing())
+    assert [found.n_train for found in star.history] == [100, 200, 300]
+
+
+def test_a_validation_that_comes_seldom_is_enough(tmp_path):
+    star = EpsilonStar(delta=1e-3)
+    options = {"check_val_every_n_epoch": 2, "num_sanity_val_steps": 2}
+    trainer_for(tmp_path, star, max_epochs=2, **options).fit(StandaloneTraining())
+    assert [found.n_population for found in star.history] == [400, 400]
+
+
+def test_without_any_validation_before_training_the_argument_is_asked_for(tmp_path):
+    star = EpsilonStar(delta=1e-3)
+    trainer = trainer_for(
+        tmp_path, star, max_epochs=2, check_val_every_n_epoch=2, num_sanity_val_steps=0
+    )
+    with pytest.raises(MisconfigurationException, match="NoneType; pass population_dataloader"):
+        trainer.fit(StandaloneTraining())
+
+
 def test_losses_without_a_value_are_logged_as_nan_and_the_training_goes_on(tmp_path, caplog):
     star = EpsilonStar(delta=1e-3, losses=lambda _, batch: torch.full((len(batch[1]),), np.nan))
     trainer = trainer_for(tmp_path, star, max_epochs=2)
@@ -338,3 +371,34 @@ def test_yaml_configures_it_in_either_lightning(monkeypatch, package, kind):
     cli = package.cli.LightningCLI(kind, run=False, args=config)
     (star,) = [c for c in cli.trainer.callbacks if isinstance(c, EpsilonStar)]
     assert (star.delta, star.method, star.every_n_epochs) == (1e-4, Parametric(clip=0.01), 3)
+
+
+@pytest.mark.heavy
+def test_two_processes_evaluate_all_records_and_agree(tmp_path):
+    script = Path(__file__).with_name("epsilon_star_two_processes.py")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": "0"}
+    both = [
+        subprocess.Popen(
+            [sys.executable, script, tmp_path],
+            env={**shared, "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=200)[0] for process in both]
+    finally:
+        for process in both:
+            process.kill()
+    assert [process.returncode for process in both] == [0, 0], said
+    first, second = (json.loads((tmp_path / f"told-{rank}.json").read_text()) for rank in range(2))
+    assert first == second
+    assert first["sizes"] == [201, 299]
+    assert first["plain"] == first["watched"]
+    assert first["logged"] == pytest.approx(first["value"])
+    assert first["value"] > 0

@@ -148,6 +148,23 @@ def test_each_oversized_canary_adds_exactly_the_clipping_norm_to_the_clipped_sum
         torch.testing.assert_close(with_canaries - without, C * added, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("part", [0, 1, -1])
+def test_rows_join_the_accumulated_batch_that_is_asked_for(part: int) -> None:
+    model, optimizer = private(conv_net())
+    for _ in range(3):
+        backward(model, images())
+    step = adapter(model, optimizer)
+    directions = directions_over(step)
+    step.inject(directions, 1000 * C, part)
+    for param in step.params:
+        sizes = [5, 5, 5]
+        sizes[part] += len(directions)
+        assert [len(rows) for rows in param.grad_sample] == sizes
+    assert optimizer.accumulated_iterations == 3
+    step.withdraw()
+    assert all(len(rows) == 5 for param in step.params for rows in param.grad_sample)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_an_empty_batch_takes_canaries_and_nothing_else(mode: str) -> None:
     torch.manual_seed(1)

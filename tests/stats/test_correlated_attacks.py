@@ -153,3 +153,29 @@ def test_bad_arguments_are_named(arguments, options, message) -> None:
 def test_bad_groups_are_named(trials, groups, message) -> None:
     with pytest.raises(ValueError, match=message):
         pooled_attacks(attack_counts([1, 2], trials, [3, 4], trials), groups)
+
+
+@pytest.mark.heavy
+def test_the_interval_holds_its_level_averaged_over_the_prior() -> None:
+    rng = np.random.default_rng(11)
+    n, tau, rho = 200, 0.01, 0.004
+    inflation = 1 + (n - 1) * tau
+    correlation = n * rho / inflation
+    ranks = []
+    for _ in range(50):
+        epsilon, s = abs(rng.normal(0, np.sqrt(10))), rng.random()
+        x, y = rng.random((2, 1_000_000))
+        leak = smallest_epsilon(x, y, 0.0)
+        chosen = np.flatnonzero((leak > s * epsilon) & (leak <= epsilon))[:3]
+        if chosen.size < 3:
+            pytest.fail("too few pairs of rates to draw attacks from")
+        z = rng.standard_normal((2, 3))
+        z[1] = correlation * z[0] + np.sqrt(1 - correlation**2) * z[1]
+        rates = np.stack([x[chosen], y[chosen]])
+        drawn = n * rates + z * np.sqrt(n * rates * (1 - rates) * inflation)
+        fp, fn = np.clip(np.round(drawn), 0, n).astype(int)
+        counts = attack_counts(fn, n, fp, n)
+        joint = correlated_attack_posterior(counts, 0.0, n, correlation=(tau, rho)).joint
+        ranks.append((joint.epsilon.cdf(epsilon), joint.strength.cdf(s)))
+    for rank in np.array(ranks).T:
+        assert stats.kstest(rank, "uniform").pvalue > 0.01

@@ -47,6 +47,27 @@ def test_reference_bounds(
     assert gaussian_epsilon(bound, 1e-5) == pytest.approx(epsilon, abs=6e-6)
 
 
+@pytest.mark.parametrize(
+    ("canaries", "guesses", "correct", "epsilon"),
+    # Of this implementation, as docs/estimators/one-run.md has them.
+    [
+        (1000, 1000, 1000, 5.80900),
+        (1000, 1000, 900, 2.01312),
+        (1000, 1000, 750, 0.97050),
+        (1000, 100, 100, 3.49232),
+        (1000, 20, 20, 1.81929),
+        (10000, 1000, 950, 2.69127),
+        (100000, 1000, 990, 4.04306),
+        (100, 100, 100, 3.49290),
+    ],
+)
+def test_bounds_for_every_mechanism_are_those_of_the_page(
+    canaries: int, guesses: int, correct: int, epsilon: float
+) -> None:
+    bound = epsilon_one_run_fdp(correct, guesses, canaries, 1e-5, 0.05)
+    assert bound == pytest.approx(epsilon, abs=6e-6)
+
+
 def extreme_probability(v: int, r: int, m: int, lines: list[tuple[float, float]]) -> float:
     """Largest Pr[W >= v] of any law of W that keeps every condition, as a linear programme.
 
@@ -152,6 +173,13 @@ def test_many_canaries_cost_little_where_the_first_bound_pays_for_all_their_delt
     # Without delta both are nearly the same.
     for vrm in ((900, 1000, 1000), (100, 100, 1000), (160_000, 250_000, 1_000_000)):
         assert second(*vrm, 0.0, 0.05) == pytest.approx(first(*vrm, 0.0, 0.05), rel=0.01)
+
+
+@pytest.mark.parametrize("r", [5, 10, 25, 60, 300, 1000])
+def test_without_delta_it_is_at_most_a_fiftieth_below_the_first_bound(r: int) -> None:
+    for v in range(r // 2, r + 1, max(1, r // 40)):
+        gap = epsilon_one_run(v, r, 4 * r, 0.0, 0.05) - epsilon_one_run_fdp(v, r, 4 * r, 0.0, 0.05)
+        assert -1e-9 <= gap <= 0.0201
 
 
 def test_nothing_correct_proves_nothing() -> None:

@@ -213,6 +213,22 @@ def test_leaving_out_thresholds_that_cannot_win_changes_nothing(
     assert every == some
 
 
+@pytest.mark.parametrize("mu", [0.0, 1.0, 4.0])
+def test_few_of_many_thresholds_are_looked_at(mu: float) -> None:
+    rng = np.random.default_rng(0)
+    n, looked_at = 100_000, 0
+
+    def counted(counts: ConfusionCounts, significance: float) -> np.ndarray:
+        nonlocal looked_at
+        looked_at += counts.fn.size
+        return mu_of_counts(counts, significance)
+
+    scores = mu + rng.standard_normal(n), rng.standard_normal(n)
+    result = threshold_bound(*scores, Maximum(), counted, 0.05, monotone=True)
+    assert result.value >= bound(*scores, Fixed(mu / 2)).value
+    assert looked_at < 0.05 * 2 * n
+
+
 @given(st.integers(0, 2**32), st.sampled_from(CHOICES), st.integers(0, 40), st.integers(0, 40))
 def test_only_the_order_of_scores_against_the_thresholds_matters(
     seed: int, choice: ThresholdChoice, n_in: int, n_out: int

@@ -17,7 +17,10 @@ _HEAD = """# Faults to test a gate with
 variants. Each can be trained as it stands: `FAULTS[name].module()` is a small module on random
 data, to be audited by `PrivacyAudit(**FAULTS[name].audit)`. Those marked *plant* can be put into a
 training of your own: `plant(optimizer, name)` in `configure_optimizers` makes the optimizer of
-`make_private` faulty, and what the accountant says stays as it was.
+`make_private` faulty, and what the accountant says stays as it was. Those of two processes, and one
+that shows when a training goes on after a stop, are trained by
+`lightning_audit.testing.runs.train(FAULTS[name], directory)`, as all others can be. `steps` are
+Lightning's, which count the parts of a batch that a batch memory manager splits.
 
 `tests/testing/test_faults.py` runs each of them within the steps given, and reads the finding and
 the first of `Verdict.faults`: its name, and how its sentence begins.
@@ -33,6 +36,14 @@ _WARNED = """
 These lose no privacy, so no gate fails: the check warns. The outcome is that of `module()`'s audit.
 
 | fault | what is wrong | met in | plant | steps | warning | its message begins | outcome |
+|---|---|---|---|---|---|---|---|
+"""
+_REMARKED = """
+## Remarked upon
+
+These lose no privacy either, and nothing warns: the report has a note, or a check a message.
+
+| fault | what is wrong | met in | plant | steps | check | it begins | outcome |
 |---|---|---|---|---|---|---|---|
 """
 _NOT_FOUND = """
@@ -53,18 +64,25 @@ def markdown() -> str:
         for fault in known
         if fault.seen and not fault.warn_only
     ]
-    warned = [(*_first(f), *_how(f), f.sentence, f.ends) for f in known if f.seen and f.warn_only]
+    warned, remarked = (
+        [
+            (*_first(f), *_how(f), f.sentence, f.ends)
+            for f in known
+            if f.seen and f.warn_only and f.remarked == only_remarked
+        ]
+        for only_remarked in (False, True)
+    )
     missed = [
         (*_first(fault), fault.ends, "no" if fault.warn_only else "yes", fault.reason)
         for fault in known
         if not fault.seen
     ]
-    page = _HEAD + _rows(found) + _WARNED + _rows(warned)
+    page = _HEAD + _rows(found) + _WARNED + _rows(warned) + _REMARKED + _rows(remarked)
     return page + _NOT_FOUND + _rows(missed) if missed else page
 
 
 def _how(fault: Fault) -> tuple[str, ...]:
-    return str(fault.steps), f"`{fault.check}`"
+    return str(fault.steps), f"`{fault.check}`" if fault.check else "a note"
 
 
 def _first(fault: Fault) -> tuple[str, ...]:

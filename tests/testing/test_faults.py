@@ -20,15 +20,20 @@ from lightning_audit.callbacks.arguments import FINDINGS
 from lightning_audit.testing import faults, trainings
 from lightning_audit.testing.faults import FAULTS, Fault, plant
 from lightning_audit.testing.opacus_trainings import GhostInParts, PhysicalBatches
-from lightning_audit.testing.processes import train_together
+from lightning_audit.testing.runs import train
 
 # Opacus, Lightning and torch remark on loaders, hooks and secure mode in every training.
 pytestmark = pytest.mark.filterwarnings("default")
 
 SEEN = [fault for fault in FAULTS.values() if fault.seen and not fault.warn_only]
-WARNED = [fault for fault in FAULTS.values() if fault.seen and fault.warn_only]
+WARNED = [f for f in FAULTS.values() if f.seen and f.warn_only and not f.remarked]
+REMARKED = [fault for fault in FAULTS.values() if fault.remarked]
 #: Left to the second stage: long ones, and those that `test_audit_faults` finds on real data.
 SLOW = {
+    "logical_batches_run_together",
+    "noise_repeated_on_resume",
+    "gdp_accountant",
+    "noise_for_fewer_steps",
     "clip_after_average",
     "clip_per_tensor",
     "half_noise",
@@ -77,9 +82,9 @@ def _trained(
 
 
 def _report_of(fault: Fault, directory: Path) -> AuditReport:
-    if fault.processes > 1:
-        return train_together(fault, directory / "audit")
-    return _trained(directory, fault.module(), fault.steps, **fault.audit)
+    report = train(fault, directory / "audit")
+    assert report is not None
+    return report
 
 
 def _violated(report: AuditReport) -> set[str]:
@@ -102,7 +107,7 @@ def test_fault_is_found_and_named_within_its_steps(tmp_path: Path, fault: Fault)
     assert saved.verdict.faults == report.verdict.faults
 
 
-@pytest.mark.parametrize("fault", [_named(f, heavy=False) for f in WARNED])
+@pytest.mark.parametrize("fault", [_named(f, heavy=f.processes > 1) for f in WARNED])
 def test_a_fault_that_loses_no_privacy_is_warned_of_and_fails_no_gate(
     tmp_path: Path, fault: Fault
 ) -> None:
@@ -111,6 +116,15 @@ def test_a_fault_that_loses_no_privacy_is_warned_of_and_fails_no_gate(
     assert _violated(report) == set()
     warned = {check.name: check.message for check in report.checks if check.status == "warned"}
     assert warned[fault.check].startswith(fault.sentence)
+
+
+@pytest.mark.parametrize("fault", [_named(f, heavy=False) for f in REMARKED])
+def test_a_fault_without_a_warning_is_remarked_upon(tmp_path: Path, fault: Fault) -> None:
+    report = _report_of(fault, tmp_path)
+    assert report.verdict.outcome == fault.ends
+    assert {check.status for check in report.checks} <= {"ok", "not_run"}
+    messages = [check.message for check in report.checks if check.name == fault.check]
+    assert any(said.startswith(fault.sentence) for said in (*report.notes, *messages))
 
 
 def test_no_fault_of_the_registry_goes_unseen() -> None:
@@ -166,7 +180,8 @@ def test_gradients_that_are_replaced_are_placed_at_the_first_such_step(tmp_path:
 def test_an_entry_says_what_is_found_or_why_nothing_is(fault: Fault) -> None:
     assert fault.wrong
     assert fault.met_in
-    assert fault.seen == (fault.check in FINDINGS) == bool(fault.sentence)
+    known = fault.check in FINDINGS or (fault.remarked and not fault.check)
+    assert fault.seen == known == bool(fault.sentence)
     assert (fault.ends == "VIOLATION") == (fault.seen and not fault.warn_only)
     assert fault.seen or fault.reason
     at_once = fault.seen and fault.check.startswith(("noise", "reuse.lag", "reuse.pair"))
