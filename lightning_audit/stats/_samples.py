@@ -1,9 +1,11 @@
-"""Samples of a mechanism's outputs, as arguments."""
+"""Samples of a mechanism's outputs, and claims of it, as arguments."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from lightning_audit.stats.tradeoff import TradeoffFunction
 
 Floats = NDArray[np.float64]
 
@@ -48,3 +50,14 @@ def sample_pair(
             "many; draw both from the same mechanism."
         )
     return p, q
+
+
+def claim_of_both_orders(claim: TradeoffFunction) -> TradeoffFunction:
+    """The claim, unless it says itself that it is of one order of the two data sets."""
+    direction = getattr(claim, "direction", "both")
+    if direction != "both":
+        raise ValueError(
+            f"claim={claim!r} is of the direction {direction!r} only, must be of both, as f-DP is; "
+            "take direction='both'."
+        )
+    return claim

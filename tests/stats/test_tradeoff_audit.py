@@ -8,6 +8,7 @@ from known_mechanisms import MECHANISMS, LaplaceTradeoff, gaussian, plane, rando
 from scipy import stats
 
 from lightning_audit.stats.piecewise import PiecewiseTradeoff
+from lightning_audit.stats.subsampled import SubsampledGaussianTradeoff
 from lightning_audit.stats.tradeoff import ApproxDPTradeoff, GaussianTradeoff
 from lightning_audit.stats.tradeoff_audit import (
     audit_tradeoff,
@@ -157,6 +158,7 @@ def test_gaussian_noise_too_small_is_refuted_in_twenty_dimensions() -> None:
     [
         ({"significance": 0.0}, r"significance=0\.0 must be in \(0, 1\)"),
         ({"fraction": 1.0}, r"fraction=1\.0 must be in \(0, 1\)"),
+        ({"claim": SubsampledGaussianTradeoff(1.0, 0.1, "add")}, "direction 'add' only, must be"),
         ({"box": "normal"}, "box='normal' must be one of"),
         ({"samples_p": np.zeros(3)}, r"samples_p has shape \(3,\), must hold at least 8"),
         ({"samples_q": np.full(9, np.inf)}, r"samples_q\[0\] is not finite \(9 of 9"),
