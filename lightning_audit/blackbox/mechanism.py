@@ -199,7 +199,7 @@ def _verdict(
             advice="compare the scale of the noise, and what one record can change before the "
             "noise, with the claim",
         )
-    reach = f"an attack with error rates of {max(found, 0.0):.3g} would have been found"
+    reach = f"an attack with error rates of {max(found, 0.0):.3g} would as a rule have been found"
     if found < _RESOLUTION * promised:
         return Verdict(
             "INCONCLUSIVE",

@@ -12,6 +12,9 @@ __all__ = ["Mechanism", "MechanismError", "OutputSource"]
 
 Floats = NDArray[np.float64]
 
+# Squares of larger outputs are not finite.
+_LARGEST = 1e100
+
 #: From a data set and a source of randomness to an output: a number or an array of any shape.
 Mechanism = Callable[[Any, np.random.Generator], Any]
 
@@ -84,7 +87,10 @@ class OutputSource:
         if output.dtype.kind not in "iufb" or not output.size:
             what = f"returned {type(returned).__name__} of dtype {output.dtype}"
             raise self._failed(world, f"{what} and shape {output.shape}; return real numbers")
-        return output.astype(np.float64)
+        numbers = output.astype(np.float64)
+        if np.isfinite(numbers).all() and np.abs(numbers).max() > _LARGEST:
+            raise self._failed(world, f"returned numbers beyond {_LARGEST:g}; rescale them")
+        return numbers
 
     def _failed(self, world: int, what: str) -> MechanismError:
         return MechanismError(f"mechanism(d{world}, rng) {what} (call {self._calls}).")

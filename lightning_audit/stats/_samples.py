@@ -1,11 +1,16 @@
-"""Samples of a mechanism's outputs, as arguments."""
+"""Samples of a mechanism's outputs, and claims of it, as arguments."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lightning_audit.stats.tradeoff import TradeoffFunction
+
 Floats = NDArray[np.float64]
+
+#: Samples beyond this are refused.
+LARGEST = 1e100
 
 
 def sample_rows(name: str, value: ArrayLike, least: int = 2) -> Floats:
@@ -21,6 +26,10 @@ def sample_rows(name: str, value: ArrayLike, least: int = 2) -> Floats:
     rows = table.astype(np.float64).reshape(len(table), -1)
     if not rows.shape[1]:
         raise ValueError(f"{name} has shape {table.shape}; a sample must hold a number.")
+    if len(rows) and np.abs(rows).max() > LARGEST and np.isfinite(rows).all():
+        raise ValueError(
+            f"{name} holds numbers beyond {LARGEST:g}, whose squares are not finite; rescale them."
+        )
     bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
     if len(bad):
         raise ValueError(
@@ -41,3 +50,14 @@ def sample_pair(
             "many; draw both from the same mechanism."
         )
     return p, q
+
+
+def claim_of_both_orders(claim: TradeoffFunction) -> TradeoffFunction:
+    """The claim, unless it says itself that it is of one order of the two data sets."""
+    direction = getattr(claim, "direction", "both")
+    if direction != "both":
+        raise ValueError(
+            f"claim={claim!r} is of the direction {direction!r} only, must be of both, as f-DP is; "
+            "take direction='both'."
+        )
+    return claim

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from lightning_audit import _validate
 from lightning_audit.stats._arguments import significance_level
-from lightning_audit.stats._samples import sample_pair
+from lightning_audit.stats._samples import claim_of_both_orders, sample_pair
 from lightning_audit.stats.intervals import clopper_pearson_upper
 from lightning_audit.stats.neighbours import NeighbourRatio
 from lightning_audit.stats.tradeoff import TradeoffFunction
@@ -145,7 +145,7 @@ def audit_tradeoff(
 
     Raises:
         ValueError: If samples are not finite, fewer than eight or of different dimensions; if
-            another argument is outside its range.
+            another argument is outside its range; if the claim is of one order only.
 
     Example:
         >>> from lightning_audit.stats.tradeoff import GaussianTradeoff
@@ -164,6 +164,7 @@ def audit_tradeoff(
     share = _validate.open_unit("fraction", fraction, "half and half is usual")
     level = significance_level(significance)
     _validate.one_of("box", box, ("clopper_pearson", "hoeffding"))
+    claim_of_both_orders(claim)
     rng = np.random.default_rng(seed)
     (p_choose, p_test), (q_choose, q_test) = (_split(rows, share, rng) for rows in (p, q))
     sizes = len(p_test), len(q_test)

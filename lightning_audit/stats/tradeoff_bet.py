@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from lightning_audit import _validate
 from lightning_audit.stats._arguments import each, non_negative
+from lightning_audit.stats._samples import claim_of_both_orders
 from lightning_audit.stats.sequential import log_mean_exp
 from lightning_audit.stats.tradeoff import ApproxDPTradeoff, TradeoffFunction
 
@@ -71,13 +72,15 @@ def claimed_log_slopes(claim: TradeoffFunction) -> Floats:
         from the one at which both errors are alike down to a fiftieth of it, ``[m]``.
 
     Raises:
-        ValueError: If the function is not below 1 - alpha and falling, as trade-off functions are.
+        ValueError: If the function is not below 1 - alpha and falling, as trade-off functions are,
+            or says that it is of one order of the worlds only.
 
     Example:
         >>> from lightning_audit.stats.tradeoff import GaussianTradeoff
         >>> claimed_log_slopes(GaussianTradeoff(1.0)).round(2)
         array([0.  , 0.4 , 0.83, 1.37, 2.  ])
     """
+    claim_of_both_orders(claim)
     if isinstance(claim, ApproxDPTradeoff):
         return np.array([claim.epsilon])
     common = common_error_rate(claim)

@@ -71,6 +71,11 @@ def test_a_mechanism_without_noise_is_refuted_at_once() -> None:
     assert audit.samples < 200
 
 
+def test_a_mechanism_that_ignores_its_data_passes() -> None:
+    assert audit_mechanism(lambda data, rng: 0.0, 0, 1, (1.0, 0.0), max_samples=500).passed
+    assert audit_mechanism(lambda data, rng: np.zeros(3), 0, 1, (1.0, 0.0), max_samples=500).passed
+
+
 def test_outputs_may_be_arrays_of_any_shape_integers_booleans_and_tensors() -> None:
     shift = np.zeros((3, 4))
     shift[1, 2] = 1.0
@@ -136,6 +141,7 @@ def fails(data):
         (after(0, lambda d: None), "returned NoneType of dtype object"),
         (after(0, lambda d: []), "returned list of dtype float64 and shape .0,.; return real"),
         (after(0, lambda d: [[1.0], [1.0, 2.0]]), "returned list: setting an array element"),
+        (after(2, lambda d: -1e200), "returned numbers beyond 1e.100; rescale them .call 3"),
         (after(0, lambda d: 1j), "returned complex of dtype complex128"),
     ],
 )

@@ -110,6 +110,7 @@ def test_default_number_of_neighbours_is_odd_and_near_the_root(samples: int, k: 
     ("call", "message"),
     [
         (lambda: GridRatio([1.0, np.nan], [1.0, 2.0]), r"samples_p\[1\] is not finite \(1 of 2"),
+        (lambda: GridRatio([1.0, 1e200], [1.0, 2.0]), "samples_p holds numbers beyond 1e.100"),
         (lambda: GridRatio([1.0, 2.0], [1.0]), r"samples_q has shape \(1,\), must hold at least 2"),
         (lambda: GridRatio([1.0, 2.0], ["a", "b"]), "samples_q has dtype <U1, must hold real"),
         (lambda: GridRatio(np.ones((5, 2)), np.ones((5, 2))), "has 2 numbers a sample, must have"),

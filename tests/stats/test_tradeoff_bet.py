@@ -160,7 +160,7 @@ NULLS = {
 def test_a_true_claim_is_refuted_at_any_look_less_often_than_the_significance(null: str) -> None:
     sampler, claim, truth = NULLS[null]
     level = 0.2
-    refuted, wrong = runs_flagged(sampler, claim, 80, 400, level, truth)
+    refuted, wrong = runs_flagged(sampler, claim, 40, 400, level, truth)
     assert refuted <= level
     assert wrong <= level
 
@@ -233,6 +233,10 @@ def test_arrays_of_any_shape_are_outputs() -> None:
         (lambda: TradeoffBet([1.0], [0.0, 0.1]), r"log_slopes has shape \(1,\) and deltas \(2,\)"),
         (lambda: TradeoffBet([1.0], [1.1]), r"deltas=\[1\.1\] must lie in \[0, 1\]"),
         (lambda: claimed_log_slopes(lambda a: 1 + np.asarray(a)), "must be a trade-off function"),
+        (
+            lambda: SequentialTradeoffTest(SubsampledGaussianTradeoff(1.0, 0.1, "remove")),
+            "direction 'remove' only, must be of both",
+        ),
         (lambda: SequentialTradeoffTest(GaussianTradeoff(1), delta=1.0), r"delta=1\.0 must be"),
         (lambda: updated([1.0, 2.0], [1.0]), "holds 2 outputs and samples_q 1, must be as many"),
         (lambda: updated([[1.0, 2.0]], [[1.0, 2.0]], [1.0], [1.0]), "must have 2 as before"),
