@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lightning_audit import __version__
-from lightning_audit.report.console import print_report
-from lightning_audit.results import EXIT_CODES, AuditReport, ReportError
+from lightning_audit.results import EXIT_CODES
 
 #: Names of the bounds, as the help lists them.
 METHODS = "fdp_cp, fdp_pooled_cp, fdp_bayes, fdp_t, eps_cp, eps_jeffreys, eps_bayes, katz"
@@ -38,12 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _bound(options: argparse.Namespace) -> int:
     import lightning_audit.bound_command as bound_command  # loads scipy, which a gate does not need
 
-    try:
-        print(bound_command.run(options))
-    except bound_command.BoundError as error:
-        print(f"lightning-audit: {error}", file=sys.stderr)
-        return EXIT_CODES["INCONCLUSIVE"]
-    return EXIT_CODES["PASS"]
+    return _printed(bound_command.run, options, bound_command.BoundError)
+
+
+def _check(options: argparse.Namespace) -> int:
+    import lightning_audit.check_command as check_command
+
+    return check_command.run(options)
 
 
 def _epsilon_star(options: argparse.Namespace) -> int:
@@ -88,19 +88,6 @@ def _selftest(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("lightning-audit: interrupted; every training was ended", file=sys.stderr)
         return _INTERRUPTED
-
-
-def _check(options: argparse.Namespace) -> int:
-    try:
-        report = AuditReport.load(options.report)
-    except ReportError as error:
-        print(f"lightning-audit: {error}", file=sys.stderr)
-        return EXIT_CODES["INCONCLUSIVE"]
-    print_report(report, options.report)
-    code = report.verdict.exit_code
-    if options.max_epsilon is not None:
-        code = _worse(code, _check_budget(report, options.max_epsilon))
-    return code
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -327,26 +314,6 @@ def _positive_int(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number >= 1")
     return int(text)
-
-
-def _check_budget(report: AuditReport, limit: float) -> int:
-    """Exit code of the comparison of the report's epsilons with a budget."""
-    numbers = {"proved": report.epsilon_lower, "spent": report.epsilon_spent}
-    above = [f"{n} {v:.4g}" for n, v in numbers.items() if v is not None and v > limit]
-    if above:
-        print(f"VIOLATION of --max-epsilon {limit:g}: epsilon {', '.join(above)}")
-        return EXIT_CODES["VIOLATION"]
-    if report.epsilon_spent is None:
-        print("INCONCLUSIVE: the report holds no epsilon to compare with --max-epsilon")
-        return EXIT_CODES["INCONCLUSIVE"]
-    print(f"the epsilons proved and spent are within --max-epsilon {limit:g}")
-    return EXIT_CODES["PASS"]
-
-
-def _worse(first: int, second: int) -> int:
-    """A violation outweighs an inconclusive report, which outweighs a pass."""
-    order = [EXIT_CODES["PASS"], EXIT_CODES["INCONCLUSIVE"], EXIT_CODES["VIOLATION"]]
-    return max(first, second, key=order.index)
 
 
 if __name__ == "__main__":

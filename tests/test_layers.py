@@ -34,6 +34,7 @@ LEVELS = {
     "callbacks": 4,
     "report": 4,
     "bound_command": 5,
+    "check_command": 5,
     "epsilon_star_command": 5,
     "mcmc_command": 5,
     "power_command": 5,
