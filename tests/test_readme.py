@@ -94,7 +94,7 @@ def test_the_line_for_hand_written_dp_sgd_lets_canaries_in(hand_written, tmp_pat
 
 
 def test_the_input_canary_audits_a_module_that_has_a_forward(digits, tmp_path, monkeypatch):
-    *_, code, _ = blocks("python")
+    code = next(block for block in blocks("python") if "Mislabeled" in block)
     monkeypatch.chdir(tmp_path)
     names = {}
     exec(compile(code, "README.md", "exec"), names)

@@ -20,8 +20,8 @@ __all__ = ["PiecewiseTradeoff"]
 
 Floats = NDArray[np.float64]
 
-# Rounds in which all points that are no corners by their neighbours are left out at once.
-_PASSES = 30
+# Rounds in which every second point that is no corner by its neighbours is left out at once.
+_PASSES = 40
 
 
 class PiecewiseTradeoff:
@@ -143,12 +143,14 @@ def _lower_hull(x: Floats, y: Floats) -> tuple[Floats, Floats]:
     """Corners of the lower convex hull, for points sorted by (x, y)."""
     first = np.append(True, x[1:] != x[:-1])
     x, y = x[first], y[first]
-    for _ in range(_PASSES):
-        # A point on or above the line of two others is no corner, whatever becomes of those two.
-        below = _is_below(x[:-2], y[:-2], x[1:-1], y[1:-1], x[2:], y[2:])
-        if below.all():
+    for parity in range(_PASSES):
+        # A point on or above the line of two others is no corner. Of two neighbours only one goes
+        # at a time: so near that rounding decides, each may seem to be above the other.
+        kept = np.full(len(x), True)
+        kept[1:-1] = _is_below(x[:-2], y[:-2], x[1:-1], y[1:-1], x[2:], y[2:])
+        if kept.all():
             return x, y
-        kept = np.concatenate([[True], below, [True]])
+        kept[parity % 2 :: 2] = True
         x, y = x[kept], y[kept]
     corners = _hull_of_few(x.tolist(), y.tolist())
     return x[corners], y[corners]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lightning_audit.stats.gdp import gaussian_epsilon
@@ -113,6 +113,8 @@ def test_privacy_curve_is_that_of_the_distribution(loss) -> None:
     assert f(beta[inner]) == pytest.approx(ALPHAS[inner], rel=1e-6, abs=1e-9)
 
 
+# Two corners so near that rounding decides which is above the other's line: one of them must stay.
+@example(1.3730773456265029, 0.01, 1)
 @given(st.floats(0.3, 5), st.floats(0.01, 1), st.integers(1, 20))
 def test_one_direction_lies_between_the_symmetric_curve_and_the_truth(
     sigma: float, q: float, steps: int
