@@ -43,6 +43,11 @@ def run(options: argparse.Namespace) -> str:
     """
     try:
         scores = CanaryScores.load(options.scores)
+        for side, held in (("with", scores.in_scores), ("without", scores.out_scores)):
+            if not held.size:
+                raise BoundError(
+                    f"{options.scores!r} holds no score {side} the canary; both are needed."
+                )
         choice = None if options.threshold is None else parse_threshold(options.threshold)
         bound = scores.bound(options.method, options.delta, options.significance, choice)
         rates = _rates(scores, options.significance) if options.roc else {}

@@ -31,6 +31,8 @@ _EXPECTED = (
     "columns side (train or population) and loss"
 )
 _NO_BOUND = "it describes this model; it is no bound on the epsilon of its training"
+# A .npy file is an array and no archive: numpy gives a TypeError.
+_UNREADABLE = (OSError, ValueError, AttributeError, EOFError, TypeError, zipfile.BadZipFile)
 
 
 class EpsilonStarError(Exception):
@@ -88,7 +90,7 @@ def read_losses(path: str | os.PathLike[str]) -> tuple[Losses, Losses]:
         # Opened here, since numpy leaves a file open that is no archive.
         with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
-    except (OSError, ValueError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+    except _UNREADABLE as error:
         raise EpsilonStarError(f"cannot read {name!r} ({error}); {_EXPECTED}.") from error
     names = [f"losses_{side}" for side in _SIDES]
     if not set(names) <= set(arrays) or any(arrays[n].dtype.kind not in "iuf" for n in names):

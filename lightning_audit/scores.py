@@ -38,6 +38,8 @@ _EXPECTED = (
     "it must hold the arrays scores_in and scores_out, or the coins and readings of an audit's "
     "observations.npz"
 )
+# A .npy file is an array and no archive: numpy gives a TypeError.
+_UNREADABLE = (OSError, ValueError, AttributeError, EOFError, TypeError, zipfile.BadZipFile)
 _COLUMNS = "the first line must name the columns score and in (1 with the canary, 0 without)"
 
 
@@ -91,7 +93,7 @@ class CanaryScores:
         try:
             with np.load(path, allow_pickle=False) as file:
                 arrays = {key: file[key] for key in file.files}
-        except (OSError, ValueError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+        except _UNREADABLE as error:
             raise ScoresError(f"cannot read {name!r} as .npz ({error}); {_EXPECTED}.") from error
         if {"scores_in", "scores_out"} <= set(arrays):
             return cls(arrays["scores_in"], arrays["scores_out"])
@@ -187,6 +189,8 @@ class CanaryScores:
         As `lightning_audit.stats.bounds.named_bound`, with this object's ``threshold`` for None.
         """
         choice = self.threshold if threshold is None else threshold
+        if isinstance(choice, str | float | int):
+            raise TypeError(f"threshold={choice!r} must be one of stats.thresholds, as Fixed(0.5).")
         return named_bound(method, self.in_scores, self.out_scores, delta, significance, choice)
 
     def epsilon_one_run(

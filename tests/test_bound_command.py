@@ -192,6 +192,8 @@ def test_wrong_arguments_name_themselves(
         ({"scores_in": np.ones((2, 2)), "scores_out": np.ones(2)}, "scores_in has dtype float64"),
         ({"scores_in": np.array([1, np.nan]), "scores_out": np.ones(2)}, "vector of finite"),
         ({"scores_in": np.ones(2), "scores_out": np.array(["a"])}, "scores_out has dtype"),
+        ({"scores_in": np.ones(2), "scores_out": np.ones(0)}, "holds no score without the canary"),
+        ({"scores_in": np.ones(0), "scores_out": np.ones(2)}, "holds no score with the canary"),
     ],
 )
 def test_files_without_scores_say_what_they_must_hold(
@@ -212,6 +214,23 @@ def test_files_that_are_no_archive_are_refused(tmp_path: Path, content: bytes | 
     assert done.returncode == 2
     assert "cannot read" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_single_array_is_refused_as_no_archive(tmp_path: Path) -> None:
+    np.save(tmp_path / "s.npy", np.ones(3))
+    done = run(tmp_path / "s.npy", "--method", "eps_cp", "--delta", 1e-5)
+    assert done.returncode == 2
+    assert "it must hold the arrays scores_in and scores_out" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_katz_takes_the_delta_that_it_bounds_epsilon_at(
+    scores: tuple[Path, np.ndarray, np.ndarray],
+) -> None:
+    path = scores[0]
+    told = [answer(path, "--method", "katz", "--delta", delta) for delta in (0, 1e-5)]
+    assert told[0] == told[1]
+    assert told[0]["delta"] == 0
 
 
 def test_a_pickle_in_the_file_is_not_loaded(tmp_path: Path) -> None:

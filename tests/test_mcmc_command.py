@@ -86,6 +86,11 @@ def test_the_text_says_what_the_numbers_are(tmp_path, capsys) -> None:
         ({"notes": "x"}, (), "holds ['notes'], which nothing reads"),
         ({"n_in": 20}, (), "false_negatives=25 must be at most n_in=20"),
         ({"false_positives": [0.1, 0.2, 0.3]}, (), "must hold whole numbers >= 0"),
+        (
+            {"false_negatives": [1, 2]},
+            (),
+            "false_negatives has shape (2,) and false_positives (3,)",
+        ),
         ({"groups": [1, 2]}, (), "groups has shape (2,), must be (3,)"),
         ({}, ("--delta", "1"), "delta=1.0 must be in (0, 1)"),
         ({}, ("--cluster", "101"), "cluster=101 must lie between 2 and"),

@@ -89,8 +89,14 @@ def test_what_is_no_score_is_refused(inside, name) -> None:
         CanaryScores(inside, [0.0])
 
 
+def test_a_number_is_no_choice_of_a_threshold() -> None:
+    with pytest.raises(TypeError, match=r"threshold=0\.5 must be one of stats\.thresholds"):
+        CanaryScores([1.0], [0.0]).bound("fdp_cp", 1e-5, threshold=0.5)
+
+
 def test_empty_groups_prove_nothing_and_have_no_curve() -> None:
     scores = CanaryScores([], [1.0])
+    assert scores.bound("fdp_cp", 1e-5).epsilon_lower == 0.0
     assert scores.bound("fdp_pooled_cp", 1e-5, threshold=Fixed(0.0)).epsilon_lower == 0.0
     with pytest.raises(ValueError, match="scores_in is empty"):
         scores.auroc()

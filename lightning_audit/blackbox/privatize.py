@@ -229,6 +229,8 @@ def audit_privatize(
 
 def _listed(shapes: Shapes) -> tuple[bool, list[tuple[int, ...]]]:
     """Whether there is one array only, and the shapes of all."""
+    if isinstance(shapes, int):
+        raise TypeError(f"shapes={shapes!r} must be a tuple; give ({shapes},) for a vector.")
     single = bool(shapes) and all(isinstance(size, int) for size in shapes)
     given: list[Any] = [shapes] if single else list(shapes)
     if not given or any(_no_shape(shape) for shape in given):

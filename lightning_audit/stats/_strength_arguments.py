@@ -41,6 +41,11 @@ def attack_counts(
     """
     fn, inside = _within("false_negatives", false_negatives, "n_in", n_in)
     fp, outside = _within("false_positives", false_positives, "n_out", n_out)
+    if fn.size != fp.size and 1 not in (fn.size, fp.size):
+        raise ValueError(
+            f"false_negatives has shape {fn.shape} and false_positives {fp.shape}, must be one for "
+            "both; give the two error counts of each attack."
+        )
     return ConfusionCounts(fn=fn, tp=inside - fn, fp=fp, tn=outside - fp)
 
 

@@ -222,7 +222,10 @@ def named_bound(
     """
     chosen = METHODS[_validate.one_of("method", method, METHODS)]
     level = _validate.open_unit("significance", significance, "e.g. 0.05")
-    at = _validate.open_unit("delta", delta, "such as 1e-5; use katz for delta = 0")
+    at = 0.0
+    if method != "katz":
+        hint = "such as 1e-5; for delta = 0 take the method katz"
+        at = _validate.open_unit("delta", delta, hint)
     label: Label | None = None
     place: float | None = None
     valid = True
@@ -252,7 +255,7 @@ def named_bound(
         method=method,
         epsilon_lower=value if mu is None else float(gaussian_epsilon(mu, at)),
         mu_lower=mu,
-        delta=0.0 if method == "katz" else at,
+        delta=at,
         significance=level,
         interpretation=chosen.interpretation,
         threshold=label,

@@ -258,7 +258,10 @@ def _split(
 ) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
     rng = np.random.default_rng(choice.seed)
     (first, rest), (other_first, other_rest) = (
-        map(np.sort, np.split(rng.permutation(scores), [round(choice.fraction * len(scores))]))
+        map(
+            np.sort,
+            np.split(rng.permutation(np.array(scores)), [round(choice.fraction * len(scores))]),
+        )
         for scores in (
             score_vector("scores_in", scores_in),
             score_vector("scores_out", scores_out),

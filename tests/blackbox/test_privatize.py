@@ -255,6 +255,11 @@ def test_arguments_out_of_range_are_refused(arguments, message: str) -> None:
         audit(Privatizer(), **arguments)
 
 
+def test_a_number_is_no_shape() -> None:
+    with pytest.raises(TypeError, match=r"shapes=10 must be a tuple; give \(10,\) for a vector"):
+        audit_privatize(Privatizer(), 10, noise_multiplier=1.0, max_grad_norm=1.0)
+
+
 @pytest.mark.parametrize("shapes", [[], (), [()], [(3, 0)], ["ab"], [3, (2,)]])
 def test_what_is_no_shape_is_refused(shapes) -> None:
     with pytest.raises(ValueError, match="must be the shape of a gradient"):
