@@ -278,6 +278,8 @@ def test_whatever_ends_the_command_ends_its_trainings(name: str, tmp_path: Path)
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "TMPDIR": str(tmp_path)},
+        # Whoever starts the tests in the background has them ignore Ctrl-C, and so their children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         deadline = time.monotonic() + 60
