@@ -28,7 +28,7 @@ from lightning_audit.stats.piecewise import PiecewiseTradeoff
 from lightning_audit.stats.roc import RocCurve
 from lightning_audit.stats.thresholds import Fixed, Split, ThresholdChoice
 from lightning_audit.stats.white_box import mu_white_box_from_scores
-from lightning_audit.store import INJECTED
+from lightning_audit.store import ENTERED
 
 __all__ = ["CanaryScores", "ScoresError"]
 
@@ -165,7 +165,7 @@ class CanaryScores:
     @classmethod
     def _of_observations(cls, arrays: Mapping[str, NDArray[Any]]) -> CanaryScores:
         # Column `canaries` tells the steps whose canaries went in as planned.
-        counted = arrays["canaries"] == INJECTED
+        counted = np.isin(arrays["canaries"], ENTERED)
         coins, readings = arrays["coins"][counted] > 0, arrays["readings"][counted]
         finite = np.isfinite(readings)
         header = json.loads(str(arrays["header"])) if "header" in arrays else {}

@@ -19,7 +19,7 @@ from lightning_audit.stats.counts import (
 )
 from lightning_audit.stats.roc import auroc, tpr_at_fpr, tpr_at_fpr_lower
 from lightning_audit.stats.thresholds import Fixed, Split
-from lightning_audit.store import DROPPED, INJECTED, ObservationStore, RecordHeader
+from lightning_audit.store import DROPPED, EARLIER, INJECTED, ObservationStore, RecordHeader
 
 COMMAND = Path(sysconfig.get_path("scripts")) / "lightning-audit"
 
@@ -109,7 +109,7 @@ def record(directory: Path) -> tuple[Path, np.ndarray, np.ndarray]:
     readings = coins + rng.standard_normal((300, 2))
     for step in range(300):
         entry = np.zeros((), dtype=header.dtype)
-        entry["canaries"] = DROPPED if step % 10 == 9 else INJECTED
+        entry["canaries"] = {9: DROPPED, 4: EARLIER}.get(step % 10, INJECTED)
         entry["coins"], entry["readings"] = coins[step], readings[step]
         store.append(entry)
     store.close()
