@@ -8,12 +8,12 @@ import dataclasses
 import json
 import math
 import os
-import zipfile
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_audit._npz import read_npz
 from lightning_audit.stats.epsilon_star import (
     Empirical,
     EpsilonStar,
@@ -31,8 +31,6 @@ _EXPECTED = (
     "columns side (train or population) and loss"
 )
 _NO_BOUND = "it describes this model; it is no bound on the epsilon of its training"
-# A .npy file is an array and no archive: numpy gives a TypeError.
-_UNREADABLE = (OSError, ValueError, AttributeError, EOFError, TypeError, zipfile.BadZipFile)
 
 
 class EpsilonStarError(Exception):
@@ -87,10 +85,8 @@ def read_losses(path: str | os.PathLike[str]) -> tuple[Losses, Losses]:
     try:
         if name.lower().endswith(".csv"):
             return _from_csv(name)
-        # Opened here, since numpy leaves a file open that is no archive.
-        with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
-    except _UNREADABLE as error:
+        arrays = read_npz(path)
+    except (OSError, ValueError) as error:
         raise EpsilonStarError(f"cannot read {name!r} ({error}); {_EXPECTED}.") from error
     names = [f"losses_{side}" for side in _SIDES]
     if not set(names) <= set(arrays) or any(arrays[n].dtype.kind not in "iuf" for n in names):

@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import warnings
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lightning_audit._npz import read_npz
 from lightning_audit.results import AuditReport, ReportError
 from lightning_audit.stats import roc
 from lightning_audit.stats.bands import Band
@@ -38,8 +38,6 @@ _EXPECTED = (
     "it must hold the arrays scores_in and scores_out, or the coins and readings of an audit's "
     "observations.npz"
 )
-# A .npy file is an array and no archive: numpy gives a TypeError.
-_UNREADABLE = (OSError, ValueError, AttributeError, EOFError, TypeError, zipfile.BadZipFile)
 _COLUMNS = "the first line must name the columns score and in (1 with the canary, 0 without)"
 
 
@@ -91,9 +89,8 @@ class CanaryScores:
         """
         name = os.fspath(path)
         try:
-            with np.load(path, allow_pickle=False) as file:
-                arrays = {key: file[key] for key in file.files}
-        except _UNREADABLE as error:
+            arrays = read_npz(path)
+        except ValueError as error:
             raise ScoresError(f"cannot read {name!r} as .npz ({error}); {_EXPECTED}.") from error
         if {"scores_in", "scores_out"} <= set(arrays):
             return cls(arrays["scores_in"], arrays["scores_out"])
@@ -189,8 +186,6 @@ class CanaryScores:
         As `lightning_audit.stats.bounds.named_bound`, with this object's ``threshold`` for None.
         """
         choice = self.threshold if threshold is None else threshold
-        if isinstance(choice, str | float | int):
-            raise TypeError(f"threshold={choice!r} must be one of stats.thresholds, as Fixed(0.5).")
         return named_bound(method, self.in_scores, self.out_scores, delta, significance, choice)
 
     def epsilon_one_run(

@@ -20,6 +20,7 @@ LEVELS = {
     "verdicts": 0,
     "snapshot": 0,
     "_validate": 0,
+    "_npz": 0,
     "_optional": 0,
     "stats": 1,
     "claims": 1,

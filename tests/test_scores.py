@@ -90,7 +90,7 @@ def test_what_is_no_score_is_refused(inside, name) -> None:
 
 
 def test_a_number_is_no_choice_of_a_threshold() -> None:
-    with pytest.raises(TypeError, match=r"threshold=0\.5 must be one of stats\.thresholds"):
+    with pytest.raises(TypeError, match=r"threshold choice 0\.5 must be Fixed, Grid"):
         CanaryScores([1.0], [0.0]).bound("fdp_cp", 1e-5, threshold=0.5)
 
 

@@ -170,8 +170,8 @@ def threshold_bound(
             stairs = Stairs.of(inside, outside, _candidates(inside, outside))
         case _:
             raise TypeError(
-                f"choice={choice!r} must be Fixed, Grid, Split, Simultaneous, MultiSplit or "
-                "Maximum."
+                f"threshold choice {choice!r} must be Fixed, Grid, Split, Simultaneous, MultiSplit "
+                "or Maximum."
             )
     value, best = search(stairs, lambda counts: from_counts(counts, level))
     counts = stairs.counts(best, best)

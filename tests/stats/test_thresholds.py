@@ -298,7 +298,9 @@ def test_arguments_out_of_range_are_refused(call, message) -> None:
 
 
 def test_what_is_no_choice_is_refused() -> None:
-    with pytest.raises(TypeError, match="choice='max' must be Fixed, Grid, Split, Simultaneous"):
+    with pytest.raises(
+        TypeError, match="threshold choice 'max' must be Fixed, Grid, Split, Simultaneous"
+    ):
         bound([1.0], [0.0], "max")
 
 
