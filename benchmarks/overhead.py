@@ -88,7 +88,7 @@ def ratios(name: str, batch_size: int, steps: int, *, ghost: bool = False) -> di
     }
 
 
-def run(steps: int = 800) -> dict[str, object]:
+def run(steps: int = 1600) -> dict[str, object]:
     """Ratios for two nets and two batch sizes, and for ghost clipping."""
     quiet()
     results: dict[str, object] = {}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
+from typing import Any, get_args
 
 from lightning_audit import _validate
-from lightning_audit.composition import Phase, epsilon_of_history
+from lightning_audit.composition import Neighbouring, Phase, epsilon_of_history
 
 __all__ = ["PrivacyClaim"]
 
@@ -27,6 +29,9 @@ class PrivacyClaim:
         steps: Number of optimizer steps, >= 1.
         max_grad_norm: Clipping norm of a record's gradient, > 0, in the unit of the gradient.
         expected_batch_size: Number of records by which the summed gradient is divided, > 0.
+        neighbouring: Between which data sets epsilon is promised: "add_remove" for a record more or
+            less, or "replace" for another record in the place of one, which costs about twice as
+            much. None for the first one, which Opacus' accountants suppose.
 
     Raises:
         ValueError: If nothing is given, if an argument is outside its range, or if ``epsilon`` is
@@ -49,6 +54,7 @@ class PrivacyClaim:
     steps: int | None = None
     max_grad_norm: float | None = None
     expected_batch_size: float | None = None
+    neighbouring: Neighbouring | None = None
 
     def __post_init__(self) -> None:
         given = {name: value for name, value in self.to_dict().items() if value is not None}
@@ -91,10 +97,12 @@ class PrivacyClaim:
         """
         if delta is None:
             delta = self._known("composed_epsilon", "delta")[0]
-        return epsilon_of_history(self.history(), delta)
+        return epsilon_of_history(
+            self.history(), delta, neighbouring=self.neighbouring or "add_remove"
+        )
 
-    def to_dict(self) -> dict[str, float | int | None]:
-        """Return the claim as plain numbers by name, from which ``PrivacyClaim(**...)`` is made."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the claim as plain values by name, from which ``PrivacyClaim(**...)`` is made."""
         return asdict(self)
 
     def _known(self, purpose: str, *names: str) -> list[float]:
@@ -108,7 +116,11 @@ class PrivacyClaim:
         return [getattr(self, name) for name in names]
 
 
-_CHECKS = {
+def _one_of_both(name: str, value: Any, advice: str) -> str:
+    return _validate.one_of(name, value, get_args(Neighbouring), advice)
+
+
+_CHECKS: dict[str, Callable[[str, Any, str], Any]] = {
     "epsilon": _validate.positive,
     "delta": _validate.open_unit,
     "noise_multiplier": _validate.positive,
@@ -116,6 +128,7 @@ _CHECKS = {
     "steps": _validate.positive_int,
     "max_grad_norm": _validate.positive,
     "expected_batch_size": _validate.positive,
+    "neighbouring": _one_of_both,
 }
 _ADVICE = {
     "epsilon": "leave it out to take the accountant's own epsilon",
@@ -125,4 +138,5 @@ _ADVICE = {
     "steps": "count optimizer steps, not epochs",
     "max_grad_norm": "it is the clipping norm of a record's gradient",
     "expected_batch_size": "sample rate times number of records",
+    "neighbouring": "or leave it out for add_remove",
 }

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from lightning_audit import _validate
 from lightning_audit.stats.gdp import gaussian_epsilon
@@ -14,7 +14,10 @@ from lightning_audit.stats.gdp import gaussian_epsilon
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-__all__ = ["Phase", "bucket_up", "compress", "epsilon_of_history"]
+__all__ = ["Neighbouring", "Phase", "bucket_up", "compress", "epsilon_of_history"]
+
+#: Which data sets are neighbours: one has a record more, or another record in place of one.
+Neighbouring = Literal["add_remove", "replace"]
 
 # The automatic grid is fine enough once halving it moves epsilon by less than this share of it ...
 _TOLERANCE = 0.005
@@ -68,11 +71,15 @@ class Phase:
 
 
 def epsilon_of_history(
-    history: Sequence[Phase], delta: float, *, grid: float | None = None
+    history: Sequence[Phase],
+    delta: float,
+    *,
+    neighbouring: Neighbouring = "add_remove",
+    grid: float | None = None,
 ) -> float:
     r"""Epsilon that a history of subsampled Gaussian steps spends at ``delta``.
 
-    An upper bound on the epsilon of the composed mechanism under addition or removal of one record,
+    An upper bound on the epsilon of the composed mechanism between neighbouring data sets,
     provided that the steps draw independent Poisson batches and independent Gaussian noise. It is
     tight up to the discretisation of the privacy loss, whose error is on the pessimistic side.
 
@@ -81,9 +88,12 @@ def epsilon_of_history(
 
     where L_t is the privacy loss of step t, put on a grid by the connect-the-dots algorithm and
     summed by FFT. No value exceeds the epsilon of the same steps without subsampling, which is
-    Gaussian with mu^2 = sum of steps / noise_multiplier^2. Three cases need no grid: all sample
+    Gaussian with mu^2 = sum of steps / noise_multiplier^2. Where a record is replaced, both data
+    sets hold one: each of its gradients, opposite ones, joins the batch with the sample rate, and
+    mu doubles. Three cases need no grid: all sample
     rates 1, where that epsilon is exact; an expected loss above 1e8, where it is returned as it is;
-    and delta < 1e-12, which is below the accuracy of the FFT and left to the Rényi accountant.
+    and delta < 1e-12, which is below the accuracy of the FFT and left to the Rényi accountant, or
+    where a record is replaced to that epsilon without subsampling.
 
     With ``grid=None`` the grid is halved until epsilon moves by less than 0.5 % of itself and the
     grid is below 0.5 % of epsilon. The search runs at step counts rounded down to powers of four
@@ -94,19 +104,25 @@ def epsilon_of_history(
     Args:
         history: Phases in any order; equal mechanisms are merged. An empty history spends nothing.
         delta: Delta in (0, 1).
+        neighbouring: "add_remove" for a record more or less, or "replace" for another one in the
+            place of a record.
         grid: Width of the discretisation of the privacy loss, in nats; None chooses it.
 
     Returns:
         Epsilon >= 0; infinity exactly if a phase has no noise.
 
     Raises:
-        ValueError: If ``delta`` is not in (0, 1) or ``grid`` is not positive.
+        ValueError: If ``delta`` is not in (0, 1), ``grid`` is not positive, or ``neighbouring`` is
+            neither of both.
 
     Example:
         >>> round(epsilon_of_history([Phase(1.0, 0.01, 1000)], delta=1e-5), 2)
         1.83
         >>> round(epsilon_of_history([Phase(2.0, 1.0, 60), Phase(2.0, 1.0, 40)], delta=1e-5), 4)
         33.1037
+        >>> steps = [Phase(1.0, 0.01, 1000)]
+        >>> round(epsilon_of_history(steps, delta=1e-5, neighbouring="replace"), 2)
+        4.08
 
     References:
         Koskela, Jälkö and Honkela, "Computing tight differential privacy guarantees using FFT",
@@ -118,22 +134,25 @@ def epsilon_of_history(
     _validate.open_unit("delta", delta, "such as 1e-5, well below one over the number of records")
     if grid is not None:
         _validate.positive("grid", grid, "or None to choose it automatically")
+    _validate.one_of("neighbouring", neighbouring, get_args(Neighbouring))
     phases = _merge(history)
     if not phases:
         return 0.0
     if any(phase.noise_multiplier == 0 for phase in phases):
         return math.inf
-    unsampled = _unsampled_epsilon(phases, delta)
+    unsampled = _unsampled_epsilon(phases, delta, neighbouring)
     if all(phase.sample_rate == 1 for phase in phases):
         return unsampled
     if _expected_loss(phases) > _LARGEST_EXPECTED_LOSS:
         return unsampled
     if delta < _SMALLEST_PLD_DELTA:
+        if neighbouring == "replace":
+            return unsampled
         return min(_renyi_epsilon(phases, delta), unsampled)
     if grid is None:
         few = phases if len(phases) <= _FEW else [_uniform(phases)]
-        grid = _sufficient_grid(tuple(_round_down(phase) for phase in few), delta)
-    return _epsilon_on_grid(tuple(phases), delta, grid)
+        grid = _sufficient_grid(tuple(_round_down(phase) for phase in few), delta, neighbouring)
+    return _epsilon_on_grid(tuple(phases), delta, grid, neighbouring)
 
 
 def bucket_up(sigma: float, ratio: float = 1.02) -> float:
@@ -257,9 +276,9 @@ def _round_down(phase: Phase) -> Phase:
     return Phase(bucket_up(phase.noise_multiplier, _LIKE), phase.sample_rate, 4**power)
 
 
-def _unsampled_epsilon(phases: Sequence[Phase], delta: float) -> float:
+def _unsampled_epsilon(phases: Sequence[Phase], delta: float, neighbouring: Neighbouring) -> float:
     mu = math.sqrt(sum(phase.steps / phase.noise_multiplier**2 for phase in phases))
-    return gaussian_epsilon(mu, delta)
+    return gaussian_epsilon(2.0 * mu if neighbouring == "replace" else mu, delta)
 
 
 def _expected_loss(phases: Sequence[Phase]) -> float:
@@ -269,14 +288,14 @@ def _expected_loss(phases: Sequence[Phase]) -> float:
 
 
 @lru_cache(maxsize=256)
-def _sufficient_grid(phases: tuple[Phase, ...], delta: float) -> float:
+def _sufficient_grid(phases: tuple[Phase, ...], delta: float, neighbouring: Neighbouring) -> float:
     """Halve the grid until epsilon has settled; see `epsilon_of_history`."""
-    grid = _unsampled_epsilon(phases, delta) / _START_CELLS
+    grid = _unsampled_epsilon(phases, delta, neighbouring) / _START_CELLS
     grid = min(max(grid, _FINEST_START), _COARSEST_START)
-    coarse = _epsilon_on_grid(phases, delta, grid)
+    coarse = _epsilon_on_grid(phases, delta, grid, neighbouring)
     while True:
         grid /= 2
-        fine = _epsilon_on_grid(phases, delta, grid)
+        fine = _epsilon_on_grid(phases, delta, grid, neighbouring)
         tolerance = max(_TOLERANCE * fine, _ABSOLUTE_TOLERANCE)
         # On a grid that is wide against epsilon, both may round up to the same point.
         if coarse - fine <= tolerance and grid <= tolerance:
@@ -286,32 +305,38 @@ def _sufficient_grid(phases: tuple[Phase, ...], delta: float) -> float:
 
 # A training's end asks for what its last epoch's end has asked for.
 @lru_cache(maxsize=1024)
-def _epsilon_on_grid(phases: tuple[Phase, ...], delta: float, grid: float) -> float:
+def _epsilon_on_grid(
+    phases: tuple[Phase, ...], delta: float, grid: float, neighbouring: Neighbouring
+) -> float:
     tail_mass = min(_TAIL_MASS, 1e-5 * delta)
     composed = reduce(
         lambda left, right: left.compose(right, tail_mass_truncation=tail_mass),
         (
-            _single_step(phase.noise_multiplier, phase.sample_rate, grid).self_compose(
-                phase.steps, tail_mass_truncation=tail_mass
-            )
+            _single_step(
+                phase.noise_multiplier, phase.sample_rate, grid, neighbouring
+            ).self_compose(phase.steps, tail_mass_truncation=tail_mass)
             for phase in phases
         ),
     )
     # The mass that is cut off counts as an infinite loss, which a finite bound then replaces.
     epsilon = float(composed.get_epsilon_for_delta(delta))
-    return min(epsilon, _unsampled_epsilon(phases, delta))
+    return min(epsilon, _unsampled_epsilon(phases, delta, neighbouring))
 
 
 @lru_cache(maxsize=64)
-def _single_step(sigma: float, sample_rate: float, grid: float) -> PrivacyLossDistribution:
+def _single_step(
+    sigma: float, sample_rate: float, grid: float, neighbouring: Neighbouring
+) -> PrivacyLossDistribution:
     # Imported here because it takes a second, which most users of this module never need.
     from dp_accounting.pld import privacy_loss_distribution
 
+    relations = privacy_loss_distribution.NeighborRel
+    relation = relations.REPLACE_ONE if neighbouring == "replace" else relations.ADD_OR_REMOVE_ONE
     return privacy_loss_distribution.from_gaussian_mechanism(
         sigma,
         value_discretization_interval=grid,
         sampling_prob=sample_rate,
-        neighboring_relation=privacy_loss_distribution.NeighborRel.ADD_OR_REMOVE_ONE,
+        neighboring_relation=relation,
     )
 
 

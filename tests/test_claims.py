@@ -15,6 +15,7 @@ MECHANISM = {"noise_multiplier": 2.0, "sample_rate": 0.01, "steps": 100}
 
 def test_each_part_can_be_claimed_alone() -> None:
     values = {**MECHANISM, "delta": 1e-5, "max_grad_norm": 1.2, "expected_batch_size": 64}
+    values["neighbouring"] = "replace"
     for name, value in values.items():
         claim = PrivacyClaim(**{name: value})
         assert {k: v for k, v in claim.to_dict().items() if v is not None} == {name: value}
@@ -53,6 +54,14 @@ def test_composed_epsilon_is_that_of_the_mechanism_not_the_promise() -> None:
     assert claim.composed_epsilon(1e-7) == epsilon_of_history(claim.history(), 1e-7)
 
 
+def test_composed_epsilon_is_between_the_neighbours_of_the_claim() -> None:
+    replaced = PrivacyClaim(delta=1e-5, neighbouring="replace", **MECHANISM)
+    wanted = epsilon_of_history(replaced.history(), 1e-5, neighbouring="replace")
+    removed = PrivacyClaim(delta=1e-5, neighbouring="add_remove", **MECHANISM)
+    assert replaced.composed_epsilon() == wanted > removed.composed_epsilon()
+    assert removed.composed_epsilon() == PrivacyClaim(delta=1e-5, **MECHANISM).composed_epsilon()
+
+
 def test_composed_epsilon_asks_for_a_delta_and_a_mechanism() -> None:
     with pytest.raises(ValueError, match=r"delta=None must be a number for composed_epsilon"):
         PrivacyClaim(**MECHANISM).composed_epsilon()
@@ -87,6 +96,10 @@ def test_is_frozen() -> None:
         ({"max_grad_norm": -1.0}, r"max_grad_norm=-1\.0 must be a finite number > 0"),
         ({"expected_batch_size": 0}, "expected_batch_size=0 must be a finite number > 0"),
         ({"epsilon": "8", "delta": 1e-5}, "epsilon='8' must be"),
+        (
+            {"neighbouring": "swap"},
+            r"neighbouring='swap' must be one of \['add_remove', 'replace'\]",
+        ),
     ],
 )
 def test_arguments_out_of_range_are_refused(arguments, message) -> None:

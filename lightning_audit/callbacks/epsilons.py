@@ -43,12 +43,22 @@ class Proved:
 
 @dataclass(frozen=True)
 class Epsilons:
-    """The epsilons of a run at one moment; None where no sample rate or claim is known."""
+    """The epsilons of a run at one moment; None where no sample rate or claim is known.
+
+    Args:
+        claimed: what is claimed.
+        source: who claims it.
+        spent: what the steps cost, between the data sets that the claim is about.
+        proved: lower bounds.
+        spent_by_removal: where the claim is about replaced records, what the steps cost where a
+            record is added or removed.
+    """
 
     claimed: float | None
     source: str
     spent: float | None
     proved: Proved = dataclasses.field(default_factory=Proved)
+    spent_by_removal: float | None = None
 
 
 def run_history(sessions: Sequence[AuditSession]) -> History:
@@ -67,13 +77,16 @@ def current_epsilons(sessions: Sequence[AuditSession], facts: RunFacts, terms: T
     monitors = [session.monitor for session in sessions if session.monitor.steps]
     if not monitors:
         return Epsilons(claim.epsilon, claim.source, None)
-    spent = epsilon_spent(run_history(sessions), facts.accountants, terms.delta)
+    history, accountants = run_history(sessions), facts.accountants
+    spent = epsilon_spent(history, accountants, terms.delta, terms.neighbouring)
+    replaced = terms.neighbouring == "replace"
+    by_removal = epsilon_spent(history, accountants, terms.delta) if replaced else None
     # A ratio of at most one proves no more than is spent: nothing to compose unless even that is
     # above the claim.
     within = spent is not None and claim.epsilon is not None and spent <= claim.epsilon
     each = [_proved(monitor, terms, len(sessions), within) for monitor in monitors]
     largest = each[0] if len(each) == 1 else _largest(each, terms.bound_significance)
-    return Epsilons(claim.epsilon, claim.source, spent, largest)
+    return Epsilons(claim.epsilon, claim.source, spent, largest, by_removal)
 
 
 def _proved(monitor: AuditMonitor, terms: Terms, optimizers: int, within: bool) -> Proved:

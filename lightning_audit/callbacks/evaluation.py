@@ -117,7 +117,15 @@ def _results_of_run(
     if terms.replay_neighbours:
         checks.append(facts.coupling.result())
     checks.append(epsilon_result(epsilons, terms))
-    checks.append(accounting_result(epsilons.spent, epsilons.claimed, terms.delta, epsilons.source))
+    checks.append(
+        accounting_result(
+            epsilons.spent,
+            epsilons.claimed,
+            terms.delta,
+            epsilons.source,
+            epsilons.spent_by_removal,
+        )
+    )
     _hold_batches_to_steps(facts, max(session.monitor.steps for session in sessions))
     if facts.loader is not None:
         checks += sampling_results(
@@ -354,7 +362,7 @@ def _not_excluded(
             return math.inf
         ratio = shift / noise
         scaled += [(sigma / ratio, rate, steps) for sigma, rate, steps in monitor.history]
-    return epsilon_at_ratio(scaled, 1.0, terms.delta)
+    return epsilon_at_ratio(scaled, 1.0, terms.delta, terms.neighbouring)
 
 
 def _version(name: str) -> str:

@@ -160,6 +160,12 @@ class HandWrittenSession(AuditSession):
         self._asked = False
         self.step.release()
 
+    def _rows_of_step(self) -> int | None:
+        """Samples given to `lightning_audit.per_sample`, and the canaries that joined them."""
+        plan, samples = self._plan, self.step.samples
+        canaries = int(plan.coins.sum()) if plan is not None and plan.status == INJECTED else 0
+        return samples + canaries if samples else None
+
     def _look_at_lost(self) -> None:
         # Elsewhere the gradient that was read need not be the one that is released.
         if not self._tap.trial and not self._tap.opaque:

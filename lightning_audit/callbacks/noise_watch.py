@@ -36,8 +36,14 @@ class NoiseWatch:
         known = rows is not None and self._earlier is not None
         self._earlier = (self._earlier or 0) + (rows or 0) if known else None
 
-    def read(self, step: DPSGDStep, number: int) -> None:
-        """Read a step between its noise and its update, canaries and all."""
+    def read(self, step: DPSGDStep, number: int, rows: int | None) -> None:
+        """Read a step between its noise and its update, canaries and all.
+
+        Args:
+            step: the step.
+            number: how many came before it.
+            rows: samples of its last part, canaries included; None if unknown.
+        """
         earlier, self._earlier = self._earlier, 0
         self._split = earlier != 0
         self._reading = None
@@ -45,7 +51,6 @@ class NoiseWatch:
             return
         norm = number < _FIRST_NORMS or number % _EVERY_NORM == 0
         self._reading = read_noise(step.params, self._coordinates, sums=self._alone, norm=norm)
-        rows = step.batch_size()
         self._terms = None if rows is None or earlier is None else rows + earlier
 
     def seen(self, claim: StepClaim, canaries: int) -> NoiseSeen | None:
@@ -58,7 +63,8 @@ class NoiseWatch:
         reading, self._reading = self._reading, None
         if reading is None or claim.noise_multiplier <= 0:
             return None
-        rows = () if self._terms is None else (self._terms, self._terms - canaries)
+        terms = self._terms if self._alone else None
+        rows = () if terms is None else (terms, terms - canaries)
         unit = claim.max_grad_norm
         return NoiseSeen(
             released=reading.released * (claim.scale / unit),

@@ -259,7 +259,7 @@ class PrivacyAudit(Callback):
     ) -> None:
         """Hand out no canaries until the next batch: validation is not training."""
         if self._run is not None:
-            self._run.end_batch()
+            self._run.end_batch(batch)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the bounds; ask the training to stop when the claim is false."""

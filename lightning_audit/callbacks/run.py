@@ -10,6 +10,7 @@ import torch
 
 from lightning_audit.callbacks._namespaces import MisconfigurationException
 from lightning_audit.callbacks.checkpoint import VERSION
+from lightning_audit.callbacks.empty_batches import SKIPPED, EmptyBatches
 from lightning_audit.callbacks.epsilons import Epsilons, current_epsilons
 from lightning_audit.callbacks.evaluation import (
     Findings,
@@ -52,6 +53,7 @@ class AuditRun:
         self.ranks = ranks or Ranks()
         self.report: AuditReport | None = None
         self.facts = RunFacts(processes=self.ranks.count)
+        self._empty = EmptyBatches()
         self.lints = RunLints(self.facts, terms.significance, self.ranks)
         self._optimizers = AuditedOptimizers(terms, directory, precision, self.ranks, self.facts)
         self._precision = precision
@@ -170,14 +172,20 @@ class AuditRun:
     def start_batch(self, epoch: int) -> None:
         """Forget a step that broke off."""
         self.facts.trained_batches += 1
+        self._empty.start(self._steps())
         for session in self.sessions:
             session.epoch = epoch
             session.start_batch()
 
-    def end_batch(self) -> None:
+    def end_batch(self, batch: Any) -> None:
         """Until the next batch nothing is trained."""
         for session in self.sessions:
             session.end_batch()
+        if self.sessions and self._empty.skipped(batch, self._steps()):
+            self.facts.note(SKIPPED)
+
+    def _steps(self) -> int:
+        return sum(session.recorder.steps for session in self.sessions)
 
     def prepare(self, loss: Any, accumulated: int) -> None:
         """Before a backward pass: lay the canaries out, where that is possible."""

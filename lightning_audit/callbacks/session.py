@@ -211,7 +211,7 @@ class AuditSession(StepPlanner):
         number = self.recorder.steps
         if self._ranks.several and number < STEPS:
             self.draws.end(number, self.step.noise_state())
-        self._noise.read(self.step, number)
+        self._noise.read(self.step, number, self._rows_of_step())
         if self._plan is not None and self._plan.prepared:
             self._withdraw()  # clipping is over, and nobody put the canaries in
         if self._plan is None:
@@ -229,6 +229,10 @@ class AuditSession(StepPlanner):
             return None
         amount = plan.claim.max_grad_norm / plan.claim.scale
         return plan.located.combined(amount * plan.coins, self._coordinates.size)
+
+    def _rows_of_step(self) -> int | None:
+        """Samples that were clipped for the step, canaries included; None if unknown."""
+        return self.step.batch_size()
 
     def _look_at_lost(self) -> None:
         """Before an update whose gradient was not read as finite: see which records made it so."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lightning_audit.composition import Phase, compress, epsilon_of_history
+from lightning_audit.composition import Neighbouring, Phase, compress, epsilon_of_history
 from lightning_audit.dpsgd.opacus import AccountantLink
 
 _log = logging.getLogger(__name__)
@@ -72,7 +72,12 @@ def merged_history(histories: Iterable[Iterable[Any]]) -> list[tuple[float, floa
     return [(sigma, rate, count) for (sigma, rate), count in steps.items()]
 
 
-def epsilon_spent(history: History, links: Sequence[AccountantLink], delta: float) -> float | None:
+def epsilon_spent(
+    history: History,
+    links: Sequence[AccountantLink],
+    delta: float,
+    neighbouring: Neighbouring = "add_remove",
+) -> float | None:
     """Epsilon of all steps that ran, composed anew as privacy loss distributions.
 
     Each step of each optimizer is a mechanism that is run on the data. The larger of two: of the
@@ -83,25 +88,30 @@ def epsilon_spent(history: History, links: Sequence[AccountantLink], delta: floa
         history: phases of (noise_multiplier, sample_rate, steps) that the audit saw.
         links: the accountants.
         delta: the delta.
+        neighbouring: see `lightning_audit.composition.epsilon_of_history`.
 
     Returns:
         Epsilon, None where a sample rate is unknown.
     """
-    seen = _composed(history, delta, "mean")
+    seen = _composed(history, delta, "mean", neighbouring)
     recorded: Any = tuple(phase for link in links for phase in link.accountant.history)
     if seen is None or _merged(recorded) in (set(), _merged(history)):
         return seen
-    told = _composed(recorded, delta, "mean")
+    told = _composed(recorded, delta, "mean", neighbouring)
     return seen if told is None else max(seen, told)
 
 
-def epsilon_at_ratio(history: History, ratio: float, delta: float) -> float | None:
+def epsilon_at_ratio(
+    history: History, ratio: float, delta: float, neighbouring: Neighbouring = "add_remove"
+) -> float | None:
     """Epsilon of a history whose every noise multiplier is divided by ``ratio``.
 
     Args:
         history: phases of (noise_multiplier, sample_rate, steps).
         ratio: a lower bound on leakage over claim, as the betting test gives it; 0 gives 0.
         delta: the delta.
+        neighbouring: see `lightning_audit.composition.epsilon_of_history`; a lower bound for
+            "add_remove" is one for "replace" as well.
 
     Returns:
         Epsilon, None where a sample rate is unknown.
@@ -109,15 +119,17 @@ def epsilon_at_ratio(history: History, ratio: float, delta: float) -> float | No
     if ratio == 0.0:
         return None if any(rate is None for _, rate, _ in history) else 0.0
     scaled = tuple((sigma / ratio, rate, steps) for sigma, rate, steps in history)
-    return _composed(scaled, delta, "up")
+    return _composed(scaled, delta, "up", neighbouring)
 
 
-def _composed(history: History, delta: float, rounding: Literal["mean", "up"]) -> float | None:
+def _composed(
+    history: History, delta: float, rounding: Literal["mean", "up"], neighbouring: Neighbouring
+) -> float | None:
     if any(rate is None for _, rate, _ in history):
         return None
     # Twelve buckets leave a noise schedule's epsilon right to half a percent.
     short = compress(_phases(history), max_phases=12, rounding=rounding)
-    return epsilon_of_history(short, delta)
+    return epsilon_of_history(short, delta, neighbouring=neighbouring)
 
 
 def _merged(history: History) -> set[Phase]:

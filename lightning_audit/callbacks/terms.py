@@ -11,6 +11,7 @@ from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.checks.resolution import Resolution
 from lightning_audit.claims import PrivacyClaim
+from lightning_audit.composition import Neighbouring
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,12 @@ class Terms:
     seed: int
     reactions: Mapping[str, str]
     replay_neighbours: bool = False
+
+    @property
+    def neighbouring(self) -> Neighbouring:
+        """Between which data sets epsilon is promised."""
+        stated = self.claim.neighbouring if self.claim else None
+        return stated or "add_remove"
 
     def settings(self) -> dict[str, Any]:
         """The terms, as they go into the report."""

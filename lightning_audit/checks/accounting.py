@@ -17,7 +17,11 @@ def exceeds(epsilon: float, claimed: float) -> bool:
 
 
 def accounting_result(
-    spent: float | None, claimed: float | None, delta: float, source: str
+    spent: float | None,
+    claimed: float | None,
+    delta: float,
+    source: str,
+    by_removal: float | None = None,
 ) -> CheckResult:
     """Compare the composed epsilon with the claim.
 
@@ -27,6 +31,8 @@ def accounting_result(
         claimed: the claim; None if there is none.
         delta: the delta of both.
         source: where the claim comes from, in words.
+        by_removal: where ``spent`` is between data sets with a record replaced, epsilon of the same
+            steps between those with one added or removed; else None.
 
     Returns:
         The result of the check `accounting`.
@@ -37,7 +43,11 @@ def accounting_result(
         lacks = "the sample rate is unknown" if spent is None else "no epsilon is claimed"
         return CheckResult(name, kind, "not_run", f"not composed: {lacks}")
     evidence = {"epsilon_spent": spent, "epsilon_claimed": claimed, "delta": delta}
-    numbers = f"epsilon {spent:.4g} at delta {delta:.3g}, {source} says {claimed:.4g}"
+    between = ""
+    if by_removal is not None:
+        between = " where a record is replaced"
+        evidence["epsilon_by_removal"] = by_removal
+    numbers = f"epsilon {spent:.4g} at delta {delta:.3g}{between}, {source} says {claimed:.4g}"
     if not exceeds(spent, claimed):
         return CheckResult(
             name, kind, "ok", f"the steps so far compose to {numbers}", evidence=evidence
@@ -48,6 +58,12 @@ def accounting_result(
         else "stop earlier, raise noise_multiplier, lower the sample rate, or claim the epsilon "
         "that the steps cost; of Opacus' accountants, 'gdp' can report less than the truth"
     )
+    if by_removal is not None and not exceeds(by_removal, claimed):
+        advice = (
+            "claim the epsilon that replacing a record costs, or raise noise_multiplier; "
+            f"the claim is what adding or removing one costs ({by_removal:.4g}), "
+            "as Opacus' accountants report it"
+        )
     return CheckResult(
         name, kind, "violated", f"the steps so far cost {numbers}", advice, evidence=evidence
     )

@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from lightning_audit.checks.accounting import exceeds
 from lightning_audit.checks.candidates import (
     LEAKAGE,
     MEASURED,
@@ -155,12 +156,20 @@ _OF_THE_RUN = (
         "the batch sizes of the loader that is trained on and of the one that make_private was "
         "given",
     ),
-    _Rule(
-        "accounting",
-        "wrong_accounting",
-        "wrong accounting: the steps that ran cost more than is claimed",
-        "the number of steps, the sample rate and the noise multiplier that the claim was made for",
-    ),
+)
+_ACCOUNTING = _Rule(
+    "accounting",
+    "wrong_accounting",
+    "wrong accounting: the steps that ran cost more than is claimed",
+    "the number of steps, the sample rate and the noise multiplier that the claim was made for",
+)
+_REPLACEMENT = _Rule(
+    "accounting",
+    "replacement_accounted_as_removal",
+    "wrong accounting: epsilon is promised where a record is replaced, and claimed as for a record "
+    "more or less",
+    "which data sets are neighbours for the accountant: Opacus' suppose a record more or less, and "
+    "another record in the place of one moves the sum of the gradients twice as far",
 )
 #: Noise below this part of the claim is not made by dividing by a batch that is large by chance.
 _LARGE_BATCH = 0.5
@@ -192,6 +201,7 @@ def likely_faults(
         *noise_candidates(case),
         *_by_finding(case, _LEAKAGE),
         *_by_finding(case, _OF_THE_RUN),
+        *_by_finding(case, [_REPLACEMENT if _is_accounted_as_removal(case) else _ACCOUNTING]),
     ]
     kept: list[LikelyFault] = []
     explained: set[str] = set()
@@ -230,6 +240,15 @@ def _by_finding(case: Case, rules: Iterable[_Rule]) -> list[Candidate]:
         for rule in rules
         if rule.finding in case.violated
     ]
+
+
+def _is_accounted_as_removal(case: Case) -> bool:
+    """Whether the claim would hold if no record were replaced, but one added or removed."""
+    if "accounting" not in case.violated:
+        return False
+    numbers = case.violated["accounting"].evidence
+    by_removal = numbers.get("epsilon_by_removal")
+    return by_removal is not None and not exceeds(by_removal, numbers["epsilon_claimed"])
 
 
 def _divisor_candidates(case: Case) -> list[Candidate]:

@@ -22,7 +22,7 @@ from lightning_audit.stats.divisor import DivisorTest
 from lightning_audit.stats.noise_scale import excess_log_e
 from lightning_audit.stats.noise_shape import TailBet, TieBet, sign_log_e
 from lightning_audit.stats.recurrence import NoisePast
-from lightning_audit.stats.sequential import SingleStepBet, log_mean_exp
+from lightning_audit.stats.sequential import PredictableCentre, SingleStepBet, log_mean_exp
 
 #: Names of the checks that `replay` cannot give.
 FROM_MEMORY = (
@@ -103,6 +103,7 @@ class NoiseChannelChecks:
         self._recurred = (0, 0)
         self._difference_ratio: float | None = None
         self._divisor = DivisorTest()
+        self._centre: PredictableCentre | None = None
         self._signs = np.zeros(2, dtype=np.int64)
         self._excess = np.zeros(2)
         self._longest, self._long_at = 0.0, -1
@@ -154,9 +155,17 @@ class NoiseChannelChecks:
             self._difference_ratio = self._past.difference_ratio
 
     def _update_divisor(self, seen: NoiseSeen, step: int) -> None:
-        if seen.sums is not None and seen.divisors:
-            self._divisor.update(seen.released, seen.sums, seen.noise_multiplier, seen.divisors)
-            self.divisor.update(self._divisor.log_e, step)
+        if not seen.divisors:
+            return
+        released, sums = seen.released, seen.sums
+        if sums is None:
+            # Data beside the noise only make it look larger, which no divisor is found by.
+            self._centre = self._centre or PredictableCentre(released.shape)
+            sums = self._centre.value
+            self._centre.update(released)
+            released, sums = released - sums, np.zeros_like(sums)
+        self._divisor.update(released, sums, seen.noise_multiplier, seen.divisors)
+        self.divisor.update(self._divisor.log_e, step)
 
     def _update_mean_and_excess(self, noise: FloatArray, step: int) -> None:
         self._signs += [np.sum(noise > 0), np.sum(noise < 0)]

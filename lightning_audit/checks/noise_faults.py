@@ -56,7 +56,8 @@ def noise_candidates(case: Case) -> list[Candidate]:
                 finding,
                 "noise of some steps: a few steps have too little noise, or none",
                 "what those steps do otherwise: the last batch of an epoch, a step after "
-                "validation, a branch that skips add_noise",
+                "validation, a branch that skips add_noise; and what the noisy sum is divided by, "
+                "which must be the expected batch size, whatever the batch's own",
                 {},
                 explains=(*REUSE, *CHANNEL, *LEAKAGE),
             )

@@ -115,6 +115,8 @@ class ManualStep:
         #: Gradients handed over since the last update, and which rows of earlier ones are lost.
         self._held: list[torch.Tensor] = []
         self._lost: list[torch.Tensor | None] = []
+        #: Samples whose gradients were handed over since the last update.
+        self.samples = 0
         self._places: dict[tuple[int, tuple[str, ...]], dict[str, int | None]] = {}
 
     def _trained(self) -> list[torch.nn.Parameter]:
@@ -217,6 +219,7 @@ class ManualStep:
         """Keep gradients until the update: they are looked at if that is not finite."""
         self.settle()
         self._held = [tensor.detach() for tensor in grads.values()]
+        self.samples += len(self._held[0]) if self._held else 0
 
     def look_at_parts(self) -> None:
         """All parts are handed over, and are looked at one by one."""
@@ -229,7 +232,7 @@ class ManualStep:
 
     def release(self) -> None:
         """The update is done."""
-        self._held, self._lost = [], []
+        self._held, self._lost, self.samples = [], [], 0
 
     def lost_rows(self) -> torch.Tensor | None:
         """Which of the gradients that were handed over for this update are not finite."""

@@ -9,6 +9,7 @@ from opacus.layers import DPLSTM
 from opacus.utils.batch_memory_manager import BatchSplittingSampler
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.data import DataLoader
 
 from lightning_audit.testing.opacus_trainings import Configured, PhysicalBatches
 from lightning_audit.testing.trainings import CLASSES, HIDDEN, Training, random_data
@@ -34,6 +35,26 @@ class MergedBatches(PhysicalBatches):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.data = random_data(records=256)
+
+
+class SkipsEmptyBatches(Training):
+    """Two records are expected in a batch, and a batch without any is left out."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.automatic_optimization = False
+
+    def plain_loader(self) -> DataLoader[Any]:
+        """Batches of two."""
+        return DataLoader(self.data, 2)
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        """Step on a batch that holds a record."""
+        if len(batch[0]):
+            optimizer = self.optimizers()  # type: ignore[attr-defined]  # of the LightningModule
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch, batch_idx))  # type: ignore[attr-defined]
+            optimizer.step()
 
 
 class SeededNoise(Configured):

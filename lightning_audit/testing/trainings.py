@@ -188,8 +188,12 @@ class HandWritten(Training):
         sums = self.clipped_sums(*batch)
         std = self.settings["noise_multiplier"] * self.settings["max_grad_norm"]
         for name, p in self.net.named_parameters():
-            p.grad = (sums[name] + std * torch.randn_like(p)) / BATCH_SIZE
+            p.grad = (sums[name] + std * torch.randn_like(p)) / self.divisor(len(batch[0]))
         self.optimizers().step()  # type: ignore[attr-defined]  # of the LightningModule
+
+    def divisor(self, records: int) -> float:
+        """What the noisy sum over a batch of so many records is divided by."""
+        return BATCH_SIZE
 
     def clipped_sums(self, x: torch.Tensor, y: torch.Tensor) -> Gradients:
         """Clip each sample's gradient, and sum."""
@@ -210,6 +214,14 @@ class HandWritten(Training):
         norms = torch.stack([g.flatten(1).norm(dim=1) for g in grads.values()]).norm(dim=0)
         factors = (self.settings["max_grad_norm"] / (norms + 1e-9)).clamp(max=1.0)
         return {name: torch.einsum("i,i...", factors, g) for name, g in grads.items()}
+
+
+class MeanOverBatch(HandWritten):
+    """The noisy sum is divided by the size of the batch."""
+
+    def divisor(self, records: int) -> float:
+        """The records that were drawn."""
+        return max(records, 1)
 
 
 class FourViews(HandWritten):

@@ -416,6 +416,21 @@ def test_few_seeds_are_not_seen_in_noise_that_is_missing() -> None:
     assert names(faults_of(simulate(80, noise=0.7), seen)) == ["few_seeds", "noise_too_small"]
 
 
+@pytest.mark.parametrize(
+    ("by_removal", "name"),
+    [
+        ({}, "wrong_accounting"),
+        ({"epsilon_by_removal": 7.9}, "replacement_accounted_as_removal"),
+        ({"epsilon_by_removal": 15.0}, "wrong_accounting"),
+    ],
+)
+def test_an_epsilon_of_removed_records_is_told_from_too_many_steps(
+    by_removal: dict[str, float], name: str
+) -> None:
+    seen = check("accounting", epsilon_spent=16.0, epsilon_claimed=8.0, **by_removal)
+    assert names(faults_of(simulate(20), seen)) == [name]
+
+
 def test_a_finding_that_no_rule_knows_is_told_in_its_own_words() -> None:
     unknown = CheckResult("new.check", "mechanism", "violated", "it is odd", "mend it")
     (fault,) = likely_faults([unknown], None, OVERSIZE)

@@ -75,11 +75,12 @@ def test_a_sound_training_is_left_alone() -> None:
     assert status(run(sound, steps=100)) == dict.fromkeys(NAMES, "ok")
 
 
-def test_where_sums_are_not_known_shape_and_recurrence_are_tested_all_the_same() -> None:
+def test_where_sums_are_not_known_shape_recurrence_and_divisor_are_tested_all_the_same() -> None:
     found = status(run(sound, known=False))
     assert {name for name, was in found.items() if was == "ok"} == {
         "noise.shape",
         "reuse.recurrence",
+        "batch_normalised",
     }
     assert set(found.values()) == {"ok", "not_run"}
 
@@ -304,6 +305,22 @@ def test_the_divisor_is_told_from_noise_of_another_size(factor: float, divided: 
         return np.asarray(noisy * 16.0 / rows if divided else noisy)
 
     checks = run(release)
+    found = next(c for c in checks.results(clips=True) if c.name == "batch_normalised")
+    assert (found.status == "violated") == divided
+
+
+@pytest.mark.parametrize("factor", [0.3, 0.5, 1.0])
+@pytest.mark.parametrize("divided", [False, True])
+@pytest.mark.parametrize("data", [0.1, 0.5])
+def test_the_divisor_is_told_where_sums_are_not_known(
+    factor: float, divided: bool, data: float
+) -> None:
+    def release(rng: np.random.Generator, sums: FloatArray, rows: int) -> FloatArray:
+        # A part of the sum that stays the same is taken off by what the past says.
+        noisy = sums + 0.02 * rows + factor * rng.normal(size=len(sums))
+        return np.asarray(noisy * 16.0 / rows if divided else noisy)
+
+    checks = run(release, known=False, data=data, steps=40)
     found = next(c for c in checks.results(clips=True) if c.name == "batch_normalised")
     assert (found.status == "violated") == divided
 

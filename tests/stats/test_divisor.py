@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from scipy import optimize, special, stats
@@ -29,14 +31,27 @@ def test_it_is_the_ratio_of_likelihoods(scale: float) -> None:
         )
         return max(-found.fun, loglik(low, which))
 
-    null = max(sum(largest(slice(t, t + 1), 1.0) for t in range(4)), largest(slice(None), 1e-3))
+    def learned(ratio_at: Callable[[tuple[float, ...]], float]) -> float:
+        """With the variance that the steps before show."""
+        total, variance = 0.0, 1.0
+        for y, s, r in steps:
+            gap = ratio_at(r) * y - s
+            total += stats.norm.logpdf(gap, 0, np.sqrt(variance)).sum() + n * np.log(ratio_at(r))
+            variance = 0.9 * variance + 0.1 * np.mean(gap**2)
+        return float(total)
+
+    null = max(
+        sum(largest(slice(t, t + 1), 1.0) for t in range(4)),
+        largest(slice(None), 1e-3),
+        learned(lambda _: 1.0),
+    )
     other = [
         sum(
             stats.norm.logpdf(r[i] * y, s, np.sqrt(g)).sum() + n * np.log(r[i]) for y, s, r in steps
         )
         for i in range(2)
         for g in VARIANCES
-    ]
+    ] + [learned(lambda r, i=i: r[i]) for i in range(2)]
     expected = special.logsumexp(other) - np.log(len(other)) - null
     assert test.log_e == pytest.approx(expected, abs=1e-4)
 
@@ -68,6 +83,23 @@ def test_a_stated_divisor_costs_at_most_one_on_average(scale: float, ratio: floa
     for _ in range(10_000):
         test = DivisorTest()
         test.update(sums + scale * rng.normal(size=3), sums, 1.0, (ratio,))
+        values.append(np.exp(test.log_e))
+    error = np.std(values) / np.sqrt(len(values))
+    assert np.mean(values) <= 1 + 3 * error
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.2, 2.0])
+@pytest.mark.parametrize("ratio", [0.9, 1.05, 1.5])
+@pytest.mark.parametrize("data", [0.5, 2.0])
+def test_without_the_sum_a_stated_divisor_costs_at_most_one_on_average(
+    scale: float, ratio: float, data: float
+) -> None:
+    rng = np.random.default_rng(3)
+    sums = data * rng.normal(size=3)
+    values = []
+    for _ in range(10_000):
+        test = DivisorTest()
+        test.update(sums + scale * rng.normal(size=3), np.zeros(3), 1.0, (ratio,))
         values.append(np.exp(test.log_e))
     error = np.std(values) / np.sqrt(len(values))
     assert np.mean(values) <= 1 + 3 * error

@@ -1,0 +1,44 @@
+"""Poisson batches without a record, which are steps as well: noise alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+SKIPPED = (
+    "empty batches were skipped: Poisson sampling draws no record now and then, and the accountant "
+    "supposes a step of noise alone there; a model that stays as it was tells that nobody was "
+    "drawn. Step on such batches too, as Opacus' loader and optimizer can"
+)
+
+
+class EmptyBatches:
+    """Sees whether a training that steps once a batch leaves the empty ones out."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._once_a_batch = True
+
+    def start(self, steps: int) -> None:
+        """A batch begins after so many steps."""
+        self._steps = steps
+
+    def skipped(self, batch: Any, steps: int) -> bool:
+        """Whether the batch was empty and no step was taken, as with every other batch.
+
+        Args:
+            batch: the batch that ends.
+            steps: how many steps there were by now.
+        """
+        taken = steps > self._steps
+        empty = is_empty(batch)
+        self._once_a_batch &= taken or empty
+        return empty and not taken and self._once_a_batch
+
+
+def is_empty(batch: Any) -> bool:
+    """Whether the tensors of a batch hold no sample."""
+    tensors = [x for x in _pytree.tree_leaves(batch) if isinstance(x, torch.Tensor) and x.dim()]
+    return bool(tensors) and all(len(tensor) == 0 for tensor in tensors)
