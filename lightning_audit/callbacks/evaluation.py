@@ -31,7 +31,7 @@ from lightning_audit.checks.integrity import (
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.resolution import Power, PowerModel
 from lightning_audit.checks.sampling import repeated_result, sampling_results
-from lightning_audit.checks.verdict import acknowledge, judge, worst
+from lightning_audit.checks.verdict import acknowledge, judge, mark_consequences, worst
 from lightning_audit.results import AuditReport, CheckResult, OperatingPoint, Verdict
 
 #: Dashboards draw in single precision; a larger e-value tells nothing more.
@@ -220,7 +220,8 @@ def build_report(
     records = [session.store.path.name for session in sessions if session.store]
     return AuditReport(
         verdict=verdict,
-        checks=findings.all,
+        # Of several optimizers one's fault says nothing of another's checks.
+        checks=findings.all if len(sessions) > 1 else mark_consequences(findings.all, verdict),
         bounds=epsilons.proved.bounds,
         operating_points=_operating_points(monitors),
         epsilon_claimed=epsilons.claimed,

@@ -133,11 +133,8 @@ def _violation(
     kind = next(k for k in _KINDS if any(check.kind == k for check in violated))
     faults = likely_faults(violated, monitor, oversize, processes)
     named = next(check for check in violated if check.name == faults[0].finding)
-    others = [check.name for check in violated if check is not named]
-    if named.name.split(".")[0] == "noise":  # too small a noise makes all differences small
-        own = {fault.finding for fault in faults}
-        entailed = {*REUSE, *CHANNEL} - own
-        others = [name for name in others if name not in entailed]
+    entailed = _entailed(faults)
+    others = [c.name for c in violated if c is not named and c.name not in entailed]
     summary = f"{named.name}: {named.message}"
     if others:
         summary += f" (also violated: {', '.join(others)})"
@@ -147,6 +144,31 @@ def _violation(
             "mechanism is not the stated one"
         )
     return Verdict("VIOLATION", kind, summary, advice=named.advice, faults=faults)
+
+
+def _entailed(faults: Sequence[LikelyFault]) -> set[str]:
+    """Checks that the first fault makes fail, and that no other fault rests on."""
+    if faults[0].finding.split(".")[0] != "noise":
+        return set()
+    # Too small a noise makes all differences small.
+    return {*REUSE, *CHANNEL} - {fault.finding for fault in faults}
+
+
+def mark_consequences(checks: Sequence[CheckResult], verdict: Verdict) -> tuple[CheckResult, ...]:
+    """Say in the message of a violated check where it follows from the likeliest fault.
+
+    Args:
+        checks: results of one optimizer's checks.
+        verdict: the verdict on them.
+    """
+    entailed = _entailed(verdict.faults) if verdict.faults else set()
+    cause = f"follows from `{verdict.faults[0].finding}`" if entailed else ""
+    return tuple(
+        dataclasses.replace(check, message=f"{cause}: {check.message}")
+        if check.status == "violated" and check.name in entailed
+        else check
+        for check in checks
+    )
 
 
 def _missing(

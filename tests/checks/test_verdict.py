@@ -6,7 +6,7 @@ import pytest
 from simulated_record import OVERSIZE, by_name, monitor_of, simulate, verdict_of, violated
 
 from lightning_audit.checks.resolution import Resolution
-from lightning_audit.checks.verdict import acknowledge, judge
+from lightning_audit.checks.verdict import acknowledge, judge, mark_consequences
 from lightning_audit.results import CheckResult
 
 
@@ -130,6 +130,24 @@ def test_differences_that_small_noise_makes_small_are_not_told_as_further_violat
     assert verdict.summary.startswith("noise: ")
     assert "(also violated: noise.tensor, noise.step, noise.canary, mu)" in verdict.summary
     assert "reuse." in verdict_of(simulate(60, reuse="broadcast")).summary
+
+
+def test_a_check_that_fails_by_another_ones_fault_says_so() -> None:
+    record = simulate(60, noise=0.5)
+    checks = monitor_of(record).results()
+    marked = mark_consequences(checks, verdict_of(record))
+    changed = {new.name for new, old in zip(marked, checks, strict=True) if new != old}
+    assert changed == {n for n in violated(monitor_of(record)) if n.startswith("reuse.")} != set()
+    wrong = next(check for check in marked if check.name == "reuse.broadcast")
+    assert wrong.status == "violated"
+    assert wrong.message.startswith("follows from `noise`: ")
+
+
+@pytest.mark.parametrize("fault", [{}, {"reuse": "broadcast"}])
+def test_a_fault_of_its_own_is_no_consequence(fault: dict[str, str]) -> None:
+    record = simulate(60, **fault)
+    checks = tuple(monitor_of(record).results())
+    assert mark_consequences(checks, verdict_of(record)) == checks
 
 
 def test_steps_without_noise_are_inconclusive_and_counted() -> None:
