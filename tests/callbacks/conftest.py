@@ -29,6 +29,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _drawn_where_it_is_looked_at(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("picture") is None:
+        request.getfixturevalue("without_matplotlib")
+
+
+@pytest.fixture(autouse=True)
 def _one_thread_one_seed() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -23,7 +23,10 @@ from lightning_audit.testing.opacus_trainings import GhostInParts, PhysicalBatch
 from lightning_audit.testing.runs import train
 
 # Opacus, Lightning and torch remark on loaders, hooks and secure mode in every training.
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = [
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.usefixtures("without_matplotlib"),
+]
 
 SEEN = [fault for fault in FAULTS.values() if fault.seen and not fault.warn_only]
 WARNED = [f for f in FAULTS.values() if f.seen and f.warn_only and not f.remarked]
