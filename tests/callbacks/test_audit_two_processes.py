@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 from training_matrix import PROCESSES
 
 from lightning_audit import AuditReport
@@ -51,12 +53,18 @@ def run_both(folder: Path, *scenarios: str) -> tuple[list[int], list[str]]:
     return codes, [(folder / f"out-{rank}.txt").read_text() for rank in range(2)]
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All trainings, one after the other in two processes; the last one raises."""
-    folder = tmp_path_factory.mktemp("trained")
-    names = ("healthy", "clipping", "resumed", "naive", "repeated", "mixed", "not_finite")
-    codes, said = run_both(folder, *names, "half_noise")
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """All trainings, one after the other in two processes, once for all workers of the tests."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own if worker_id == "master" else own.parent) / "trained"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            folder.mkdir()
+            names = ("healthy", "clipping", "resumed", "naive", "repeated", "mixed", "not_finite")
+            codes, said = run_both(folder, *names, "half_noise")  # the last one raises
+            (folder / "ended.json").write_text(json.dumps([codes, said]))
+    codes, said = json.loads((folder / "ended.json").read_text())
     assert codes == [1, 1], said
     for text in said:
         assert "PrivacyViolation: VIOLATION (mechanism)" in text, text
