@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 from lightning_audit.composition import Neighbouring, Phase, compress, epsilon_of_history
 from lightning_audit.dpsgd.opacus import AccountantLink
@@ -50,7 +51,7 @@ def claimed_epsilon(
         name = f"the history of Opacus' {len(asked)} {' and '.join(kinds)} accountants"
     try:
         if optimizers == 1:
-            return ClaimedEpsilon(float(asked[0].get_epsilon(delta)), name)
+            return ClaimedEpsilon(_epsilon_of(asked[0], delta), name)
         merged = merged_history([a.history for a in asked])
         if len(asked) > 1 and (len(kinds) > 1 or (kinds == ["gdp"] and len(merged) > 1)):
             share = delta / len(asked)
@@ -62,6 +63,19 @@ def claimed_epsilon(
     except Exception as error:  # some accountants fail on short histories; training goes on
         _log.warning("%s gave no epsilon: %s", name, error)
         return ClaimedEpsilon(None, "nobody")
+
+
+#: What accountants said last, for which history and delta.
+_said: WeakKeyDictionary[Any, tuple[object, float]] = WeakKeyDictionary()
+
+
+def _epsilon_of(accountant: Any, delta: float) -> float:
+    """Ask an accountant once for a history: a training ends where its last epoch did."""
+    asked = (tuple(accountant.history), delta)
+    known = _said.get(accountant)
+    if known is None or known[0] != asked:
+        known = _said[accountant] = (asked, float(accountant.get_epsilon(delta)))
+    return known[1]
 
 
 def merged_history(histories: Iterable[Iterable[Any]]) -> list[tuple[float, float, int]]:
