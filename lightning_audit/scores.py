@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lightning_audit import _validate
 from lightning_audit._npz import read_npz
 from lightning_audit.results import AuditReport, ReportError
 from lightning_audit.stats import roc
 from lightning_audit.stats.bands import Band
-from lightning_audit.stats.bounds import NamedBound, named_bound
+from lightning_audit.stats.bounds import METHODS, NamedBound, named_bound
 from lightning_audit.stats.one_run import OneRunBound, epsilon_one_run_from_scores
+from lightning_audit.stats.one_run_bounds import ONE_RUN_METHODS, named_one_run_bound
 from lightning_audit.stats.one_run_fdp import (
     epsilon_one_run_fdp_from_scores,
     mu_one_run_from_scores,
@@ -39,6 +41,8 @@ _EXPECTED = (
     "observations.npz"
 )
 _COLUMNS = "the first line must name the columns score and in (1 with the canary, 0 without)"
+_WITH_THRESHOLD = [name for name, method in METHODS.items() if method.from_counts is not None]
+_WITH_GUESSES = [name for name, method in ONE_RUN_METHODS.items() if method.from_guesses]
 
 
 class ScoresError(ValueError):
@@ -180,13 +184,31 @@ class CanaryScores:
         delta: float,
         significance: float = 0.05,
         threshold: ThresholdChoice | None = None,
+        *,
+        guesses: Sequence[int] | None = None,
     ) -> NamedBound:
         """Lower bound of the literature, by the name of its method.
 
-        As `lightning_audit.stats.bounds.named_bound`, with this object's ``threshold`` for None.
+        As `lightning_audit.stats.bounds.named_bound`, with this object's ``threshold`` for None,
+        or `lightning_audit.stats.one_run_bounds.named_one_run_bound` for one of its methods.
         """
-        choice = self.threshold if threshold is None else threshold
-        return named_bound(method, self.in_scores, self.out_scores, delta, significance, choice)
+        _validate.one_of("method", method, (*METHODS, *ONE_RUN_METHODS))
+        if method in ONE_RUN_METHODS:
+            if threshold is not None:
+                raise ScoresError(
+                    f"threshold={threshold!r} is not for method={method!r}, which has none; leave "
+                    f"it out, or take one of {', '.join(_WITH_THRESHOLD)}."
+                )
+            groups = self._with_fair_coins()
+            return named_one_run_bound(method, *groups, delta, significance, guesses)
+        if guesses is not None:
+            raise ScoresError(
+                f"guesses={guesses!r} is not for method={method!r}, which does not guess coins; "
+                f"leave it out, or take one of {', '.join(_WITH_GUESSES)}."
+            )
+        if threshold is None and method in _WITH_THRESHOLD:
+            threshold = self.threshold
+        return named_bound(method, self.in_scores, self.out_scores, delta, significance, threshold)
 
     def epsilon_one_run(
         self, delta: float, significance: float = 0.05, *, guesses: Sequence[int] | None = None

@@ -11,6 +11,7 @@ from lightning_audit.scores import CanaryScores, ScoresError
 from lightning_audit.stats import roc
 from lightning_audit.stats.bounds import BOUND_NAMES, named_bound
 from lightning_audit.stats.one_run import epsilon_one_run_from_scores
+from lightning_audit.stats.one_run_bounds import ONE_RUN_NAMES, named_one_run_bound
 from lightning_audit.stats.one_run_fdp import (
     epsilon_one_run_fdp_from_scores,
     mu_one_run_from_scores,
@@ -38,13 +39,14 @@ def groups() -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("method", BOUND_NAMES)
 def test_every_bound_is_there_under_every_rule(groups, method, choice) -> None:
     scores = CanaryScores(*groups)
-    if isinstance(choice, Simultaneous) and method not in ("fdp_cp", "eps_cp", "fdp_t"):
-        with pytest.raises(ValueError, match=r"threshold=Simultaneous.* is not for method"):
+    no_bands = isinstance(choice, Simultaneous) and method not in ("fdp_cp", "eps_cp")
+    if method == "fdp_t" or no_bands:
+        with pytest.raises(ValueError, match=rf"threshold={type(choice).__name__}.* is not for"):
             scores.bound(method, 1e-5, 0.05, choice)
         return
     expected = named_bound(method, *groups, 1e-5, 0.05, choice)
     assert scores.bound(method, 1e-5, 0.05, choice) == expected
-    assert expected.valid == (method == "fdp_t" or choice.valid)
+    assert expected.valid == choice.valid
 
 
 def test_what_is_asked_of_scores_is_asked_of_the_statistics(groups) -> None:
@@ -62,6 +64,31 @@ def test_what_is_asked_of_scores_is_asked_of_the_statistics(groups) -> None:
     curve = scores.privacy_curve([[1e-5, 1e-2]])
     assert curve.shape == (1, 2)
     assert curve[0, 0] == roc.tradeoff_upper(*groups, 0.05).epsilon_at(1e-5) > curve[0, 1] > 0
+
+
+def test_scores_with_a_threshold_of_their_own_have_the_bound_without_one(groups) -> None:
+    scores = CanaryScores(*groups, threshold=Fixed(0.5))
+    assert scores.bound("fdp_t", 1e-5) == named_bound("fdp_t", *groups, 1e-5)
+
+
+@pytest.mark.parametrize("method", ONE_RUN_NAMES)
+def test_every_bound_of_one_run_is_there_by_name(groups, method) -> None:
+    scores = CanaryScores(*groups, threshold=Fixed(0.5))
+    assert scores.bound(method, 1e-5) == named_one_run_bound(method, *groups, 1e-5)
+    with pytest.raises(ScoresError, match=rf"threshold=Split\(.* not for method='{method}'"):
+        scores.bound(method, 1e-5, threshold=Split())
+    unfair = CanaryScores(*groups, coin_probability=0.1)
+    with pytest.raises(ScoresError, match=r"coin_probability=0\.1 must be 0\.5"):
+        unfair.bound(method, 1e-5)
+
+
+def test_guesses_are_for_methods_that_guess(groups) -> None:
+    scores = CanaryScores(*groups)
+    found = scores.bound("one_run", 1e-5, guesses=[50, 20])
+    assert found == named_one_run_bound("one_run", *groups, 1e-5, guesses=[50, 20])
+    for method in (*BOUND_NAMES, "white_box"):
+        with pytest.raises(ValueError, match=rf"guesses=\[50\] is not for method='{method}'"):
+            scores.bound(method, 1e-5, guesses=[50])
 
 
 def test_scores_cannot_be_changed_nor_change_with_their_source(groups) -> None:

@@ -22,6 +22,7 @@ from lightning_audit.stats.thresholds import (
     ThresholdChoice,
     candidate_thresholds,
     threshold_bound,
+    words_of,
 )
 
 
@@ -265,6 +266,16 @@ def test_no_scores_prove_nothing() -> None:
 def test_labels_say_what_may_be_claimed() -> None:
     assert [choice.label for choice in CHOICES] == ["fixed"] + 6 * ["searched"]
     assert [choice.valid for choice in CHOICES] == 6 * [True] + [False]
+
+
+def test_the_words_tell_every_choice_from_the_others_and_one_from_a_bound() -> None:
+    words = [words_of(choice) for choice in CHOICES]
+    assert len(set(words)) == len(CHOICES)
+    wrong = [choice for choice in CHOICES if "NOT valid" in words_of(choice)]
+    assert wrong == [choice for choice in CHOICES if not choice.valid] != []
+    assert words_of(Split(fraction=0.2)).startswith("chosen on a random 20 % of the scores")
+    with pytest.raises(TypeError, match=r"threshold choice 0\.5 must be Fixed"):
+        words_of(0.5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
