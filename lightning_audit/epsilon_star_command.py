@@ -105,9 +105,12 @@ def _from_csv(name: str) -> tuple[Losses, Losses]:
             if row["side"] not in found:
                 raise ValueError(f"line {rows.line_num} has side={row['side']!r}")
             try:
-                found[row["side"]].append(float(row["loss"]))
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"line {rows.line_num} has loss={row['loss']!r}") from error
+                loss = float(row["loss"])
+            except (TypeError, ValueError):
+                loss = math.nan
+            if math.isnan(loss):
+                raise ValueError(f"line {rows.line_num} has loss={row['loss']!r}, no number")
+            found[row["side"]].append(loss)
     train, population = (np.array(found[side]) for side in _SIDES)
     return train, population
 

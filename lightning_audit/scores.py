@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
+import math
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from lightning_audit import _validate
 from lightning_audit._npz import read_npz
 from lightning_audit.results import AuditReport, ReportError
 from lightning_audit.stats import roc
+from lightning_audit.stats._arguments import places
 from lightning_audit.stats.bands import Band
 from lightning_audit.stats.bounds import METHODS, NamedBound, named_bound
 from lightning_audit.stats.one_run import OneRunBound, epsilon_one_run_from_scores
@@ -41,6 +44,7 @@ _EXPECTED = (
     "observations.npz"
 )
 _COLUMNS = "the first line must name the columns score and in (1 with the canary, 0 without)"
+_NO_SCORE = "which is no score; find out why the attack gave none there"
 _WITH_THRESHOLD = [name for name, method in METHODS.items() if method.from_counts is not None]
 _WITH_GUESSES = [name for name, method in ONE_RUN_METHODS.items() if method.from_guesses]
 
@@ -124,9 +128,18 @@ class CanaryScores:
         except (OSError, ValueError) as error:
             raise ScoresError(f"cannot read {name!r} as .csv ({error}); {_COLUMNS}.") from error
         scores, members = table.reshape(-1, 2).T
-        if not np.isin(members, (0.0, 1.0)).all():
-            wrong = members[~np.isin(members, (0.0, 1.0))][0]
-            raise ScoresError(f"in={wrong:g} in {name!r} must be 1 or 0; {_COLUMNS}.")
+        if (wrong := ~np.isfinite(scores)).any():
+            line = _line_of(path, used[0], lambda score: not math.isfinite(score))
+            raise ScoresError(
+                f"line {line} of {name!r} holds score={scores[wrong][0]:g}, {_NO_SCORE} "
+                f"({np.sum(wrong)} of {wrong.size})."
+            )
+        if (wrong := ~np.isin(members, (0.0, 1.0))).any():
+            line = _line_of(path, used[1], lambda member: member not in (0.0, 1.0))
+            raise ScoresError(
+                f"line {line} of {name!r} holds in={members[wrong][0]:g}, must be 1 or 0 "
+                f"({np.sum(wrong)} of {wrong.size}); {_COLUMNS}."
+            )
         return cls(scores[members == 1], scores[members == 0])
 
     @classmethod
@@ -301,9 +314,29 @@ def _vector(name: str, values: Any) -> Floats:
     array = np.asarray(values)
     # An empty list has no dtype of its own.
     numbers = array.dtype.kind in "iufb" or not array.size
-    if not numbers or array.ndim != 1 or not np.isfinite(array.astype(np.float64)).all():
+    if not numbers or array.ndim != 1:
         raise ScoresError(
             f"{name} has dtype {array.dtype} and shape {array.shape}; it must be a vector of "
             "finite numbers, one score an observation."
         )
-    return array.astype(np.float64)
+    scores = array.astype(np.float64)
+    if (wrong := ~np.isfinite(scores)).any():
+        first = float(scores[wrong][0])
+        raise ScoresError(f"{name} holds {first}, {_NO_SCORE} ({places(wrong)}).")
+    return scores
+
+
+def _line_of(
+    path: str | os.PathLike[str], column: int, wrong: Callable[[float], bool]
+) -> int | None:
+    """Number of the first line whose number in a column is wrong."""
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        lines = csv.reader(file)
+        next(lines)
+        for fields in lines:
+            if len(fields) <= column or fields[0].lstrip().startswith("#"):
+                continue
+            with contextlib.suppress(ValueError):
+                if wrong(float(fields[column].split("#")[0])):
+                    return lines.line_num
+    return None

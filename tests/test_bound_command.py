@@ -263,7 +263,7 @@ def test_wrong_arguments_name_themselves(
     [
         ({"scores": np.ones(3)}, "it must hold the arrays scores_in and scores_out"),
         ({"scores_in": np.ones((2, 2)), "scores_out": np.ones(2)}, "scores_in has dtype float64"),
-        ({"scores_in": np.array([1, np.nan]), "scores_out": np.ones(2)}, "vector of finite"),
+        ({"scores_in": np.array([1, np.nan]), "scores_out": np.ones(2)}, "first at index 1"),
         ({"scores_in": np.ones(2), "scores_out": np.array(["a"])}, "scores_out has dtype"),
         ({"scores_in": np.ones(2), "scores_out": np.ones(0)}, "holds no score without the canary"),
         ({"scores_in": np.ones(0), "scores_out": np.ones(2)}, "holds no score with the canary"),

@@ -105,15 +105,22 @@ def test_scores_cannot_be_changed_nor_change_with_their_source(groups) -> None:
 @pytest.mark.parametrize(
     ("inside", "name"),
     [
-        ([np.nan], "scores_in"),
         ([[1.0]], "scores_in"),
         (["a"], "scores_in"),
-        ([np.inf], "scores_in"),
     ],
 )
 def test_what_is_no_score_is_refused(inside, name) -> None:
     with pytest.raises(ScoresError, match=f"{name} has dtype .* vector of finite numbers"):
         CanaryScores(inside, [0.0])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_score_that_is_not_finite_is_placed_and_counted(bad) -> None:
+    message = rf"scores_in holds {bad}, which is no score.* \(2 of 5, the first at index 1\)"
+    with pytest.raises(ScoresError, match=message):
+        CanaryScores([0.0, bad, 1.0, np.nan, 2.0], [0.0])
+    with pytest.raises(ScoresError, match=r"scores_out holds nan.* \(1 of 1, the first at index 0"):
+        CanaryScores([0.0], [np.nan])
 
 
 def test_a_number_is_no_choice_of_a_threshold() -> None:
@@ -147,8 +154,11 @@ def test_csv_gives_the_scores_of_its_two_columns(tmp_path, groups) -> None:
         ("", r"columns \[\]; the first line"),
         ("score,in\n1,1\nx,0\n", "cannot read .* as .csv"),
         ("score,in\n1\n", "cannot read .* as .csv"),
-        ("score,in\n1,1\n0,2\n", "in=2 in .* must be 1 or 0"),
-        ("score,in\nnan,1\n0,0\n", "scores_in has dtype float64 .* finite"),
+        ("score,in\n1,1\n0,2\n", r"line 3 of .* holds in=2, must be 1 or 0 \(1 of 2\)"),
+        ("score,in\nnan,1\n0,0\n", r"line 2 of .* holds score=nan, which is no .*\(1 of 2\)"),
+        ("in,score\n# nan,nan\n\n1,2\n0,-inf\n1,nan\n", r"line 5 .* score=-inf.*\(2 of 3\)"),
+        ('a,score,in\n"two\nlines",1,1\nb,inf,0\n', r"line 4 .* holds score=inf"),
+        ("score,in\n1,1\n0,nan\n", r"line 3 of .* holds in=nan, must be 1 or 0"),
     ],
 )
 def test_a_csv_that_is_wrong_says_what_it_must_hold(tmp_path, text, message) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lightning_audit.stats._arguments import places
+
 Counts = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -113,8 +115,12 @@ def _whole(name: str, value: Any) -> Counts:
 
 def numbers(name: str, value: ArrayLike) -> Floats:
     array = np.asarray(value, dtype=np.float64)
-    if np.any(np.isnan(array)):
-        raise ValueError(f"{name} holds nan, must hold numbers; a failed reading is no evidence")
+    missing = np.isnan(array)
+    if np.any(missing):
+        at = f" ({places(missing)})" if missing.ndim else ""
+        raise ValueError(
+            f"{name} holds nan, must hold numbers; a failed reading is no evidence{at}"
+        )
     return array
 
 

@@ -283,7 +283,7 @@ def test_the_words_tell_every_choice_from_the_others_and_one_from_a_bound() -> N
     [
         (lambda: Fixed(math.nan), "threshold holds nan"),
         (lambda: Grid([]), r"thresholds=\(\) must hold at least one number"),
-        (lambda: Grid([0.0, math.nan]), "thresholds holds nan"),
+        (lambda: Grid([0.0, math.nan]), r"thresholds holds nan.* \(1 of 2, the first at index 1\)"),
         (lambda: Split(fraction=1.0), r"fraction=1\.0 must be in \(0, 1\)"),
         (lambda: Split(seed=-1), "seed=-1 must be a whole number"),
         (lambda: MultiSplit(splits=1), "splits=1 must be a whole number >= 2; use Split"),
