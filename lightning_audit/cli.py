@@ -289,7 +289,7 @@ def _add_selftest(commands: Any) -> None:
         "selftest",
         help="train every known fault of DP-SGD, and see whether the audit names it",
         description="Train known faults of DP-SGD and healthy trainings under audit, in processes "
-        "of their own. Exits with 0 if every fault that is said to be found was found and named "
+        "of their own. Exits with 0 if every fault was found and named "
         "and no healthy training was accused, with 1 if not, with 2 if it cannot run.",
     )
     selftest.add_argument(
