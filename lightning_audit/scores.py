@@ -62,7 +62,8 @@ class CanaryScores:
         out_scores: Scores with the canary out, finite, ``[n_out]``.
         threshold: How a threshold is chosen where nothing is said, fixed before the scores.
         coin_probability: Known probability with which a canary was in; None if it is not known.
-        dropped: Number of readings of the source that are no numbers, and so no scores.
+        dropped: Number of readings of the source that are no numbers, and so no scores. For the
+            bounds of one run they are canaries that nobody guesses.
 
     Raises:
         ScoresError: Scores are no vector of finite numbers.
@@ -213,7 +214,9 @@ class CanaryScores:
                     f"it out, or take one of {', '.join(_WITH_THRESHOLD)}."
                 )
             groups = self._with_fair_coins()
-            return named_one_run_bound(method, *groups, delta, significance, guesses)
+            return named_one_run_bound(
+                method, *groups, delta, significance, guesses, unscored=self.dropped
+            )
         if guesses is not None:
             raise ScoresError(
                 f"guesses={guesses!r} is not for method={method!r}, which does not guess coins; "
@@ -231,7 +234,7 @@ class CanaryScores:
         As `lightning_audit.stats.one_run.epsilon_one_run_from_scores`.
         """
         return epsilon_one_run_from_scores(
-            *self._with_fair_coins(), delta, significance, guesses=guesses
+            *self._with_fair_coins(), delta, significance, guesses=guesses, unscored=self.dropped
         )
 
     def epsilon_one_run_fdp(
@@ -239,7 +242,7 @@ class CanaryScores:
     ) -> OneRunBound:
         """The same for many canaries: `lightning_audit.stats.one_run_fdp.epsilon_one_run_fdp`."""
         return epsilon_one_run_fdp_from_scores(
-            *self._with_fair_coins(), delta, significance, guesses=guesses
+            *self._with_fair_coins(), delta, significance, guesses=guesses, unscored=self.dropped
         )
 
     def mu_one_run(
@@ -249,14 +252,22 @@ class CanaryScores:
 
         As `lightning_audit.stats.one_run_fdp.mu_one_run_from_scores`.
         """
-        return mu_one_run_from_scores(*self._with_fair_coins(), significance, guesses=guesses)
+        return mu_one_run_from_scores(
+            *self._with_fair_coins(), significance, guesses=guesses, unscored=self.dropped
+        )
 
     def mu_white_box(self, significance: float = 0.05) -> float:
         """Lower bound on mu from readings of one noisy sum along orthonormal directions.
 
         As `lightning_audit.stats.white_box.mu_white_box_from_scores`; fair coins, any data.
         """
-        return mu_white_box_from_scores(*self._with_fair_coins(), significance)
+        groups = self._with_fair_coins()
+        if self.dropped:
+            raise ScoresError(
+                f"dropped={self.dropped!r} must be 0 for mu_white_box, which needs the readings of "
+                "all canaries; use epsilon_one_run."
+            )
+        return mu_white_box_from_scores(*groups, significance)
 
     def roc(self) -> RocCurve:
         """The observed ROC curve: `lightning_audit.stats.roc.roc_curve`."""

@@ -82,6 +82,26 @@ def test_every_bound_of_one_run_is_there_by_name(groups, method) -> None:
         unfair.bound(method, 1e-5)
 
 
+def test_readings_that_were_dropped_are_canaries_that_nobody_guessed(groups) -> None:
+    scores = CanaryScores(*groups, dropped=10**6)
+    for method in ("one_run", "one_run_fdp", "one_run_mu"):
+        found = scores.bound(method, 1e-5, guesses=[50])
+        assert found == named_one_run_bound(method, *groups, 1e-5, guesses=[50], unscored=10**6)
+    assert scores.epsilon_one_run(1e-5, guesses=[50]).value == (
+        scores.bound("one_run", 1e-5, guesses=[50]).epsilon_lower
+    )
+    assert scores.epsilon_one_run_fdp(1e-5, guesses=[50]).value == (
+        scores.bound("one_run_fdp", 1e-5, guesses=[50]).epsilon_lower
+    )
+    assert scores.mu_one_run(guesses=[50]).value == (
+        scores.bound("one_run_mu", 1e-5, guesses=[50]).mu_lower
+    )
+    with pytest.raises(ValueError, match=r"unscored=1000000 must be 0 for method='white_box'"):
+        scores.bound("white_box", 1e-5)
+    with pytest.raises(ScoresError, match=r"dropped=1000000 must be 0 for mu_white_box"):
+        scores.mu_white_box()
+
+
 def test_guesses_are_for_methods_that_guess(groups) -> None:
     scores = CanaryScores(*groups)
     found = scores.bound("one_run", 1e-5, guesses=[50, 20])

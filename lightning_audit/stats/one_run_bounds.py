@@ -23,8 +23,9 @@ from lightning_audit.stats.white_box import mu_white_box_from_scores
 
 __all__ = ["ONE_RUN_METHODS", "ONE_RUN_NAMES", "OneRunMethod", "named_one_run_bound"]
 
-#: From scores in and out, delta, a significance and numbers of guesses to a bound.
-_Guessing = Callable[[ArrayLike, ArrayLike, float, float, Sequence[int]], OneRunBound]
+#: From scores in and out, delta, a significance, numbers of guesses and of canaries without a score
+#: to a bound.
+_Guessing = Callable[[ArrayLike, ArrayLike, float, float, Sequence[int], int], OneRunBound]
 
 _COINS = "every canary in by a fair coin of its own, unknown to whoever scored it"
 _ONE_TRAINING = "all canaries of one training; their scores may depend on each other"
@@ -60,8 +61,10 @@ ONE_RUN_METHODS: Mapping[str, OneRunMethod] = {
             "epsilon",
             (_COINS, _ONE_TRAINING),
             "Steinke, Nasr and Jagielski 2023, section 5",
-            lambda inside, outside, delta, significance, guesses: epsilon_one_run_from_scores(
-                inside, outside, delta, significance, guesses=guesses
+            lambda inside, outside, delta, significance, guesses, unscored: (
+                epsilon_one_run_from_scores(
+                    inside, outside, delta, significance, guesses=guesses, unscored=unscored
+                )
             ),
         ),
         OneRunMethod(
@@ -70,8 +73,10 @@ ONE_RUN_METHODS: Mapping[str, OneRunMethod] = {
             (_COINS, _ONE_TRAINING),
             "Mahloujifar, Melis and Chaudhuri 2024, with the trade-off function of "
             "(epsilon, delta)",
-            lambda inside, outside, delta, significance, guesses: epsilon_one_run_fdp_from_scores(
-                inside, outside, delta, significance, guesses=guesses
+            lambda inside, outside, delta, significance, guesses, unscored: (
+                epsilon_one_run_fdp_from_scores(
+                    inside, outside, delta, significance, guesses=guesses, unscored=unscored
+                )
             ),
         ),
         OneRunMethod(
@@ -79,8 +84,8 @@ ONE_RUN_METHODS: Mapping[str, OneRunMethod] = {
             "mu",
             (_COINS, _ONE_TRAINING, MU_TO_EPSILON),
             "Mahloujifar, Melis and Chaudhuri 2024, with the trade-off function of mu-GDP",
-            lambda inside, outside, delta, significance, guesses: mu_one_run_from_scores(
-                inside, outside, significance, guesses=guesses
+            lambda inside, outside, delta, significance, guesses, unscored: mu_one_run_from_scores(
+                inside, outside, significance, guesses=guesses, unscored=unscored
             ),
         ),
         OneRunMethod(
@@ -101,6 +106,7 @@ def named_one_run_bound(
     delta: float,
     significance: float = 0.05,
     guesses: Sequence[int] | None = None,
+    unscored: int = 0,
 ) -> NamedBound:
     """Lower bound on the epsilon of a training from its many canaries, by the name of its method.
 
@@ -113,6 +119,7 @@ def named_one_run_bound(
         guesses: how many canaries are guessed to be in, fixed beforehand; of several numbers each
             has its share of the significance, and the best one counts. None for
             `lightning_audit.stats.one_run.default_guesses`. "white_box" takes None only.
+        unscored: number of canaries that had a coin, but have no score. "white_box" takes 0 only.
 
     Returns:
         The bound with its labels.
@@ -142,12 +149,17 @@ def named_one_run_bound(
                 f"guesses={guesses!r} is not for method={method!r}, which guesses nothing; leave "
                 "it out, or take one_run."
             )
+        if unscored:
+            raise ValueError(
+                f"unscored={unscored!r} must be 0 for method={method!r}, which needs a reading of "
+                "every canary; take one_run."
+            )
         value = mu_white_box_from_scores(scores_in, scores_out, level)
     else:
         numbers = guesses
         if numbers is None:
-            numbers = default_guesses(np.size(scores_in) + np.size(scores_out))
-        found = chosen.from_guesses(scores_in, scores_out, at, level, numbers)
+            numbers = default_guesses(np.size(scores_in) + np.size(scores_out) + unscored)
+        found = chosen.from_guesses(scores_in, scores_out, at, level, numbers, unscored)
         value, rule = found.value, _words_of(numbers)
     mu = value if chosen.quantity == "mu" else None
     return NamedBound(

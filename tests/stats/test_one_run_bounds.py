@@ -93,6 +93,21 @@ def test_few_canaries_prove_nothing_and_say_how_many_were_guessed(
     assert bound.rule == f"{words}, fixed beforehand"
 
 
+@pytest.mark.parametrize("name", GUESSING)
+def test_canaries_without_a_score_count_as_coins_and_as_wrong_guesses(name: str) -> None:
+    whole = named_one_run_bound(name, *SCORES, DELTA, LEVEL, [60])
+    more = named_one_run_bound(name, *SCORES, DELTA, LEVEL, [60], unscored=10**5)
+    assert more.epsilon_lower < whole.epsilon_lower
+    assert (more.guesses, more.correct) == (whole.guesses, whole.correct)
+    # Nobody guessed them, and still so many guesses were announced.
+    few = named_one_run_bound(name, [1.0] * 30, [], DELTA, LEVEL, [40], unscored=10)
+    wrong = named_one_run_bound(name, [1.0] * 30, [0.0] * 10, DELTA, LEVEL, [40])
+    assert 0 < few.epsilon_lower == wrong.epsilon_lower
+    assert named_one_run_bound(name, *SCORES, DELTA, LEVEL, unscored=250).rule == (
+        named_one_run_bound(name, *SCORES, DELTA, LEVEL, default_guesses(1000), unscored=250).rule
+    )
+
+
 @pytest.mark.parametrize("name", ["one_run", "one_run_fdp"])
 def test_bounds_on_epsilon_itself_have_delta_0_too(name: str) -> None:
     bound = named_one_run_bound(name, *SCORES, 0.0, LEVEL)
@@ -109,6 +124,8 @@ def test_bounds_on_epsilon_itself_have_delta_0_too(name: str) -> None:
         ({"delta": 1.0}, r"delta=1.0"),
         ({"significance": 0.0}, r"significance=0.0"),
         ({"guesses": [751]}, r"guesses=751 must be at most the number of canaries, 750"),
+        ({"unscored": -1}, r"unscored=-1 must be a whole number >= 1; or 0"),
+        ({"method": "white_box", "unscored": 2}, r"unscored=2 must be 0 for method='white_box'"),
         ({"method": "white_box", "guesses": [10]}, r"guesses=\[10\] is not for method='white_box'"),
     ],
 )
