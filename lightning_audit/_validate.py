@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Collection
 from numbers import Integral, Real
 from typing import Any
 
+_REPR = reprlib.Repr()
+_REPR.maxother = _REPR.maxstring = 120
+_REPR.maxlong = 60
+
+
+def shown(value: Any) -> str:
+    """A value as an error shows it: in one line, of a large one the start and the end."""
+    return " ".join(_REPR.repr(value).split())
+
 
 def _fail(name: str, value: Any, allowed: str, advice: str) -> ValueError:
     tail = f"; {advice}" if advice else "."
-    return ValueError(f"{name}={value!r} must be {allowed}{tail}")
+    return ValueError(f"{name}={shown(value)} must be {allowed}{tail}")
 
 
 def _is_real(value: Any) -> bool:

@@ -49,7 +49,10 @@ def run(options: argparse.Namespace) -> str:
                     f"{options.scores!r} holds no score {side} the canary; both are needed."
                 )
         choice = None if options.threshold is None else parse_threshold(options.threshold)
-        bound = scores.bound(options.method, options.delta, options.significance, choice)
+        guesses = None if options.guesses is None else parse_guesses(options.guesses)
+        bound = scores.bound(
+            options.method, options.delta, options.significance, choice, guesses=guesses
+        )
         rates = _rates(scores, options.significance) if options.roc else {}
     except ValueError as error:
         raise BoundError(str(error)) from error
@@ -84,6 +87,22 @@ def parse_threshold(text: str) -> ThresholdChoice:
         return Fixed(numbers[0]) if len(numbers) == 1 else Grid(tuple(numbers))
     except ValueError as error:
         raise BoundError(f"threshold={text!r} must be {_CHOICES}; {error}.") from error
+
+
+def parse_guesses(text: str) -> tuple[int, ...]:
+    """The numbers of guesses that a text with commas stands for.
+
+    Raises:
+        BoundError: it is not made of whole numbers >= 1.
+
+    Example:
+        >>> parse_guesses("250,62")
+        (250, 62)
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise BoundError(f"guesses={text!r} must be a whole number >= 1, or several with commas.")
+    return tuple(int(part) for part in parts)
 
 
 def _rates(scores: CanaryScores, significance: float) -> dict[str, float]:
@@ -121,7 +140,9 @@ def _as_text(bound: NamedBound, scores: CanaryScores, rates: dict[str, float]) -
     if numbers["dropped"]:
         lines.append(f"{numbers['dropped']} readings were not finite and are no scores")
     if bound.threshold is not None:
-        lines.append(f"threshold {bound.threshold_value:.6g}, {bound.threshold}")
+        lines.append(f"threshold {bound.threshold_value:.6g}, {bound.rule}")
+    if bound.guesses is not None:
+        lines.append(f"{bound.correct} of {bound.guesses} guesses right: {bound.rule}")
     if not bound.valid:
         lines.append(
             "NOT VALID: the threshold was chosen on the scores that the bound is computed from"
@@ -131,5 +152,8 @@ def _as_text(bound: NamedBound, scores: CanaryScores, rates: dict[str, float]) -
         lines.append(f"AUROC {rates['auroc']:.6g} (observed)")
     for fpr in _FPRS if rates else ():
         seen, lower = rates[f"tpr_at_fpr_{fpr:g}"], rates[f"tpr_lower_at_fpr_{fpr:g}"]
-        lines.append(f"TPR at FPR {fpr:g}: {seen:.6g} observed, >= {lower:.6g} at {level}")
+        lines.append(
+            f"TPR at FPR {fpr:g}: {seen:.6g} observed, >= {lower:.6g} at {level}, if "
+            "the scores are independent"
+        )
     return "\n".join(lines)

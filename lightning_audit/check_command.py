@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from lightning_audit.report.console import print_report
@@ -12,15 +13,29 @@ from lightning_audit.results import EXIT_CODES, AuditReport, ReportError
 def run(options: argparse.Namespace) -> int:
     """Show the report, and return the exit code of its verdict and of the budget."""
     try:
-        report = AuditReport.load(options.report)
+        path = _report_of(options.report)
+        report = AuditReport.load(path)
     except ReportError as error:
         print(f"lightning-audit: {error}", file=sys.stderr)
         return EXIT_CODES["INCONCLUSIVE"]
-    print_report(report, options.report)
+    print_report(report, path)
     code = report.verdict.exit_code
     if options.max_epsilon is not None:
         code = _worse(code, _check_budget(report, options.max_epsilon))
     return code
+
+
+def _report_of(name: str) -> str:
+    """The report that is meant by its own name, or by that of its directory."""
+    if not os.path.isdir(name):
+        return name
+    path = os.path.join(name, "report.json")
+    if not os.path.exists(path):
+        raise ReportError(
+            f"report={name!r} is a directory without a report.json; name the report that the "
+            "audit wrote, or its directory (report_dir, `audit` unless it is given)."
+        )
+    return path
 
 
 def _check_budget(report: AuditReport, limit: float) -> int:

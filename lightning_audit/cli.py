@@ -13,6 +13,8 @@ from lightning_audit.results import EXIT_CODES
 
 #: Names of the bounds, as the help lists them.
 METHODS = "fdp_cp, fdp_pooled_cp, fdp_bayes, fdp_t, eps_cp, eps_jeffreys, eps_bayes, katz"
+#: Names of those for many canaries of one training.
+ONE_RUN_METHODS = "one_run, one_run_fdp, one_run_mu, white_box"
 #: Trainings at a time where nothing is said; each takes half a gigabyte.
 _JOBS = 8
 #: Exit code of a command that Ctrl-C ended, as shells have it.
@@ -102,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Show a report and exit with its verdict: 0 for PASS, 1 for VIOLATION, "
         "2 for INCONCLUSIVE or a report that cannot be read.",
     )
-    check.add_argument("report", help="the report.json that the audit wrote")
+    check.add_argument("report", help="the report.json that the audit wrote, or its directory")
     check.add_argument(
         "--max-epsilon",
         type=_positive,
@@ -121,7 +123,12 @@ def _parser() -> argparse.ArgumentParser:
         help="an .npz with scores_in and scores_out, a .csv with the columns score and in, an "
         "audit's observations.npz or its report.json",
     )
-    bound.add_argument("--method", required=True, metavar="NAME", help=f"one of {METHODS}")
+    bound.add_argument(
+        "--method",
+        required=True,
+        metavar="NAME",
+        help=f"one of {METHODS}; or, for many canaries of one training, of {ONE_RUN_METHODS}",
+    )
     bound.add_argument("--delta", required=True, type=float, help="delta of the epsilon, in (0, 1)")
     bound.add_argument(
         "--significance",
@@ -134,7 +141,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="CHOICE",
         help="how the threshold is chosen: a number, several with commas, split, multi_split, "
         "berk_jones, dkw, or max, which is no valid bound (default: 0.5 for observations, split "
-        "for scores)",
+        "for scores); none for fdp_t and the methods of one training",
+    )
+    bound.add_argument(
+        "--guesses",
+        metavar="N",
+        help="canaries of one training to be guessed in, those with the largest scores; a number "
+        "fixed beforehand, or several with commas (default: a quarter, a 16th and a 64th of them)",
     )
     bound.add_argument(
         "--roc", action="store_true", help="tell the AUROC and the TPR at small FPRs as well"
@@ -276,7 +289,7 @@ def _add_selftest(commands: Any) -> None:
         "selftest",
         help="train every known fault of DP-SGD, and see whether the audit names it",
         description="Train known faults of DP-SGD and healthy trainings under audit, in processes "
-        "of their own. Exits with 0 if every fault that is said to be found was found and named "
+        "of their own. Exits with 0 if every fault was found and named "
         "and no healthy training was accused, with 1 if not, with 2 if it cannot run.",
     )
     selftest.add_argument(

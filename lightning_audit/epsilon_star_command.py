@@ -105,9 +105,12 @@ def _from_csv(name: str) -> tuple[Losses, Losses]:
             if row["side"] not in found:
                 raise ValueError(f"line {rows.line_num} has side={row['side']!r}")
             try:
-                found[row["side"]].append(float(row["loss"]))
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"line {rows.line_num} has loss={row['loss']!r}") from error
+                loss = float(row["loss"])
+            except (TypeError, ValueError):
+                loss = math.nan
+            if math.isnan(loss):
+                raise ValueError(f"line {rows.line_num} has loss={row['loss']!r}, no number")
+            found[row["side"]].append(loss)
     train, population = (np.array(found[side]) for side in _SIDES)
     return train, population
 
@@ -116,6 +119,7 @@ def _as_json(star: EpsilonStar, null: PermutationNull, sizes: tuple[int, int]) -
     fields: dict[str, Any] = {
         **dataclasses.asdict(star),
         "null": {k: v for k, v in dataclasses.asdict(null).items() if k != "value"},
+        "decided_by": _decided_by(star, sizes),
         "n_train": sizes[0],
         "n_population": sizes[1],
         "interpretation": _NO_BOUND,
@@ -130,6 +134,21 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and math.isinf(value) else value
 
 
+def _decided_by(star: EpsilonStar, sizes: tuple[int, int]) -> str | None:
+    """What the rate in the denominator is limited by; None if it is not."""
+    if not star.at_clip:
+        return None
+    one_loss = star.fit is None and star.clip < 1 / _denominator(star, sizes)[1]
+    return "one loss" if one_loss else "clip"
+
+
+def _denominator(star: EpsilonStar, sizes: tuple[int, int]) -> tuple[str, int]:
+    """Whose losses the rate in the denominator is of, and how many there are."""
+    if star.inequality in ("train_below", "train_above"):
+        return "losses of the population", sizes[1]
+    return "training losses", sizes[0]
+
+
 def _as_text(star: EpsilonStar, null: PermutationNull, sizes: tuple[int, int]) -> str:
     lines = [
         f"epsilon* {star.value:.6g} at delta {star.delta:g} and clip {star.clip:g}, "
@@ -142,8 +161,16 @@ def _as_text(star: EpsilonStar, null: PermutationNull, sizes: tuple[int, int]) -
             f"attained at loss {star.threshold:.6g}: FPR {star.fpr:.4g}, FNR {star.fnr:.4g} "
             f"({star.inequality})"
         )
-    if star.at_clip:
+    decided_by = _decided_by(star, sizes)
+    if decided_by == "clip":
         lines.append("the clip decides the value, not the losses: another clip gives another one")
+    elif decided_by == "one loss":
+        side, size = _denominator(star, sizes)
+        where = "up to" if str(star.inequality).endswith("below") else "above"
+        lines.append(
+            f"one loss decides the value: at most 1 of the {size} {side} is {where} the threshold, "
+            f"and none counts as 1/{size}; more losses may change it, a smaller clip does not"
+        )
     if star.fit is not None:
         lines.append(
             f"Kolmogorov-Smirnov distance of the fits: train {star.fit.ks_train:.3g}, "

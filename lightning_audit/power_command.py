@@ -64,10 +64,11 @@ def run(options: argparse.Namespace) -> str:
         PowerError: an argument is wrong, or the plot cannot be drawn.
     """
     try:
+        plot = None if options.plot is None else _plot_path(options.plot)
         claimed, true = _mus(options.claimed_epsilon, options.true_epsilon, options.delta)
         tests = _tests(options, claimed, true)
-        if options.plot is not None:
-            _plot(options, tests)
+        if plot is not None:
+            _plot(options, tests, plot)
     except (ValueError, ImportError, OSError) as error:
         raise PowerError(str(error)) from error
     if options.json:
@@ -168,12 +169,21 @@ def _as_text(
     return "\n".join(lines)
 
 
-def _plot(options: argparse.Namespace, tests: list[TestPower]) -> None:
+def _plot_path(name: str) -> Path:
+    path = Path(name)
+    if path.suffix.lower() not in _FORMATS:
+        raise ValueError(f"plot={name!r} must end in one of {', '.join(_FORMATS)}.")
+    if not path.parent.is_dir() or path.is_dir():
+        raise ValueError(
+            f"plot={name!r} must be a file in a folder that exists; make {str(path.parent)!r} "
+            "first, or name another file."
+        )
+    return path
+
+
+def _plot(options: argparse.Namespace, tests: list[TestPower], path: Path) -> None:
     from lightning_audit.report.power_panel import PowerCurve, power_figure
 
-    path = Path(options.plot)
-    if path.suffix.lower() not in _FORMATS:
-        raise ValueError(f"plot={options.plot!r} must end in one of {', '.join(_FORMATS)}.")
     most = max(test.observations or _LIMIT for test in tests)
     at = np.geomspace(max(options.canaries, 2), 2 * most, 40)
     curves = [PowerCurve(t.name, at.tolist(), [t.power(n) for n in at.tolist()]) for t in tests]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
+import math
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lightning_audit import _validate
 from lightning_audit._npz import read_npz
 from lightning_audit.results import AuditReport, ReportError
 from lightning_audit.stats import roc
+from lightning_audit.stats._arguments import places
 from lightning_audit.stats.bands import Band
-from lightning_audit.stats.bounds import NamedBound, named_bound
+from lightning_audit.stats.bounds import METHODS, NamedBound, named_bound
 from lightning_audit.stats.one_run import OneRunBound, epsilon_one_run_from_scores
+from lightning_audit.stats.one_run_bounds import ONE_RUN_METHODS, named_one_run_bound
 from lightning_audit.stats.one_run_fdp import (
     epsilon_one_run_fdp_from_scores,
     mu_one_run_from_scores,
@@ -39,6 +44,9 @@ _EXPECTED = (
     "observations.npz"
 )
 _COLUMNS = "the first line must name the columns score and in (1 with the canary, 0 without)"
+_NO_SCORE = "which is no score; find out why the attack gave none there"
+_WITH_THRESHOLD = [name for name, method in METHODS.items() if method.from_counts is not None]
+_WITH_GUESSES = [name for name, method in ONE_RUN_METHODS.items() if method.from_guesses]
 
 
 class ScoresError(ValueError):
@@ -54,7 +62,8 @@ class CanaryScores:
         out_scores: Scores with the canary out, finite, ``[n_out]``.
         threshold: How a threshold is chosen where nothing is said, fixed before the scores.
         coin_probability: Known probability with which a canary was in; None if it is not known.
-        dropped: Number of readings of the source that are no numbers, and so no scores.
+        dropped: Number of readings of the source that are no numbers, and so no scores. For the
+            bounds of one run they are canaries that nobody guesses.
 
     Raises:
         ScoresError: Scores are no vector of finite numbers.
@@ -120,9 +129,18 @@ class CanaryScores:
         except (OSError, ValueError) as error:
             raise ScoresError(f"cannot read {name!r} as .csv ({error}); {_COLUMNS}.") from error
         scores, members = table.reshape(-1, 2).T
-        if not np.isin(members, (0.0, 1.0)).all():
-            wrong = members[~np.isin(members, (0.0, 1.0))][0]
-            raise ScoresError(f"in={wrong:g} in {name!r} must be 1 or 0; {_COLUMNS}.")
+        if (wrong := ~np.isfinite(scores)).any():
+            line = _line_of(path, used[0], lambda score: not math.isfinite(score))
+            raise ScoresError(
+                f"line {line} of {name!r} holds score={scores[wrong][0]:g}, {_NO_SCORE} "
+                f"({np.sum(wrong)} of {wrong.size})."
+            )
+        if (wrong := ~np.isin(members, (0.0, 1.0))).any():
+            line = _line_of(path, used[1], lambda member: member not in (0.0, 1.0))
+            raise ScoresError(
+                f"line {line} of {name!r} holds in={members[wrong][0]:g}, must be 1 or 0 "
+                f"({np.sum(wrong)} of {wrong.size}); {_COLUMNS}."
+            )
         return cls(scores[members == 1], scores[members == 0])
 
     @classmethod
@@ -180,13 +198,33 @@ class CanaryScores:
         delta: float,
         significance: float = 0.05,
         threshold: ThresholdChoice | None = None,
+        *,
+        guesses: Sequence[int] | None = None,
     ) -> NamedBound:
         """Lower bound of the literature, by the name of its method.
 
-        As `lightning_audit.stats.bounds.named_bound`, with this object's ``threshold`` for None.
+        As `lightning_audit.stats.bounds.named_bound`, with this object's ``threshold`` for None,
+        or `lightning_audit.stats.one_run_bounds.named_one_run_bound` for one of its methods.
         """
-        choice = self.threshold if threshold is None else threshold
-        return named_bound(method, self.in_scores, self.out_scores, delta, significance, choice)
+        _validate.one_of("method", method, (*METHODS, *ONE_RUN_METHODS))
+        if method in ONE_RUN_METHODS:
+            if threshold is not None:
+                raise ScoresError(
+                    f"threshold={threshold!r} is not for method={method!r}, which has none; leave "
+                    f"it out, or take one of {', '.join(_WITH_THRESHOLD)}."
+                )
+            groups = self._with_fair_coins()
+            return named_one_run_bound(
+                method, *groups, delta, significance, guesses, unscored=self.dropped
+            )
+        if guesses is not None:
+            raise ScoresError(
+                f"guesses={guesses!r} is not for method={method!r}, which does not guess coins; "
+                f"leave it out, or take one of {', '.join(_WITH_GUESSES)}."
+            )
+        if threshold is None and method in _WITH_THRESHOLD:
+            threshold = self.threshold
+        return named_bound(method, self.in_scores, self.out_scores, delta, significance, threshold)
 
     def epsilon_one_run(
         self, delta: float, significance: float = 0.05, *, guesses: Sequence[int] | None = None
@@ -196,7 +234,7 @@ class CanaryScores:
         As `lightning_audit.stats.one_run.epsilon_one_run_from_scores`.
         """
         return epsilon_one_run_from_scores(
-            *self._with_fair_coins(), delta, significance, guesses=guesses
+            *self._with_fair_coins(), delta, significance, guesses=guesses, unscored=self.dropped
         )
 
     def epsilon_one_run_fdp(
@@ -204,7 +242,7 @@ class CanaryScores:
     ) -> OneRunBound:
         """The same for many canaries: `lightning_audit.stats.one_run_fdp.epsilon_one_run_fdp`."""
         return epsilon_one_run_fdp_from_scores(
-            *self._with_fair_coins(), delta, significance, guesses=guesses
+            *self._with_fair_coins(), delta, significance, guesses=guesses, unscored=self.dropped
         )
 
     def mu_one_run(
@@ -214,14 +252,22 @@ class CanaryScores:
 
         As `lightning_audit.stats.one_run_fdp.mu_one_run_from_scores`.
         """
-        return mu_one_run_from_scores(*self._with_fair_coins(), significance, guesses=guesses)
+        return mu_one_run_from_scores(
+            *self._with_fair_coins(), significance, guesses=guesses, unscored=self.dropped
+        )
 
     def mu_white_box(self, significance: float = 0.05) -> float:
         """Lower bound on mu from readings of one noisy sum along orthonormal directions.
 
         As `lightning_audit.stats.white_box.mu_white_box_from_scores`; fair coins, any data.
         """
-        return mu_white_box_from_scores(*self._with_fair_coins(), significance)
+        groups = self._with_fair_coins()
+        if self.dropped:
+            raise ScoresError(
+                f"dropped={self.dropped!r} must be 0 for mu_white_box, which needs the readings of "
+                "all canaries; use epsilon_one_run."
+            )
+        return mu_white_box_from_scores(*groups, significance)
 
     def roc(self) -> RocCurve:
         """The observed ROC curve: `lightning_audit.stats.roc.roc_curve`."""
@@ -279,9 +325,29 @@ def _vector(name: str, values: Any) -> Floats:
     array = np.asarray(values)
     # An empty list has no dtype of its own.
     numbers = array.dtype.kind in "iufb" or not array.size
-    if not numbers or array.ndim != 1 or not np.isfinite(array.astype(np.float64)).all():
+    if not numbers or array.ndim != 1:
         raise ScoresError(
             f"{name} has dtype {array.dtype} and shape {array.shape}; it must be a vector of "
             "finite numbers, one score an observation."
         )
-    return array.astype(np.float64)
+    scores = array.astype(np.float64)
+    if (wrong := ~np.isfinite(scores)).any():
+        first = float(scores[wrong][0])
+        raise ScoresError(f"{name} holds {first}, {_NO_SCORE} ({places(wrong)}).")
+    return scores
+
+
+def _line_of(
+    path: str | os.PathLike[str], column: int, wrong: Callable[[float], bool]
+) -> int | None:
+    """Number of the first line whose number in a column is wrong."""
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        lines = csv.reader(file)
+        next(lines)
+        for fields in lines:
+            if len(fields) <= column or fields[0].lstrip().startswith("#"):
+                continue
+            with contextlib.suppress(ValueError):
+                if wrong(float(fields[column].split("#")[0])):
+                    return lines.line_num
+    return None

@@ -10,15 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_audit.cli import METHODS
+from lightning_audit.bound_command import parse_threshold
+from lightning_audit.cli import METHODS, ONE_RUN_METHODS, main
 from lightning_audit.stats.bounds import BOUND_NAMES, named_bound
 from lightning_audit.stats.counts import (
     ConfusionCounts,
     epsilon_clopper_pearson,
     mu_pooled_clopper_pearson,
 )
+from lightning_audit.stats.one_run import epsilon_one_run_from_scores
+from lightning_audit.stats.one_run_bounds import ONE_RUN_NAMES, named_one_run_bound
 from lightning_audit.stats.roc import auroc, tpr_at_fpr, tpr_at_fpr_lower
-from lightning_audit.stats.thresholds import Fixed, Split
+from lightning_audit.stats.thresholds import Fixed, Split, words_of
 from lightning_audit.store import DROPPED, EARLIER, INJECTED, ObservationStore, RecordHeader
 
 COMMAND = Path(sysconfig.get_path("scripts")) / "lightning-audit"
@@ -28,6 +31,12 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(COMMAND), "bound", *map(str, arguments)], capture_output=True, text=True, timeout=60
     )
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """What the command prints, without a process of its own."""
+    assert main(["bound", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
 
 
 def answer(*arguments: object) -> dict[str, Any]:
@@ -51,8 +60,9 @@ def test_every_method_gives_the_librarys_own_number(
     scores: tuple[Path, np.ndarray, np.ndarray], method: str
 ) -> None:
     path, inside, outside = scores
-    told = answer(path, "--method", method, "--delta", 1e-5, "--threshold", 0.75)
-    expected = named_bound(method, inside, outside, 1e-5, threshold=Fixed(0.75))
+    at = () if method == "fdp_t" else ("--threshold", 0.75)
+    told = answer(path, "--method", method, "--delta", 1e-5, *at)
+    expected = named_bound(method, inside, outside, 1e-5, threshold=Fixed(0.75) if at else None)
     assert told["epsilon_lower"] == expected.epsilon_lower > 0
     assert (told["n_in"], told["n_out"], told["valid"]) == (400, 300, True)
     assert told["assumptions"] == list(expected.assumptions)
@@ -70,6 +80,61 @@ def test_scores_are_split_unless_a_threshold_is_given(
 
 def test_the_help_lists_every_method() -> None:
     assert ", ".join(BOUND_NAMES) == METHODS
+    assert ", ".join(ONE_RUN_NAMES) == ONE_RUN_METHODS
+
+
+@pytest.mark.parametrize("method", ONE_RUN_NAMES)
+def test_every_method_of_one_run_gives_the_librarys_own_number_and_what_it_assumes(
+    scores: tuple[Path, np.ndarray, np.ndarray], method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, inside, outside = scores
+    arguments = (path, "--method", method, "--delta", 1e-5)
+    told = json.loads(printed(capsys, *arguments, "--json"))
+    expected = named_one_run_bound(method, inside, outside, 1e-5)
+    assert told["epsilon_lower"] == expected.epsilon_lower > 0
+    assert told["assumptions"] == list(expected.assumptions)
+    assert (told["guesses"], told["correct"]) == (expected.guesses, expected.correct)
+    text = printed(capsys, *arguments)
+    assert "assumes: every canary in by a fair coin of its own" in text
+    guessed = f"{expected.correct} of {expected.guesses} guesses right: the best of 175, 43 and 10"
+    assert (guessed in text) == (method != "white_box")
+
+
+def test_the_number_of_guesses_is_the_one_that_is_given(
+    scores: tuple[Path, np.ndarray, np.ndarray], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, inside, outside = scores
+    arguments = (path, "--method", "one_run", "--delta", 1e-5, "--json", "--guesses")
+    told, paid = (json.loads(printed(capsys, *arguments, n)) for n in (100, "100,300"))
+    assert (told["guesses"], told["rule"]) == (100, "100 guesses, fixed beforehand")
+    expected = epsilon_one_run_from_scores(inside, outside, 1e-5, 0.05, guesses=[100])
+    assert told["epsilon_lower"] == expected.value
+    assert 0 < paid["epsilon_lower"] < told["epsilon_lower"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        ("0.75", "threshold 0.75, fixed beforehand"),
+        ("split", ", chosen on a random 50 % of the scores; the bound is of the rest"),
+        ("multi_split", ", chosen on a random 50 % of the scores, 10 times; the bound is one that"),
+        ("berk_jones", ", the best of all, valid for all at once (Berk-Jones band)"),
+        ("dkw", ", the best of all, valid for all at once (Dvoretzky-Kiefer-Wolfowitz band)"),
+        ("max", ", the best of all on the same scores, NOT valid"),
+    ],
+)
+def test_the_way_to_choose_the_threshold_is_told_in_text_and_json(
+    scores: tuple[Path, np.ndarray, np.ndarray],
+    choice: str,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = (scores[0], "--method", "eps_cp", "--delta", 1e-5, "--threshold", choice)
+    assert words in printed(capsys, *arguments)
+    assert json.loads(printed(capsys, *arguments, "--json"))["rule"] == words_of(
+        parse_threshold(choice)
+    )
+    assert words.split(", ", 1)[1] in words_of(parse_threshold(choice))
 
 
 @pytest.mark.parametrize(
@@ -170,6 +235,14 @@ def test_a_perfect_attack_on_pure_noise_free_scores_is_infinite_as_json(tmp_path
     [
         (("--method", "fdp_bayes", "--threshold", "dkw"), "take Fixed, Grid or Split"),
         (("--method", "eps_dp"), "method='eps_dp' must be one of ['eps_bayes'"),
+        (("--method", "fdp_t", "--threshold", "split"), "Split(fraction=0.5, seed=0) is not for"),
+        (("--method", "fdp_t", "--threshold", "0.5"), "is not for method='fdp_t'"),
+        (("--method", "one_run", "--threshold", "0.5"), "is not for method='one_run'"),
+        (("--method", "one_run", "--guesses", "some"), "guesses='some' must be a whole number"),
+        (("--method", "one_run", "--guesses", "0"), "guesses='0' must be a whole number >= 1"),
+        (("--method", "one_run", "--guesses", "701"), "guesses=701 must be at most the number of"),
+        (("--method", "eps_cp", "--guesses", "10"), "guesses=(10,) is not for method='eps_cp'"),
+        (("--method", "white_box", "--guesses", "10"), "guesses=(10,) is not for method='white_b"),
         (("--method", "eps_cp", "--threshold", "best"), "threshold='best' must be a number"),
         (("--method", "eps_cp", "--delta", "0"), r"delta=0.0 must be in (0, 1)"),
         (("--method", "eps_cp", "--significance", "2"), r"significance=2.0 must be in (0, 1)"),
@@ -190,7 +263,7 @@ def test_wrong_arguments_name_themselves(
     [
         ({"scores": np.ones(3)}, "it must hold the arrays scores_in and scores_out"),
         ({"scores_in": np.ones((2, 2)), "scores_out": np.ones(2)}, "scores_in has dtype float64"),
-        ({"scores_in": np.array([1, np.nan]), "scores_out": np.ones(2)}, "vector of finite"),
+        ({"scores_in": np.array([1, np.nan]), "scores_out": np.ones(2)}, "first at index 1"),
         ({"scores_in": np.ones(2), "scores_out": np.array(["a"])}, "scores_out has dtype"),
         ({"scores_in": np.ones(2), "scores_out": np.ones(0)}, "holds no score without the canary"),
         ({"scores_in": np.ones(0), "scores_out": np.ones(2)}, "holds no score with the canary"),

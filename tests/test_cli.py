@@ -72,6 +72,23 @@ def check(path: Path, *arguments: str) -> int:
     return cli.main(["check", str(path), *arguments])
 
 
+def test_a_directory_stands_for_the_report_in_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = saved(tmp_path, "VIOLATION")
+    assert check(tmp_path) == 1
+    assert f"Report: {report}" in capsys.readouterr().out
+
+
+def test_a_directory_without_a_report_is_inconclusive_and_says_what_to_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(tmp_path) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert f"report={str(tmp_path)!r} is a directory without a report.json; name the" in told.err
+
+
 @pytest.mark.parametrize(("limit", "code"), [("5", 0), ("3", 0), ("2.9", 1), ("1", 1), ("inf", 0)])
 def test_a_budget_is_kept_when_no_epsilon_exceeds_it(tmp_path: Path, limit: str, code: int) -> None:
     assert check(saved(tmp_path), "--max-epsilon", limit) == code

@@ -73,10 +73,47 @@ def test_the_text_says_that_it_is_no_bound_and_what_no_difference_reads(npz, cap
     assert "no bound on the epsilon of its training" in text
 
 
-def test_a_value_that_the_clip_decides_says_so(tmp_path, capsys) -> None:
-    table = as_csv(tmp_path / "l.csv", [("train", 0.5), ("train", 0.6), ("population", 2.0)])
-    assert main(["epsilon-star", table, "--delta", "0", "--permutations", "9"]) == 0
-    assert "the clip decides the value" in capsys.readouterr().out
+# Sides that a threshold separates: none of the losses in the denominator's rate is left.
+SEPARATED = [*[("train", i / 100) for i in range(50)], *[("population", 1 + i) for i in range(80)]]
+SWAPPED = [("population" if side == "train" else "train", loss) for side, loss in SEPARATED]
+
+
+@pytest.mark.parametrize(
+    ("rows", "clip", "decided_by", "words"),
+    [
+        (SEPARATED, 0.001, "one loss", "of the 80 losses of the population is up to"),
+        (SWAPPED, 0.001, "one loss", "at most 1 of the 80 training losses is up to"),
+        (SEPARATED, 0.1, "clip", "the clip decides the value, not the losses: another clip"),
+        (SWAPPED, 0.1, "clip", "the clip decides the value, not the losses: another clip"),
+    ],
+)
+def test_a_value_that_one_loss_or_the_clip_decides_says_so(
+    tmp_path, capsys, rows, clip, decided_by, words
+) -> None:
+    table = as_csv(tmp_path / "l.csv", rows)
+    options = (table, "--delta", "0", "--permutations", "9", "--clip")
+    assert main(["epsilon-star", *options, str(clip)]) == 0
+    text = capsys.readouterr().out
+    assert words in text
+    assert ("one loss decides" in text) != ("the clip decides" in text)
+    told = answer(capsys, *options, clip)
+    assert (told["at_clip"], told["decided_by"]) == (True, decided_by)
+    # What is said of another clip is so.
+    halved = answer(capsys, *options, clip / 2)["value"]
+    assert (halved == told["value"]) == (decided_by == "one loss")
+
+
+def test_a_value_that_the_losses_decide_says_nothing_of_a_limit(npz, capsys) -> None:
+    options = (npz, "--delta", "0.01", "--permutations", "9", "--clip", "0.001")
+    told = answer(capsys, *options)
+    assert (told["at_clip"], told["decided_by"]) == (False, None)
+    assert main(["epsilon-star", *options]) == 0
+    assert "decides" not in capsys.readouterr().out
+
+
+def test_a_fit_knows_no_limit_but_the_clip(npz, capsys) -> None:
+    options = (npz, "--delta", 0, "--clip", 1e-6, "--components", 1, "--permutations", 3)
+    assert answer(capsys, *options)["decided_by"] == "clip"
 
 
 def test_infinity_is_written_as_json_can(npz, capsys) -> None:
@@ -89,9 +126,13 @@ def test_infinity_is_written_as_json_can(npz, capsys) -> None:
     [
         ([("train", 1)], "side,loss", "losses_population=[] must hold at least one loss"),
         ([("train", 1), ("test", 2)], "side,loss", "line 3 has side='test'; it must be"),
-        ([("train", "low")], "side,loss", "line 2 has loss='low'; it must be"),
+        ([("train", "low")], "side,loss", "line 2 has loss='low', no number; it must be"),
         ([("train", 1)], "split,loss", "its columns are ['split', 'loss']; it must be"),
-        ([("train", "nan"), ("population", 1)], "side,loss", "losses_train holds nan"),
+        (
+            [("train", "nan"), ("population", 1)],
+            "side,loss",
+            "line 2 has loss='nan', no number; it",
+        ),
     ],
 )
 def test_wrong_tables_say_what_they_must_hold(tmp_path, capsys, rows, header, message) -> None:

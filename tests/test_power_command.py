@@ -91,7 +91,7 @@ def test_curves_are_drawn_with_the_target() -> None:
         (("--significance", "0.3"), "significance=0.3 must be in (0, 1/4]"),
         (("--audit-significance", "0"), "significance=0.0 must be in (0, 1)"),
         (("--plot", "power.txt"), "plot='power.txt' must end in one of .png, .svg, .pdf"),
-        (("--plot", "no/such/folder.png"), "No such file"),
+        (("--plot", "no/such/folder.png"), "plot='no/such/folder.png' must be a file in a folder"),
     ],
 )
 def test_wrong_arguments_name_themselves(capsys, arguments, message) -> None:

@@ -16,7 +16,7 @@ import pytest
 import pytorch_lightning as pl
 
 import lightning_audit
-from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim, PrivacyViolation, cli
+from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim, cli
 from lightning_audit.callbacks.arguments import FINDINGS
 from lightning_audit.canaries import Dirac, Spread
 from lightning_audit.checks.family import SHARES
@@ -107,13 +107,7 @@ def test_the_input_canary_audits_a_module_that_has_a_forward(digits, tmp_path, m
 def test_a_planted_fault_fails_the_training_by_name(digits, tmp_path, monkeypatch):
     *_, code = blocks("python")
     monkeypatch.chdir(tmp_path)
-    names = {
-        "Model": digits.Digits,
-        "pl": pl,
-        "pytest": pytest,
-        "PrivacyAudit": PrivacyAudit,
-        "PrivacyViolation": PrivacyViolation,
-    }
+    names = {"Model": digits.Digits}
     exec(compile(code, "README.md", "exec"), names)
     assert names["trainer"].callbacks[0].report.verdict.exit_code == 1
 

@@ -11,6 +11,7 @@ from lightning_audit.scores import CanaryScores, ScoresError
 from lightning_audit.stats import roc
 from lightning_audit.stats.bounds import BOUND_NAMES, named_bound
 from lightning_audit.stats.one_run import epsilon_one_run_from_scores
+from lightning_audit.stats.one_run_bounds import ONE_RUN_NAMES, named_one_run_bound
 from lightning_audit.stats.one_run_fdp import (
     epsilon_one_run_fdp_from_scores,
     mu_one_run_from_scores,
@@ -38,13 +39,14 @@ def groups() -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("method", BOUND_NAMES)
 def test_every_bound_is_there_under_every_rule(groups, method, choice) -> None:
     scores = CanaryScores(*groups)
-    if isinstance(choice, Simultaneous) and method not in ("fdp_cp", "eps_cp", "fdp_t"):
-        with pytest.raises(ValueError, match=r"threshold=Simultaneous.* is not for method"):
+    no_bands = isinstance(choice, Simultaneous) and method not in ("fdp_cp", "eps_cp")
+    if method == "fdp_t" or no_bands:
+        with pytest.raises(ValueError, match=rf"threshold={type(choice).__name__}.* is not for"):
             scores.bound(method, 1e-5, 0.05, choice)
         return
     expected = named_bound(method, *groups, 1e-5, 0.05, choice)
     assert scores.bound(method, 1e-5, 0.05, choice) == expected
-    assert expected.valid == (method == "fdp_t" or choice.valid)
+    assert expected.valid == choice.valid
 
 
 def test_what_is_asked_of_scores_is_asked_of_the_statistics(groups) -> None:
@@ -64,6 +66,51 @@ def test_what_is_asked_of_scores_is_asked_of_the_statistics(groups) -> None:
     assert curve[0, 0] == roc.tradeoff_upper(*groups, 0.05).epsilon_at(1e-5) > curve[0, 1] > 0
 
 
+def test_scores_with_a_threshold_of_their_own_have_the_bound_without_one(groups) -> None:
+    scores = CanaryScores(*groups, threshold=Fixed(0.5))
+    assert scores.bound("fdp_t", 1e-5) == named_bound("fdp_t", *groups, 1e-5)
+
+
+@pytest.mark.parametrize("method", ONE_RUN_NAMES)
+def test_every_bound_of_one_run_is_there_by_name(groups, method) -> None:
+    scores = CanaryScores(*groups, threshold=Fixed(0.5))
+    assert scores.bound(method, 1e-5) == named_one_run_bound(method, *groups, 1e-5)
+    with pytest.raises(ScoresError, match=rf"threshold=Split\(.* not for method='{method}'"):
+        scores.bound(method, 1e-5, threshold=Split())
+    unfair = CanaryScores(*groups, coin_probability=0.1)
+    with pytest.raises(ScoresError, match=r"coin_probability=0\.1 must be 0\.5"):
+        unfair.bound(method, 1e-5)
+
+
+def test_readings_that_were_dropped_are_canaries_that_nobody_guessed(groups) -> None:
+    scores = CanaryScores(*groups, dropped=10**6)
+    for method in ("one_run", "one_run_fdp", "one_run_mu"):
+        found = scores.bound(method, 1e-5, guesses=[50])
+        assert found == named_one_run_bound(method, *groups, 1e-5, guesses=[50], unscored=10**6)
+    assert scores.epsilon_one_run(1e-5, guesses=[50]).value == (
+        scores.bound("one_run", 1e-5, guesses=[50]).epsilon_lower
+    )
+    assert scores.epsilon_one_run_fdp(1e-5, guesses=[50]).value == (
+        scores.bound("one_run_fdp", 1e-5, guesses=[50]).epsilon_lower
+    )
+    assert scores.mu_one_run(guesses=[50]).value == (
+        scores.bound("one_run_mu", 1e-5, guesses=[50]).mu_lower
+    )
+    with pytest.raises(ValueError, match=r"unscored=1000000 must be 0 for method='white_box'"):
+        scores.bound("white_box", 1e-5)
+    with pytest.raises(ScoresError, match=r"dropped=1000000 must be 0 for mu_white_box"):
+        scores.mu_white_box()
+
+
+def test_guesses_are_for_methods_that_guess(groups) -> None:
+    scores = CanaryScores(*groups)
+    found = scores.bound("one_run", 1e-5, guesses=[50, 20])
+    assert found == named_one_run_bound("one_run", *groups, 1e-5, guesses=[50, 20])
+    for method in (*BOUND_NAMES, "white_box"):
+        with pytest.raises(ValueError, match=rf"guesses=\[50\] is not for method='{method}'"):
+            scores.bound(method, 1e-5, guesses=[50])
+
+
 def test_scores_cannot_be_changed_nor_change_with_their_source(groups) -> None:
     inside = groups[0].copy()
     scores = CanaryScores(inside, groups[1])
@@ -78,15 +125,22 @@ def test_scores_cannot_be_changed_nor_change_with_their_source(groups) -> None:
 @pytest.mark.parametrize(
     ("inside", "name"),
     [
-        ([np.nan], "scores_in"),
         ([[1.0]], "scores_in"),
         (["a"], "scores_in"),
-        ([np.inf], "scores_in"),
     ],
 )
 def test_what_is_no_score_is_refused(inside, name) -> None:
     with pytest.raises(ScoresError, match=f"{name} has dtype .* vector of finite numbers"):
         CanaryScores(inside, [0.0])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_score_that_is_not_finite_is_placed_and_counted(bad) -> None:
+    message = rf"scores_in holds {bad}, which is no score.* \(2 of 5, the first at index 1\)"
+    with pytest.raises(ScoresError, match=message):
+        CanaryScores([0.0, bad, 1.0, np.nan, 2.0], [0.0])
+    with pytest.raises(ScoresError, match=r"scores_out holds nan.* \(1 of 1, the first at index 0"):
+        CanaryScores([0.0], [np.nan])
 
 
 def test_a_number_is_no_choice_of_a_threshold() -> None:
@@ -120,8 +174,11 @@ def test_csv_gives_the_scores_of_its_two_columns(tmp_path, groups) -> None:
         ("", r"columns \[\]; the first line"),
         ("score,in\n1,1\nx,0\n", "cannot read .* as .csv"),
         ("score,in\n1\n", "cannot read .* as .csv"),
-        ("score,in\n1,1\n0,2\n", "in=2 in .* must be 1 or 0"),
-        ("score,in\nnan,1\n0,0\n", "scores_in has dtype float64 .* finite"),
+        ("score,in\n1,1\n0,2\n", r"line 3 of .* holds in=2, must be 1 or 0 \(1 of 2\)"),
+        ("score,in\nnan,1\n0,0\n", r"line 2 of .* holds score=nan, which is no .*\(1 of 2\)"),
+        ("in,score\n# nan,nan\n\n1,2\n0,-inf\n1,nan\n", r"line 5 .* score=-inf.*\(2 of 3\)"),
+        ('a,score,in\n"two\nlines",1,1\nb,inf,0\n', r"line 4 .* holds score=inf"),
+        ("score,in\n1,1\n0,nan\n", r"line 3 of .* holds in=nan, must be 1 or 0"),
     ],
 )
 def test_a_csv_that_is_wrong_says_what_it_must_hold(tmp_path, text, message) -> None:

@@ -9,6 +9,18 @@ import pytest
 
 from lightning_audit import _validate
 
+
+def test_a_large_value_is_shown_by_its_ends_and_a_small_one_wholly() -> None:
+    assert _validate.shown(0.25) == "0.25"
+    assert _validate.shown("fdp_cp") == "'fdp_cp'"
+    assert _validate.shown([1, 2]) == "[1, 2]"
+    assert _validate.shown(list(range(1000))) == "[0, 1, 2, 3, 4, 5, ...]"
+    text = _validate.shown(np.arange(900))
+    assert text.startswith("array([ 0, 1, 2,")
+    assert text.endswith("899])")
+    assert len(text) <= 120
+
+
 NOT_NUMBERS = [None, "1", True, math.nan, np.nan, [1.0], 1j]
 
 

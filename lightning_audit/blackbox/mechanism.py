@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,7 +102,7 @@ def audit_mechanism(
             one that is fresh in each call.
         d0: A data set, handed to ``mechanism`` as it is.
         d1: A neighbour of ``d0`` in the sense of the claim: the pair that is suspected to differ
-            most, e.g. without and with one extreme record.
+            most, e.g. without and with one extreme record. Not the same object, nor an equal array.
         claim: (epsilon, delta), a trade-off function, or a `PrivacyClaim` that states an epsilon or
             a whole training. A trade-off function must be claimed for both orders of the data sets.
         significance: Probability in (0, 1) of a VIOLATION although the claim is true.
@@ -140,6 +141,12 @@ def audit_mechanism(
     promised = common_error_rate(tradeoff)
     if promised <= 0:
         raise ValueError(f"claim={claim!r} promises no privacy, there is nothing to refute.")
+    if _same(d0, d1):
+        told = f"d0={_validate.shown(d0)} and d1={_validate.shown(d1)}"
+        raise ValueError(
+            f"{told} must differ: outputs on one data set tell nothing of a claim; change "
+            "or leave out one record in d1."
+        )
     source = OutputSource(mechanism, (d0, d1), np.random.default_rng(rng))
     test = SequentialTradeoffTest(tradeoff, claimed_delta if delta is None else delta)
     goal, largest = -math.log(level), 0.0
@@ -161,6 +168,20 @@ def audit_mechanism(
         detectable_error_rate=found,
         estimate=_estimate(test),
     )
+
+
+def _same(d0: Any, d1: Any) -> bool:
+    """Whether two data sets are one; of other types than arrays equality may mean anything."""
+    if d0 is d1:
+        return True
+    torch = sys.modules.get("torch")  # whose tensors can be there only if it is loaded
+    if torch is not None and isinstance(d0, torch.Tensor) and isinstance(d1, torch.Tensor):
+        alike = (d0.dtype, d0.device, d0.layout) == (d1.dtype, d1.device, d1.layout)
+        return alike and d0.layout == torch.strided and bool(torch.equal(d0, d1))
+    if isinstance(d0, np.ndarray) and isinstance(d1, np.ndarray):
+        alike = d0.dtype == d1.dtype and d0.dtype.kind in "biufcSU"
+        return alike and np.array_equal(d0, d1)
+    return False
 
 
 def _as_tradeoff(claim: Claim) -> tuple[TradeoffFunction, float]:

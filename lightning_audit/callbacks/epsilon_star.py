@@ -57,8 +57,9 @@ class EpsilonStar(Callback):
 
     Logged are ``value``, ``null_median``, ``null_95`` (median and 95 % quantile of the
     permutations), ``p_value`` (that so large a value comes without a difference) and ``at_clip``
-    (1 where the clip, not the data, decides the value), each after ``log_prefix`` and a slash. They
-    are nan, with a warning, in an epoch whose losses have no value, such as after a divergence.
+    (1 where the clip, or a single loss, decides the value), each after ``log_prefix`` and a slash.
+    They are nan, with a warning, in an epoch whose losses have no value, such as after a
+    divergence.
 
     The training stays what it is without the callback: the model is evaluated in eval mode and
     without gradients, its modes and the global random numbers are put back, and the Trainer's own

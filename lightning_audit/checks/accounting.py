@@ -47,7 +47,11 @@ def accounting_result(
     if by_removal is not None:
         between = " where a record is replaced"
         evidence["epsilon_by_removal"] = by_removal
-    numbers = f"epsilon {spent:.4g} at delta {delta:.3g}{between}, {source} says {claimed:.4g}"
+    # Two ways to compose the same steps differ a little, and so the numbers do.
+    numbers = (
+        f"epsilon {spent:.4g} at delta {delta:.3g}{between} as privacy loss distributions (spent), "
+        f"{source} says {claimed:.4g} (claimed)"
+    )
     if not exceeds(spent, claimed):
         return CheckResult(
             name, kind, "ok", f"the steps so far compose to {numbers}", evidence=evidence

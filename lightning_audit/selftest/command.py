@@ -27,8 +27,7 @@ def run(options: argparse.Namespace) -> int:
         options: the parsed arguments.
 
     Returns:
-        0 if all that the registry says is found was found and named, and nothing healthy was
-        accused; else 1.
+        0 if every fault was found and named, and nothing healthy was accused; else 1.
 
     Raises:
         SelftestError: an argument is wrong, or no process can be started.

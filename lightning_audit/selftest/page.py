@@ -19,17 +19,16 @@ _HEAD = """# What the audit finds, and after how many steps
 {summary}.
 
 `lightning-audit selftest` trains every fault of [the registry](faults.md) and correct trainings
-under `PrivacyAudit`, each in a few seconds. It fails if a fault that is said to be found is not
-found under its name, or if a correct training is accused. Seeds are fixed, one for each training.
+under `PrivacyAudit`, each in a few seconds. It fails if a fault is not found under its name, or if
+a correct training is accused. Seeds are fixed, one for each training.
 This page is a run of {date} with lightning-audit {version}: {seconds:.0f} seconds, {jobs} trainings
 at a time.
 
 **answer**: *found* means a violation with the finding and the name that the registry states;
-*warned* the same where no privacy is lost, which fails no gate; *not found yet* that the registry
-says so, *unlike stated* that it was found all the same. *named otherwise*, *not found*, *accused*
-and *crashed* fail the selftest. **steps**: after how many steps the finding was there, of those
-that were trained; *end* where only the report at the end tells. The audit looks after every step,
-and accuses a correct training with probability 0.001 at most over all of them.
+*warned* the same where no privacy is lost, which fails no gate. *named otherwise*, *not found*,
+*accused* and *crashed* fail the selftest. **steps**: after how many steps the finding was there,
+of those that were trained; *end* where only the report at the end tells. The audit looks after
+every step, and accuses a correct training with probability 0.001 at most over all of them.
 
 The other columns are the bounds of the literature on the same observations: the steps from which on
 the bound on one step is above what that step claims, up to the end; with the threshold fixed
@@ -140,7 +139,7 @@ def _false_accusations(rows: Sequence[Result]) -> list[str]:
 
 
 def _remarks(results: Sequence[Result]) -> list[str]:
-    """What is wrong in each fault, and why those that are not found are not."""
+    """What is wrong in each fault, and why some are found so late."""
     faults = dict.fromkeys(r.fault for r in results if r.group != "healthy")
     lines = [
         f"| `{name}` | {FAULTS[name].wrong} | {FAULTS[name].met_in} | {FAULTS[name].reason} |\n"

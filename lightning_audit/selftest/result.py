@@ -13,8 +13,6 @@ Status = Literal[
     "found",  # and named as the registry says
     "warned",
     "not accused",
-    "not found yet",  # as the registry says
-    "unlike stated",  # found, where the registry says that it is not yet
     "named otherwise",
     "not found",
     "accused",
@@ -106,14 +104,10 @@ def status_of(row: Row, report: AuditReport) -> tuple[Status, bool | None]:
         return ("warned" if named else "not found"), named
     if fault.warn_only:
         warned = _says(report.checks, "warned", fault.check)
-        if not fault.seen:
-            return ("not found yet" if warned is None else "unlike stated"), None
         named = warned is not None and warned.startswith(fault.sentence)
         if warned is None:
             return "not found", False
         return ("warned" if named else "named otherwise"), named
-    if not fault.seen:
-        return ("unlike stated" if accused else "not found yet"), None
     if not accused:
         return "not found", False
     seen = _says(report.checks, "violated", fault.check) is not None

@@ -163,7 +163,6 @@ def _no_fault(
         audit=audit or {},
         settings=settings or {},
         steps=steps or _steps(training),
-        seen=False,
         ends="PASS",
     )
 

@@ -23,8 +23,6 @@ _STYLES = {
     "found": "green",
     "warned": "green",
     "not accused": "green",
-    "not found yet": "yellow",
-    "unlike stated": "yellow",
 }
 
 
@@ -124,10 +122,9 @@ def summary(results: Sequence[Result]) -> str:
     counts = Counter(r.status for r in faults)
     parts = []
     if faults:
-        text = f"{counts['found'] + counts['warned']} of {len(faults)} faults found and named"
-        if counts["not found yet"]:
-            text += f", {counts['not found yet']} not found yet as the registry says"
-        parts.append(text)
+        parts.append(
+            f"{counts['found'] + counts['warned']} of {len(faults)} faults found and named"
+        )
     if healthy:
         accused = sum(r.status == "accused" for r in healthy)
         parts.append(f"{accused} of {len(healthy)} healthy runs accused")

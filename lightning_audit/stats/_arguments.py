@@ -25,6 +25,13 @@ def each(check: Callable[[str, Any], object], name: str, value: float | NDArray[
     return np.asarray(value, dtype=np.float64)
 
 
+def places(wrong: NDArray[np.bool_]) -> str:
+    """How many elements of an array are wrong, and where the first one is."""
+    first = np.argwhere(wrong)[0].tolist()
+    index = first[0] if len(first) == 1 else tuple(first)
+    return f"{np.count_nonzero(wrong)} of {wrong.size}, the first at index {index}"
+
+
 def non_negative(name: str, value: Any) -> None:
     if value != np.inf:
         _validate.non_negative(name, value)

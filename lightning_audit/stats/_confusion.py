@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lightning_audit import _validate
+from lightning_audit.stats._arguments import places
+
 Counts = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -104,7 +107,7 @@ def _whole(name: str, value: Any) -> Counts:
     advice = "pass event counts, not rates or scores"
     # An empty list has no dtype of its own. A boolean array is usually the outcomes themselves.
     if counts.dtype.kind not in "iu" and counts.size:
-        raise ValueError(f"{name}={value!r} must hold whole numbers >= 0; {advice}")
+        raise ValueError(f"{name}={_validate.shown(value)} must hold whole numbers >= 0; {advice}")
     if np.any(counts < 0):
         first = int(counts[counts < 0].flat[0])
         raise ValueError(f"{name}={first} must be a whole number >= 0; {advice}")
@@ -113,8 +116,12 @@ def _whole(name: str, value: Any) -> Counts:
 
 def numbers(name: str, value: ArrayLike) -> Floats:
     array = np.asarray(value, dtype=np.float64)
-    if np.any(np.isnan(array)):
-        raise ValueError(f"{name} holds nan, must hold numbers; a failed reading is no evidence")
+    missing = np.isnan(array)
+    if np.any(missing):
+        at = f" ({places(missing)})" if missing.ndim else ""
+        raise ValueError(
+            f"{name} holds nan, must hold numbers; a failed reading is no evidence{at}"
+        )
     return array
 
 

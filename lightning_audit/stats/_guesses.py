@@ -70,10 +70,15 @@ def best_of_ranks(
     bound: FromGuesses,
     significance: float,
     guesses: Sequence[int] | None,
+    unscored: int = 0,
 ) -> OneRunBound:
     """The largest bound of the given numbers of guesses, each at its share of the significance."""
     level = significance_level(significance)
+    if unscored:
+        _validate.positive_int("unscored", unscored, "or 0: the number of canaries without a score")
     pooled = np.sort(np.concatenate([np.ravel(scores_in), np.ravel(scores_out)]))[::-1]
+    # Canaries without a score come last and are never guessed; their coins count all the same.
+    pooled = np.append(pooled, np.full(unscored, -np.inf))
     m = len(pooled)
     numbers = default_guesses(m) if guesses is None else tuple(sorted(set(guesses)))
     for number in numbers:

@@ -63,7 +63,8 @@ class EpsilonStar:
             These two are what memorising looks like; the other two are their opposite, training
             losses that are larger than the population's.
         at_clip: Whether the rate in the denominator is at its limit: then the limit decides the
-            value, not the data.
+            value, not the data. The limit is the clip, or one loss of that side where this is more
+            and no distribution is fitted.
         delta: Delta that it goes with.
         clip: Least rate in a denominator, as asked for.
         fit: How well the fitted distributions describe the losses; None where none was fitted.

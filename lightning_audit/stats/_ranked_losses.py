@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lightning_audit.stats._arguments import places
 from lightning_audit.stats._membership import INEQUALITIES, EpsilonStar
 
 Floats = NDArray[np.float64]
@@ -83,10 +84,13 @@ def sorted_losses(name: str, losses: ArrayLike) -> Floats:
         raise ValueError(f"{name} has shape {array.shape}, must be [n]; ravel it.")
     if not array.size:
         raise ValueError(f"{name}=[] must hold at least one loss; evaluate the model on some data.")
-    array = np.sort(array)
-    if np.isnan(array[-1]):
-        raise ValueError(f"{name} holds nan, must hold numbers; a missing loss is no loss.")
-    return array
+    ordered = np.sort(array)
+    if np.isnan(ordered[-1]):
+        raise ValueError(
+            f"{name} holds nan, must hold numbers; a missing loss is no loss "
+            f"({places(np.isnan(array))})."
+        )
+    return ordered
 
 
 def _ratios(tp: Ints, fp: Ints, n: int, m: int, delta: float, clip: float) -> Iterator[Floats]:

@@ -107,7 +107,7 @@ def _whole(name: str, value: ArrayLike) -> Counts:
     counts = np.asarray(value)
     advice = "pass counts of errors and of challenges, not rates or scores"
     if counts.dtype.kind not in "iu" and counts.size:
-        raise ValueError(f"{name}={value!r} must hold whole numbers >= 0; {advice}")
+        raise ValueError(f"{name}={_validate.shown(value)} must hold whole numbers >= 0; {advice}")
     if np.any(counts < 0):
         raise ValueError(f"{name}={int(np.min(counts))} must be a whole number >= 0; {advice}")
     return counts.astype(np.int64)

@@ -29,6 +29,7 @@ from lightning_audit.stats.thresholds import (
     Split,
     ThresholdChoice,
     threshold_bound,
+    words_of,
 )
 
 __all__ = ["BOUND_NAMES", "METHODS", "BoundMethod", "NamedBound", "named_bound"]
@@ -37,7 +38,7 @@ Floats = NDArray[np.float64]
 
 _INDEPENDENT = "observations independent of each other, within each world of one error rate"
 _GAUSSIAN = "scores Gaussian, of one variance in both worlds"
-_MU_TO_EPSILON = "epsilon from mu: the mechanism is Gaussian"
+MU_TO_EPSILON = "epsilon from mu: the mechanism is Gaussian"
 _PRIOR = "error rates independent a priori, each Beta(1/2, 1/2)"
 
 
@@ -80,8 +81,11 @@ class NamedBound:
         interpretation: confidence or credible.
         threshold: "fixed" or "searched"; None for a method without threshold.
         threshold_value: the threshold that was used, None for a method without.
+        rule: how it was chosen, or the number of guesses, in words; None for a method without.
         valid: whether the bound has its significance: a maximum over thresholds has not.
         assumptions: what it rests on.
+        guesses: number of canaries that were guessed to be in; None for a method with a threshold.
+        correct: number of those that were in.
     """
 
     method: str
@@ -92,8 +96,11 @@ class NamedBound:
     interpretation: Literal["confidence", "credible"]
     threshold: Label | None
     threshold_value: float | None
+    rule: str | None
     valid: bool
     assumptions: tuple[str, ...]
+    guesses: int | None = None
+    correct: int | None = None
 
 
 def _mu_of_rates(fnr: Floats, fpr: Floats, delta: float) -> Floats:
@@ -114,7 +121,7 @@ METHODS: Mapping[str, BoundMethod] = {
             "fdp_cp",
             "mu",
             "confidence",
-            (_INDEPENDENT, _MU_TO_EPSILON),
+            (_INDEPENDENT, MU_TO_EPSILON),
             "Nasr et al. 2023, eq. 12: Clopper-Pearson limits of both error rates",
             lambda counts, delta, significance: mu_clopper_pearson(counts, significance),
             _mu_of_rates,
@@ -123,7 +130,7 @@ METHODS: Mapping[str, BoundMethod] = {
             "fdp_pooled_cp",
             "mu",
             "confidence",
-            (_INDEPENDENT, _MU_TO_EPSILON),
+            (_INDEPENDENT, MU_TO_EPSILON),
             "Clopper-Pearson limit of both kinds of errors together; Hoeffding 1956",
             lambda counts, delta, significance: mu_pooled_clopper_pearson(counts, significance),
         ),
@@ -131,7 +138,7 @@ METHODS: Mapping[str, BoundMethod] = {
             "fdp_bayes",
             "mu",
             "credible",
-            (_INDEPENDENT, _PRIOR, _MU_TO_EPSILON),
+            (_INDEPENDENT, _PRIOR, MU_TO_EPSILON),
             "Nasr et al. 2023, eq. 13, with the posterior above the diagonal counted as mu = 0",
             lambda counts, delta, significance: mu_posterior_quantile(
                 significance, counts, region="one_sided"
@@ -141,7 +148,7 @@ METHODS: Mapping[str, BoundMethod] = {
             "fdp_t",
             "mu",
             "confidence",
-            (_INDEPENDENT, _GAUSSIAN, _MU_TO_EPSILON),
+            (_INDEPENDENT, _GAUSSIAN, MU_TO_EPSILON),
             "exact limit of the noncentral t distribution",
         ),
         BoundMethod(
@@ -203,7 +210,7 @@ def named_bound(
         delta: delta of the epsilon, in (0, 1); "katz" has 0 whatever is given.
         significance: probability in (0, 1) with which the bound may be wrong.
         threshold: how the threshold is chosen; None for `Split`, which is valid whatever the
-            scores' scale. Not used by "fdp_t".
+            scores' scale. "fdp_t" has no threshold and takes None only.
 
     Returns:
         The bound with its labels.
@@ -227,9 +234,15 @@ def named_bound(
         hint = "such as 1e-5; for delta = 0 take the method katz"
         at = _validate.open_unit("delta", delta, hint)
     label: Label | None = None
+    rule: str | None = None
     place: float | None = None
     valid = True
     if chosen.from_counts is None:
+        if threshold is not None:
+            raise ValueError(
+                f"threshold={threshold!r} is not for method={method!r}, which reads the scores "
+                "themselves; leave it out, or take a method that counts errors, such as fdp_cp."
+            )
         value = float(mu_noncentral_t_from_scores(scores_in, scores_out, level))
     else:
         of_counts, of_rates = chosen.from_counts, chosen.from_rates
@@ -249,6 +262,7 @@ def named_bound(
             monotone=chosen.monotone,
         )
         value, label, place = found.value, choice.label, found.threshold
+        rule = words_of(choice)
         valid = found.valid
     mu = value if chosen.quantity == "mu" else None
     return NamedBound(
@@ -260,6 +274,7 @@ def named_bound(
         interpretation=chosen.interpretation,
         threshold=label,
         threshold_value=place,
+        rule=rule,
         valid=valid,
         assumptions=chosen.assumptions,
     )

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from lightning_audit import _validate
+from lightning_audit._validate import shown
 from lightning_audit.stats._arguments import each, like_input
 
 __all__ = ["error_rate_confidence_sequence", "error_rate_log_e"]
@@ -168,12 +169,14 @@ def _counts(errors: int | NDArray[Any], trials: int | NDArray[Any]) -> tuple[Flo
     for name, value in (("errors", errors), ("trials", trials)):
         counts = np.asarray(value)
         if counts.dtype.kind not in "iu" or np.any(counts < 0):
-            raise ValueError(f"{name}={value!r} must hold whole numbers >= 0; pass event counts.")
+            raise ValueError(
+                f"{name}={shown(value)} must hold whole numbers >= 0; pass event counts."
+            )
         checked.append(counts.astype(np.float64))
     k, n = np.broadcast_arrays(*checked)
     if np.any(k > n):
         raise ValueError(
-            f"errors={errors!r} must be at most trials={trials!r}; pass the wrong guesses and all "
-            "guesses."
+            f"errors={shown(errors)} must be at most trials={shown(trials)}; pass the wrong "
+            "guesses and all guesses."
         )
     return k, n

@@ -29,6 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from lightning_audit import _validate
+from lightning_audit.stats._arguments import places
 from lightning_audit.stats._confusion import ConfusionCounts
 
 __all__ = ["Challenges", "measure_attack", "measure_cross_fed", "normal_ratio_p_value"]
@@ -208,8 +209,9 @@ def _counted(p_out: Floats, p_in: Floats, alpha: ArrayLike) -> ConfusionCounts:
 
 def _finite(name: str, values: ArrayLike) -> Floats:
     array = np.asarray(values, dtype=np.float64)
-    if not np.all(np.isfinite(array)):
-        raise ValueError(f"{name} holds nan or infinity, must be finite; clip such losses.")
+    if not np.all(finite := np.isfinite(array)):
+        at = f" ({places(~finite)})" if finite.ndim else ""
+        raise ValueError(f"{name} holds nan or infinity, must be finite; clip such losses{at}.")
     return array
 
 

@@ -125,6 +125,7 @@ def epsilon_one_run_from_scores(
     significance: float,
     *,
     guesses: Sequence[int] | None = None,
+    unscored: int = 0,
 ) -> OneRunBound:
     """Lower bound on epsilon from the canaries with the largest scores, guessed to be in.
 
@@ -138,6 +139,7 @@ def epsilon_one_run_from_scores(
         delta: Delta in [0, 1).
         significance: Probability in (0, 1) with which the bound may fail.
         guesses: Numbers of guesses; None for `default_guesses`.
+        unscored: Number of canaries that had a coin, but have no score.
 
     Returns:
         The bound. Of canaries with the same score as one that is not guessed, none is guessed, so
@@ -166,6 +168,7 @@ def epsilon_one_run_from_scores(
         ),
         significance,
         guesses,
+        unscored,
     )
 
 

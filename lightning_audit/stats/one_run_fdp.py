@@ -209,6 +209,7 @@ def mu_one_run_from_scores(
     significance: float,
     *,
     guesses: Sequence[int] | None = None,
+    unscored: int = 0,
 ) -> OneRunBound:
     """Lower bound on mu from the canaries with the largest scores, guessed to be in.
 
@@ -221,6 +222,7 @@ def mu_one_run_from_scores(
         scores_out: Scores of those that were out, ``[n_out]``.
         significance: Probability in (0, 1) with which the bound may fail.
         guesses: Numbers of guesses; None for `lightning_audit.stats.one_run.default_guesses`.
+        unscored: Number of canaries that had a coin, but have no score.
 
     Returns:
         The bound on mu. Of canaries with the same score as one that is not guessed, none is
@@ -241,7 +243,7 @@ def mu_one_run_from_scores(
     References:
         As of `one_run_fdp_p_value`; Bonferroni's inequality.
     """
-    return best_of_ranks(scores_in, scores_out, mu_one_run, significance, guesses)
+    return best_of_ranks(scores_in, scores_out, mu_one_run, significance, guesses, unscored)
 
 
 def epsilon_one_run_fdp_from_scores(
@@ -251,6 +253,7 @@ def epsilon_one_run_fdp_from_scores(
     significance: float,
     *,
     guesses: Sequence[int] | None = None,
+    unscored: int = 0,
 ) -> OneRunBound:
     """Lower bound on epsilon from the canaries with the largest scores, guessed to be in.
 
@@ -262,6 +265,7 @@ def epsilon_one_run_fdp_from_scores(
         delta: Delta in [0, 1).
         significance: Probability in (0, 1) with which the bound may fail.
         guesses: Numbers of guesses; None for `lightning_audit.stats.one_run.default_guesses`.
+        unscored: Number of canaries that had a coin, but have no score.
 
     Returns:
         The bound on epsilon.
@@ -279,6 +283,7 @@ def epsilon_one_run_fdp_from_scores(
         lambda correct, number, m, share: epsilon_one_run_fdp(correct, number, m, d, share),
         significance,
         guesses,
+        unscored,
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lightning_audit._validate import shown
+
 __all__ = ["pareto_front"]
 
 Floats = NDArray[np.float64]
@@ -64,7 +66,7 @@ def _finite(name: str, values: ArrayLike) -> Floats:
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or not array.size or not np.all(np.isfinite(array)):
         raise ValueError(
-            f"{name}={values!r} must be finite numbers, one for each of at least one model; leave "
-            "models without a value out."
+            f"{name}={shown(values)} must be finite numbers, one for each of at least one model; "
+            "leave models without a value out."
         )
     return array

@@ -21,6 +21,7 @@ __all__ = [
     "Simultaneous",
     "Split",
     "ThresholdChoice",
+    "words_of",
 ]
 
 Label = Literal["fixed", "searched"]
@@ -173,3 +174,44 @@ class Maximum:
 
 
 ThresholdChoice = Fixed | Grid | Split | MultiSplit | Simultaneous | Maximum
+
+_BANDS = {"berk_jones": "Berk-Jones", "dkw": "Dvoretzky-Kiefer-Wolfowitz"}
+
+
+def words_of(choice: ThresholdChoice) -> str:
+    """How the threshold is chosen, in words for whoever reads the bound.
+
+    Args:
+        choice: The way to choose.
+
+    Raises:
+        TypeError: If ``choice`` is none of the classes of this module.
+
+    Example:
+        >>> words_of(Split()), words_of(Maximum())
+        ('chosen on a random 50 % of the scores; the bound is of the rest', \
+'the best of all on the same scores, NOT valid')
+    """
+    match choice:
+        case Fixed():
+            return "fixed beforehand"
+        case Grid():
+            number = len(choice.thresholds)
+            return f"the best of {number} fixed beforehand, each at its share of the significance"
+        case Split():
+            part = f"a random {100 * choice.fraction:g} % of the scores"
+            return f"chosen on {part}; the bound is of the rest"
+        case MultiSplit():
+            part = f"a random {100 * choice.fraction:g} % of the scores"
+            return (
+                f"chosen on {part}, {choice.splits} times; the bound is one that half of these "
+                "splits reach, each at half of the significance"
+            )
+        case Simultaneous():
+            return f"the best of all, valid for all at once ({_BANDS[choice.band]} band)"
+        case Maximum():
+            return "the best of all on the same scores, NOT valid"
+    raise TypeError(
+        f"threshold choice {choice!r} must be Fixed, Grid, Split, Simultaneous, MultiSplit or "
+        "Maximum."
+    )

@@ -31,6 +31,7 @@ from lightning_audit.stats.threshold_choices import MultiSplit as MultiSplit
 from lightning_audit.stats.threshold_choices import Simultaneous as Simultaneous
 from lightning_audit.stats.threshold_choices import Split as Split
 from lightning_audit.stats.threshold_choices import ThresholdChoice as ThresholdChoice
+from lightning_audit.stats.threshold_choices import words_of as words_of
 
 __all__ = [
     "Fixed",
@@ -45,6 +46,7 @@ __all__ = [
     "ThresholdChoice",
     "candidate_thresholds",
     "threshold_bound",
+    "words_of",
 ]
 
 Floats = NDArray[np.float64]

@@ -166,7 +166,7 @@ class TradeoffBet:
                 "one [m] for both; give the privacy curve at each slope."
             )
         if not ((claimed >= 0) & (claimed <= 1)).all():
-            raise ValueError(f"deltas={deltas!r} must lie in [0, 1].")
+            raise ValueError(f"deltas={_validate.shown(deltas)} must lie in [0, 1].")
         slopes, floor = np.exp(self.log_slopes), 1.0 - claimed
         # Gains by (type I error, type II error), in parts of the largest loss: [m] each.
         gains = np.array([[floor, floor - 1.0], [floor - slopes, floor - slopes - 1.0]])

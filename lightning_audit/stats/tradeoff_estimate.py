@@ -212,7 +212,8 @@ def _thresholds(thresholds: ArrayLike | None) -> Floats:
     etas = np.sort(np.asarray(thresholds, dtype=np.float64).ravel())
     if not etas.size or not np.isfinite(etas).all() or etas[0] < 0:
         raise ValueError(
-            f"thresholds={thresholds!r} must hold finite likelihood ratios >= 0, at least one."
+            f"thresholds={_validate.shown(thresholds)} must hold finite likelihood ratios >= 0, at "
+            "least one."
         )
     return etas
 

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from lightning_audit.stats._arguments import significance_level
+from lightning_audit.stats._arguments import places, significance_level
 from lightning_audit.stats._confusion import score_vector
 
 __all__ = ["mu_white_box", "mu_white_box_from_scores"]
@@ -122,8 +122,10 @@ def mu_white_box_from_scores(
     """
     groups = [score_vector("scores_in", scores_in), score_vector("scores_out", scores_out)]
     for name, scores in zip(("scores_in", "scores_out"), groups, strict=True):
-        if not np.isfinite(scores).all():
-            raise ValueError(f"{name} holds infinity, must hold finite readings.")
+        if not (finite := np.isfinite(scores)).all():
+            raise ValueError(
+                f"{name} holds infinity, must hold finite readings ({places(~finite)})."
+            )
     means = [float(scores.mean()) if scores.size else 0.0 for scores in groups]
     within = sum(float(np.sum((s - mean) ** 2)) for s, mean in zip(groups, means, strict=True))
     return mu_white_box(groups[0].size, groups[1].size, means[0] - means[1], within, significance)

@@ -32,18 +32,16 @@ class Fault:
         name: its name in `lightning_audit.testing.faults.FAULTS`.
         wrong: what is wrong, in words.
         met_in: where it was met.
-        check: name of the finding that fires; where none does yet, of the one that is wanted.
-        sentence: how `Verdict.fault` begins, for a warning how its message does; empty if nothing
-            fires.
+        check: name of the finding that fires; empty where a note of the report tells it.
+        sentence: how `Verdict.fault` begins, for a warning how its message does.
         optimizer: the faulty class, for faults that can be planted.
         training: a class of `lightning_audit.testing.trainings` that shows the fault.
         settings: of that training; a planted fault may need some of them to do harm.
         audit: arguments of `PrivacyAudit` for that training.
         steps: within which that training shows it.
-        seen: whether the audit finds it.
         ends: outcome of that training's audit.
         warn_only: no privacy is lost, so that the check warns and fails no gate.
-        reason: why it is not seen.
+        reason: why it is found so late, if it is.
         named: name of the first of `Verdict.faults`, where it is not the fault's own.
         processes: in how many it is trained; for several see
             `lightning_audit.testing.processes.train_together`.
@@ -63,7 +61,6 @@ class Fault:
     settings: Mapping[str, float] = field(default_factory=dict)
     audit: Mapping[str, Any] = field(default_factory=dict)
     steps: int = 20
-    seen: bool = True
     ends: Literal["PASS", "VIOLATION", "INCONCLUSIVE"] = "VIOLATION"
     warn_only: bool = False
     reason: str = ""

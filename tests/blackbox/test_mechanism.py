@@ -150,6 +150,49 @@ def test_what_is_wrong_with_a_mechanism_is_told(mechanism, message: str) -> None
         audit_mechanism(mechanism, 0, 1, (1.0, 0.0))
 
 
+ONE = ["a record"]
+
+
+@pytest.mark.parametrize(
+    ("d0", "d1"),
+    [
+        (ONE, ONE),
+        (0, 0),
+        (None, None),
+        (np.zeros(50), np.zeros(50)),
+        (np.array(["a", "b"]), np.array(["a", "b"])),
+        (torch.zeros(2, 3), torch.zeros(2, 3)),
+    ],
+)
+def test_one_data_set_twice_is_refused(d0, d1) -> None:
+    with pytest.raises(ValueError, match=r"^d0=.* and d1=.* must differ: .* one record in d1"):
+        audit_mechanism(lambda data, rng: rng.normal(), d0, d1, (1.0, 0.0))
+
+
+class Incomparable:
+    def __eq__(self, other):
+        raise RuntimeError("records have no equality")
+
+    __hash__ = None
+
+
+@pytest.mark.parametrize(
+    ("d0", "d1"),
+    [
+        (np.zeros(5), np.zeros(6)),
+        (np.zeros(5), np.append(np.zeros(4), 1.0)),
+        (torch.zeros(5), torch.zeros(6)),
+        (torch.zeros(5), torch.zeros(5, dtype=torch.float64)),
+        (torch.zeros(5), np.zeros(5)),
+        (Incomparable(), Incomparable()),
+        (np.array([Incomparable()]), np.array([Incomparable()])),
+        ({"a": np.zeros(2)}, {"a": np.zeros(2)}),
+    ],
+)
+def test_data_sets_of_any_type_that_may_differ_are_audited(d0, d1) -> None:
+    assert audit_mechanism(lambda data, rng: 0.0, d0, d1, (1.0, 0.0), max_samples=500).passed
+
+
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [

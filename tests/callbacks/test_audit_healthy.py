@@ -92,6 +92,9 @@ def test_callback_without_arguments_claims_the_accountants_epsilon(tmp_path: Pat
     _passes(report)
     assert report.epsilon_claimed == pytest.approx(module.engine.get_epsilon(1e-5))
     assert report.epsilon_spent == pytest.approx(report.epsilon_claimed, rel=0.01)
+    (told,) = [check.message for check in report.checks if check.name == "accounting"]
+    assert f"epsilon {report.epsilon_spent:.4g} at delta 1e-05 as privacy loss distr" in told
+    assert f"Opacus' prv accountant says {report.epsilon_claimed:.4g} (claimed)" in told
     assert 0 <= report.epsilon_lower <= report.epsilon_spent
     assert report.epsilon_not_excluded > report.epsilon_spent
     assert report.delta == 1e-5

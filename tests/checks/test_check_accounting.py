@@ -31,13 +31,14 @@ def test_steps_may_cost_the_claim_and_the_inaccuracy_of_composition(
 
 def test_numbers_of_the_comparison_are_told() -> None:
     result = accounting_result(9.0, 8.0, 1e-5, "the accountant")
-    assert "epsilon 9 at delta 1e-05, the accountant says 8" in result.message
+    assert "epsilon 9 at delta 1e-05 as privacy loss distributions (spent)" in result.message
+    assert result.message.endswith("the accountant says 8 (claimed)")
     assert result.evidence == {"epsilon_spent": 9.0, "epsilon_claimed": 8.0, "delta": 1e-5}
 
 
 def test_what_replacing_costs_is_told_beside_what_removing_does() -> None:
     result = accounting_result(16.0, 8.0, 1e-5, "the accountant", 7.9)
-    assert "epsilon 16 at delta 1e-05 where a record is replaced, the acc" in result.message
+    assert "epsilon 16 at delta 1e-05 where a record is replaced as privacy" in result.message
     assert result.evidence["epsilon_by_removal"] == 7.9
     assert "the claim is what adding or removing one costs (7.9)" in result.advice
     # Steps that cost too much in either way are wrong by their number.

@@ -19,7 +19,7 @@ from lightning_audit.stats.counts import (
 from lightning_audit.stats.gaussian import mu_noncentral_t_from_scores
 from lightning_audit.stats.gdp import gaussian_epsilon
 from lightning_audit.stats.posterior import epsilon_posterior_quantile, mu_posterior_quantile
-from lightning_audit.stats.thresholds import Fixed, Grid, Maximum, Simultaneous, Split
+from lightning_audit.stats.thresholds import Fixed, Grid, Maximum, Simultaneous, Split, words_of
 
 DELTA, LEVEL, AT = 1e-4, 0.03, 0.6
 RNG = np.random.default_rng(5)
@@ -43,7 +43,7 @@ DIRECT: dict[str, Callable[[], Any]] = {
 }
 WITH_RATES = ["fdp_cp", "eps_cp"]
 BY_THRESHOLD = [name for name in BOUND_NAMES if name != "fdp_t"]
-CHOICES = [Fixed(AT), Grid([0.0, AT, 1.2]), Split(), Maximum(), Simultaneous()]
+CHOICES: list[Any] = [Fixed(AT), Grid([0.0, AT, 1.2]), Split(), Maximum(), Simultaneous()]
 
 
 def test_every_method_has_a_twin_here_and_its_own_name() -> None:
@@ -55,7 +55,8 @@ def test_every_method_has_a_twin_here_and_its_own_name() -> None:
 
 @pytest.mark.parametrize("name", BOUND_NAMES)
 def test_a_named_bound_is_what_the_function_gives(name: str) -> None:
-    bound = named_bound(name, INSIDE, OUTSIDE, DELTA, LEVEL, Fixed(AT))
+    choice = None if name == "fdp_t" else Fixed(AT)
+    bound = named_bound(name, INSIDE, OUTSIDE, DELTA, LEVEL, choice)
     value = float(DIRECT[name]())
     assert value > 0.3
     if METHODS[name].quantity == "mu":
@@ -72,19 +73,27 @@ def test_a_named_bound_is_what_the_function_gives(name: str) -> None:
     assert bound.threshold_value == (None if name == "fdp_t" else AT)
 
 
-@pytest.mark.parametrize("name", BOUND_NAMES)
+@pytest.mark.parametrize("name", BY_THRESHOLD)
 def test_the_threshold_is_split_off_unless_it_is_chosen(name: str) -> None:
     ours = named_bound(name, INSIDE, OUTSIDE, DELTA, LEVEL)
     assert ours == named_bound(name, INSIDE, OUTSIDE, DELTA, LEVEL, Split())
     assert ours.valid
-    assert ours.threshold == (None if name == "fdp_t" else "searched")
+    assert ours.threshold == "searched"
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda c: type(c).__name__)
+def test_a_method_without_a_threshold_takes_none(choice: Any) -> None:
+    message = rf"threshold={type(choice).__name__}\(.* is not for method='fdp_t'.*leave it out"
+    with pytest.raises(ValueError, match=message):
+        named_bound("fdp_t", INSIDE, OUTSIDE, DELTA, LEVEL, choice)
+    assert named_bound("fdp_t", INSIDE, OUTSIDE, DELTA, LEVEL).rule is None
 
 
 @pytest.mark.parametrize("name", BY_THRESHOLD)
 @pytest.mark.parametrize("choice", CHOICES[:4], ids=lambda c: type(c).__name__)
 def test_each_choice_of_threshold_is_labelled(name: str, choice: Any) -> None:
     bound = named_bound(name, INSIDE, OUTSIDE, DELTA, LEVEL, choice)
-    assert bound.threshold == choice.label
+    assert (bound.threshold, bound.rule) == (choice.label, words_of(choice))
     assert bound.valid == (not isinstance(choice, Maximum))
     assert bound.threshold_value is not None
     assert bound.epsilon_lower > 0
@@ -120,8 +129,9 @@ def test_the_other_methods_refuse_bands_and_say_what_to_do(name: str) -> None:
 @pytest.mark.parametrize("name", BOUND_NAMES)
 def test_scores_that_tell_nothing_prove_nothing(name: str) -> None:
     same = np.tile([0.0, 1.0, 2.0], 100)
-    assert named_bound(name, same, same, DELTA, LEVEL, Fixed(0.5)).epsilon_lower == 0.0
-    assert named_bound(name, -INSIDE, -OUTSIDE, DELTA, LEVEL, Fixed(-AT)).epsilon_lower == 0.0
+    at: tuple[Any, Any] = (None, None) if name == "fdp_t" else (Fixed(0.5), Fixed(-AT))
+    assert named_bound(name, same, same, DELTA, LEVEL, at[0]).epsilon_lower == 0.0
+    assert named_bound(name, -INSIDE, -OUTSIDE, DELTA, LEVEL, at[1]).epsilon_lower == 0.0
 
 
 @pytest.mark.parametrize("name", WITH_RATES)

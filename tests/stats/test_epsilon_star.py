@@ -434,8 +434,13 @@ def test_disjoint_supports_are_limited_by_the_clip_alone() -> None:
     [
         ([], [1.0, 2.0], 0.0, r"losses_train=\[\] must hold at least one loss; evaluate"),
         ([1.0, 2.0], [], 0.0, r"losses_population=\[\] must hold at least one loss"),
-        ([1.0, math.nan], [1.0, 2.0], 0.0, "losses_train holds nan, must hold numbers"),
-        ([1.0, 2.0], [math.nan, 2.0], 0.0, "losses_population holds nan"),
+        ([1.0, math.nan], [1.0, 2.0], 0.0, "losses_train holds nan.*1 of 2, the first at index 1"),
+        (
+            [1.0, 2.0],
+            [math.nan, 2.0],
+            0.0,
+            "losses_population holds nan.*1 of 2, the first at index 0",
+        ),
         ([[1.0, 2.0]], [1.0, 2.0], 0.0, r"losses_train has shape \(1, 2\), must be \[n\]; ravel"),
         (1.0, [1.0, 2.0], 0.0, r"losses_train has shape \(\), must be \[n\]"),
         ([1.0, 2.0], [1.0, 3.0], 1.0, r"delta=1.0 must be in \(0, 1\); or 0 for pure DP"),

@@ -125,7 +125,12 @@ def test_the_false_positive_rate_is_the_target_for_normal_losses() -> None:
     [
         ([1.0, 2.0], [1.0, 2.0, 3.0], 0.1, r"losses_out has shape \(2,\), must be \[n\] with n >="),
         ([1.0, 2.0, 3.0], [[1.0]], 0.1, r"losses_in has shape \(1, 1\), must be"),
-        ([1.0, np.nan, 3.0], [1.0, 2.0, 3.0], 0.1, "losses_out holds nan or infinity"),
+        (
+            [1.0, np.nan, 3.0],
+            [1.0, 2.0, 3.0],
+            0.1,
+            r"losses_out holds nan or infinity.*1 of 3, the first at index 1",
+        ),
         ([1.0, 2.0, 3.0], [1.0, 2.0, 3.5], 1.0, r"alpha=1.0 must be in \(0, 1\)"),
         ([1.0, 1.0, 1.0], [1.0, 2.0, 3.0], 0.1, "std_out=0.0 must be > 0: equal losses"),
         ([1.0, 2.0, 3.0], [7.0, 7.0, 9.0], 0.1, "std_in=0.0 must be > 0: equal losses"),

@@ -27,6 +27,11 @@ from lightning_audit.stats.posterior import (
     epsilon_posterior_maximum,
     epsilon_posterior_pdf,
     epsilon_posterior_quantile,
+    mu_posterior_cdf,
+    mu_posterior_interval,
+    mu_posterior_maximum,
+    mu_posterior_pdf,
+    mu_posterior_quantile,
 )
 
 EXAMPLE = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
@@ -382,3 +387,28 @@ def test_numbers_give_floats_and_arrays_broadcast() -> None:
 def test_arguments_out_of_range_are_refused(call, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+MANY = ConfusionCounts(*(np.arange(500) + i for i in range(4)))
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: mu_posterior_cdf(MANY, 0.5), "mu"),
+        (lambda: mu_posterior_pdf(MANY, 0.5), "mu"),
+        (lambda: mu_posterior_quantile(MANY, 0.5), "probability"),
+        (lambda: mu_posterior_interval(0.5, MANY), "significance"),
+        (lambda: mu_posterior_maximum(0.5, MANY), "probability"),
+        (lambda: epsilon_posterior_cdf(MANY, 0.5, 0.0), "epsilon"),
+        (lambda: epsilon_posterior_quantile(MANY, 0.05, 0.0), "probability"),
+        (lambda: epsilon_posterior_interval(0.05, 0.0, MANY), "significance"),
+        (lambda: ConfusionCounts(MANY, 1, 1, 1), "fn"),
+        (lambda: ConfusionCounts(1, 1, np.full(500, 0.5), 1), "fp"),
+    ],
+)
+def test_arguments_that_are_swapped_are_shown_in_a_line(call, name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name}=.* must ") as caught:
+        call()
+    assert len(str(caught.value)) < 250
+    assert "\n" not in str(caught.value)

@@ -22,6 +22,7 @@ from lightning_audit.stats.thresholds import (
     ThresholdChoice,
     candidate_thresholds,
     threshold_bound,
+    words_of,
 )
 
 
@@ -267,12 +268,22 @@ def test_labels_say_what_may_be_claimed() -> None:
     assert [choice.valid for choice in CHOICES] == 6 * [True] + [False]
 
 
+def test_the_words_tell_every_choice_from_the_others_and_one_from_a_bound() -> None:
+    words = [words_of(choice) for choice in CHOICES]
+    assert len(set(words)) == len(CHOICES)
+    wrong = [choice for choice in CHOICES if "NOT valid" in words_of(choice)]
+    assert wrong == [choice for choice in CHOICES if not choice.valid] != []
+    assert words_of(Split(fraction=0.2)).startswith("chosen on a random 20 % of the scores")
+    with pytest.raises(TypeError, match=r"threshold choice 0\.5 must be Fixed"):
+        words_of(0.5)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: Fixed(math.nan), "threshold holds nan"),
         (lambda: Grid([]), r"thresholds=\(\) must hold at least one number"),
-        (lambda: Grid([0.0, math.nan]), "thresholds holds nan"),
+        (lambda: Grid([0.0, math.nan]), r"thresholds holds nan.* \(1 of 2, the first at index 1\)"),
         (lambda: Split(fraction=1.0), r"fraction=1\.0 must be in \(0, 1\)"),
         (lambda: Split(seed=-1), "seed=-1 must be a whole number"),
         (lambda: MultiSplit(splits=1), "splits=1 must be a whole number >= 2; use Split"),

@@ -46,14 +46,6 @@ These lose no privacy either, and nothing warns: the report has a note, or a che
 | fault | what is wrong | met in | plant | steps | check | it begins | outcome |
 |---|---|---|---|---|---|---|---|
 """
-_NOT_FOUND = """
-## Not found yet
-
-None of these is called a violation of another kind.
-
-| fault | what is wrong | met in | plant | outcome | loses privacy | why it is not found |
-|---|---|---|---|---|---|---|
-"""
 
 
 def markdown() -> str:
@@ -62,23 +54,17 @@ def markdown() -> str:
     found = [
         (*_first(fault), *_how(fault), f"`{fault.likely}`", _sentence(fault))
         for fault in known
-        if fault.seen and not fault.warn_only
+        if not fault.warn_only
     ]
     warned, remarked = (
         [
             (*_first(f), *_how(f), f.sentence, f.ends)
             for f in known
-            if f.seen and f.warn_only and f.remarked == only_remarked
+            if f.warn_only and f.remarked == only_remarked
         ]
         for only_remarked in (False, True)
     )
-    missed = [
-        (*_first(fault), fault.ends, "no" if fault.warn_only else "yes", fault.reason)
-        for fault in known
-        if not fault.seen
-    ]
-    page = _HEAD + _rows(found) + _WARNED + _rows(warned) + _REMARKED + _rows(remarked)
-    return page + _NOT_FOUND + _rows(missed) if missed else page
+    return _HEAD + _rows(found) + _WARNED + _rows(warned) + _REMARKED + _rows(remarked)
 
 
 def _how(fault: Fault) -> tuple[str, ...]:

@@ -1,0 +1,188 @@
+"""The bounds of one run, each by its name, as `lightning_audit.stats.bounds` has the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from lightning_audit import _validate
+from lightning_audit.stats._arguments import delta_or_zero
+from lightning_audit.stats._guesses import OneRunBound, default_guesses
+from lightning_audit.stats.bounds import MU_TO_EPSILON, NamedBound
+from lightning_audit.stats.gdp import gaussian_epsilon
+from lightning_audit.stats.one_run import epsilon_one_run_from_scores
+from lightning_audit.stats.one_run_fdp import (
+    epsilon_one_run_fdp_from_scores,
+    mu_one_run_from_scores,
+)
+from lightning_audit.stats.white_box import mu_white_box_from_scores
+
+__all__ = ["ONE_RUN_METHODS", "ONE_RUN_NAMES", "OneRunMethod", "named_one_run_bound"]
+
+#: From scores in and out, delta, a significance, numbers of guesses and of canaries without a score
+#: to a bound.
+_Guessing = Callable[[ArrayLike, ArrayLike, float, float, Sequence[int], int], OneRunBound]
+
+_COINS = "every canary in by a fair coin of its own, unknown to whoever scored it"
+_ONE_TRAINING = "all canaries of one training; their scores may depend on each other"
+_ONE_RELEASE = "all readings of one release or step, along orthonormal directions"
+_ONE_VARIANCE = "independent Gaussian noise of one variance along each of them"
+
+
+@dataclass(frozen=True)
+class OneRunMethod:
+    """A bound from many canaries of one training.
+
+    Args:
+        name: as it is asked for.
+        quantity: what it bounds, "mu" or "epsilon".
+        assumptions: what it rests on.
+        reference: where it comes from.
+        from_guesses: the bound; None for one from the scores themselves.
+    """
+
+    name: str
+    quantity: Literal["mu", "epsilon"]
+    assumptions: tuple[str, ...]
+    reference: str
+    from_guesses: _Guessing | None = None
+
+
+#: Every method, by name.
+ONE_RUN_METHODS: Mapping[str, OneRunMethod] = {
+    method.name: method
+    for method in (
+        OneRunMethod(
+            "one_run",
+            "epsilon",
+            (_COINS, _ONE_TRAINING),
+            "Steinke, Nasr and Jagielski 2023, section 5",
+            lambda inside, outside, delta, significance, guesses, unscored: (
+                epsilon_one_run_from_scores(
+                    inside, outside, delta, significance, guesses=guesses, unscored=unscored
+                )
+            ),
+        ),
+        OneRunMethod(
+            "one_run_fdp",
+            "epsilon",
+            (_COINS, _ONE_TRAINING),
+            "Mahloujifar, Melis and Chaudhuri 2024, with the trade-off function of "
+            "(epsilon, delta)",
+            lambda inside, outside, delta, significance, guesses, unscored: (
+                epsilon_one_run_fdp_from_scores(
+                    inside, outside, delta, significance, guesses=guesses, unscored=unscored
+                )
+            ),
+        ),
+        OneRunMethod(
+            "one_run_mu",
+            "mu",
+            (_COINS, _ONE_TRAINING, MU_TO_EPSILON),
+            "Mahloujifar, Melis and Chaudhuri 2024, with the trade-off function of mu-GDP",
+            lambda inside, outside, delta, significance, guesses, unscored: mu_one_run_from_scores(
+                inside, outside, significance, guesses=guesses, unscored=unscored
+            ),
+        ),
+        OneRunMethod(
+            "white_box",
+            "mu",
+            (_COINS, _ONE_RELEASE, _ONE_VARIANCE, MU_TO_EPSILON),
+            "Bentkus and Dzindzalieta 2015; derived in `lightning_audit.stats.white_box`",
+        ),
+    )
+}
+ONE_RUN_NAMES = tuple(ONE_RUN_METHODS)
+
+
+def named_one_run_bound(
+    method: str,
+    scores_in: ArrayLike,
+    scores_out: ArrayLike,
+    delta: float,
+    significance: float = 0.05,
+    guesses: Sequence[int] | None = None,
+    unscored: int = 0,
+) -> NamedBound:
+    """Lower bound on the epsilon of a training from its many canaries, by the name of its method.
+
+    Args:
+        method: one of `ONE_RUN_NAMES`.
+        scores_in: scores of the canaries that were in, ``[n_in]``.
+        scores_out: scores of those that were out, ``[n_out]``.
+        delta: delta of the epsilon, in (0, 1), or 0 where the method bounds epsilon itself.
+        significance: probability in (0, 1) with which the bound may be wrong.
+        guesses: how many canaries are guessed to be in, fixed beforehand; of several numbers each
+            has its share of the significance, and the best one counts. None for
+            `lightning_audit.stats.one_run.default_guesses`. "white_box" takes None only.
+        unscored: number of canaries that had a coin, but have no score. "white_box" takes 0 only.
+
+    Returns:
+        The bound with its labels.
+
+    Raises:
+        ValueError: An unknown method, a delta or significance outside its range, scores that are
+            no vectors of numbers, or numbers of guesses that are none or that the method has not.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> scores = 1 + rng.standard_normal(500), rng.standard_normal(500)
+        >>> bound = named_one_run_bound("one_run", *scores, 1e-5, guesses=[62])
+        >>> round(bound.epsilon_lower, 2), bound.rule
+        (1.5, '62 guesses, fixed beforehand')
+    """
+    chosen = ONE_RUN_METHODS[_validate.one_of("method", method, ONE_RUN_METHODS)]
+    level = _validate.open_unit("significance", significance, "e.g. 0.05")
+    if chosen.quantity == "mu":
+        at = _validate.open_unit("delta", delta, "such as 1e-5; for delta = 0 take one_run")
+    else:
+        at = delta_or_zero(delta)
+    found: OneRunBound | None = None
+    rule: str | None = None
+    if chosen.from_guesses is None:
+        if guesses is not None:
+            raise ValueError(
+                f"guesses={guesses!r} is not for method={method!r}, which guesses nothing; leave "
+                "it out, or take one_run."
+            )
+        if unscored:
+            raise ValueError(
+                f"unscored={unscored!r} must be 0 for method={method!r}, which needs a reading of "
+                "every canary; take one_run."
+            )
+        value = mu_white_box_from_scores(scores_in, scores_out, level)
+    else:
+        numbers = guesses
+        if numbers is None:
+            numbers = default_guesses(np.size(scores_in) + np.size(scores_out) + unscored)
+        found = chosen.from_guesses(scores_in, scores_out, at, level, numbers, unscored)
+        value, rule = found.value, _words_of(numbers)
+    mu = value if chosen.quantity == "mu" else None
+    return NamedBound(
+        method=method,
+        epsilon_lower=value if mu is None else float(gaussian_epsilon(mu, at)),
+        mu_lower=mu,
+        delta=at,
+        significance=level,
+        interpretation="confidence",
+        threshold=None,
+        threshold_value=None,
+        rule=rule,
+        valid=True,
+        assumptions=chosen.assumptions,
+        guesses=None if found is None else found.guesses,
+        correct=None if found is None else found.correct,
+    )
+
+
+def _words_of(guesses: Sequence[int]) -> str:
+    numbers = [str(number) for number in sorted(set(guesses), reverse=True)]
+    if len(numbers) < 2:
+        (number,) = numbers or ["no"]
+        return f"{number} {'guess' if number == '1' else 'guesses'}, fixed beforehand"
+    told = f"{', '.join(numbers[:-1])} and {numbers[-1]}"
+    return f"the best of {told} guesses, fixed beforehand, each at its share of the significance"
