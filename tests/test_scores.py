@@ -96,10 +96,24 @@ def test_readings_that_were_dropped_are_canaries_that_nobody_guessed(groups) -> 
     assert scores.mu_one_run(guesses=[50]).value == (
         scores.bound("one_run_mu", 1e-5, guesses=[50]).mu_lower
     )
-    with pytest.raises(ValueError, match=r"unscored=1000000 must be 0 for method='white_box'"):
+    with pytest.raises(ValueError, match=r"dropped=1000000 must be 0 for white_box"):
         scores.bound("white_box", 1e-5)
-    with pytest.raises(ScoresError, match=r"dropped=1000000 must be 0 for mu_white_box"):
+    with pytest.raises(ScoresError, match=r"dropped=1000000 must be 0 for white_box"):
         scores.mu_white_box()
+
+
+@pytest.mark.parametrize("steps", [None, 1])
+def test_readings_of_one_release_have_the_bound_of_a_noisy_sum(steps: int | None) -> None:
+    rng = np.random.default_rng(0)
+    groups = 2 + rng.standard_normal(100), rng.standard_normal(100)
+    assert CanaryScores(*groups, steps=steps).mu_white_box() > 0
+
+
+def test_readings_of_several_releases_have_no_bound_of_a_noisy_sum() -> None:
+    scores = CanaryScores([1.0, 2.0], [0.0, 1.0], steps=2)
+    for ask in (scores.mu_white_box, lambda: scores.bound("white_box", 1e-5)):
+        with pytest.raises(ScoresError, match=r"steps=2 must be 1 for white_box, whose readings"):
+            ask()
 
 
 def test_guesses_are_for_methods_that_guess(groups) -> None:
