@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = [
     pytest.mark.heavy,
-    pytest.mark.usefixtures("without_matplotlib"),
+    pytest.mark.usefixtures("short_report"),
     # Opacus, Lightning and torch remark on loaders, hooks and secure mode in every training.
     pytest.mark.filterwarnings("default"),
 ]

@@ -16,7 +16,7 @@ from lightning_audit import PrivacyAudit, PrivacyViolation
 from lightning_audit.stats.bounds import BOUND_NAMES
 from lightning_audit.testing.faulty_noise import HalfNoise
 
-pytestmark = pytest.mark.picture
+pytestmark = pytest.mark.whole_report
 
 NAMES = (
     "epsilon_lower",
@@ -162,8 +162,9 @@ def test_the_picture_lies_beside_the_report_and_moves_away_with_it(tmp_path: Pat
 
 
 def test_without_matplotlib_the_audit_goes_without_a_picture(
-    tmp_path: Path, without_matplotlib: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("lightning_audit.callbacks.figures.find_spec", lambda name: None)
     trainer_for(tmp_path, PrivacyAudit(seed=1), max_steps=16).fit(PrivateModule())
     assert report_in(tmp_path).steps == 16
     assert not (tmp_path / "audit" / "report.png").exists()
