@@ -415,6 +415,7 @@ def _force_out(audit: PrivacyAudit) -> None:
 # ------------------------------------------------------------------ coins that are not fair
 
 
+@pytest.mark.whole_report
 def test_a_rare_canary_joins_as_often_as_is_said_and_sound_code_is_not_flagged(
     tmp_path: Path,
 ) -> None:
@@ -445,6 +446,7 @@ def test_clipping_after_the_average_is_found_by_a_rare_canary(tmp_path: Path) ->
     assert status(report, "sensitivity") == "violated"
 
 
+@pytest.mark.whole_report
 def test_in_the_subsampled_game_a_steps_epsilon_stays_below_that_of_its_curve(
     tmp_path: Path,
 ) -> None:

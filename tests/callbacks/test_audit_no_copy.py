@@ -122,6 +122,7 @@ KINDS: dict[str, tuple[Callable[[], pl.LightningModule], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.whole_report
 @pytest.mark.parametrize(
     "kind",
     [

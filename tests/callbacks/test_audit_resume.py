@@ -107,6 +107,7 @@ def checkpoint_at(directory: Path, step: int) -> Path:
     return found
 
 
+@pytest.mark.whole_report
 @pytest.mark.parametrize(
     ("epoch_end", "kept", "stopped"),
     [(True, 32, 45), (True, 64, 64), (False, 20, 20), (False, 40, 47), (False, 70, 95)],

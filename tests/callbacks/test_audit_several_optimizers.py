@@ -356,6 +356,7 @@ class StopAt(pl.Callback):
             raise RuntimeError("power cut")
 
 
+@pytest.mark.whole_report
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 @pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization")
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
