@@ -23,6 +23,7 @@ from lightning_audit.stats import roc
 from lightning_audit.stats._arguments import places
 from lightning_audit.stats.bands import Band
 from lightning_audit.stats.bounds import METHODS, NamedBound, named_bound
+from lightning_audit.stats.gaussian_pair import epsilon_gaussian_pair_from_scores
 from lightning_audit.stats.one_run import OneRunBound, epsilon_one_run_from_scores
 from lightning_audit.stats.one_run_bounds import ONE_RUN_METHODS, named_one_run_bound
 from lightning_audit.stats.one_run_fdp import (
@@ -261,13 +262,16 @@ class CanaryScores:
 
         As `lightning_audit.stats.white_box.mu_white_box_from_scores`; fair coins, any data.
         """
-        groups = self._with_fair_coins()
-        if self.dropped:
-            raise ScoresError(
-                f"dropped={self.dropped!r} must be 0 for mu_white_box, which needs the readings of "
-                "all canaries; use epsilon_one_run."
-            )
-        return mu_white_box_from_scores(*groups, significance)
+        return mu_white_box_from_scores(*self._of_all_canaries("mu_white_box"), significance)
+
+    def epsilon_gaussian_pair(self, delta: float, significance: float = 0.05) -> float:
+        """Lower bound on epsilon for scores that are Gaussian in each group; asymptotic.
+
+        As `lightning_audit.stats.gaussian_pair.epsilon_gaussian_pair_from_scores`, which says where
+        it is not valid.
+        """
+        groups = self._of_all_canaries("epsilon_gaussian_pair")
+        return epsilon_gaussian_pair_from_scores(*groups, delta, significance)
 
     def roc(self) -> RocCurve:
         """The observed ROC curve: `lightning_audit.stats.roc.roc_curve`."""
@@ -319,6 +323,15 @@ class CanaryScores:
                 "use bound() for coins that are not fair."
             )
         return self.in_scores, self.out_scores
+
+    def _of_all_canaries(self, bound: str) -> tuple[Floats, Floats]:
+        groups = self._with_fair_coins()
+        if self.dropped:
+            raise ScoresError(
+                f"dropped={self.dropped!r} must be 0 for {bound}, which needs the readings of "
+                "all canaries; use epsilon_one_run."
+            )
+        return groups
 
 
 def _vector(name: str, values: Any) -> Floats:
