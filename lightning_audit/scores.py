@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import csv
 import json
-import math
 import os
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from lightning_audit import _validate
 from lightning_audit._npz import read_npz
+from lightning_audit._score_csv import NO_SCORE, ScoresError, read_scores
 from lightning_audit.results import AuditReport, ReportError
 from lightning_audit.stats import roc
 from lightning_audit.stats._arguments import places
@@ -44,14 +41,8 @@ _EXPECTED = (
     "it must hold the arrays scores_in and scores_out, or the coins and readings of an audit's "
     "observations.npz"
 )
-_COLUMNS = "the first line must name the columns score and in (1 with the canary, 0 without)"
-_NO_SCORE = "which is no score; find out why the attack gave none there"
 _WITH_THRESHOLD = [name for name, method in METHODS.items() if method.from_counts is not None]
 _WITH_GUESSES = [name for name, method in ONE_RUN_METHODS.items() if method.from_guesses]
-
-
-class ScoresError(ValueError):
-    """Scores cannot be read; the message says why and what to do."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +56,7 @@ class CanaryScores:
         coin_probability: Known probability with which a canary was in; None if it is not known.
         dropped: Number of readings of the source that are no numbers, and so no scores. For the
             bounds of one run they are canaries that nobody guesses.
+        steps: Number of releases that the scores are readings of; None if it is not known.
 
     Raises:
         ScoresError: Scores are no vector of finite numbers.
@@ -83,6 +75,7 @@ class CanaryScores:
     threshold: ThresholdChoice = Split()  # noqa: RUF009  # frozen
     coin_probability: float | None = None
     dropped: int = 0
+    steps: int | None = None
 
     def __post_init__(self) -> None:
         for field, name in (("in_scores", "scores_in"), ("out_scores", "scores_out")):
@@ -115,33 +108,7 @@ class CanaryScores:
         Raises:
             ScoresError: The file is absent, lacks a column, or holds what is no number.
         """
-        name = os.fspath(path)
-        try:
-            with open(path, encoding="utf-8-sig", newline="") as file:
-                columns = [column.strip() for column in next(csv.reader(file), [])]
-                if not {"score", "in"} <= set(columns):
-                    raise ScoresError(f"{name!r} has the columns {columns}; {_COLUMNS}.")
-                used = [columns.index("score"), columns.index("in")]
-                with warnings.catch_warnings():
-                    warnings.filterwarnings("ignore", "loadtxt: input contained no data")
-                    table = np.loadtxt(file, delimiter=",", usecols=used, ndmin=2, quotechar='"')
-        except ScoresError:
-            raise
-        except (OSError, ValueError) as error:
-            raise ScoresError(f"cannot read {name!r} as .csv ({error}); {_COLUMNS}.") from error
-        scores, members = table.reshape(-1, 2).T
-        if (wrong := ~np.isfinite(scores)).any():
-            line = _line_of(path, used[0], lambda score: not math.isfinite(score))
-            raise ScoresError(
-                f"line {line} of {name!r} holds score={scores[wrong][0]:g}, {_NO_SCORE} "
-                f"({np.sum(wrong)} of {wrong.size})."
-            )
-        if (wrong := ~np.isin(members, (0.0, 1.0))).any():
-            line = _line_of(path, used[1], lambda member: member not in (0.0, 1.0))
-            raise ScoresError(
-                f"line {line} of {name!r} holds in={members[wrong][0]:g}, must be 1 or 0 "
-                f"({np.sum(wrong)} of {wrong.size}); {_COLUMNS}."
-            )
+        scores, members = read_scores(path)
         return cls(scores[members == 1], scores[members == 0])
 
     @classmethod
@@ -191,6 +158,7 @@ class CanaryScores:
             Fixed(0.5),
             coin_probability=header.get("coin_probability"),
             dropped=int(np.sum(~finite)),
+            steps=int(np.sum(counted)),
         )
 
     def bound(
@@ -214,7 +182,8 @@ class CanaryScores:
                     f"threshold={threshold!r} is not for method={method!r}, which has none; leave "
                     f"it out, or take one of {', '.join(_WITH_THRESHOLD)}."
                 )
-            groups = self._with_fair_coins()
+            guesses_coins = ONE_RUN_METHODS[method].from_guesses is not None
+            groups = self._with_fair_coins() if guesses_coins else self._of_one_release(method)
             return named_one_run_bound(
                 method, *groups, delta, significance, guesses, unscored=self.dropped
             )
@@ -262,7 +231,8 @@ class CanaryScores:
 
         As `lightning_audit.stats.white_box.mu_white_box_from_scores`; fair coins, any data.
         """
-        return mu_white_box_from_scores(*self._of_all_canaries("mu_white_box"), significance)
+        groups = self._of_one_release("white_box")
+        return mu_white_box_from_scores(*groups, significance)
 
     def epsilon_gaussian_pair(self, delta: float, significance: float = 0.05) -> float:
         """Lower bound on epsilon for scores that are Gaussian in each group; asymptotic.
@@ -270,7 +240,7 @@ class CanaryScores:
         As `lightning_audit.stats.gaussian_pair.epsilon_gaussian_pair_from_scores`, which says where
         it is not valid.
         """
-        groups = self._of_all_canaries("epsilon_gaussian_pair")
+        groups = self._of_one_release("gaussian_pair")
         return epsilon_gaussian_pair_from_scores(*groups, delta, significance)
 
     def roc(self) -> RocCurve:
@@ -324,12 +294,18 @@ class CanaryScores:
             )
         return self.in_scores, self.out_scores
 
-    def _of_all_canaries(self, bound: str) -> tuple[Floats, Floats]:
+    def _of_one_release(self, method: str) -> tuple[Floats, Floats]:
         groups = self._with_fair_coins()
         if self.dropped:
             raise ScoresError(
-                f"dropped={self.dropped!r} must be 0 for {bound}, which needs the readings of "
-                "all canaries; use epsilon_one_run."
+                f"dropped={self.dropped!r} must be 0 for {method}, which needs the readings of "
+                "all canaries; use one_run."
+            )
+        if (self.steps or 1) > 1:
+            raise ScoresError(
+                f"steps={self.steps!r} must be 1 for {method}, whose readings are those of one "
+                "release: the data of a later step may depend on earlier coins; use fdp_cp or "
+                "one_run."
             )
         return groups
 
@@ -346,21 +322,5 @@ def _vector(name: str, values: Any) -> Floats:
     scores = array.astype(np.float64)
     if (wrong := ~np.isfinite(scores)).any():
         first = float(scores[wrong][0])
-        raise ScoresError(f"{name} holds {first}, {_NO_SCORE} ({places(wrong)}).")
+        raise ScoresError(f"{name} holds {first}, {NO_SCORE} ({places(wrong)}).")
     return scores
-
-
-def _line_of(
-    path: str | os.PathLike[str], column: int, wrong: Callable[[float], bool]
-) -> int | None:
-    """Number of the first line whose number in a column is wrong."""
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        lines = csv.reader(file)
-        next(lines)
-        for fields in lines:
-            if len(fields) <= column or fields[0].lstrip().startswith("#"):
-                continue
-            with contextlib.suppress(ValueError):
-                if wrong(float(fields[column].split("#")[0])):
-                    return lines.line_num
-    return None

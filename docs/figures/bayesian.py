@@ -44,14 +44,14 @@ COLOURS = dict(zip(INTERVALS, (ORANGE, PINK, BLUE), strict=True))
 
 def draw_example(axes):
     """Posterior of epsilon, and the 95 % intervals."""
-    at = np.linspace(0.01, 1.8, 300)
+    at = np.linspace(0.01, 2.5, 300)
     density = epsilon_posterior_pdf(at, EXAMPLE, EXAMPLE_DELTA)
     axes.plot(at, density, color=INK)
     for row, (name, interval) in enumerate(INTERVALS.items()):
         ends = interval(EXAMPLE, EXAMPLE_DELTA, 0.05)
         axes.hlines(-0.15 - 0.16 * row, *ends, color=COLOURS[name], linewidth=4, label=name)
         print("example", name, np.round(ends, 5))
-    axes.set_ylim(-0.65, None)
+    axes.set_ylim(-0.65, 2.8)
     axes.set_title("Example: posterior of epsilon, delta .05\n35 misses, 25 false alarms of 100")
     axes.set_xlabel("epsilon")
     axes.set_ylabel("density; 95 % intervals below")
