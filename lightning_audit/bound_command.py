@@ -146,6 +146,9 @@ def _as_text(bound: NamedBound, scores: CanaryScores, rates: dict[str, float]) -
     if not bound.valid:
         lines.append(
             "NOT VALID: the threshold was chosen on the scores that the bound is computed from"
+            if bound.threshold
+            else "NOT VALID in general: scores that are not Gaussian, and data that differ from "
+            "canary to canary, look like leakage to it"
         )
     lines.extend(f"assumes: {what}" for what in bound.assumptions)
     if rates:

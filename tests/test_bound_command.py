@@ -96,6 +96,8 @@ def test_every_method_of_one_run_gives_the_librarys_own_number_and_what_it_assum
     assert (told["guesses"], told["correct"]) == (expected.guesses, expected.correct)
     text = printed(capsys, *arguments)
     assert "assumes: every canary in by a fair coin of its own" in text
+    assert ("NOT VALID in general: scores that are not Gaussian" in text) != expected.valid
+    assert told["valid"] == expected.valid
     guessed = f"{expected.correct} of {expected.guesses} guesses right: the best of 175, 43 and 10"
     assert (guessed in text) == (expected.guesses is not None)
 

@@ -82,7 +82,8 @@ class NamedBound:
         threshold: "fixed" or "searched"; None for a method without threshold.
         threshold_value: the threshold that was used, None for a method without.
         rule: how it was chosen, or the number of guesses, in words; None for a method without.
-        valid: whether the bound has its significance: a maximum over thresholds has not.
+        valid: whether the bound has its significance: a maximum over thresholds has not, and
+            "gaussian_pair" only where the data are alike along all canaries.
         assumptions: what it rests on.
         guesses: number of canaries that were guessed to be in; None for a method with a threshold.
         correct: number of those that were in.

@@ -51,6 +51,7 @@ class OneRunMethod:
         reference: where it comes from.
         from_guesses: the bound; None for one from the scores themselves.
         from_scores: the bound from the scores themselves, None for one from guesses.
+        valid: whether it has its significance whatever the data give along the canaries.
     """
 
     name: str
@@ -59,6 +60,7 @@ class OneRunMethod:
     reference: str
     from_guesses: _Guessing | None = None
     from_scores: _FromScores | None = None
+    valid: bool = True
 
 
 #: Every method, by name.
@@ -113,6 +115,8 @@ ONE_RUN_METHODS: Mapping[str, OneRunMethod] = {
             "the idea of Agrawal et al. 2026, from its abstract; the region is derived in "
             "`lightning_audit.stats.gaussian_pair`",
             from_scores=epsilon_gaussian_pair_from_scores,
+            # Data that differ between the canaries look like leakage, however many there are.
+            valid=False,
         ),
     )
 }
@@ -194,7 +198,7 @@ def named_one_run_bound(
         threshold=None,
         threshold_value=None,
         rule=rule,
-        valid=True,
+        valid=chosen.valid,
         assumptions=chosen.assumptions,
         guesses=None if found is None else found.guesses,
         correct=None if found is None else found.correct,

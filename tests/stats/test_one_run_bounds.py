@@ -58,7 +58,7 @@ def test_a_named_bound_is_what_the_function_gives(name: str) -> None:
         name,
         DELTA,
         LEVEL,
-        True,
+        name != "gaussian_pair",
     )
     assert bound.threshold is bound.threshold_value is None
     assert bound.assumptions == ONE_RUN_METHODS[name].assumptions
