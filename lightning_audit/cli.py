@@ -14,7 +14,7 @@ from lightning_audit.results import EXIT_CODES
 #: Names of the bounds, as the help lists them.
 METHODS = "fdp_cp, fdp_pooled_cp, fdp_bayes, fdp_t, eps_cp, eps_jeffreys, eps_bayes, katz"
 #: Names of those for many canaries of one training.
-ONE_RUN_METHODS = "one_run, one_run_fdp, one_run_mu, white_box"
+ONE_RUN_METHODS = "one_run, one_run_fdp, one_run_mu, white_box, gaussian_pair"
 #: Trainings at a time where nothing is said; each takes half a gigabyte.
 _JOBS = 8
 #: Exit code of a command that Ctrl-C ended, as shells have it.

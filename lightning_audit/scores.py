@@ -21,6 +21,7 @@ from lightning_audit.stats._arguments import places
 from lightning_audit.stats._guesses import Sides
 from lightning_audit.stats.bands import Band
 from lightning_audit.stats.bounds import METHODS, NamedBound, named_bound
+from lightning_audit.stats.gaussian_pair import epsilon_gaussian_pair_from_scores
 from lightning_audit.stats.one_run import OneRunBound, epsilon_one_run_from_scores
 from lightning_audit.stats.one_run_bounds import ONE_RUN_METHODS, named_one_run_bound
 from lightning_audit.stats.one_run_fdp import (
@@ -184,7 +185,7 @@ class CanaryScores:
                     f"it out, or take one of {', '.join(_WITH_THRESHOLD)}."
                 )
             guesses_coins = ONE_RUN_METHODS[method].from_guesses is not None
-            groups = self._with_fair_coins() if guesses_coins else self._of_one_release()
+            groups = self._with_fair_coins() if guesses_coins else self._of_one_release(method)
             return named_one_run_bound(
                 method, *groups, delta, significance, guesses, self.dropped, sides
             )
@@ -261,7 +262,17 @@ class CanaryScores:
 
         As `lightning_audit.stats.white_box.mu_white_box_from_scores`; fair coins, any data.
         """
-        return mu_white_box_from_scores(*self._of_one_release(), significance)
+        groups = self._of_one_release("white_box")
+        return mu_white_box_from_scores(*groups, significance)
+
+    def epsilon_gaussian_pair(self, delta: float, significance: float = 0.05) -> float:
+        """Lower bound on epsilon for scores that are Gaussian in each group; asymptotic.
+
+        As `lightning_audit.stats.gaussian_pair.epsilon_gaussian_pair_from_scores`, which says where
+        it is not valid.
+        """
+        groups = self._of_one_release("gaussian_pair")
+        return epsilon_gaussian_pair_from_scores(*groups, delta, significance)
 
     def roc(self) -> RocCurve:
         """The observed ROC curve: `lightning_audit.stats.roc.roc_curve`."""
@@ -314,16 +325,16 @@ class CanaryScores:
             )
         return self.in_scores, self.out_scores
 
-    def _of_one_release(self) -> tuple[Floats, Floats]:
+    def _of_one_release(self, method: str) -> tuple[Floats, Floats]:
         groups = self._with_fair_coins()
         if self.dropped:
             raise ScoresError(
-                f"dropped={self.dropped!r} must be 0 for white_box, which needs the readings of "
+                f"dropped={self.dropped!r} must be 0 for {method}, which needs the readings of "
                 "all canaries; use one_run."
             )
         if (self.steps or 1) > 1:
             raise ScoresError(
-                f"steps={self.steps!r} must be 1 for white_box, whose readings are those of one "
+                f"steps={self.steps!r} must be 1 for {method}, whose readings are those of one "
                 "release: the data of a later step may depend on earlier coins; use fdp_cp or "
                 "one_run."
             )

@@ -11,6 +11,7 @@ from lightning_audit.results import AuditReport, Verdict
 from lightning_audit.scores import CanaryScores, ScoresError
 from lightning_audit.stats import roc
 from lightning_audit.stats.bounds import BOUND_NAMES, named_bound
+from lightning_audit.stats.gaussian_pair import epsilon_gaussian_pair_from_scores
 from lightning_audit.stats.one_run import epsilon_one_run_from_scores
 from lightning_audit.stats.one_run_bounds import ONE_RUN_NAMES, named_one_run_bound
 from lightning_audit.stats.one_run_fdp import (
@@ -65,6 +66,9 @@ def test_what_is_asked_of_scores_is_asked_of_the_statistics(groups) -> None:
     largest = mu_one_run_from_scores(*groups, 0.05, sides="in")
     assert scores.mu_one_run(sides="in") == largest != scores.mu_one_run()
     assert scores.mu_white_box() == mu_white_box_from_scores(*groups, 0.05) > 0
+    assert scores.epsilon_gaussian_pair(1e-5, 0.1) == epsilon_gaussian_pair_from_scores(
+        *groups, 1e-5, 0.1
+    )
     assert scores.auroc() == roc.auroc(*groups)
     assert scores.tpr_at_fpr(0.1) == roc.tpr_at_fpr(*groups, 0.1)
     assert scores.tpr_at_fpr(0.1, 0.05) == roc.tpr_at_fpr_lower(*groups, 0.1, 0.05)
@@ -108,6 +112,8 @@ def test_readings_that_were_dropped_are_canaries_that_nobody_guessed(groups) -> 
         scores.bound("white_box", 1e-5)
     with pytest.raises(ScoresError, match=r"dropped=1000000 must be 0 for white_box"):
         scores.mu_white_box()
+    with pytest.raises(ScoresError, match=r"dropped=1000000 must be 0 for gaussian_pair"):
+        scores.epsilon_gaussian_pair(1e-5)
 
 
 @pytest.mark.parametrize("steps", [None, 1])
@@ -122,6 +128,12 @@ def test_readings_of_several_releases_have_no_bound_of_a_noisy_sum() -> None:
     for ask in (scores.mu_white_box, lambda: scores.bound("white_box", 1e-5)):
         with pytest.raises(ScoresError, match=r"steps=2 must be 1 for white_box, whose readings"):
             ask()
+    for ask in (
+        lambda: scores.epsilon_gaussian_pair(1e-5),
+        lambda: scores.bound("gaussian_pair", 1e-5),
+    ):
+        with pytest.raises(ScoresError, match=r"steps=2 must be 1 for gaussian_pair, whose"):
+            ask()
 
 
 def test_guesses_are_for_methods_that_guess(groups) -> None:
@@ -130,7 +142,7 @@ def test_guesses_are_for_methods_that_guess(groups) -> None:
     assert found == named_one_run_bound("one_run", *groups, 1e-5, guesses=[50, 20])
     found = scores.bound("one_run", 1e-5, guesses=[50, 20], sides="in")
     assert found == named_one_run_bound("one_run", *groups, 1e-5, guesses=[50, 20], sides="in")
-    for method in (*BOUND_NAMES, "white_box"):
+    for method in (*BOUND_NAMES, "white_box", "gaussian_pair"):
         with pytest.raises(ValueError, match=rf"guesses=\[50\] is not for method='{method}'"):
             scores.bound(method, 1e-5, guesses=[50])
         with pytest.raises(ValueError, match=rf"sides='in' is not for method='{method}'"):

@@ -114,7 +114,7 @@ def mu_noncentral_t(
     n1, n0, d, ss = (values[enough] for values in (n1, n0, d, ss))
     freedom, weight = n1 + n0 - 2.0, n1 * n0 / (n1 + n0)
     t = np.sqrt(weight) * d / np.sqrt(ss / freedom)
-    limit[enough] = _noncentrality(t, freedom, level) / np.sqrt(weight)
+    limit[enough] = noncentrality_lower(t, freedom, level) / np.sqrt(weight)
     return like_input(limit)
 
 
@@ -173,7 +173,7 @@ def _numbers(name: str, value: int | NDArray[Any]) -> Floats:
     return numbers.astype(np.float64)
 
 
-def _noncentrality(t: Floats, freedom: Floats, significance: float) -> Floats:
+def noncentrality_lower(t: Floats, freedom: Floats, significance: float) -> Floats:
     """Lower limit of the noncentrality, at least zero, for arrays ``[m]``."""
     limit = np.zeros(t.shape)
     # At lambda = 0 the tail is that of Student's t; if it exceeds the significance, zero is left.

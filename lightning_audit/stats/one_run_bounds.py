@@ -13,6 +13,7 @@ from lightning_audit import _validate
 from lightning_audit.stats._arguments import delta_or_zero
 from lightning_audit.stats._guesses import SIDES, OneRunBound, Sides, default_guesses
 from lightning_audit.stats.bounds import MU_TO_EPSILON, NamedBound
+from lightning_audit.stats.gaussian_pair import epsilon_gaussian_pair_from_scores
 from lightning_audit.stats.gdp import gaussian_epsilon
 from lightning_audit.stats.one_run import epsilon_one_run_from_scores
 from lightning_audit.stats.one_run_fdp import (
@@ -27,10 +28,16 @@ __all__ = ["ONE_RUN_METHODS", "ONE_RUN_NAMES", "OneRunMethod", "named_one_run_bo
 #: score, and the sides that are guessed, to a bound.
 _Guessing = Callable[[ArrayLike, ArrayLike, float, float, Sequence[int], int, Sides], OneRunBound]
 
+#: From scores in and out, delta and a significance to a bound.
+_FromScores = Callable[[ArrayLike, ArrayLike, float, float], float]
+
 _COINS = "every canary in by a fair coin of its own, unknown to whoever scored it"
 _ONE_TRAINING = "all canaries of one training; their scores may depend on each other"
 _ONE_RELEASE = "all readings of one release or step, along orthonormal directions"
 _ONE_VARIANCE = "independent Gaussian noise of one variance along each of them"
+_ASYMPTOTIC = "asymptotic: independent scores, Gaussian in the limit, of one law within each group"
+_ALIKE = "the data give the same along every canary: large data along a few make it exceed epsilon"
+_PAIR_TO_EPSILON = "epsilon of the mechanism is at least that of the pair of Gaussians"
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,7 @@ class OneRunMethod:
         assumptions: what it rests on.
         reference: where it comes from.
         from_guesses: the bound; None for one from the scores themselves.
+        from_scores: the bound from the scores themselves, None for one from guesses.
     """
 
     name: str
@@ -50,6 +58,7 @@ class OneRunMethod:
     assumptions: tuple[str, ...]
     reference: str
     from_guesses: _Guessing | None = None
+    from_scores: _FromScores | None = None
 
 
 #: Every method, by name.
@@ -107,6 +116,17 @@ ONE_RUN_METHODS: Mapping[str, OneRunMethod] = {
             "mu",
             (_COINS, _ONE_RELEASE, _ONE_VARIANCE, MU_TO_EPSILON),
             "Bentkus and Dzindzalieta 2015; derived in `lightning_audit.stats.white_box`",
+            from_scores=lambda inside, outside, delta, significance: mu_white_box_from_scores(
+                inside, outside, significance
+            ),
+        ),
+        OneRunMethod(
+            "gaussian_pair",
+            "epsilon",
+            (_COINS, _ASYMPTOTIC, _ALIKE, _PAIR_TO_EPSILON),
+            "the idea of Agrawal et al. 2026, from its abstract; the region is derived in "
+            "`lightning_audit.stats.gaussian_pair`",
+            from_scores=epsilon_gaussian_pair_from_scores,
         ),
     )
 }
@@ -129,14 +149,17 @@ def named_one_run_bound(
         method: one of `ONE_RUN_NAMES`.
         scores_in: scores of the canaries that were in, ``[n_in]``.
         scores_out: scores of those that were out, ``[n_out]``.
-        delta: delta of the epsilon, in (0, 1), or 0 where the method bounds epsilon itself.
+        delta: delta of the epsilon, in (0, 1), or 0 for "one_run" and "one_run_fdp".
         significance: probability in (0, 1) with which the bound may be wrong.
         guesses: how many canaries are guessed, fixed beforehand; of several numbers each
             has its share of the significance, and the best one counts. None for
-            `lightning_audit.stats.one_run.default_guesses`. "white_box" takes None only.
-        unscored: number of canaries that had a coin, but have no score. "white_box" takes 0 only.
+            `lightning_audit.stats.one_run.default_guesses`. "white_box" and "gaussian_pair"
+            take None only.
+        unscored: number of canaries that had a coin, but have no score. "white_box" and
+            "gaussian_pair" take 0 only.
         sides: "both" to guess half of them in and half out, "in" to guess them all in, as for an
-            attack that tells members only. "white_box" takes "both" only, which it has no use for.
+            attack that tells members only. "white_box" and "gaussian_pair" guess nothing, and take
+            "both" only.
 
     Returns:
         The bound with its labels.
@@ -156,13 +179,13 @@ def named_one_run_bound(
     chosen = ONE_RUN_METHODS[_validate.one_of("method", method, ONE_RUN_METHODS)]
     level = _validate.open_unit("significance", significance, "e.g. 0.05")
     _validate.one_of("sides", sides, SIDES)
-    if chosen.quantity == "mu":
+    if chosen.quantity == "mu" or chosen.from_scores:
         at = _validate.open_unit("delta", delta, "such as 1e-5; for delta = 0 take one_run")
     else:
         at = delta_or_zero(delta)
     found: OneRunBound | None = None
     rule: str | None = None
-    if chosen.from_guesses is None:
+    if chosen.from_scores:
         if sides != "both":
             raise ValueError(
                 f"sides={sides!r} is not for method={method!r}, which guesses nothing; leave it "
@@ -178,8 +201,8 @@ def named_one_run_bound(
                 f"unscored={unscored!r} must be 0 for method={method!r}, which needs a reading of "
                 "every canary; take one_run."
             )
-        value = mu_white_box_from_scores(scores_in, scores_out, level)
-    else:
+        value = chosen.from_scores(scores_in, scores_out, at, level)
+    elif chosen.from_guesses:
         numbers = guesses
         if numbers is None:
             numbers = default_guesses(np.size(scores_in) + np.size(scores_out) + unscored, sides)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lightning_audit.stats.bounds import BOUND_NAMES
+from lightning_audit.stats.gaussian_pair import epsilon_gaussian_pair_from_scores
 from lightning_audit.stats.gdp import gaussian_epsilon
 from lightning_audit.stats.one_run import default_guesses, epsilon_one_run_from_scores
 from lightning_audit.stats.one_run_bounds import (
@@ -22,7 +23,7 @@ from lightning_audit.stats.white_box import mu_white_box_from_scores
 DELTA, LEVEL = 1e-4, 0.03
 RNG = np.random.default_rng(5)
 SCORES = 1.3 + RNG.standard_normal(400), RNG.standard_normal(350)
-GUESSING = [name for name in ONE_RUN_NAMES if name != "white_box"]
+GUESSING = [name for name, method in ONE_RUN_METHODS.items() if method.from_guesses]
 
 
 def direct(name: str, guesses: list[int] | None = None) -> tuple[float, float | None]:
@@ -36,6 +37,8 @@ def direct(name: str, guesses: list[int] | None = None) -> tuple[float, float | 
             return found.value, None
         case "one_run_mu":
             mu = mu_one_run_from_scores(*SCORES, LEVEL, guesses=guesses).value
+        case "gaussian_pair":
+            return epsilon_gaussian_pair_from_scores(*SCORES, DELTA, LEVEL), None
         case _:
             mu = mu_white_box_from_scores(*SCORES, LEVEL)
     return float(gaussian_epsilon(mu, DELTA)), mu
@@ -136,8 +139,14 @@ def test_bounds_on_epsilon_itself_have_delta_0_too(name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"method": "fdp_cp"}, r"method='fdp_cp' must be one of \['one_run', 'one_run_fdp'"),
+        (
+            {"method": "fdp_cp"},
+            r"method='fdp_cp' must be one of \['gaussian_pair', 'one_run',",
+        ),
         ({"method": "one_run_mu", "delta": 0.0}, r"delta=0.0 must be in \(0, 1\).*take one_run"),
+        ({"method": "gaussian_pair", "delta": 0}, r"delta=0 must be in \(0, 1\).*take one_run"),
+        ({"method": "gaussian_pair", "unscored": 2}, "unscored=2 must be 0 for method='gauss"),
+        ({"method": "gaussian_pair", "guesses": [10]}, r"guesses=\[10\] is not for method='gauss"),
         ({"method": "white_box", "delta": 0}, r"delta=0 must be in \(0, 1\).*take one_run"),
         ({"delta": 1.0}, r"delta=1.0"),
         ({"significance": 0.0}, r"significance=0.0"),
