@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytorch_lightning as pl
 import torch
@@ -49,11 +49,11 @@ def trained(
     return torch.cat([p.detach().flatten() for p in module.parameters()])
 
 
-def run(seeds: int = 3) -> dict[str, object]:
+def run(seeds: int = 3, nets: Mapping[str, Callable[[], nn.Module]] = NETS) -> dict[str, object]:
     """Largest relative distances from the unaudited model: audited, and nudged."""
     quiet()
     results: dict[str, object] = {}
-    for (net, make_net), (name, options) in itertools.product(NETS.items(), OPTIMIZERS.items()):
+    for (net, make_net), (name, options) in itertools.product(nets.items(), OPTIMIZERS.items()):
         distances: dict[str, list[float]] = {"audited": [], "one last bit changed": []}
         for seed in range(seeds):
             plain = trained(make_net, *options, seed)

@@ -1,4 +1,4 @@
-"""One Hypothesis profile for all tests, and trainings that draw only where it is looked at."""
+"""One Hypothesis profile for all tests, and trainings that report only what is looked at."""
 
 import pytest
 from hypothesis import settings
@@ -8,6 +8,11 @@ settings.load_profile("lightning_audit")
 
 
 @pytest.fixture
-def without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Audits draw nothing, as where matplotlib is not installed: half of a short training's end."""
+def short_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Audits with ``bounds=[]`` by default, and as without matplotlib: half of a short training."""
+    from lightning_audit import PrivacyAudit
+
     monkeypatch.setattr("lightning_audit.callbacks.figures.find_spec", lambda name: None)
+    *others, bounds = PrivacyAudit.__init__.__defaults__
+    assert bounds is None
+    monkeypatch.setattr(PrivacyAudit.__init__, "__defaults__", (*others, ()))

@@ -11,6 +11,7 @@ from lightning_audit.canaries.gradient import GradientCanary, default_mix
 from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.checks.family import SHARES, WARNING_SHARES
 from lightning_audit.claims import PrivacyClaim
+from lightning_audit.stats.bounds import BOUND_NAMES
 
 DEFAULT_DELTA = 1e-5
 
@@ -112,6 +113,18 @@ def flag_of(name: str, value: bool) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"{name}={value!r} must be True or False.")
     return value
+
+
+def bounds_of(bounds: Sequence[str] | None) -> tuple[str, ...]:
+    """Names of the literature's bounds, in their own order; all of them for None."""
+    if bounds is None:
+        return BOUND_NAMES
+    if isinstance(bounds, str) or not isinstance(bounds, Sequence):
+        raise ValueError(f"bounds={bounds!r} must be a list; write ['fdp_cp'] for one bound.")
+    for name in bounds:
+        if name not in BOUND_NAMES:
+            raise ValueError(f"bounds holds {name!r}; it must hold names of {list(BOUND_NAMES)}.")
+    return tuple(name for name in BOUND_NAMES if name in bounds)
 
 
 def allowed_of(allow: Sequence[str]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 from lightning_audit.callbacks.spending import epsilon_at_ratio
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.results import EpsilonBound
-from lightning_audit.stats.bounds import METHODS, BoundMethod
+from lightning_audit.stats.bounds import BOUND_NAMES, METHODS, BoundMethod
 from lightning_audit.stats.gdp import gaussian_epsilon, gaussian_mu
 from lightning_audit.stats.subsampled_counts import (
     subsampled_epsilon_clopper_pearson,
@@ -64,9 +64,12 @@ def betting_bound(
 
 
 def literature_bounds(
-    monitor: AuditMonitor, delta: float, significance: float
+    monitor: AuditMonitor,
+    delta: float,
+    significance: float,
+    names: Sequence[str] = BOUND_NAMES,
 ) -> tuple[EpsilonBound, ...]:
-    """Every bound of the literature that holds for the coins and the game, for one look now.
+    """The literature's bounds that hold for the coins and the game, for one look now.
 
     Given the coins, the errors in either world are independent trials of that world's rate,
     whatever the coins' probability is: their limits and posteriors need no fair coins.
@@ -75,10 +78,10 @@ def literature_bounds(
         monitor: the checks now.
         delta: the delta of all epsilons.
         significance: probability that each bound is wrong.
+        names: those that are asked for.
     """
     if not monitor.canary_steps:
         return ()
-    names = tuple(METHODS)
     if monitor.header.coin_probability != 0.5:
         names = tuple(name for name in names if name not in _OF_FAIR_COINS)
     if monitor.header.game == "subsampled":

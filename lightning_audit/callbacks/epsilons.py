@@ -103,7 +103,7 @@ def _proved(monitor: AuditMonitor, terms: Terms, optimizers: int, within: bool) 
         None if sure <= 1 and within else epsilon_at_ratio(history, sure, delta),
         (
             betting_bound(monitor, ratio, lower, delta, level),
-            *literature_bounds(monitor, delta, level),
+            *literature_bounds(monitor, delta, level, terms.bounds),
         ),
     )
 

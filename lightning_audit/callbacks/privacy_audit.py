@@ -12,6 +12,7 @@ from lightning_audit import _validate
 from lightning_audit.callbacks._namespaces import Callback
 from lightning_audit.callbacks.arguments import (
     allowed_of,
+    bounds_of,
     canaries_of,
     claimed_of,
     delta_of,
@@ -80,6 +81,9 @@ class PrivacyAudit(Callback):
             first 500 where per-sample gradients must be copied for it.
         significance: probability of a false alarm over the whole run, in (0, 1).
         bound_significance: probability that a logged lower bound is wrong, in (0, 1).
+        bounds: names of the literature's bounds to compute at each epoch's end, such as
+            ["fdp_cp"]; None for all, [] for none, which takes little time of an epoch's end. The
+            verdict does not rest on them.
         resolution: what the audit must be able to see before it may pass; None for noise of 0.8
             times the claim and a clipping norm twice too large.
         allow: names of findings that shall not fail the run; they are still shown.
@@ -127,6 +131,7 @@ class PrivacyAudit(Callback):
         log_prefix: str = "audit",
         seed: int | None = None,
         replay_neighbours: bool = False,
+        bounds: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
         self.claimed_epsilon = claimed_of(claimed_epsilon, claim)
@@ -143,6 +148,7 @@ class PrivacyAudit(Callback):
         self.bound_significance = _validate.open_unit(
             "bound_significance", bound_significance, "e.g. 0.05"
         )
+        self.bounds = bounds_of(bounds)
         self.resolution = resolution or Resolution()
         self.replay_neighbours = flag_of("replay_neighbours", replay_neighbours)
         self.allow = allowed_of(allow)
@@ -356,6 +362,7 @@ class PrivacyAudit(Callback):
             every_n_steps=self.every_n_steps,
             significance=self.significance,
             bound_significance=self.bound_significance,
+            bounds=self.bounds,
             resolution=self.resolution,
             allow=self.allow,
             seed=self.seed,

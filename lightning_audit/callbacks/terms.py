@@ -26,6 +26,7 @@ class Terms:
     every_n_steps: int | None
     significance: float
     bound_significance: float
+    bounds: tuple[str, ...]
     resolution: Resolution
     allow: Collection[str]
     seed: int
@@ -49,6 +50,7 @@ class Terms:
             "every_n_steps": self.every_n_steps,
             "significance": self.significance,
             "bound_significance": self.bound_significance,
+            "bounds": self.bounds,
             "resolution": dataclasses.asdict(self.resolution),
             "allow": tuple(self.allow),
             "replay_neighbours": self.replay_neighbours,

@@ -235,10 +235,10 @@ def _integrated(height: Floats, d: Floats, r: Floats, root: Floats) -> tuple[Flo
         width = np.where(r < 1.0, root / np.maximum(-k, 0.0), np.inf)
     near = _beyond(a, root, k, width)
     with np.errstate(all="ignore"):
-        weight = np.where(r > 1.0, np.exp(-0.5 * (far - a) * (far + a)), 0.0)
+        weight = np.nan_to_num(np.where(r > 1.0, np.exp(-0.5 * (far - a) * (far + a)), 0.0))
     # An infinite far root has no weight; any number will do for its integral.
     other = _beyond(np.minimum(far, 1e8), root, np.maximum(k, 0.0), np.full(a.shape, np.inf))
-    h, q = (u + np.nan_to_num(weight) * v for u, v in zip(near, other, strict=True))
+    h, q = (u + weight * v for u, v in zip(near, other, strict=True))
     return -0.5 * a * a - _LOG_SQRT_2PI + np.log(h), q / h
 
 

@@ -29,9 +29,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _drawn_where_it_is_looked_at(request: pytest.FixtureRequest) -> None:
-    if request.node.get_closest_marker("picture") is None:
-        request.getfixturevalue("without_matplotlib")
+def _whole_where_it_is_looked_at(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("whole_report") is None:
+        request.getfixturevalue("short_report")
 
 
 @pytest.fixture(autouse=True)

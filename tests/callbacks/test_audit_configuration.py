@@ -41,6 +41,8 @@ from lightning_audit.store import INJECTED, NOT_PLANNED, read_observations
         ({"num_canaries": 0}, "num_canaries=0"),
         ({"num_canaries": 2.5}, "num_canaries=2.5"),
         ({"oversize": 0.5}, "oversize=0.5"),
+        ({"bounds": ["fdp"]}, "bounds holds 'fdp'; it must hold names of"),
+        ({"bounds": "fdp_cp"}, "bounds='fdp_cp' must be a list; write ['fdp_cp']"),
         ({"oversize": 0}, "oversize=0"),
         ({"significance": 0}, "significance=0"),
         ({"significance": 1}, "significance=1"),

@@ -16,7 +16,7 @@ from lightning_audit import PrivacyAudit, PrivacyViolation
 from lightning_audit.stats.bounds import BOUND_NAMES
 from lightning_audit.testing.faulty_noise import HalfNoise
 
-pytestmark = pytest.mark.picture
+pytestmark = pytest.mark.whole_report
 
 NAMES = (
     "epsilon_lower",
@@ -73,6 +73,18 @@ def test_tensorboard_gets_every_metric(tmp_path: Path) -> None:
     for name in NAMES:
         values = [event.value for event in events.Scalars(f"audit/{name}")]
         assert values == pytest.approx([epoch[name] for epoch in audit.report.epochs], rel=1e-5)
+
+
+@pytest.mark.parametrize("names", [(), ("eps_cp", "fdp_cp")])
+def test_only_the_bounds_that_are_asked_for_are_computed(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    audit = PrivacyAudit(bounds=list(names), seed=1)
+    trainer_for(tmp_path, audit, max_steps=32).fit(PrivateModule())
+    betting, *others = audit.report.bounds
+    assert (betting.looks, betting.epsilon_lower) == ("anytime", audit.report.epsilon_lower)
+    assert {bound.name for bound in others} == set(names)
+    assert list(audit.report.settings["bounds"]) == sorted(names, reverse=True)
 
 
 def test_two_loggers_get_the_metrics_under_the_chosen_prefix(tmp_path: Path) -> None:
@@ -162,8 +174,9 @@ def test_the_picture_lies_beside_the_report_and_moves_away_with_it(tmp_path: Pat
 
 
 def test_without_matplotlib_the_audit_goes_without_a_picture(
-    tmp_path: Path, without_matplotlib: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("lightning_audit.callbacks.figures.find_spec", lambda name: None)
     trainer_for(tmp_path, PrivacyAudit(seed=1), max_steps=16).fit(PrivateModule())
     assert report_in(tmp_path).steps == 16
     assert not (tmp_path / "audit" / "report.png").exists()

@@ -25,7 +25,7 @@ from lightning_audit.testing.runs import train
 # Opacus, Lightning and torch remark on loaders, hooks and secure mode in every training.
 pytestmark = [
     pytest.mark.filterwarnings("default"),
-    pytest.mark.usefixtures("without_matplotlib"),
+    pytest.mark.usefixtures("short_report"),
 ]
 
 SEEN = [fault for fault in FAULTS.values() if not fault.warn_only]
