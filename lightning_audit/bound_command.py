@@ -51,7 +51,12 @@ def run(options: argparse.Namespace) -> str:
         choice = None if options.threshold is None else parse_threshold(options.threshold)
         guesses = None if options.guesses is None else parse_guesses(options.guesses)
         bound = scores.bound(
-            options.method, options.delta, options.significance, choice, guesses=guesses
+            options.method,
+            options.delta,
+            options.significance,
+            choice,
+            guesses=guesses,
+            sides=options.sides,
         )
         rates = _rates(scores, options.significance) if options.roc else {}
     except ValueError as error:

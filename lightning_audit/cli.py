@@ -146,8 +146,16 @@ def _parser() -> argparse.ArgumentParser:
     bound.add_argument(
         "--guesses",
         metavar="N",
-        help="canaries of one training to be guessed in, those with the largest scores; a number "
-        "fixed beforehand, or several with commas (default: a quarter, a 16th and a 64th of them)",
+        help="canaries of one training to be guessed, those with the largest and the smallest "
+        "scores; a number fixed beforehand, or several with commas (default: half, an "
+        "eighth and a 32nd of them; with --sides in, a quarter, a 16th and a 64th)",
+    )
+    bound.add_argument(
+        "--sides",
+        choices=("both", "in"),
+        default="both",
+        help="both: half of them are guessed in and half out (default); in: all are guessed in, "
+        "for an attack that tells members only",
     )
     bound.add_argument(
         "--roc", action="store_true", help="tell the AUROC and the TPR at small FPRs as well"

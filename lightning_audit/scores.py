@@ -18,6 +18,7 @@ from lightning_audit._score_csv import NO_SCORE, ScoresError, read_scores
 from lightning_audit.results import AuditReport, ReportError
 from lightning_audit.stats import roc
 from lightning_audit.stats._arguments import places
+from lightning_audit.stats._guesses import Sides
 from lightning_audit.stats.bands import Band
 from lightning_audit.stats.bounds import METHODS, NamedBound, named_bound
 from lightning_audit.stats.gaussian_pair import epsilon_gaussian_pair_from_scores
@@ -169,6 +170,7 @@ class CanaryScores:
         threshold: ThresholdChoice | None = None,
         *,
         guesses: Sequence[int] | None = None,
+        sides: Sides = "both",
     ) -> NamedBound:
         """Lower bound of the literature, by the name of its method.
 
@@ -185,11 +187,12 @@ class CanaryScores:
             guesses_coins = ONE_RUN_METHODS[method].from_guesses is not None
             groups = self._with_fair_coins() if guesses_coins else self._of_one_release(method)
             return named_one_run_bound(
-                method, *groups, delta, significance, guesses, unscored=self.dropped
+                method, *groups, delta, significance, guesses, self.dropped, sides
             )
-        if guesses is not None:
+        if guesses is not None or sides != "both":
+            given = f"guesses={guesses!r}" if guesses is not None else f"sides={sides!r}"
             raise ScoresError(
-                f"guesses={guesses!r} is not for method={method!r}, which does not guess coins; "
+                f"{given} is not for method={method!r}, which does not guess coins; "
                 f"leave it out, or take one of {', '.join(_WITH_GUESSES)}."
             )
         if threshold is None and method in _WITH_THRESHOLD:
@@ -197,33 +200,61 @@ class CanaryScores:
         return named_bound(method, self.in_scores, self.out_scores, delta, significance, threshold)
 
     def epsilon_one_run(
-        self, delta: float, significance: float = 0.05, *, guesses: Sequence[int] | None = None
+        self,
+        delta: float,
+        significance: float = 0.05,
+        *,
+        guesses: Sequence[int] | None = None,
+        sides: Sides = "both",
     ) -> OneRunBound:
         """Lower bound on epsilon for canaries with one fair coin each, whatever their scores.
 
         As `lightning_audit.stats.one_run.epsilon_one_run_from_scores`.
         """
         return epsilon_one_run_from_scores(
-            *self._with_fair_coins(), delta, significance, guesses=guesses, unscored=self.dropped
+            *self._with_fair_coins(),
+            delta,
+            significance,
+            guesses=guesses,
+            unscored=self.dropped,
+            sides=sides,
         )
 
     def epsilon_one_run_fdp(
-        self, delta: float, significance: float = 0.05, *, guesses: Sequence[int] | None = None
+        self,
+        delta: float,
+        significance: float = 0.05,
+        *,
+        guesses: Sequence[int] | None = None,
+        sides: Sides = "both",
     ) -> OneRunBound:
         """The same for many canaries: `lightning_audit.stats.one_run_fdp.epsilon_one_run_fdp`."""
         return epsilon_one_run_fdp_from_scores(
-            *self._with_fair_coins(), delta, significance, guesses=guesses, unscored=self.dropped
+            *self._with_fair_coins(),
+            delta,
+            significance,
+            guesses=guesses,
+            unscored=self.dropped,
+            sides=sides,
         )
 
     def mu_one_run(
-        self, significance: float = 0.05, *, guesses: Sequence[int] | None = None
+        self,
+        significance: float = 0.05,
+        *,
+        guesses: Sequence[int] | None = None,
+        sides: Sides = "both",
     ) -> OneRunBound:
         """Lower bound on mu for canaries with one fair coin each, whatever their scores.
 
         As `lightning_audit.stats.one_run_fdp.mu_one_run_from_scores`.
         """
         return mu_one_run_from_scores(
-            *self._with_fair_coins(), significance, guesses=guesses, unscored=self.dropped
+            *self._with_fair_coins(),
+            significance,
+            guesses=guesses,
+            unscored=self.dropped,
+            sides=sides,
         )
 
     def mu_white_box(self, significance: float = 0.05) -> float:

@@ -98,7 +98,7 @@ def test_every_method_of_one_run_gives_the_librarys_own_number_and_what_it_assum
     assert "assumes: every canary in by a fair coin of its own" in text
     assert ("NOT VALID in general: scores that are not Gaussian" in text) != expected.valid
     assert told["valid"] == expected.valid
-    guessed = f"{expected.correct} of {expected.guesses} guesses right: the best of 175, 43 and 10"
+    guessed = f"{expected.correct} of {expected.guesses} guesses right: the best of 350 and 87"
     assert (guessed in text) == (expected.guesses is not None)
 
 
@@ -108,10 +108,17 @@ def test_the_number_of_guesses_is_the_one_that_is_given(
     path, inside, outside = scores
     arguments = (path, "--method", "one_run", "--delta", 1e-5, "--json", "--guesses")
     told, paid = (json.loads(printed(capsys, *arguments, n)) for n in (100, "100,300"))
-    assert (told["guesses"], told["rule"]) == (100, "100 guesses, fixed beforehand")
+    assert (told["guesses"], told["rule"]) == (
+        100,
+        "100 guesses, half in and half out, fixed beforehand",
+    )
     expected = epsilon_one_run_from_scores(inside, outside, 1e-5, 0.05, guesses=[100])
     assert told["epsilon_lower"] == expected.value
     assert 0 < paid["epsilon_lower"] < told["epsilon_lower"]
+    told = json.loads(printed(capsys, *arguments, 100, "--sides", "in"))
+    expected = epsilon_one_run_from_scores(inside, outside, 1e-5, 0.05, guesses=[100], sides="in")
+    assert told["epsilon_lower"] == expected.value
+    assert told["rule"] == "100 guesses, all in, fixed beforehand"
 
 
 @pytest.mark.parametrize(
@@ -244,6 +251,7 @@ def test_a_perfect_attack_on_pure_noise_free_scores_is_infinite_as_json(tmp_path
         (("--method", "one_run", "--guesses", "0"), "guesses='0' must be a whole number >= 1"),
         (("--method", "one_run", "--guesses", "701"), "guesses=701 must be at most the number of"),
         (("--method", "eps_cp", "--guesses", "10"), "guesses=(10,) is not for method='eps_cp'"),
+        (("--method", "eps_cp", "--sides", "in"), "sides='in' is not for method='eps_cp'"),
         (("--method", "white_box", "--guesses", "10"), "guesses=(10,) is not for method='white_b"),
         (("--method", "eps_cp", "--threshold", "best"), "threshold='best' must be a number"),
         (("--method", "eps_cp", "--delta", "0"), r"delta=0.0 must be in (0, 1)"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,13 @@ def test_what_is_asked_of_scores_is_asked_of_the_statistics(groups) -> None:
     found = scores.epsilon_one_run_fdp(1e-5, guesses=[50])
     assert found == epsilon_one_run_fdp_from_scores(*groups, 1e-5, 0.05, guesses=[50])
     assert scores.mu_one_run(0.1) == mu_one_run_from_scores(*groups, 0.1)
+    for found, largest in (
+        (scores.epsilon_one_run, partial(epsilon_one_run_from_scores, *groups)),
+        (scores.epsilon_one_run_fdp, partial(epsilon_one_run_fdp_from_scores, *groups)),
+    ):
+        assert found(1e-5, sides="in") == largest(1e-5, 0.05, sides="in") != largest(1e-5, 0.05)
+    largest = mu_one_run_from_scores(*groups, 0.05, sides="in")
+    assert scores.mu_one_run(sides="in") == largest != scores.mu_one_run()
     assert scores.mu_white_box() == mu_white_box_from_scores(*groups, 0.05) > 0
     assert scores.epsilon_gaussian_pair(1e-5, 0.1) == epsilon_gaussian_pair_from_scores(
         *groups, 1e-5, 0.1
@@ -132,9 +140,13 @@ def test_guesses_are_for_methods_that_guess(groups) -> None:
     scores = CanaryScores(*groups)
     found = scores.bound("one_run", 1e-5, guesses=[50, 20])
     assert found == named_one_run_bound("one_run", *groups, 1e-5, guesses=[50, 20])
+    found = scores.bound("one_run", 1e-5, guesses=[50, 20], sides="in")
+    assert found == named_one_run_bound("one_run", *groups, 1e-5, guesses=[50, 20], sides="in")
     for method in (*BOUND_NAMES, "white_box", "gaussian_pair"):
         with pytest.raises(ValueError, match=rf"guesses=\[50\] is not for method='{method}'"):
             scores.bound(method, 1e-5, guesses=[50])
+        with pytest.raises(ValueError, match=rf"sides='in' is not for method='{method}'"):
+            scores.bound(method, 1e-5, sides="in")
 
 
 def test_scores_cannot_be_changed_nor_change_with_their_source(groups) -> None:

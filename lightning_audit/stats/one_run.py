@@ -18,7 +18,7 @@ from scipy import optimize, special
 from lightning_audit import _validate
 from lightning_audit.stats._arguments import delta_or_zero
 from lightning_audit.stats._guesses import OneRunBound as OneRunBound
-from lightning_audit.stats._guesses import best_of_ranks, whole_guesses
+from lightning_audit.stats._guesses import Sides, best_of_ranks, whole_guesses
 from lightning_audit.stats._guesses import default_guesses as default_guesses
 
 __all__ = [
@@ -40,8 +40,8 @@ def one_run_p_value(
     r"""Probability of at least so many correct guesses, at most, under (epsilon, delta)-DP.
 
     Each of m canaries goes in by a fair coin of its own. Whoever sees the output, but no coin,
-    guesses r of the coins. Under (epsilon, delta)-DP for adding or removing one canary, at least v
-    guesses are correct with a probability of at most
+    guesses r of the coins, each to be in or out as it likes. Under (epsilon, delta)-DP for adding
+    or removing one canary, at least v guesses are correct with a probability of at most
 
     .. math:: \Pr[W \ge v] + 2 m \delta \max_{1 \le i \le v} \tfrac1i \Pr[v - i \le W < v],
         \qquad W \sim \mathrm{Bin}\Bigl(r, \tfrac{e^\varepsilon}{1 + e^\varepsilon}\Bigr)
@@ -126,10 +126,12 @@ def epsilon_one_run_from_scores(
     *,
     guesses: Sequence[int] | None = None,
     unscored: int = 0,
+    sides: Sides = "both",
 ) -> OneRunBound:
-    """Lower bound on epsilon from the canaries with the largest scores, guessed to be in.
+    """Lower bound on epsilon from the canaries with the largest and the smallest scores.
 
-    Ranks of all scores together need no threshold, and no look at a coin. The best of k numbers of
+    Of r guesses the (r + 1) // 2 largest scores are guessed in, and the r // 2 smallest out. Ranks
+    of all scores together need no threshold, and no look at a coin. The best of k numbers of
     guesses is taken, each at significance / k; that k and the numbers are fixed beforehand is what
     makes the search valid.
 
@@ -140,21 +142,26 @@ def epsilon_one_run_from_scores(
         significance: Probability in (0, 1) with which the bound may fail.
         guesses: Numbers of guesses; None for `default_guesses`.
         unscored: Number of canaries that had a coin, but have no score.
+        sides: "both": half of the guesses are that the largest scores are in, half that the
+            smallest are out. "in": all are that the largest are in, for an attack that tells
+            members only.
 
     Returns:
-        The bound. Of canaries with the same score as one that is not guessed, none is guessed, so
-        that its guesses may be fewer than asked for.
+        The bound. Of canaries with the same score as one that is not guessed, or not the same
+        way, none is guessed; these guesses count as made and wrong, as do those that no score is
+        left for.
 
     Raises:
         ValueError: If scores are not one-dimensional or hold nan, a number of guesses is no whole
-            number from 1 to that of canaries, or ``delta`` or ``significance`` is out of its range.
+            number from 1 to that of canaries, ``sides`` is neither, or ``delta`` or
+            ``significance`` is out of its range.
 
     Example:
         >>> rng = np.random.default_rng(0)
         >>> scores = 1 + rng.standard_normal(500), rng.standard_normal(500)
         >>> bound = epsilon_one_run_from_scores(*scores, delta=1e-5, significance=0.05)
         >>> round(bound.value, 2), bound.guesses, bound.correct
-        (1.32, 62, 56)
+        (1.33, 125, 108)
 
     References:
         As of `one_run_p_value`; Bonferroni's inequality.
@@ -169,6 +176,7 @@ def epsilon_one_run_from_scores(
         significance,
         guesses,
         unscored,
+        sides,
     )
 
 

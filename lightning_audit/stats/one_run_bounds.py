@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from lightning_audit import _validate
 from lightning_audit.stats._arguments import delta_or_zero
-from lightning_audit.stats._guesses import OneRunBound, default_guesses
+from lightning_audit.stats._guesses import SIDES, OneRunBound, Sides, default_guesses
 from lightning_audit.stats.bounds import MU_TO_EPSILON, NamedBound
 from lightning_audit.stats.gaussian_pair import epsilon_gaussian_pair_from_scores
 from lightning_audit.stats.gdp import gaussian_epsilon
@@ -24,9 +24,9 @@ from lightning_audit.stats.white_box import mu_white_box_from_scores
 
 __all__ = ["ONE_RUN_METHODS", "ONE_RUN_NAMES", "OneRunMethod", "named_one_run_bound"]
 
-#: From scores in and out, delta, a significance, numbers of guesses and of canaries without a score
-#: to a bound.
-_Guessing = Callable[[ArrayLike, ArrayLike, float, float, Sequence[int], int], OneRunBound]
+#: From scores in and out, delta, a significance, numbers of guesses and of canaries without a
+#: score, and the sides that are guessed, to a bound.
+_Guessing = Callable[[ArrayLike, ArrayLike, float, float, Sequence[int], int, Sides], OneRunBound]
 
 #: From scores in and out, delta and a significance to a bound.
 _FromScores = Callable[[ArrayLike, ArrayLike, float, float], float]
@@ -72,9 +72,15 @@ ONE_RUN_METHODS: Mapping[str, OneRunMethod] = {
             "epsilon",
             (_COINS, _ONE_TRAINING),
             "Steinke, Nasr and Jagielski 2023, section 5",
-            lambda inside, outside, delta, significance, guesses, unscored: (
+            lambda inside, outside, delta, significance, guesses, unscored, sides: (
                 epsilon_one_run_from_scores(
-                    inside, outside, delta, significance, guesses=guesses, unscored=unscored
+                    inside,
+                    outside,
+                    delta,
+                    significance,
+                    guesses=guesses,
+                    unscored=unscored,
+                    sides=sides,
                 )
             ),
         ),
@@ -84,9 +90,15 @@ ONE_RUN_METHODS: Mapping[str, OneRunMethod] = {
             (_COINS, _ONE_TRAINING),
             "Mahloujifar, Melis and Chaudhuri 2024, with the trade-off function of "
             "(epsilon, delta)",
-            lambda inside, outside, delta, significance, guesses, unscored: (
+            lambda inside, outside, delta, significance, guesses, unscored, sides: (
                 epsilon_one_run_fdp_from_scores(
-                    inside, outside, delta, significance, guesses=guesses, unscored=unscored
+                    inside,
+                    outside,
+                    delta,
+                    significance,
+                    guesses=guesses,
+                    unscored=unscored,
+                    sides=sides,
                 )
             ),
         ),
@@ -95,8 +107,10 @@ ONE_RUN_METHODS: Mapping[str, OneRunMethod] = {
             "mu",
             (_COINS, _ONE_TRAINING, MU_TO_EPSILON),
             "Mahloujifar, Melis and Chaudhuri 2024, with the trade-off function of mu-GDP",
-            lambda inside, outside, delta, significance, guesses, unscored: mu_one_run_from_scores(
-                inside, outside, significance, guesses=guesses, unscored=unscored
+            lambda inside, outside, delta, significance, guesses, unscored, sides: (
+                mu_one_run_from_scores(
+                    inside, outside, significance, guesses=guesses, unscored=unscored, sides=sides
+                )
             ),
         ),
         OneRunMethod(
@@ -131,6 +145,7 @@ def named_one_run_bound(
     significance: float = 0.05,
     guesses: Sequence[int] | None = None,
     unscored: int = 0,
+    sides: Sides = "both",
 ) -> NamedBound:
     """Lower bound on the epsilon of a training from its many canaries, by the name of its method.
 
@@ -140,29 +155,34 @@ def named_one_run_bound(
         scores_out: scores of those that were out, ``[n_out]``.
         delta: delta of the epsilon, in (0, 1), or 0 for "one_run" and "one_run_fdp".
         significance: probability in (0, 1) with which the bound may be wrong.
-        guesses: how many canaries are guessed to be in, fixed beforehand; of several numbers each
+        guesses: how many canaries are guessed, fixed beforehand; of several numbers each
             has its share of the significance, and the best one counts. None for
             `lightning_audit.stats.one_run.default_guesses`. "white_box" and "gaussian_pair"
             take None only.
         unscored: number of canaries that had a coin, but have no score. "white_box" and
             "gaussian_pair" take 0 only.
+        sides: "both" to guess half of them in and half out, "in" to guess them all in, as for an
+            attack that tells members only. "white_box" and "gaussian_pair" guess nothing, and take
+            "both" only.
 
     Returns:
         The bound with its labels.
 
     Raises:
         ValueError: An unknown method, a delta or significance outside its range, scores that are
-            no vectors of numbers, or numbers of guesses that are none or that the method has not.
+            no vectors of numbers, or numbers of guesses or sides that are none or that the method
+            has not.
 
     Example:
         >>> rng = np.random.default_rng(0)
         >>> scores = 1 + rng.standard_normal(500), rng.standard_normal(500)
         >>> bound = named_one_run_bound("one_run", *scores, 1e-5, guesses=[62])
         >>> round(bound.epsilon_lower, 2), bound.rule
-        (1.5, '62 guesses, fixed beforehand')
+        (1.5, '62 guesses, half in and half out, fixed beforehand')
     """
     chosen = ONE_RUN_METHODS[_validate.one_of("method", method, ONE_RUN_METHODS)]
     level = _validate.open_unit("significance", significance, "e.g. 0.05")
+    _validate.one_of("sides", sides, SIDES)
     if chosen.quantity == "mu" or chosen.from_scores:
         at = _validate.open_unit("delta", delta, "such as 1e-5; for delta = 0 take one_run")
     else:
@@ -170,6 +190,11 @@ def named_one_run_bound(
     found: OneRunBound | None = None
     rule: str | None = None
     if chosen.from_scores:
+        if sides != "both":
+            raise ValueError(
+                f"sides={sides!r} is not for method={method!r}, which guesses nothing; leave it "
+                "out, or take one_run."
+            )
         if guesses is not None:
             raise ValueError(
                 f"guesses={guesses!r} is not for method={method!r}, which guesses nothing; leave "
@@ -184,9 +209,9 @@ def named_one_run_bound(
     elif chosen.from_guesses:
         numbers = guesses
         if numbers is None:
-            numbers = default_guesses(np.size(scores_in) + np.size(scores_out) + unscored)
-        found = chosen.from_guesses(scores_in, scores_out, at, level, numbers, unscored)
-        value, rule = found.value, _words_of(numbers)
+            numbers = default_guesses(np.size(scores_in) + np.size(scores_out) + unscored, sides)
+        found = chosen.from_guesses(scores_in, scores_out, at, level, numbers, unscored, sides)
+        value, rule = found.value, _words_of(numbers, sides)
     mu = value if chosen.quantity == "mu" else None
     return NamedBound(
         method=method,
@@ -205,10 +230,15 @@ def named_one_run_bound(
     )
 
 
-def _words_of(guesses: Sequence[int]) -> str:
+def _words_of(guesses: Sequence[int], sides: Sides) -> str:
+    way = "all in" if sides == "in" else "half in and half out"
     numbers = [str(number) for number in sorted(set(guesses), reverse=True)]
     if len(numbers) < 2:
         (number,) = numbers or ["no"]
-        return f"{number} {'guess' if number == '1' else 'guesses'}, fixed beforehand"
+        noun = {"no": "guesses", "1": "guess"}.get(number, f"guesses, {way}")
+        return f"{number} {noun}, fixed beforehand"
     told = f"{', '.join(numbers[:-1])} and {numbers[-1]}"
-    return f"the best of {told} guesses, fixed beforehand, each at its share of the significance"
+    return (
+        f"the best of {told} guesses, {way}, fixed beforehand, each at its share of the "
+        "significance"
+    )

@@ -18,8 +18,9 @@ least that its condition asks for, downward, does not need more than one in tota
     R_{c-1} = R_c + \tfrac{c-1}{r-c+1} (H_{c-1} - H_c), \qquad R_0 + H_0 \le \tfrac rm .
 
 The conditions are convex and hold for no probability at all, so that the feasible tau are an
-interval from 0. Nothing is asked of the scores, and f need not be symmetric if it holds for adding
-and for removing a canary.
+interval from 0. Nothing is asked of the scores. Turning a coin round removes the canary if its
+guess was "in" and adds it if that was "out": guesses of both kinds may be mixed, and f need not be
+symmetric if it holds for adding and for removing a canary.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from scipy.special import cython_special
 
 from lightning_audit.stats._arguments import delta_or_zero, significance_level
 from lightning_audit.stats._guesses import OneRunBound as OneRunBound
-from lightning_audit.stats._guesses import best_of_ranks, whole_guesses
+from lightning_audit.stats._guesses import Sides, best_of_ranks, whole_guesses
 from lightning_audit.stats.tradeoff import GaussianTradeoff, TradeoffFunction
 
 __all__ = [
@@ -210,8 +211,9 @@ def mu_one_run_from_scores(
     *,
     guesses: Sequence[int] | None = None,
     unscored: int = 0,
+    sides: Sides = "both",
 ) -> OneRunBound:
-    """Lower bound on mu from the canaries with the largest scores, guessed to be in.
+    """Lower bound on mu from the canaries with the largest and the smallest scores.
 
     The best of k numbers of guesses, each at significance / k, as in
     `lightning_audit.stats.one_run.epsilon_one_run_from_scores`; there is no way to leave out the
@@ -223,14 +225,17 @@ def mu_one_run_from_scores(
         significance: Probability in (0, 1) with which the bound may fail.
         guesses: Numbers of guesses; None for `lightning_audit.stats.one_run.default_guesses`.
         unscored: Number of canaries that had a coin, but have no score.
+        sides: "both": half of the guesses are that the largest scores are in, half that the
+            smallest are out. "in": all are that the largest are in, for an attack that tells
+            members only.
 
     Returns:
-        The bound on mu. Of canaries with the same score as one that is not guessed, none is
-        guessed, so that its guesses may be fewer than asked for.
+        The bound on mu. Canaries that tie, or have no score, are guessed as there.
 
     Raises:
         ValueError: If scores are not one-dimensional or hold nan, a number of guesses is no whole
-            number from 1 to that of canaries, or ``significance`` is not in (0, 1).
+            number from 1 to that of canaries, ``sides`` is neither, or ``significance`` is not in
+            (0, 1).
 
     Example:
         >>> import numpy as np
@@ -238,12 +243,12 @@ def mu_one_run_from_scores(
         >>> scores = 1 + rng.standard_normal(500), rng.standard_normal(500)
         >>> bound = mu_one_run_from_scores(*scores, significance=0.05)
         >>> round(bound.value, 2), bound.guesses, bound.correct
-        (0.46, 62, 56)
+        (0.5, 500, 406)
 
     References:
         As of `one_run_fdp_p_value`; Bonferroni's inequality.
     """
-    return best_of_ranks(scores_in, scores_out, mu_one_run, significance, guesses, unscored)
+    return best_of_ranks(scores_in, scores_out, mu_one_run, significance, guesses, unscored, sides)
 
 
 def epsilon_one_run_fdp_from_scores(
@@ -254,6 +259,7 @@ def epsilon_one_run_fdp_from_scores(
     *,
     guesses: Sequence[int] | None = None,
     unscored: int = 0,
+    sides: Sides = "both",
 ) -> OneRunBound:
     """Lower bound on epsilon from the canaries with the largest scores, guessed to be in.
 
@@ -266,6 +272,9 @@ def epsilon_one_run_fdp_from_scores(
         significance: Probability in (0, 1) with which the bound may fail.
         guesses: Numbers of guesses; None for `lightning_audit.stats.one_run.default_guesses`.
         unscored: Number of canaries that had a coin, but have no score.
+        sides: "both": half of the guesses are that the largest scores are in, half that the
+            smallest are out. "in": all are that the largest are in, for an attack that tells
+            members only.
 
     Returns:
         The bound on epsilon.
@@ -284,6 +293,7 @@ def epsilon_one_run_fdp_from_scores(
         significance,
         guesses,
         unscored,
+        sides,
     )
 
 

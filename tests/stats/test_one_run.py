@@ -100,24 +100,20 @@ def test_search_is_the_largest_bound_of_its_ranks_at_shared_significance() -> No
     order = np.argsort(np.concatenate([inside, outside]))[::-1]
     tops = {r: int(np.sum(order[:r] < 60)) for r in (10, 40)}
     values = {r: epsilon_one_run(v, r, 130, 1e-5, 0.025) for r, v in tops.items()}
-    found = epsilon_one_run_from_scores(inside, outside, 1e-5, 0.05, guesses=[40, 10])
+    found = epsilon_one_run_from_scores(inside, outside, 1e-5, 0.05, guesses=[40, 10], sides="in")
     best = max(values, key=lambda r: values[r])
     assert (found.value, found.guesses, found.correct) == (values[best], best, tops[best])
-    stretched = epsilon_one_run_from_scores(
-        np.exp(inside), np.exp(outside), 1e-5, 0.05, guesses=[40, 10]
-    )
-    assert stretched == found
 
 
 def test_guesses_that_a_tie_leaves_out_count_as_wrong() -> None:
     inside, outside = [2.0] * 8 + [1.0] * 4, [1.0] * 4 + [0.0] * 8
-    found = epsilon_one_run_from_scores(inside, outside, 0.0, 0.05, guesses=[12])
+    found = epsilon_one_run_from_scores(inside, outside, 0.0, 0.05, guesses=[12], sides="in")
     assert (found.guesses, found.correct) == (8, 8)
     assert found.value == epsilon_one_run(8, 12, 24, 0.0, 0.05)
 
 
 def test_every_canary_may_be_guessed() -> None:
-    found = epsilon_one_run_from_scores([1.0] * 9, [0.0], 0.0, 0.05, guesses=[10])
+    found = epsilon_one_run_from_scores([1.0] * 9, [0.0], 0.0, 0.05, guesses=[10], sides="in")
     assert (found.guesses, found.correct) == (10, 9)
 
 
@@ -127,8 +123,11 @@ def test_no_scores_prove_nothing() -> None:
 
 
 def test_default_guesses_depend_on_the_number_of_canaries_only() -> None:
-    assert default_guesses(10_000) == (2500, 625, 156)
-    assert [default_guesses(m) for m in (0, 1, 10)] == [(), (), (2,)]
+    assert default_guesses(10_000) == (5000, 1250, 312)
+    assert [default_guesses(m) for m in (0, 1, 10, 479)] == [(), (), (5,), (239,)]
+    assert [default_guesses(m) for m in (480, 1920)] == [(240, 60), (960, 240, 60)]
+    assert default_guesses(10_000, "in") == (2500, 625, 156)
+    assert [default_guesses(m, "in") for m in (0, 1, 10)] == [(), (), (2,)]
 
 
 @pytest.mark.parametrize(
@@ -194,18 +193,18 @@ def shared_failure(rng: np.random.Generator, coins: np.ndarray) -> np.ndarray:
         (shared_failure, 0.0, 0.01),
     ],
 )
-@pytest.mark.parametrize("guesses", [None, [100]])
-def test_bound_fails_no_more_often_than_it_says(mechanism, epsilon, delta, guesses) -> None:
+@pytest.mark.parametrize(("guesses", "sides"), [(None, "both"), ([100], "both"), ([100], "in")])
+def test_bound_fails_no_more_often_than_it_says(mechanism, epsilon, delta, guesses, sides) -> None:
     rng = np.random.default_rng([len(mechanism.__name__), 0 if guesses is None else 1])
     missed = 0
     for _ in range(REPETITIONS):
         coins = rng.random(CANARIES) < 0.5
         scores = mechanism(rng, coins)
         bound = epsilon_one_run_from_scores(
-            scores[coins], scores[~coins], delta, 0.05, guesses=guesses
+            scores[coins], scores[~coins], delta, 0.05, guesses=guesses, sides=sides
         )
         missed += bound.value > epsilon + 1e-9
-    print(f"\n{mechanism.__name__} {guesses}: missed {missed / REPETITIONS}")
+    print(f"\n{mechanism.__name__} {guesses} {sides}: missed {missed / REPETITIONS}")
     assert missed / REPETITIONS <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / REPETITIONS)
     if mechanism is response and guesses:
         assert missed / REPETITIONS > 0.02  # nothing is given away on the mechanism that attains it

@@ -69,12 +69,18 @@ def test_a_named_bound_is_what_the_function_gives(name: str) -> None:
 def test_one_number_of_guesses_is_not_paid_for_and_several_are(name: str) -> None:
     bound = named_one_run_bound(name, *SCORES, DELTA, LEVEL, [60])
     assert bound.epsilon_lower == direct(name, [60])[0]
-    assert (bound.guesses, bound.rule) == (60, "60 guesses, fixed beforehand")
-    assert bound.correct == int((SCORES[0] >= np.sort(np.concatenate(SCORES))[-60]).sum())
+    assert (bound.guesses, bound.rule) == (
+        60,
+        "60 guesses, half in and half out, fixed beforehand",
+    )
+    order = np.sort(np.concatenate(SCORES))
+    right = int((SCORES[0] >= order[-30]).sum() + (SCORES[1] <= order[29]).sum())
+    assert bound.correct == right
     paid = named_one_run_bound(name, *SCORES, DELTA, LEVEL, [60, 700])
     assert paid.epsilon_lower < bound.epsilon_lower
     assert paid.rule == (
-        "the best of 700 and 60 guesses, fixed beforehand, each at its share of the significance"
+        "the best of 700 and 60 guesses, half in and half out, fixed beforehand, each at its share "
+        "of the significance"
     )
 
 
@@ -86,7 +92,7 @@ def test_guesses_that_are_not_given_are_the_default_ones(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GUESSING)
-@pytest.mark.parametrize(("canaries", "words"), [(2, "no guesses"), (4, "1 guess")])
+@pytest.mark.parametrize(("canaries", "words"), [(0, "no guesses"), (2, "1 guess")])
 def test_few_canaries_prove_nothing_and_say_how_many_were_guessed(
     name: str, canaries: int, words: str
 ) -> None:
@@ -103,12 +109,24 @@ def test_canaries_without_a_score_count_as_coins_and_as_wrong_guesses(name: str)
     assert more.epsilon_lower < whole.epsilon_lower
     assert (more.guesses, more.correct) == (whole.guesses, whole.correct)
     # Nobody guessed them, and still so many guesses were announced.
-    few = named_one_run_bound(name, [1.0] * 30, [], DELTA, LEVEL, [40], unscored=10)
-    wrong = named_one_run_bound(name, [1.0] * 30, [0.0] * 10, DELTA, LEVEL, [40])
+    few = named_one_run_bound(name, [1.0] * 15, [0.0] * 15, DELTA, LEVEL, [40], unscored=10)
+    crossed = [1.0] * 15 + [0.0] * 5, [0.0] * 15 + [1.0] * 5
+    wrong = named_one_run_bound(name, *crossed, DELTA, LEVEL, [40])
     assert 0 < few.epsilon_lower == wrong.epsilon_lower
     assert named_one_run_bound(name, *SCORES, DELTA, LEVEL, unscored=250).rule == (
         named_one_run_bound(name, *SCORES, DELTA, LEVEL, default_guesses(1000), unscored=250).rule
     )
+
+
+@pytest.mark.parametrize("name", GUESSING)
+def test_the_largest_alone_are_guessed_where_that_is_asked_for(name: str) -> None:
+    bound = named_one_run_bound(name, *SCORES, DELTA, LEVEL, [60], sides="in")
+    assert bound.rule == "60 guesses, all in, fixed beforehand"
+    assert bound.correct == int((SCORES[0] >= np.sort(np.concatenate(SCORES))[-60]).sum())
+    assert bound.epsilon_lower != direct(name, [60])[0]
+    default = named_one_run_bound(name, *SCORES, DELTA, LEVEL, sides="in")
+    numbers = default_guesses(750, "in")
+    assert default == named_one_run_bound(name, *SCORES, DELTA, LEVEL, numbers, sides="in")
 
 
 @pytest.mark.parametrize("name", ["one_run", "one_run_fdp"])
@@ -135,6 +153,8 @@ def test_bounds_on_epsilon_itself_have_delta_0_too(name: str) -> None:
         ({"guesses": [751]}, r"guesses=751 must be at most the number of canaries, 750"),
         ({"unscored": -1}, r"unscored=-1 must be a whole number >= 1; or 0"),
         ({"method": "white_box", "unscored": 2}, r"unscored=2 must be 0 for method='white_box'"),
+        ({"sides": "out"}, r"sides='out' must be one of \['both', 'in'\]"),
+        ({"method": "white_box", "sides": "in"}, r"sides='in' is not for method='white_box'"),
         ({"method": "white_box", "guesses": [10]}, r"guesses=\[10\] is not for method='white_box'"),
     ],
 )

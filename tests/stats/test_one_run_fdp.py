@@ -206,13 +206,14 @@ def test_scores_are_guessed_by_rank_and_every_number_of_guesses_is_paid_for() ->
         ),
     ):
         values = {r: bound(v, r, 130, 0.025) for r, v in tops.items()}
-        found = from_scores(inside, outside, 0.05, guesses=[40, 10])
+        found = from_scores(inside, outside, 0.05, guesses=[40, 10], sides="in")
         best = max(values, key=lambda r: values[r])
         assert (found.value, found.guesses, found.correct) == (values[best], best, tops[best])
 
 
 def test_guesses_that_a_tie_leaves_out_count_as_wrong() -> None:
-    found = mu_one_run_from_scores([2.0] * 8 + [1.0] * 4, [1.0] * 4 + [0.0] * 8, 0.05, guesses=[12])
+    scores = [2.0] * 8 + [1.0] * 4, [1.0] * 4 + [0.0] * 8
+    found = mu_one_run_from_scores(*scores, 0.05, guesses=[12], sides="in")
     assert (found.guesses, found.correct) == (8, 8)
     assert found.value == mu_one_run(8, 12, 24, 0.05)
     assert mu_one_run_from_scores([1.0] * 50, [1.0] * 50, 0.05).value == 0.0
@@ -277,17 +278,18 @@ RESPONSE_MU = float(-2 * special.ndtri(1 / (1 + math.e)))
         (shared_failure, math.inf, 0.0),
     ],
 )
-@pytest.mark.parametrize("guesses", [None, [100]])
-def test_bounds_fail_no_more_often_than_they_say(mechanism, mu, epsilon, guesses) -> None:
+@pytest.mark.parametrize(("guesses", "sides"), [(None, "both"), ([100], "both"), ([100], "in")])
+def test_bounds_fail_no_more_often_than_they_say(mechanism, mu, epsilon, guesses, sides) -> None:
     rng = np.random.default_rng([len(mechanism.__name__), 0 if guesses is None else 1])
+    ways = {"guesses": guesses, "sides": sides}
     missed = np.zeros(2)
     for _ in range(REPETITIONS):
         coins = rng.random(CANARIES) < 0.5
         scores = mechanism(rng, coins)
         groups = scores[coins], scores[~coins]
-        missed[0] += mu_one_run_from_scores(*groups, 0.05, guesses=guesses).value > mu + 1e-9
-        found = epsilon_one_run_fdp_from_scores(*groups, DELTA, 0.05, guesses=guesses)
+        missed[0] += mu_one_run_from_scores(*groups, 0.05, **ways).value > mu + 1e-9
+        found = epsilon_one_run_fdp_from_scores(*groups, DELTA, 0.05, **ways)
         missed[1] += found.value > epsilon + 1e-9
     missed /= REPETITIONS
-    print(f"\n{mechanism.__name__} {guesses}: missed mu {missed[0]}, epsilon {missed[1]}")
+    print(f"\n{mechanism.__name__} {guesses} {sides}: missed mu {missed[0]}, epsilon {missed[1]}")
     assert np.all(missed <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / REPETITIONS))
