@@ -310,6 +310,7 @@ train(folder, PrivacyAudit(seed=3), saver(folder / "saved", epoch_end=False), Ki
 """
 
 
+@pytest.mark.whole_report
 def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     killed.mkdir()
