@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from lightning_audit import __version__
+from lightning_audit._output import Unbroken
 from lightning_audit.results import EXIT_CODES
 
 #: Names of the bounds, as the help lists them.
@@ -32,7 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         or unreadable report, for scores that cannot be read, or a selftest that cannot run.
     """
     options = _parser().parse_args(arguments)
-    code: int = options.run(options)
+    output: Any = Unbroken(sys.stdout)
+    with contextlib.redirect_stdout(output):
+        code: int = options.run(options)
+        output.flush()
     return code
 
 

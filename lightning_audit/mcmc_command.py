@@ -114,6 +114,10 @@ def read_counts(path: str | os.PathLike[str]) -> tuple[ConfusionCounts, dict[str
     unknown = set(given) - {*_COUNTS, *_OPTIONAL}
     if unknown:
         raise McmcError(f"{name!r} holds {sorted(unknown)}, which nothing reads; {_EXPECTED}.")
+    lengths = {key: len(given[key]) for key in _COUNTS if isinstance(given[key], list)}
+    # A list of one would be taken for the same number in every attack.
+    if min(lengths.values(), default=1) == 1 < max(lengths.values(), default=1):
+        raise McmcError(f"{name!r} holds lists of lengths {lengths}, one number an attack in each.")
     try:
         counts = attack_counts(*(given[key] for key in _COUNTS))
     except ValueError as error:

@@ -32,7 +32,7 @@ from lightning_audit.stats.piecewise import PiecewiseTradeoff
 from lightning_audit.stats.roc import RocCurve
 from lightning_audit.stats.thresholds import Fixed, Split, ThresholdChoice
 from lightning_audit.stats.white_box import mu_white_box_from_scores
-from lightning_audit.store import ENTERED
+from lightning_audit.store import ENTERED, REPORT_NAME
 
 __all__ = ["CanaryScores", "ScoresError"]
 
@@ -133,16 +133,23 @@ class CanaryScores:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CanaryScores:
-        """Read a .csv, a report (.json) or an .npz, by the ending of its name.
+        """Read a .csv, a report (.json, or its directory) or an .npz, by the ending of its name.
 
         Raises:
-            ScoresError: As the constructor of that kind.
+            ScoresError: As the constructor of that kind; or it is an audit's record (.bin).
         """
+        if Path(path).is_dir():
+            return cls.from_report(Path(path) / REPORT_NAME)
         match Path(path).suffix.lower():
             case ".csv":
                 return cls.from_csv(path)
             case ".json":
                 return cls.from_report(path)
+            case ".bin":
+                raise ScoresError(
+                    f"{os.fspath(path)!r} is a record of which a training may still write; take "
+                    "the .npz of the same name, which is there when it has ended."
+                )
             case _:
                 return cls.from_npz(path)
 

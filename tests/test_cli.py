@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -207,3 +208,17 @@ def test_the_module_can_be_run_as_a_script(tmp_path: Path) -> None:
         timeout=60,
     )
     assert done.returncode == 1, done.stderr
+
+
+@pytest.mark.parametrize("outcome", ["PASS", "VIOLATION"])
+def test_a_reader_that_has_enough_leaves_the_exit_code_alone(
+    tmp_path: Path, outcome: Outcome
+) -> None:
+    report = saved(tmp_path, outcome)
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as closed:
+        done = subprocess.run(
+            [COMMAND, "check", report], stdout=closed, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (EXIT_CODES[outcome], "")

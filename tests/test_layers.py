@@ -21,6 +21,7 @@ LEVELS = {
     "snapshot": 0,
     "_validate": 0,
     "_npz": 0,
+    "_output": 0,
     "_score_csv": 0,
     "_optional": 0,
     "stats": 1,

@@ -91,6 +91,11 @@ def test_the_text_says_what_the_numbers_are(tmp_path, capsys) -> None:
             (),
             "false_negatives has shape (2,) and false_positives (3,)",
         ),
+        (
+            {"false_positives": [10]},
+            (),
+            "holds lists of lengths {'false_negatives': 3, 'false_positives': 1, 'n_out': 3}, one",
+        ),
         ({"groups": [1, 2]}, (), "groups has shape (2,), must be (3,)"),
         ({}, ("--delta", "1"), "delta=1.0 must be in (0, 1)"),
         ({}, ("--cluster", "101"), "cluster=101 must lie between 2 and"),

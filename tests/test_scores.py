@@ -290,4 +290,10 @@ def test_a_report_leads_to_the_observations_beside_it(tmp_path, record) -> None:
         with pytest.raises(ScoresError, match="names 0 records"):
             CanaryScores.load(tmp_path / "report.json")
     else:
-        assert CanaryScores.load(tmp_path / "report.json").in_scores.tolist() == [1.5, 2.0]
+        for source in (tmp_path / "report.json", tmp_path):
+            assert CanaryScores.load(source).in_scores.tolist() == [1.5, 2.0]
+
+
+def test_the_record_of_a_training_is_not_read_for_its_archive(tmp_path) -> None:
+    with pytest.raises(ScoresError, match=r"observations\.bin' is a record of which a training"):
+        CanaryScores.load(tmp_path / "observations.bin")

@@ -102,7 +102,8 @@ def audit_mechanism(
             one that is fresh in each call.
         d0: A data set, handed to ``mechanism`` as it is.
         d1: A neighbour of ``d0`` in the sense of the claim: the pair that is suspected to differ
-            most, e.g. without and with one extreme record. Not the same object, nor an equal array.
+            most, e.g. without and with one extreme record. Not the same object, nor an equal array,
+            number or list.
         claim: (epsilon, delta), a trade-off function, or a `PrivacyClaim` that states an epsilon or
             a whole training. A trade-off function must be claimed for both orders of the data sets.
         significance: Probability in (0, 1) of a VIOLATION although the claim is true.
@@ -181,7 +182,14 @@ def _same(d0: Any, d1: Any) -> bool:
     if isinstance(d0, np.ndarray) and isinstance(d1, np.ndarray):
         alike = d0.dtype == d1.dtype and d0.dtype.kind in "biufcSU"
         return alike and np.array_equal(d0, d1)
-    return False
+    return _is_plain(d0) and _is_plain(d1) and bool(d0 == d1)
+
+
+def _is_plain(data: Any) -> bool:
+    """Whether it is a number, a text, or a list or tuple of such, whose equality is known."""
+    if isinstance(data, list | tuple):
+        return all(_is_plain(item) for item in data)
+    return isinstance(data, bool | int | float | str)
 
 
 def _as_tradeoff(claim: Claim) -> tuple[TradeoffFunction, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.checks.family import SHARES, WARNING_SHARES
 from lightning_audit.claims import PrivacyClaim
 from lightning_audit.stats.bounds import BOUND_NAMES
+
+Given = TypeVar("Given")
 
 DEFAULT_DELTA = 1e-5
 
@@ -34,6 +37,19 @@ FINDINGS = (
     "sampling.repeated",
     "unaudited",
 )
+
+
+def given(name: str, value: Any, kind: type[Given]) -> Given | None:
+    """An argument that is of a class of this package, or None.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if value is not None and not isinstance(value, kind):
+        raise ValueError(
+            f"{name}={value!r} must be a {kind.__name__}; write {name}={kind.__name__}(...)."
+        )
+    return value
 
 
 def claimed_of(claimed_epsilon: float | None, claim: PrivacyClaim | None) -> float | None:

@@ -17,6 +17,7 @@ from lightning_audit.callbacks.arguments import (
     claimed_of,
     delta_of,
     flag_of,
+    given,
     oversize_of,
     seed_of,
 )
@@ -134,6 +135,7 @@ class PrivacyAudit(Callback):
         bounds: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
+        given("claim", claim, PrivacyClaim)
         self.claimed_epsilon = claimed_of(claimed_epsilon, claim)
         self.delta = delta_of(delta, claim)
         self.claim = claim
@@ -149,7 +151,7 @@ class PrivacyAudit(Callback):
             "bound_significance", bound_significance, "e.g. 0.05"
         )
         self.bounds = bounds_of(bounds)
-        self.resolution = resolution or Resolution()
+        self.resolution = given("resolution", resolution, Resolution) or Resolution()
         self.replay_neighbours = flag_of("replay_neighbours", replay_neighbours)
         self.allow = allowed_of(allow)
         self.on_violation = _validate.one_of("on_violation", on_violation, _ON_VIOLATION)

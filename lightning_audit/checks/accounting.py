@@ -41,7 +41,7 @@ def accounting_result(
     kind: Final = "accounting"
     if spent is None or claimed is None:
         lacks = "the sample rate is unknown" if spent is None else "no epsilon is claimed"
-        return CheckResult(name, kind, "not_run", f"not composed: {lacks}")
+        return CheckResult(name, kind, "not_run", f"not compared: {lacks}")
     evidence = {"epsilon_spent": spent, "epsilon_claimed": claimed, "delta": delta}
     between = ""
     if by_removal is not None:
@@ -64,9 +64,8 @@ def accounting_result(
     )
     if by_removal is not None and not exceeds(by_removal, claimed):
         advice = (
-            "claim the epsilon that replacing a record costs, or raise noise_multiplier; "
-            f"the claim is what adding or removing one costs ({by_removal:.4g}), "
-            "as Opacus' accountants report it"
+            "claim the epsilon that replacing a record costs, or raise noise_multiplier; adding or "
+            f"removing one costs {by_removal:.4g} only, which is what Opacus' accountants report"
         )
     return CheckResult(
         name, kind, "violated", f"the steps so far cost {numbers}", advice, evidence=evidence

@@ -166,8 +166,8 @@ _ACCOUNTING = _Rule(
 _REPLACEMENT = _Rule(
     "accounting",
     "replacement_accounted_as_removal",
-    "wrong accounting: epsilon is promised where a record is replaced, and claimed as for a record "
-    "more or less",
+    "wrong accounting: epsilon is promised where a record is replaced, and the claim covers only a "
+    "record more or less",
     "which data sets are neighbours for the accountant: Opacus' suppose a record more or less, and "
     "another record in the place of one moves the sum of the gradients twice as far",
 )

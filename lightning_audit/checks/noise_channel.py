@@ -45,6 +45,13 @@ _SMALLEST_SHIFT = 0.01
 _ROUNDING = 1.05
 
 
+#: What is said where another divisor was not found, and may be hidden by the data.
+_BESIDE_DATA = (
+    "nothing speaks for another divisor than the stated one; the sums before the noise are not "
+    "shown, so that loud data may hide it"
+)
+
+
 @dataclass(frozen=True)
 class NoiseSeen:
     """One step, between its noise and its update, in units of the clipping norm.
@@ -87,6 +94,37 @@ def noise_of(seen: NoiseSeen) -> FloatArray | None:
     return noise if along <= _FAR * scale else None
 
 
+class _QuietEntries:
+    """Entries of the gradient along which the data were no louder than the noise so far.
+
+    Data make noise look larger, and no other divisor is found by noise that looks larger. The
+    entries, and what is taken off them, are chosen by the past alone.
+    """
+
+    #: Memory of the mean square, and how large it may be, in claimed variances.
+    _DECAY, _LOUD = 0.9, 1.5
+
+    def __init__(self) -> None:
+        self._centre: PredictableCentre | None = None
+        self._square: FloatArray = np.ones(0)
+
+    def take(self, released: FloatArray, noise: float) -> FloatArray:
+        """The quiet ones of a step's entries, without what the past shows to stay.
+
+        Args:
+            released: the entries, ``[n]``, as many at every step.
+            noise: claimed standard deviation of the noise, > 0.
+        """
+        if self._centre is None:
+            self._centre, self._square = PredictableCentre(released.shape), np.ones(len(released))
+        residual = released - self._centre.value
+        quiet = self._square < self._LOUD
+        self._centre.update(released)
+        latest = (residual / noise) ** 2
+        self._square = self._DECAY * self._square + (1.0 - self._DECAY) * latest
+        return np.asarray(residual[quiet])
+
+
 class NoiseChannelChecks:
     """`noise.shape`, `reuse.recurrence`, `batch_normalised`; `noise.mean` and `noise.excess` warn.
 
@@ -103,7 +141,7 @@ class NoiseChannelChecks:
         self._recurred = (0, 0)
         self._difference_ratio: float | None = None
         self._divisor = DivisorTest()
-        self._centre: PredictableCentre | None = None
+        self._quiet, self._beside_data = _QuietEntries(), False
         self._signs = np.zeros(2, dtype=np.int64)
         self._excess = np.zeros(2)
         self._longest, self._long_at = 0.0, -1
@@ -157,13 +195,11 @@ class NoiseChannelChecks:
     def _update_divisor(self, seen: NoiseSeen, step: int) -> None:
         if not seen.divisors:
             return
+        self._beside_data |= seen.sums is None
         released, sums = seen.released, seen.sums
         if sums is None:
-            # Data beside the noise only make it look larger, which no divisor is found by.
-            self._centre = self._centre or PredictableCentre(released.shape)
-            sums = self._centre.value
-            self._centre.update(released)
-            released, sums = released - sums, np.zeros_like(sums)
+            released = self._quiet.take(released, seen.noise_multiplier)
+            sums = np.zeros_like(released)
         self._divisor.update(released, sums, seen.noise_multiplier, seen.divisors)
         self.divisor.update(self._divisor.log_e, step)
 
@@ -206,7 +242,7 @@ class NoiseChannelChecks:
                 },
             ),
             self.divisor.result(
-                "the noisy sum is divided by what is stated",
+                _BESIDE_DATA if self._beside_data else "the noisy sum is divided by what is stated",
                 "the noisy sum is divided by the number of samples that the batch happens to have, "
                 "so that the size of the gradient and of its noise tells of it",
                 "divide by the expected batch size, which is the same at every step",

@@ -59,7 +59,7 @@ def judge(
         lacks.append(
             f"canaries of {oversize:g} times max_grad_norm cannot show a clipping norm "
             f"{resolution.sensitivity:g} times too large; set oversize to 1000, "
-            "or give an input canary a larger amplitude"
+            "or take an input canary whose gradient is longer, as Mislabeled(amplitude=100.0)"
         )
     if lacks:
         return Verdict(

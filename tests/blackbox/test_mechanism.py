@@ -159,6 +159,8 @@ ONE = ["a record"]
         (ONE, ONE),
         (0, 0),
         (None, None),
+        ([0.2], [0.2]),
+        ((1, "a"), (1, "a")),
         (np.zeros(50), np.zeros(50)),
         (np.array(["a", "b"]), np.array(["a", "b"])),
         (torch.zeros(2, 3), torch.zeros(2, 3)),
@@ -187,6 +189,8 @@ class Incomparable:
         (Incomparable(), Incomparable()),
         (np.array([Incomparable()]), np.array([Incomparable()])),
         ({"a": np.zeros(2)}, {"a": np.zeros(2)}),
+        ([0.2], [0.3]),
+        ([Incomparable()], [Incomparable()]),
     ],
 )
 def test_data_sets_of_any_type_that_may_differ_are_audited(d0, d1) -> None:

@@ -228,7 +228,7 @@ def test_a_canary_below_the_clipping_norm_does_not_pass(
     report = fit(tmp_path, HandWritten(ask=False), audit, max_steps=60)
     missing = " ".join(report.verdict.missing)
     assert report.verdict.outcome == "INCONCLUSIVE"
-    assert "give an input canary a larger amplitude" in missing
+    assert "take an input canary whose gradient is longer, as Mislabeled(" in missing
 
 
 # ------------------------------------------------------------------ Opacus
