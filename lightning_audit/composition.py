@@ -122,7 +122,7 @@ def epsilon_of_history(
         33.1037
         >>> steps = [Phase(1.0, 0.01, 1000)]
         >>> round(epsilon_of_history(steps, delta=1e-5, neighbouring="replace"), 2)
-        4.08
+        2.85
 
     References:
         Koskela, Jälkö and Honkela, "Computing tight differential privacy guarantees using FFT",
