@@ -52,8 +52,10 @@ def train_together(
         RuntimeError: a process broke off.
     """
     job = base64.b64encode(pickle.dumps((fault, str(directory), seed, audit))) + b"\n"
+    # Lightning would seed all processes alike where `seed_everything` was called before.
+    own = {name: value for name, value in os.environ.items() if name != "PL_GLOBAL_SEED"}
     shared = {
-        **os.environ,
+        **own,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(_free_port()),
         "NODE_RANK": "0",

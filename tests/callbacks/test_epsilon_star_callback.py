@@ -380,6 +380,7 @@ def test_two_processes_evaluate_all_records_and_agree(tmp_path):
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": "0"}
+    shared.pop("PL_GLOBAL_SEED", None)  # of tests before this one
     both = [
         subprocess.Popen(
             [sys.executable, script, tmp_path],

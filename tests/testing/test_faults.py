@@ -110,6 +110,16 @@ def test_fault_is_found_and_named_within_its_steps(tmp_path: Path, fault: Fault)
     assert saved.verdict.faults == report.verdict.faults
 
 
+@pytest.mark.heavy
+def test_a_seed_in_the_environment_does_not_make_the_processes_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # `pl.seed_everything` leaves it there, and equal noise of two processes adds up to the claim.
+    monkeypatch.setenv("PL_GLOBAL_SEED", "1")
+    report = _report_of(FAULTS["noise_averaged_over_processes"], tmp_path)
+    assert report.verdict.outcome == "VIOLATION", report.verdict
+
+
 @pytest.mark.parametrize("fault", [_named(f, heavy=f.processes > 1) for f in WARNED])
 def test_a_fault_that_loses_no_privacy_is_warned_of_and_fails_no_gate(
     tmp_path: Path, fault: Fault
