@@ -165,12 +165,16 @@ def runs_on_digits(quick):
     return privacy_utility_figure(models, "accuracy on 1197 other digits")
 
 
-def main():
-    options = arguments(__doc__)
+def quiet():
+    """One thread; and Opacus' and Lightning's remarks, of which none concerns a figure, are off."""
     logging.disable(logging.INFO)
-    # Opacus and Lightning remark on loaders, hooks and secure mode; none concerns this figure.
     warnings.filterwarnings("ignore", module="opacus|pytorch_lightning|torch|lightning_utilities")
     torch.set_num_threads(1)
+
+
+def main():
+    options = arguments(__doc__)
+    quiet()
     rng = np.random.default_rng(0)
     quick = options.quick
     figure = blank_figure((12.0, 4.2))

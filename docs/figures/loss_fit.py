@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
-
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from epsilon_star import COLOURS, METHODS, Digits, repeated
+from epsilon_star import COLOURS, METHODS, Digits, quiet, repeated
 from scipy import stats
 from sklearn.datasets import load_digits
 from support import arguments, save
@@ -89,10 +86,7 @@ def draw_fits(axes, rng, noise, title, epochs, numbers, runs):
 
 def main():
     options = arguments(__doc__)
-    logging.disable(logging.INFO)
-    # Opacus and Lightning remark on loaders, hooks and secure mode; none concerns this figure.
-    warnings.filterwarnings("ignore", module="opacus|pytorch_lightning|torch|lightning_utilities")
-    torch.set_num_threads(1)
+    quiet()
     rng = np.random.default_rng(0)
     quick = options.quick
     figure = blank_figure((12.0, 4.2))
