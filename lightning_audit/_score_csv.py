@@ -14,7 +14,10 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-_COLUMNS = "the first line must name the columns score and in (1 with the canary, 0 without)"
+_COLUMNS = (
+    "the first line must name the columns score and in (1 or True with the canary, 0 or False "
+    "without)"
+)
 #: What is said of a score that is not finite.
 NO_SCORE = "which is no score; find out why the attack gave none there"
 
@@ -41,7 +44,15 @@ def read_scores(path: str | os.PathLike[str]) -> tuple[Floats, Floats]:
             used = [columns.index("score"), columns.index("in")]
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "loadtxt: input contained no data")
-                table = np.loadtxt(file, delimiter=",", usecols=used, ndmin=2, quotechar='"')
+                table = np.loadtxt(
+                    file,
+                    delimiter=",",
+                    usecols=used,
+                    ndmin=2,
+                    quotechar='"',
+                    encoding=None,  # text for the converters, not bytes
+                    converters={used[1]: _member},
+                )
     except ScoresError:
         raise
     except (OSError, ValueError) as error:
@@ -62,6 +73,12 @@ def read_scores(path: str | os.PathLike[str]) -> tuple[Floats, Floats]:
     return scores, members
 
 
+def _member(text: str) -> float:
+    """Whether a score is one with the canary: 1 and 0, or True and False as pandas writes them."""
+    truth = {"true": 1.0, "false": 0.0}.get(text.strip().lower())
+    return float(text) if truth is None else truth
+
+
 def _line_of(
     path: str | os.PathLike[str], column: int, wrong: Callable[[float], bool]
 ) -> int | None:
@@ -73,6 +90,6 @@ def _line_of(
             if len(fields) <= column or fields[0].lstrip().startswith("#"):
                 continue
             with contextlib.suppress(ValueError):
-                if wrong(float(fields[column].split("#")[0])):
+                if wrong(_member(fields[column].split("#")[0])):
                     return lines.line_num
     return None

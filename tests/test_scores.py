@@ -205,6 +205,14 @@ def test_csv_gives_the_scores_of_its_two_columns(tmp_path, groups) -> None:
     assert scores.threshold == Split()
 
 
+def test_csv_says_who_was_in_in_words_as_well(tmp_path) -> None:
+    path = tmp_path / "scores.csv"
+    path.write_text("score,in\n1.5,True\n-2,False\n3, true\n0,FALSE\n4,1\n5,0.0\n")
+    scores = CanaryScores.load(path)
+    assert scores.in_scores.tolist() == [1.5, 3.0, 4.0]
+    assert scores.out_scores.tolist() == [-2.0, 0.0, 5.0]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -217,6 +225,8 @@ def test_csv_gives_the_scores_of_its_two_columns(tmp_path, groups) -> None:
         ("in,score\n# nan,nan\n\n1,2\n0,-inf\n1,nan\n", r"line 5 .* score=-inf.*\(2 of 3\)"),
         ('a,score,in\n"two\nlines",1,1\nb,inf,0\n', r"line 4 .* holds score=inf"),
         ("score,in\n1,1\n0,nan\n", r"line 3 of .* holds in=nan, must be 1 or 0"),
+        ("score,in\n1,True\n0,False\n0,2\n", r"line 4 of .* holds in=2, must be 1 or 0"),
+        ("score,in\n1,True\n0,No\n", "cannot read .* as .csv .*No"),
     ],
 )
 def test_a_csv_that_is_wrong_says_what_it_must_hold(tmp_path, text, message) -> None:

@@ -110,7 +110,9 @@ def _of_noise(
     ratio = plain.ratio
     evidence: dict[str, Any] = {f"noise, {name}": noise.ratio for name, noise in noises.items()}
     signal = shifts["of norm C"].shift
-    look = "what add_noise draws: its standard deviation must be noise_multiplier * max_grad_norm"
+    look = (
+        "the noise that is drawn: its standard deviation must be noise_multiplier * max_grad_norm"
+    )
     if ratio < _NO_NOISE and not _near(ratio, 1 / batch_size):
         return _fault("no_noise", "no noise is added", "noise", look, evidence)
     if plain.log_e_repeated >= goal and plain.ratio_repeated < _SMALL * ratio:

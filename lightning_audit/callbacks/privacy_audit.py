@@ -25,7 +25,7 @@ from lightning_audit.callbacks.checkpoint import VERSION
 from lightning_audit.callbacks.figures import send_report_figure
 from lightning_audit.callbacks.loaders import LoaderWatcher
 from lightning_audit.callbacks.ranks import Ranks
-from lightning_audit.callbacks.refusals import refuse_trainer
+from lightning_audit.callbacks.refusals import refuse_directory, refuse_trainer
 from lightning_audit.callbacks.run import AuditRun
 from lightning_audit.callbacks.terms import Terms
 from lightning_audit.canaries.gradient import GradientCanary
@@ -188,6 +188,7 @@ class PrivacyAudit(Callback):
         directory = None
         if ranks.is_first and not _is_trial(trainer):
             directory = Path(self.report_dir or Path(trainer.default_root_dir) / "audit")
+            refuse_directory(directory)
             if directory.is_dir():
                 # A gate must never read the report of an earlier run; its record may go on.
                 set_aside(directory, but_the_record=True)

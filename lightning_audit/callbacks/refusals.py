@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,6 +64,28 @@ def _refuse_strategy(trainer: pl.Trainer) -> None:
             f"PrivacyAudit cannot audit {trainer.world_size} processes of "
             f"strategy={strategy.__name__}; use strategy='ddp', or devices=1, to audit."
         )
+
+
+def refuse_directory(directory: Path) -> None:
+    """Raise if no report can be written there, which would be found out after the training.
+
+    Args:
+        directory: where report and observations are to go; it need not exist.
+
+    Raises:
+        MisconfigurationException: a file is in the way, or the directory cannot be written to.
+    """
+    there = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    if not there.is_dir():
+        reason = f"{str(there)!r} is a file"
+    elif not os.access(there, os.W_OK | os.X_OK):
+        reason = f"{str(there)!r} cannot be written to"
+    else:
+        return
+    raise MisconfigurationException(
+        f"PrivacyAudit cannot write its report to {str(directory)!r}: {reason}. Give another "
+        "directory as report_dir (without it, `audit` in the Trainer's default_root_dir)."
+    )
 
 
 def private_optimizers(optimizers: Sequence[Any]) -> list[DPOptimizer]:

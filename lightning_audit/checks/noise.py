@@ -15,8 +15,8 @@ from lightning_audit.stats.sequential import PredictableCentre, SingleStepBet, i
 from lightning_audit.store import RecordHeader
 
 _ADVICE = (
-    "compare what add_noise draws with noise_multiplier * max_grad_norm, and look for code that "
-    "changes the gradient after the noise was added"
+    "compare the noise that is drawn (Opacus: in add_noise) with noise_multiplier * max_grad_norm, "
+    "and look for code that changes the gradient after the noise was added"
 )
 
 

@@ -18,7 +18,10 @@ _MISSING, _SOME = 0.1, 0.03
 #: Ratio of what is read to what a rule expects; the data only add to it.
 _BAND, _WIDE_BAND = (0.95, 1.12), (0.97, 1.4)
 
-_SCALE = "compare the standard deviation that add_noise draws with noise_multiplier * max_grad_norm"
+_SCALE = (
+    "compare the standard deviation of the noise that is drawn (Opacus: in add_noise) with "
+    "noise_multiplier * max_grad_norm"
+)
 
 
 def reuse_candidates(case: Case) -> list[Candidate]:
@@ -56,7 +59,7 @@ def noise_candidates(case: Case) -> list[Candidate]:
                 finding,
                 "noise of some steps: a few steps have too little noise, or none",
                 "what those steps do otherwise: the last batch of an epoch, a step after "
-                "validation, a branch that skips add_noise; and what the noisy sum is divided by, "
+                "validation, a branch that skips the noise; and what the noisy sum is divided by, "
                 "which must be the expected batch size, whatever the batch's own",
                 {},
                 explains=(*REUSE, *CHANNEL, *LEAKAGE),
@@ -211,7 +214,7 @@ def _in_tensors(case: Case, monitor: AuditMonitor) -> list[Candidate]:
             "noise_missing_in_tensors" if missing else "noise_too_small_in_tensors",
             finding,
             f"noise of some tensors: the noise of {shown} {what}",
-            "whether add_noise reaches every trainable parameter, and whether another optimizer "
+            "whether noise is added to every trainable parameter, and whether another optimizer "
             "or a hook writes to these ones' gradients",
             evidence,
             tuple(flagged),
@@ -265,8 +268,8 @@ def _scale(case: Case, monitor: AuditMonitor, finding: str) -> list[Candidate]:
             ratio < _MISSING,
             "no_noise",
             "no noise: the gradients are released without noise, or with next to none",
-            "whether add_noise runs, and whether the gradient that it writes is the one that the "
-            "update uses",
+            "whether noise is drawn at all (Opacus: in add_noise), and whether the gradient that "
+            "it is added to is the one that the update uses",
             {},
         ),
         (ratio >= _SOME, "noise_too_small", small, _SCALE, {}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from training_support import (
 )
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
-from lightning_audit.callbacks.refusals import refuse_trainer
+from lightning_audit.callbacks.refusals import refuse_directory, refuse_trainer
 from lightning_audit.canaries import BlockPair, Constant, Dirac, Random, Spread
 from lightning_audit.store import INJECTED, NOT_PLANNED, read_observations
 
@@ -187,6 +188,25 @@ def test_processes_of_a_strategy_that_is_not_known_are_refused() -> None:
     with pytest.raises(MisconfigurationException, match=r"2 processes.*strategy='ddp'"):
         refuse_trainer(_Trainer(object()), audits=1)
     refuse_trainer(_Trainer(DDPStrategy()), audits=1)
+
+
+def test_a_file_in_the_reports_place_is_refused_before_the_training(tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("mine")
+    for directory in (taken, taken / "audit"):
+        message = _refused(tmp_path, PrivateModule(), PrivacyAudit(report_dir=directory))
+        assert f"{str(directory)!r}: {str(taken)!r} is a file" in message
+        assert "report_dir" in message
+    assert taken.read_text() == "mine"
+
+
+def test_a_directory_that_cannot_be_written_to_is_refused(tmp_path: Path, monkeypatch) -> None:
+    # Root may write everywhere, so the system's answer is given here.
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    with pytest.raises(MisconfigurationException, match=f"'{tmp_path}' cannot be written to"):
+        refuse_directory(tmp_path / "new" / "audit")
+    monkeypatch.undo()
+    refuse_directory(tmp_path / "new" / "audit")
 
 
 def test_optimizer_that_runs_its_closure_many_times_is_refused(tmp_path: Path) -> None:

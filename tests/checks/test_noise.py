@@ -40,7 +40,7 @@ def test_half_noise_is_named() -> None:
     verdict = verdict_of(simulate(40, noise=0.5))
     assert (verdict.outcome, verdict.kind) == ("VIOLATION", "mechanism")
     assert verdict.fault.startswith("noise scale too small: the noise is 0.")
-    assert verdict.advice.startswith("compare what add_noise draws")
+    assert verdict.advice.startswith("compare the noise that is drawn")
 
 
 @pytest.mark.parametrize("tensor", range(len(TENSORS)))
