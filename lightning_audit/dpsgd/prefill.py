@@ -14,19 +14,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import torch
+from opacus.grad_sample.grad_sample_module import create_or_accumulate_grad_sample
 from opacus.layers.dp_rnn import RNNLinear
 
 from lightning_audit.dpsgd.views import numpy_view
 from lightning_audit.layout import Direction, by_tensor
 
 _BUFFER = "_current_grad_sample"
-#: As torch aligns its tensors: kernels choose their order of summation by it.
-_ALIGNMENT = 64
 
 
 class RowPrefill:
@@ -45,9 +44,8 @@ class RowPrefill:
             (module, list(module.parameters())) for module in modules if _hook(module) is not None
         ]
         self._buffers: list[torch.Tensor] = []
-        #: The batch's rows of each buffer, and how often the backward pass was to fill it.
+        #: The batch's rows of each buffer.
         self._own: list[torch.Tensor] = []
-        self._uses: list[int] = []
         self._batch = 0
 
     def in_use(self) -> bool:
@@ -58,6 +56,8 @@ class RowPrefill:
         """Why the coming backward's rows cannot be written beforehand; empty if they can."""
         if not self._hooked:
             return "no module computes its per-sample gradients in Opacus' backward hooks"
+        if not _opacus_adds():
+            return "this version of Opacus adds gradients up in another way"
         if any(getattr(p, "grad_sample", None) is not None for p in self._params):
             return "several backward passes are summed up in one step"
         if any(hasattr(p, _BUFFER) for p in self._params):
@@ -91,12 +91,13 @@ class RowPrefill:
         Only where `obstacle` is empty.
         """
         rows = self._batch + len(directions)
-        self._buffers = [_zeros((rows, *p.shape), p) for p in self._params]
+        self._buffers = [p.new_empty((rows, *p.shape), requires_grad=False) for p in self._params]
+        for buffer in self._buffers:
+            buffer[self._batch :].zero_()
         write_rows(self._buffers, directions, norm)
         self._own = [buffer[: self._batch] for buffer in self._buffers]
-        self._uses = [p._forward_counter for p in self._params]  # type: ignore[attr-defined]
         for param, buffer in zip(self._params, self._buffers, strict=True):
-            setattr(param, _BUFFER, buffer)
+            setattr(param, _BUFFER, _Unwritten(param, buffer, self._batch))
 
     def conceal(self) -> None:
         """After the backward pass: let the gradients show the batch's rows alone."""
@@ -123,13 +124,59 @@ class RowPrefill:
         self.conceal()
         for j, buffer in enumerate(self._buffers):
             param: Any = self._params[j]
-            if getattr(param, _BUFFER, None) is not buffer:
-                continue
-            if param._forward_counter < self._uses[j]:
+            held = getattr(param, _BUFFER, None)
+            if held is buffer:
                 param._current_grad_sample = self._own[j]  # a part of the backward pass is in it
-            else:
+            elif isinstance(held, _Unwritten) and held.tensor is buffer:
                 del param._current_grad_sample
         self._buffers, self._own = [], []
+
+
+class _Unwritten:
+    """Stands in a buffer's place until Opacus adds to it, and makes that a copy.
+
+    The batch's rows of the buffer need hold no zeros, which would take as long to write as the
+    gradients. With the first gradients in it the buffer itself is put in place.
+
+    Args:
+        param: the parameter.
+        tensor: the buffer, its rows behind the batch's written.
+        batch: number of the batch's rows.
+    """
+
+    def __init__(self, param: torch.nn.Parameter, tensor: torch.Tensor, batch: int) -> None:
+        self.tensor = tensor
+        self._param, self._batch = param, batch
+
+    # What Opacus does is `buffer[:n] += gradients`: Python's three calls for it.
+
+    def __getitem__(self, rows: slice) -> _Unwritten:
+        return self
+
+    def __iadd__(self, gradients: torch.Tensor) -> _Unwritten:
+        count = len(gradients)
+        self.tensor[:count].copy_(gradients)
+        self.tensor[count : self._batch].zero_()
+        return self
+
+    def __setitem__(self, rows: slice, written: _Unwritten) -> None:
+        setattr(self._param, _BUFFER, self.tensor)
+
+
+@cache
+def _opacus_adds() -> bool:
+    """Whether the installed Opacus fills a buffer that it finds as `_Unwritten` expects."""
+    param = torch.nn.Parameter(torch.zeros(()))
+    buffer = torch.full((3,), torch.nan)
+    setattr(param, _BUFFER, _Unwritten(param, buffer, 2))
+    try:
+        for _ in range(2):
+            create_or_accumulate_grad_sample(
+                param=param, grad_sample=torch.ones(1), max_batch_len=2
+            )
+    except (AttributeError, TypeError):
+        return False
+    return getattr(param, _BUFFER) is buffer and buffer[:2].tolist() == [2.0, 0.0]
 
 
 def exchange(param: Any, old: torch.Tensor, new: torch.Tensor) -> None:
@@ -162,20 +209,6 @@ def write_rows(
         at = (row, *np.unravel_index(index, shape)) if shape else (row,)
         where = tuple(torch.from_numpy(i).to(buffer.device) for i in at)
         buffer[where] = torch.from_numpy(norm * value).to(buffer.device, buffer.dtype)
-
-
-def _zeros(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
-    """Zeros of the type and place of ``like``; on a CPU they cost nothing before they are used.
-
-    The operating system hands out pages of zeros when they are first touched, and numpy asks for
-    large ones; torch writes the zeros itself, which takes as long as the gradients that follow.
-    """
-    if like.device.type != "cpu":
-        return like.new_zeros(shape)
-    size = math.prod(shape) * like.element_size()
-    raw = np.zeros(size + _ALIGNMENT, dtype=np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    return torch.from_numpy(raw[start : start + size]).view(like.dtype).view(shape)
 
 
 def _held(param: torch.nn.Parameter) -> list[Any]:

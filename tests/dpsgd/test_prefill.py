@@ -295,7 +295,7 @@ def test_rows_laid_out_give_what_appended_rows_give_to_the_bit(name: str) -> Non
     for _ in range(2):
         loss_laid, loss_copied = loss(laid.model, batch), loss(copied.model, batch)
         assert laid.prepare() == ""
-        buffers = [p._current_grad_sample for p in laid.step.params]
+        buffers = [p._current_grad_sample.tensor for p in laid.step.params]
         loss_laid.backward()
         loss_copied.backward()
         for mine, other in zip(laid.held(), buffers, strict=True):
