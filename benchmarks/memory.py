@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import dp_accounting.pld  # noqa: F401  (the audit imports it when an epoch ends)
 import pytorch_lightning as pl
 import torch
 from overhead import BATCH_SIZES, NETS
@@ -16,10 +19,14 @@ from support import Classifier, quiet, trainer
 from lightning_audit import PrivacyAudit
 
 _STEPS = 30
+_REPETITIONS = 3
+#: Large tensors go back to the system at once; glibc keeps a part of them otherwise, and peaks then
+#: differ by a fifth from one process to the next.
+_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "131072"}
 
 
 class _Peak(pl.Callback):
-    """The process's peak memory when the last step is done, before reports are drawn."""
+    """The process's peak memory when the last step is done, and its growth since the first."""
 
     def on_train_start(self, *_) -> None:
         # Forget the peak of the imports.
@@ -35,34 +42,42 @@ def _kilobytes(name: str) -> int:
     return int(re.search(rf"^{name}:\s+(\d+) kB", status, flags=re.MULTILINE)[1])
 
 
-def growth(name: str, batch_size: int, audited: bool) -> int:
-    """Kilobytes by which the steps of a training raise this process's peak."""
+def peak(name: str, batch_size: int, audited: bool) -> tuple[int, int]:
+    """Kilobytes of this process's peak in a training, and those that its steps added."""
     quiet()
     make, data = NETS[name]
     torch.manual_seed(0)
-    peak = _Peak()
+    seen = _Peak()
     with tempfile.TemporaryDirectory() as folder:
         audit = [PrivacyAudit(report_dir=folder, on_violation="warn", seed=0)] if audited else []
         module = Classifier(make(), data(), batch_size=batch_size)
-        trainer(_STEPS, peak, *audit).fit(module)
-    return peak.end - peak.start
+        trainer(_STEPS, seen, *audit).fit(module)
+    return seen.end, seen.end - seen.start
 
 
 def run() -> dict[str, object]:
-    """Ratio of the growths, for two nets and two batch sizes."""
+    """Ratios of median peaks and of median growths, for two nets and two batch sizes."""
     results: dict[str, object] = {}
     for name in NETS:
         for batch_size in BATCH_SIZES:
-            audited, plain = (_measured(name, batch_size, kind) for kind in (True, False))
-            results[f"{name}, batch {batch_size}"] = round(audited / plain, 3)
+            pairs = [
+                [_measured(name, batch_size, kind) for kind in (True, False)]
+                for _ in range(_REPETITIONS)
+            ]
+            for at, what in enumerate(("whole process", "added by the steps")):
+                audited, plain = (
+                    statistics.median(pair[kind][at] for pair in pairs) for kind in (0, 1)
+                )
+                results[f"{name}, batch {batch_size}, {what}"] = round(audited / plain, 3)
     return results
 
 
-def _measured(name: str, batch_size: int, audited: bool) -> int:
+def _measured(name: str, batch_size: int, audited: bool) -> tuple[int, ...]:
     command = [sys.executable, __file__, name, str(batch_size), str(int(audited))]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return int(done.stdout.split()[-1])
+    environment = os.environ | _MALLOC
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return tuple(map(int, done.stdout.split()[-2:]))
 
 
 if __name__ == "__main__":
-    print(growth(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "1"))
+    print(*peak(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "1"))

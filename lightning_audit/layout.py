@@ -75,17 +75,12 @@ class Direction:
         return total
 
 
-def by_tensor(
-    directions: Sequence[Direction],
-) -> dict[int, tuple[IndexArray, IndexArray, FloatArray]]:
-    """The entries of several directions, tensor by tensor.
+#: Of several directions in one tensor: number of the direction, flat coordinate, entry, ``[m]``.
+Entries = tuple[IndexArray, IndexArray, FloatArray]
 
-    Args:
-        directions: directions over one layout, ``[n]``.
 
-    Returns:
-        Tensor -> (number of the direction, flat coordinate, entry), each ``[m]``.
-    """
+def by_tensor(directions: Sequence[Direction]) -> dict[int, Entries]:
+    """The entries of several directions over one layout, ``[n]``, tensor by tensor."""
     found: dict[int, list[tuple[int, Part]]] = {}
     for row, direction in enumerate(directions):
         for part in direction.parts:

@@ -15,8 +15,8 @@ import torch
 
 from lightning_audit.claims import PrivacyClaim
 from lightning_audit.dpsgd.lost_rows import not_finite
-from lightning_audit.dpsgd.prefill import write_rows
 from lightning_audit.dpsgd.protocol import Backward, NormsSeen, StepClaim, UnsupportedOptimizer
+from lightning_audit.dpsgd.views import write_rows
 from lightning_audit.layout import Direction, Layout, TensorSlot
 
 Gradients = TypeVar("Gradients", bound=dict[str, torch.Tensor])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lightning_audit.layout import Direction, FloatArray, by_tensor
+from lightning_audit.layout import Direction, Entries, FloatArray, by_tensor
 
 
 def numpy_view(tensor: torch.Tensor) -> NDArray[Any] | None:
@@ -48,3 +49,36 @@ def add_along(
         tensor.index_put_(
             at, torch.from_numpy(added).to(tensor.device, tensor.dtype), accumulate=True
         )
+
+
+def write_rows(
+    buffers: Sequence[torch.Tensor], directions: Sequence[Direction], norm: float
+) -> None:
+    """Write ``norm`` times each direction into the last rows of the buffers, which hold zeros.
+
+    Args:
+        buffers: a tensor ``[rows, *shape]`` for each tensor of the layout.
+        directions: unit directions over the layout, ``[n]``.
+        norm: norm of the rows, in the unit of a per-sample gradient.
+    """
+    for j, entries in by_tensor(directions).items():
+        write_entries(buffers[j][len(buffers[j]) - len(directions) :], entries, norm)
+
+
+def write_entries(rows: torch.Tensor, entries: Entries, norm: float) -> None:
+    """Write ``norm`` times the entries of directions in one tensor into rows of zeros.
+
+    Args:
+        rows: a row for each direction, contiguous, ``[n, *shape]``.
+        entries: of the directions in this tensor.
+        norm: norm of the rows, in the unit of a per-sample gradient.
+    """
+    row, index, value = entries
+    shape = rows.shape[1:]
+    view = numpy_view(rows)
+    if view is not None:
+        view[row * math.prod(shape) + index] = norm * value
+        return
+    at = (row, *np.unravel_index(index, shape)) if shape else (row,)
+    where = tuple(torch.from_numpy(i).to(rows.device) for i in at)
+    rows[where] = torch.from_numpy(norm * value).to(rows.device, rows.dtype)

@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from lightning_audit.canaries import Dirac, Random, Spread
 from lightning_audit.canaries.placement import place
+from lightning_audit.dpsgd import prefill
 from lightning_audit.dpsgd.opacus import OpacusStep
 from lightning_audit.dpsgd.protocol import Backward
 from lightning_audit.layout import Direction
@@ -295,12 +296,12 @@ def test_rows_laid_out_give_what_appended_rows_give_to_the_bit(name: str) -> Non
     for _ in range(2):
         loss_laid, loss_copied = loss(laid.model, batch), loss(copied.model, batch)
         assert laid.prepare() == ""
-        buffers = [p._current_grad_sample.tensor for p in laid.step.params]
+        waiting = [p._current_grad_sample for p in laid.step.params]
         loss_laid.backward()
         loss_copied.backward()
-        for mine, other in zip(laid.held(), buffers, strict=True):
-            # No torch.cat: Opacus wrote into the memory that holds the canaries already.
-            assert mine.data_ptr() == other.data_ptr()
+        buffers = [stand_in.whole for stand_in in waiting]
+        # No torch.cat: Opacus' own gradients are the tensors that hold the canaries.
+        assert all(mine is other for mine, other in zip(laid.held(), buffers, strict=True))
         laid.step.conceal()
         assert all(map(torch.equal, laid.held(), copied.held()))
         assert laid.step.batch_size() == len(batch)
@@ -403,6 +404,14 @@ def test_layers_that_see_another_batch_are_said_and_fail_as_without_an_audit(
     assert {len(held) for held in made.held()} == sizes
     with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
         made.optimizer.pre_step()
+
+
+def test_an_opacus_that_adds_in_another_way_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefill, "opacus_adds", lambda: False)
+    made = setting(mlp)
+    loss(made.model, numbers(B, 4))
+    assert "this version of Opacus" in made.prepare()
+    assert_nothing_waits(made)
 
 
 def test_before_any_forward_pass_nothing_is_laid_out() -> None:
