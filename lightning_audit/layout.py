@@ -75,21 +75,14 @@ class Direction:
         return total
 
 
-#: Of several directions in one tensor: number of the direction, flat coordinate, entry, ``[m]``.
-Entries = tuple[IndexArray, IndexArray, FloatArray]
+#: What several directions are in one tensor: number of the direction, and its part there.
+RowParts = Sequence[tuple[int, Part]]
 
 
-def by_tensor(directions: Sequence[Direction]) -> dict[int, Entries]:
-    """The entries of several directions over one layout, ``[n]``, tensor by tensor."""
+def by_tensor(directions: Sequence[Direction]) -> dict[int, RowParts]:
+    """The parts of several directions over one layout, ``[n]``, tensor by tensor."""
     found: dict[int, list[tuple[int, Part]]] = {}
     for row, direction in enumerate(directions):
         for part in direction.parts:
             found.setdefault(part.tensor, []).append((row, part))
-    return {
-        j: (
-            np.repeat([row for row, _ in parts], [len(p.index) for _, p in parts]),
-            np.concatenate([p.index for _, p in parts]),
-            np.concatenate([p.value for _, p in parts]),
-        )
-        for j, parts in found.items()
-    }
+    return dict(found)

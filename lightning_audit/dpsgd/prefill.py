@@ -88,7 +88,7 @@ class RowPrefill:
         """
         rows = by_tensor(directions)
         self._buffers = [
-            RowBuffer(param, self._batch, len(directions), rows.get(j), norm)
+            RowBuffer(param, self._batch, len(directions), rows.get(j, ()), norm)
             for j, param in enumerate(self._params)
         ]
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from opacus.grad_sample.grad_sample_module import create_or_accumulate_grad_sample
 
-from lightning_audit.dpsgd.views import write_entries
-from lightning_audit.layout import Entries
+from lightning_audit.dpsgd.views import write_parts
+from lightning_audit.layout import RowParts
 
 #: Where Opacus looks for a buffer.
 BUFFER = "_current_grad_sample"
@@ -25,23 +25,18 @@ class RowBuffer:
         param: the parameter.
         batch: number of the batch's rows.
         spare: number of rows behind them.
-        entries: what these hold, None for zeros alone.
-        norm: what the entries are multiplied by.
+        parts: what these hold, none for zeros alone.
+        norm: what the parts are multiplied by.
     """
 
     def __init__(
-        self,
-        param: torch.nn.Parameter,
-        batch: int,
-        spare: int,
-        entries: Entries | None,
-        norm: float,
+        self, param: torch.nn.Parameter, batch: int, spare: int, parts: RowParts, norm: float
     ) -> None:
         #: All rows, once they are there, and the batch's alone.
         self.whole = torch.empty(0)
         self._own = torch.empty(0)
         self._param, self._batch, self._spare = param, batch, spare
-        self._entries, self._norm = entries, norm
+        self._parts, self._norm = parts, norm
         setattr(param, BUFFER, self)
 
     # What Opacus does is `buffer[:n] += gradients`: Python's three calls for it.
@@ -54,8 +49,8 @@ class RowBuffer:
         self.whole = gradients.new_empty((size, *gradients.shape[1:]))
         self.whole[:count].copy_(gradients)
         self.whole[count:].zero_()
-        if self._entries is not None:
-            write_entries(self.whole[self._batch :], self._entries, self._norm)
+        if self._parts:
+            write_parts(self.whole[self._batch :], self._parts, self._norm)
         self._own = self.whole[: self._batch]
         return self
 
@@ -99,7 +94,7 @@ def exchange(param: Any, old: torch.Tensor, new: torch.Tensor) -> None:
 def opacus_adds() -> bool:
     """Whether the installed Opacus fills a buffer that it finds as `RowBuffer` expects."""
     param = torch.nn.Parameter(torch.zeros(()))
-    buffer = RowBuffer(param, batch=2, spare=1, entries=None, norm=1.0)
+    buffer = RowBuffer(param, batch=2, spare=1, parts=(), norm=1.0)
     try:
         for _ in range(2):
             create_or_accumulate_grad_sample(

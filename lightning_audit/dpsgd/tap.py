@@ -74,6 +74,9 @@ class GradientTap:
         self._spans = [slice(*pair) for pair in itertools.pairwise(ends)]
         self._size = ends[-1]
         self._left: torch.Tensor | None = None
+        #: The gradients that were read last, where they lay, and their entries.
+        self._seen: list[tuple[torch.Tensor, int]] = []
+        self._entries: list[NDArray[Any]] = []
         self._depth = 0
         self._backward_ran = False
         self._handles: list[Any] = [
@@ -92,6 +95,7 @@ class GradientTap:
     def reset(self) -> None:
         """Forget a step that broke off between its hooks."""
         self._depth, self._left = 0, None
+        self._seen, self._entries = [], []
 
     def remove(self) -> None:
         """Take the hooks off."""
@@ -120,6 +124,7 @@ class GradientTap:
             return
         self._left = None
         used = self._gather()
+        self._seen, self._entries = [], []  # or they would live on through the next backward pass
         # As bits: NaN must equal itself here.
         if torch.equal(left.view(torch.int64), used.view(torch.int64)):
             self._after(Reading(left.cpu().numpy()))
@@ -147,13 +152,16 @@ class GradientTap:
 
     def _views(self) -> list[NDArray[Any]] | None:
         """The gradients' memory, tensor by tensor; None unless all of it can be seen by numpy."""
-        views = []
-        for j in self._index:
-            grad = self._params[j].grad
-            view = None if grad is None else numpy_view(grad)
-            if view is None:
-                return None
-            views.append(view)
+        grads = [self._params[j].grad for j in self._index]
+        if self._seen and all(map(_unmoved, grads, self._seen)):
+            return self._entries
+        self._seen = []
+        found = [None if grad is None else numpy_view(grad) for grad in grads]
+        views = [view for view in found if view is not None]
+        if len(views) < len(found):
+            return None
+        self._seen = [(grad, grad.data_ptr()) for grad in grads if grad is not None]
+        self._entries = views
         return views
 
     def _gather_by_torch(self, taken: FloatArray | None) -> torch.Tensor:
@@ -173,3 +181,10 @@ class GradientTap:
                 grad[at] = values
             pieces.append(values.to(torch.float64))
         return torch.cat(pieces)
+
+
+def _unmoved(grad: torch.Tensor | None, seen: tuple[torch.Tensor, int]) -> bool:
+    """Whether a gradient is the tensor that was seen, in the memory where it was then."""
+    if grad is None or grad is not seen[0]:
+        return False
+    return grad.data_ptr() == seen[1] and grad.is_contiguous()

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lightning_audit.layout import Direction, Entries, FloatArray, by_tensor
+from lightning_audit.layout import Direction, FloatArray, RowParts, by_tensor
 
 
 def numpy_view(tensor: torch.Tensor) -> NDArray[Any] | None:
@@ -37,18 +37,18 @@ def add_along(
         directions: directions over the layout, ``[n]``.
         weights: what they are multiplied by, ``[n]``.
     """
-    for j, (row, index, value) in by_tensor(directions).items():
-        tensor, added = tensors[j], weights[row] * value
-        if tensor is None:
-            continue
-        entries = numpy_view(tensor)
-        if entries is not None:
-            np.add.at(entries, index, added.astype(entries.dtype))
-            continue
-        at = torch.unravel_index(torch.from_numpy(index).to(tensor.device), tensor.shape)
-        tensor.index_put_(
-            at, torch.from_numpy(added).to(tensor.device, tensor.dtype), accumulate=True
-        )
+    for direction, weight in zip(directions, weights, strict=True):
+        for part in direction.parts:
+            tensor, added = tensors[part.tensor], weight * part.value
+            if tensor is None:
+                continue
+            entries = numpy_view(tensor)
+            if entries is not None:
+                entries[part.index] += added.astype(entries.dtype)
+                continue
+            at = torch.unravel_index(torch.from_numpy(part.index).to(tensor.device), tensor.shape)
+            values = torch.from_numpy(added).to(tensor.device, tensor.dtype)
+            tensor.index_put_(at, values, accumulate=True)
 
 
 def write_rows(
@@ -61,24 +61,29 @@ def write_rows(
         directions: unit directions over the layout, ``[n]``.
         norm: norm of the rows, in the unit of a per-sample gradient.
     """
-    for j, entries in by_tensor(directions).items():
-        write_entries(buffers[j][len(buffers[j]) - len(directions) :], entries, norm)
+    for j, parts in by_tensor(directions).items():
+        write_parts(buffers[j][len(buffers[j]) - len(directions) :], parts, norm)
 
 
-def write_entries(rows: torch.Tensor, entries: Entries, norm: float) -> None:
-    """Write ``norm`` times the entries of directions in one tensor into rows of zeros.
+def write_parts(rows: torch.Tensor, parts: RowParts, norm: float) -> None:
+    """Write ``norm`` times the directions' parts in one tensor into rows of zeros.
 
     Args:
         rows: a row for each direction, contiguous, ``[n, *shape]``.
-        entries: of the directions in this tensor.
+        parts: of the directions.
         norm: norm of the rows, in the unit of a per-sample gradient.
     """
-    row, index, value = entries
     shape = rows.shape[1:]
     view = numpy_view(rows)
     if view is not None:
-        view[row * math.prod(shape) + index] = norm * value
+        size = math.prod(shape)
+        for row, part in parts:
+            view[row * size + part.index] = norm * part.value
         return
-    at = (row, *np.unravel_index(index, shape)) if shape else (row,)
+    # All at once: each way to a device waits for it.
+    number = np.repeat([row for row, _ in parts], [len(part.index) for _, part in parts])
+    index = np.concatenate([part.index for _, part in parts])
+    value = np.concatenate([part.value for _, part in parts])
+    at = (number, *np.unravel_index(index, shape)) if shape else (number,)
     where = tuple(torch.from_numpy(i).to(rows.device) for i in at)
     rows[where] = torch.from_numpy(norm * value).to(rows.device, rows.dtype)

@@ -12,14 +12,17 @@ from opacus.grad_sample.grad_sample_module import create_or_accumulate_grad_samp
 
 from lightning_audit.dpsgd import row_buffer
 from lightning_audit.dpsgd.row_buffer import BUFFER, RowBuffer, opacus_adds
+from lightning_audit.layout import Part
 
-ENTRIES = (np.array([0, 1]), np.array([2, 5]), np.array([1.0, -1.0]))
+PARTS = [
+    (row, Part(0, np.array([at]), np.array([value]))) for row, at, value in ((0, 2, 1), (1, 5, -1))
+]
 
 
 def buffer_for(batch: int) -> tuple[torch.nn.Parameter, RowBuffer]:
     """A parameter of shape [2, 3], and what stands in its buffer's place with two spare rows."""
     param = torch.nn.Parameter(torch.zeros(2, 3))
-    return param, RowBuffer(param, batch, 2, ENTRIES, norm=3.0)
+    return param, RowBuffer(param, batch, 2, PARTS, norm=3.0)
 
 
 def add(param: torch.nn.Parameter, gradients: torch.Tensor) -> None:

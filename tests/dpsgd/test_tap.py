@@ -216,17 +216,33 @@ def test_a_gradient_changed_inside_the_step_counts_as_replaced_and_is_the_one_re
     np.testing.assert_array_equal(readings[0].values, flat(gradients(1)))
 
 
-def test_one_coordinate_changed_in_place_by_a_foreign_optimizer_is_not_passed_over() -> None:
+def nudge(params: Sequence[nn.Parameter]) -> None:
+    grad: Any = params[1].grad
+    grad[3] = torch.nextafter(grad[3], torch.tensor(9.0))
+
+
+def nudge_by_other_memory(params: Sequence[nn.Parameter]) -> None:
+    """The same tensor as before, with another memory."""
+    grad: Any = params[1].grad
+    grad.data = grad.data.clone()
+    nudge(params)
+
+
+def nudge_by_strides(params: Sequence[nn.Parameter]) -> None:
+    """The same tensor and the same memory, read in another order."""
+    grad: Any = params[2].grad
+    grad.data = grad.data.transpose(2, 3)
+
+
+@pytest.mark.parametrize("change", [nudge, nudge_by_other_memory, nudge_by_strides])
+def test_a_gradient_changed_by_a_foreign_optimizer_is_not_passed_over(
+    change: Callable[[Sequence[nn.Parameter]], None],
+) -> None:
     params = parameters()
     optimizer = ReplacesItsGradient(params)
     _, readings = tapped(optimizer, params)
-
-    def nudge() -> None:
-        grad = params[1].grad
-        grad[3] = torch.nextafter(grad[3], torch.tensor(9.0))
-
     set_gradients(params, gradients(0))
-    optimizer.step(nudge)
+    optimizer.step(lambda: change(params))
     assert readings[0].unclear
     assert not readings[0].replaced
 
