@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -186,12 +187,10 @@ class PrivacyAudit(Callback):
         ranks = Ranks.of(trainer)
         terms = replace(self._terms(), seed=ranks.shared(self.seed))
         directory = None
-        if ranks.is_first and not _is_trial(trainer):
-            directory = Path(self.report_dir or Path(trainer.default_root_dir) / "audit")
-            refuse_directory(directory)
-            if directory.is_dir():
-                # A gate must never read the report of an earlier run; its record may go on.
-                set_aside(directory, but_the_record=True)
+        if not _is_trial(trainer):
+            place = Path(self.report_dir or Path(trainer.default_root_dir) / "audit")
+            ranks.from_first(partial(_make_room, place))
+            directory = place if ranks.is_first else None
         self._run = AuditRun(terms, directory, str(trainer.precision), ranks)
         if not ranks.several:  # each process would see its own share of the records
             self._watcher.attach(trainer, self._run.lints.watch)
@@ -377,3 +376,9 @@ class PrivacyAudit(Callback):
 def _is_trial(trainer: pl.Trainer) -> bool:
     """Whether this is a fast_dev_run: everything is run, nothing written, nothing failed."""
     return bool(trainer.fast_dev_run)  # type: ignore[attr-defined]  # set by the Trainer at run time
+
+
+def _make_room(directory: Path) -> None:
+    """Put an earlier run's report aside: a gate must never read it. Its record may go on."""
+    refuse_directory(directory)
+    set_aside(directory, but_the_record=True)

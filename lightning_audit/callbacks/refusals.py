@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,22 +70,20 @@ def refuse_directory(directory: Path) -> None:
     """Raise if no report can be written there, which would be found out after the training.
 
     Args:
-        directory: where report and observations are to go; it need not exist.
+        directory: where report and observations are to go; made if it is not there.
 
     Raises:
-        MisconfigurationException: a file is in the way, or the directory cannot be written to.
+        MisconfigurationException: it cannot be made, or nothing can be written into it.
     """
-    there = next(path for path in (directory, *directory.absolute().parents) if path.exists())
-    if not there.is_dir():
-        reason = f"{str(there)!r} is a file"
-    elif not os.access(there, os.W_OK | os.X_OK):
-        reason = f"{str(there)!r} cannot be written to"
-    else:
-        return
-    raise MisconfigurationException(
-        f"PrivacyAudit cannot write its report to {str(directory)!r}: {reason}. Give another "
-        "directory as report_dir (without it, `audit` in the Trainer's default_root_dir)."
-    )
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise MisconfigurationException(
+            f"PrivacyAudit cannot write its report to {str(directory)!r} ({error}); give another "
+            "directory as report_dir (without it, `audit` in the Trainer's default_root_dir)."
+        ) from error
 
 
 def private_optimizers(optimizers: Sequence[Any]) -> list[DPOptimizer]:

@@ -45,7 +45,7 @@ class RowPrefill:
         return not self._hooked or any(getattr(p, "_forward_counter", 0) for p in self._params)
 
     def obstacle(self) -> str:
-        """Why the coming backward's rows cannot be written beforehand; empty if they can."""
+        """Why canaries cannot be among the coming backward's rows; empty if they can."""
         if not self._hooked:
             return "no module computes its per-sample gradients in Opacus' backward hooks"
         if not opacus_adds():
@@ -116,6 +116,8 @@ class RowPrefill:
 def _hook(module: torch.nn.Module) -> partial[Any] | None:
     """Opacus' backward hook on a module, with the arguments it was given."""
     for hook in module._backward_hooks.values():
-        if isinstance(hook, partial) and hook.func.__name__ == "capture_backprops_hook":
+        if not isinstance(hook, partial) or hook.func.__name__ != "capture_backprops_hook":
+            continue
+        if hook.func.__module__.startswith("opacus."):  # who overrides it may fill other buffers
             return hook
     return None

@@ -39,6 +39,9 @@ class RowBuffer:
         self._parts, self._norm = parts, norm
         setattr(param, BUFFER, self)
 
+    # Else Python would take what can be indexed for an endless sequence.
+    __iter__ = None
+
     # What Opacus does is `buffer[:n] += gradients`: Python's three calls for it.
 
     def __getitem__(self, rows: slice) -> RowBuffer:
@@ -100,6 +103,6 @@ def opacus_adds() -> bool:
             create_or_accumulate_grad_sample(
                 param=param, grad_sample=torch.ones(1), max_batch_len=2
             )
-    except (AttributeError, TypeError):
+    except Exception:  # whatever it tried, `RowBuffer` is not for it
         return False
     return getattr(param, BUFFER) is buffer.whole and buffer.whole.tolist() == [2.0, 0.0, 0.0]

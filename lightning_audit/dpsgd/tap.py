@@ -123,8 +123,7 @@ class GradientTap:
         if self._depth or left is None:  # the hooks may have come off and on inside a step
             return
         self._left = None
-        used = self._gather()
-        self._seen, self._entries = [], []  # or they would live on through the next backward pass
+        used = self._read_again()
         # As bits: NaN must equal itself here.
         if torch.equal(left.view(torch.int64), used.view(torch.int64)):
             self._after(Reading(left.cpu().numpy()))
@@ -132,6 +131,12 @@ class GradientTap:
             self._after(Reading(used.cpu().numpy(), replaced=True))
         else:
             self._after(Reading(left.cpu().numpy(), unclear=not self._trusted))
+
+    def _read_again(self) -> torch.Tensor:
+        """What is left of the gradient when the update is done."""
+        used = self._gather()
+        self._seen, self._entries = [], []  # or they would live on through the next backward pass
+        return used
 
     def _note_backward(self, _: torch.Tensor) -> None:
         self._backward_ran = True

@@ -114,7 +114,7 @@ class UpdateTap(GradientTap):
         self._depth = max(level - 1, 0)
         if level != self._read_at or left is None:
             return
-        used = self._gather()
+        used = self._read_again()
         if self._level is None:
             self._level, self.opaque = level, not _is_torchs(self._steps[level - 1])
         again, self._left, self._read_at, self._again = self._again, None, 0, False

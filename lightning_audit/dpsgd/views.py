@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lightning_audit.layout import Direction, FloatArray, RowParts, by_tensor
+from lightning_audit.layout import Direction, FloatArray, IndexArray, RowParts, by_tensor
 
 
 def numpy_view(tensor: torch.Tensor) -> NDArray[Any] | None:
@@ -37,18 +37,19 @@ def add_along(
         directions: directions over the layout, ``[n]``.
         weights: what they are multiplied by, ``[n]``.
     """
-    for direction, weight in zip(directions, weights, strict=True):
-        for part in direction.parts:
-            tensor, added = tensors[part.tensor], weight * part.value
-            if tensor is None:
-                continue
-            entries = numpy_view(tensor)
-            if entries is not None:
-                entries[part.index] += added.astype(entries.dtype)
-                continue
-            at = torch.unravel_index(torch.from_numpy(part.index).to(tensor.device), tensor.shape)
-            values = torch.from_numpy(added).to(tensor.device, tensor.dtype)
-            tensor.index_put_(at, values, accumulate=True)
+    for j, parts in by_tensor(directions).items():
+        tensor = tensors[j]
+        if tensor is None:
+            continue
+        entries = numpy_view(tensor)
+        if entries is not None:
+            for row, part in parts:
+                entries[part.index] += (weights[row] * part.value).astype(entries.dtype)
+            continue
+        rows, index, value = _joined(parts)
+        at = torch.unravel_index(torch.from_numpy(index).to(tensor.device), tensor.shape)
+        added = torch.from_numpy(weights[rows] * value).to(tensor.device, tensor.dtype)
+        tensor.index_put_(at, added, accumulate=True)
 
 
 def write_rows(
@@ -80,10 +81,16 @@ def write_parts(rows: torch.Tensor, parts: RowParts, norm: float) -> None:
         for row, part in parts:
             view[row * size + part.index] = norm * part.value
         return
-    # All at once: each way to a device waits for it.
-    number = np.repeat([row for row, _ in parts], [len(part.index) for _, part in parts])
-    index = np.concatenate([part.index for _, part in parts])
-    value = np.concatenate([part.value for _, part in parts])
+    number, index, value = _joined(parts)
     at = (number, *np.unravel_index(index, shape)) if shape else (number,)
     where = tuple(torch.from_numpy(i).to(rows.device) for i in at)
     rows[where] = torch.from_numpy(norm * value).to(rows.device, rows.dtype)
+
+
+def _joined(parts: RowParts) -> tuple[IndexArray, IndexArray, FloatArray]:
+    """Numbers of the directions, coordinates and entries, ``[m]``: one way to a device for all."""
+    return (
+        np.repeat([row for row, _ in parts], [len(part.index) for _, part in parts]),
+        np.concatenate([part.index for _, part in parts]),
+        np.concatenate([part.value for _, part in parts]),
+    )

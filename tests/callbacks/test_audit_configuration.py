@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import errno
 import re
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -191,22 +192,27 @@ def test_processes_of_a_strategy_that_is_not_known_are_refused() -> None:
 
 
 def test_a_file_in_the_reports_place_is_refused_before_the_training(tmp_path: Path) -> None:
-    taken = tmp_path / "taken"
+    taken, lost = tmp_path / "taken", tmp_path / "lost"
     taken.write_text("mine")
-    for directory in (taken, taken / "audit"):
+    lost.symlink_to(tmp_path / "nowhere")
+    for directory in (taken, taken / "audit", lost, tmp_path / ("long" * 100)):
         message = _refused(tmp_path, PrivateModule(), PrivacyAudit(report_dir=directory))
-        assert f"{str(directory)!r}: {str(taken)!r} is a file" in message
+        assert f"cannot write its report to {str(directory)!r}" in message
         assert "report_dir" in message
     assert taken.read_text() == "mine"
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_a_directory_that_cannot_be_written_to_is_refused(tmp_path: Path, monkeypatch) -> None:
-    # Root may write everywhere, so the system's answer is given here.
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
-    with pytest.raises(MisconfigurationException, match=f"'{tmp_path}' cannot be written to"):
+    def full(dir: Path) -> None:  # root may write everywhere, so the system's answer is given here
+        raise PermissionError(errno.EACCES, "Permission denied", str(dir))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    with pytest.raises(MisconfigurationException, match="Permission denied"):
         refuse_directory(tmp_path / "new" / "audit")
     monkeypatch.undo()
     refuse_directory(tmp_path / "new" / "audit")
+    assert list((tmp_path / "new" / "audit").iterdir()) == []
 
 
 def test_optimizer_that_runs_its_closure_many_times_is_refused(tmp_path: Path) -> None:

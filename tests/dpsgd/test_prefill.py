@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from opacus.grad_sample import GradSampleModule
 from opacus.grad_sample.utils import wrap_model
 from opacus.layers import DPGRU, DPLSTM, DPMultiheadAttention
 from opacus.optimizers import DPOptimizer
@@ -412,6 +413,30 @@ def test_an_opacus_that_adds_in_another_way_is_said(monkeypatch: pytest.MonkeyPa
     loss(made.model, numbers(B, 4))
     assert "this version of Opacus" in made.prepare()
     assert_nothing_waits(made)
+
+
+class AddsByItself(GradSampleModule):
+    """Fills the buffers with code of its own, which looks at what is there."""
+
+    def capture_backprops_hook(self, module: Any, *args: Any, **kwargs: Any) -> None:
+        for p in module.parameters():
+            assert getattr(p, "_current_grad_sample", torch.zeros(1)).shape
+        super().capture_backprops_hook(module, *args, **kwargs)
+
+
+def test_a_hook_of_the_users_own_meets_no_buffer_of_the_audit() -> None:
+    model = AddsByItself(mlp())
+    optimizer = DPOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        noise_multiplier=0.0,
+        max_grad_norm=0.7,
+        expected_batch_size=8,
+    )
+    made = Setting(model, optimizer, OpacusStep(optimizer, {}, model.modules()), [])
+    value = loss(model, numbers(B, 4))
+    assert "no module computes" in made.prepare()
+    value.backward()
+    assert all(len(held) == B for held in made.held())
 
 
 def test_before_any_forward_pass_nothing_is_laid_out() -> None:

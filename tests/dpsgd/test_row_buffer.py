@@ -66,6 +66,15 @@ def test_the_tensor_is_as_opacus_makes_its_own() -> None:
     )
 
 
+def test_what_stands_there_is_no_sequence() -> None:
+    with pytest.raises(TypeError, match="not iterable"):
+        list(buffer_for(batch=4)[1])  # type: ignore[call-overload]
+
+
+def _by_position(*, param: Any, grad_sample: torch.Tensor, max_batch_len: int) -> None:
+    raise IndexError(max_batch_len)
+
+
 @pytest.fixture
 def asked_anew() -> Iterator[None]:
     """Whether Opacus adds is looked at again, and once more after the test."""
@@ -92,7 +101,7 @@ def _with_other_arguments(param: Any, gradients: torch.Tensor) -> None:
 
 
 @pytest.mark.usefixtures("asked_anew")
-@pytest.mark.parametrize("other", [_by_method, _anew, _with_other_arguments])
+@pytest.mark.parametrize("other", [_by_method, _anew, _by_position, _with_other_arguments])
 def test_another_way_of_adding_is_seen(monkeypatch, other: Callable[..., None]) -> None:
     monkeypatch.setattr(row_buffer, "create_or_accumulate_grad_sample", other)
     assert not opacus_adds()

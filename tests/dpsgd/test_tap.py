@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from lightning_audit.dpsgd.tap import GradientTap, Reading
+from lightning_audit.dpsgd.update_tap import UpdateTap
 from lightning_audit.layout import Direction, Part
 
 SHAPES = [(4, 3), (5,), (2, 3, 2, 2)]
@@ -320,6 +322,21 @@ def test_a_gradient_that_appears_inside_the_step_counts_as_replaced() -> None:
     _, readings = tapped(optimizer, params)
     optimizer.step(lambda: backward(params, gradients(1)))
     assert readings[0].replaced
+
+
+@pytest.mark.parametrize("kind", [GradientTap, UpdateTap])
+def test_the_gradients_of_a_step_are_not_kept_alive(kind: type[GradientTap]) -> None:
+    params = parameters()
+    optimizer = torch.optim.SGD(params, lr=0.1)
+    readings: list[Reading] = []
+    tap = kind(optimizer, params, every_coordinate(), nothing, readings.append)
+    set_gradients(params, gradients(0))
+    held = [weakref.ref(p.grad) for p in params]
+    optimizer.step()
+    optimizer.zero_grad()
+    assert [ref() for ref in held] == [None] * len(held)
+    assert len(readings) == 1
+    tap.remove()
 
 
 def test_remove_takes_the_hooks_off() -> None:
