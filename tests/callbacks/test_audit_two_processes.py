@@ -201,6 +201,13 @@ def test_the_end_of_one_process_is_the_end_of_both(tmp_path: Path) -> None:
     assert "broke off" in report.verdict.missing[0]
 
 
+def test_a_report_that_cannot_be_written_is_refused_in_both_processes(tmp_path: Path) -> None:
+    codes, said = run_both(tmp_path, "no_room")
+    assert codes == [1, 1], said
+    assert "cannot write its report" in said[0]
+    assert "the audit failed in the process of rank 0: MisconfigurationException" in said[1]
+
+
 class _Told:
     """A strategy that gives what the first process sent."""
 

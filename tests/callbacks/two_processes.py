@@ -278,6 +278,13 @@ def one_breaks_off(folder: Path) -> None:
     train(folder / "one_breaks_off", module, PrivacyAudit(seed=0), stop, max_epochs=2)
 
 
+def no_room(folder: Path) -> None:
+    """A file lies where the report is to go, which the first process alone looks at."""
+    (folder / "taken").write_text("mine")
+    audit = PrivacyAudit(seed=0, report_dir=folder / "taken")
+    train(folder / "no_room", TwoProcesses(), audit, max_epochs=1)
+
+
 SAID_ON_RESUMING = (
     "Be aware that when using `ckpt_path`",
     "You're resuming from a checkpoint that ended before the epoch ended",
@@ -292,6 +299,7 @@ SCENARIOS = (
     not_finite,
     half_noise,
     one_breaks_off,
+    no_room,
 )
 
 if __name__ == "__main__":
