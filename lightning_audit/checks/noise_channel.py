@@ -152,7 +152,7 @@ class NoiseChannelChecks:
         self.excess = Warned("noise.excess", significance)
 
     def state(self) -> dict[str, Any]:
-        """What `load` needs; noise itself is left out, which would tell sums from gradients."""
+        """What `load` needs but the noise: taken off the gradients, it leaves the clipped sums."""
         return {name: snapshot(value) for name, value in vars(self).items() if name != "_past"}
 
     def load(self, state: dict[str, Any]) -> None:
