@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lightning_audit.checks.resolution import Resolution as Resolution
     from lightning_audit.claims import PrivacyClaim as PrivacyClaim
     from lightning_audit.dpsgd.hand_over import per_sample as per_sample
+    from lightning_audit.dpsgd.hand_over import released as released
     from lightning_audit.dpsgd.hand_over import rows as rows
     from lightning_audit.results import AuditReport as AuditReport
     from lightning_audit.results import InconclusiveAudit as InconclusiveAudit
@@ -39,6 +40,7 @@ _HOMES = {
     "assert_privatizes": "lightning_audit.blackbox.privatize",
     "audit_mechanism": "lightning_audit.blackbox.mechanism",
     "per_sample": "lightning_audit.dpsgd.hand_over",
+    "released": "lightning_audit.dpsgd.hand_over",
     "rows": "lightning_audit.dpsgd.hand_over",
 }
 
@@ -55,6 +57,7 @@ __all__ = [
     "assert_privatizes",
     "audit_mechanism",
     "per_sample",
+    "released",
     "rows",
 ]
 

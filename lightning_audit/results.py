@@ -90,7 +90,8 @@ class CheckResult:
         name: the finding's name, as `PrivacyAudit(allow=...)` takes it.
         kind: which claim it is about.
         status: "ok", "violated", "allowed" (violated, acknowledged by the user), "warned" (not as
-            stated, but no privacy is lost by it: it fails no gate), or "not_run".
+            stated, but no privacy is lost by it: it fails no gate), "undecided" (violated, but not
+            by a fault for certain: nothing can pass beside it), or "not_run".
         message: what was seen, in a sentence.
         advice: what to look at; empty where nothing is wrong.
         log_e_value: largest natural logarithm of the e-value so far, None for a deterministic one.
@@ -100,7 +101,7 @@ class CheckResult:
 
     name: str
     kind: Kind
-    status: Literal["ok", "violated", "allowed", "warned", "not_run"]
+    status: Literal["ok", "violated", "allowed", "warned", "undecided", "not_run"]
     message: str
     advice: str = ""
     log_e_value: float | None = None
@@ -326,7 +327,7 @@ def _report_from(data: dict[str, Any]) -> AuditReport:
 
 
 def _check_from(fields: dict[str, Any]) -> CheckResult:
-    if fields["status"] not in ("violated", "allowed", "warned", "ok", "not_run"):
+    if fields["status"] not in ("violated", "allowed", "warned", "undecided", "ok", "not_run"):
         raise ValueError(f"status={fields['status']!r}")
     return CheckResult(**{**fields, "log_e_value": _number_or_none(fields["log_e_value"])})
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightning_audit.canaries.placement import Placement
 from lightning_audit.checks.witnesses import Witnesses
@@ -30,6 +32,13 @@ class Located:
         """Inner products of ``count`` directions with what was read, ``[n]`` to ``[count]``."""
         sums = np.bincount(self.row, weights=self.value * values[self.at], minlength=count)
         return np.asarray(sums, dtype=np.float64)
+
+    def shares(self, chosen: NDArray[np.bool_], count: int) -> FloatArray:
+        """Of each direction's square norm, the share on the chosen entries, ``[n]``."""
+        weights = self.value**2 * chosen[self.at]
+        sums = np.bincount(self.row, weights=weights, minlength=count)
+        norms = np.bincount(self.row, weights=self.value**2, minlength=count)
+        return np.asarray(sums / np.where(norms > 0, norms, 1.0), dtype=np.float64)
 
     def combined(self, weights: FloatArray, size: int) -> FloatArray:
         """The directions summed with ``weights``, over the ``size`` entries that are read."""
@@ -62,6 +71,12 @@ class Coordinates:
             self.size += len(self.by_tensor[j])
         #: Positions of the witnesses, in their order.
         self.witness_at: IndexArray = np.concatenate(witness_at)
+
+    def empty_tensors(self, dead: NDArray[np.bool_]) -> bool:
+        """Whether the entries that are dead are those of whole tensors, and not of all."""
+        ends = [*self._start.values(), self.size]
+        parts = [dead[a:b] for a, b in itertools.pairwise(ends)]
+        return all(part.all() or not part.any() for part in parts) and not dead.all()
 
     def locate(self, directions: Sequence[Direction]) -> Located:
         """Where the placement's directions of a step lie."""

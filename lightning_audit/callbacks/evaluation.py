@@ -29,6 +29,7 @@ from lightning_audit.checks.integrity import (
     unsynchronised_result,
 )
 from lightning_audit.checks.monitor import AuditMonitor
+from lightning_audit.checks.post_processing import explained_by_processing, undecided
 from lightning_audit.checks.resolution import Power, PowerModel
 from lightning_audit.checks.sampling import repeated_result, sampling_results
 from lightning_audit.checks.verdict import acknowledge, judge, mark_consequences, worst
@@ -91,6 +92,14 @@ def _results_of_session(session: AuditSession, facts: RunFacts) -> list[CheckRes
     if facts.noise_equal:  # which of several processes is to tell is not known to the recorder
         equal = equal_noise_result(facts.processes)
         checks = [equal if check.name == equal.name else check for check in checks]
+    unsure = explained_by_processing(
+        checks,
+        session.monitor,
+        at_cut=not session.late_readings,
+        weights_move=session.weights.like_noise,
+        shares=(session.recorder.released.canaries, session.recorder.released.tensors),
+    )
+    checks = [undecided(check) if check.name in unsure else check for check in checks]
     if (norms := session.step.norms) is not None:
         checks.append(clipping_norm_result(norms.checked, norms.largest_ratio))
     return [*checks, finite_result(session.lost.count, session.lost.first)]

@@ -27,6 +27,14 @@ _UNREADABLE = (
     "its step with super().step() of one of torch's optimizers or with the step of one that it "
     "holds, after writing the noisy gradient to p.grad"
 )
+_NOT_RELEASED = (
+    "in some steps lightning_audit.released was not called, so that their gradients were not read; "
+    "call it once in each step"
+)
+_RELEASED_TWICE = (
+    "lightning_audit.released was called more than once in a step, of which the first call was "
+    "read; call it once, with the gradient that all noise was added to"
+)
 _THINNED = (
     f"canaries entered each of the first {FULL_STEPS} steps and every {THINNED}th later, since "
     "per-sample gradients are copied for them; every_n_steps=1 has them enter every step"
@@ -55,7 +63,8 @@ class HandWrittenSession(AuditSession):
     _asked = _announced = False
 
     def _attach(self) -> UpdateTap:
-        return UpdateTap(
+        known = getattr(self, "_tap", None)
+        tap = UpdateTap(
             self.step.inner,
             self.step.params,
             self._coordinates.by_tensor,
@@ -63,6 +72,8 @@ class HandWrittenSession(AuditSession):
             self._after,
             self._look_at_lost,
         )
+        tap.cut_known = known is not None and known.cut_known
+        return tap
 
     def state(self) -> dict[str, Any]:
         """Everything that `load` needs to go on with this run, as plain data and arrays."""
@@ -126,6 +137,30 @@ class HandWrittenSession(AuditSession):
         places = self.step.places(names, module, root)
         return self.step.singles(places) if self._canaries_enter() else []
 
+    def released(self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module) -> None:
+        """See `lightning_audit.released`."""
+        if not self._open or not self._layout_holds():
+            return
+        if not isinstance(grads, dict):
+            raise ValueError(
+                f"grads={type(grads).__name__} must be a dict of parameter names to tensors of the "
+                "parameters' shapes: the noisy gradients."
+            )
+        places = self.step.places(list(grads), module, root)
+        self.step.check_released(grads, places)
+        if self._tap.inside_step and self._tap.cut_known:
+            self._lacks_once(_RELEASED_TWICE)
+            return
+        tensors: list[torch.Tensor | None] = [None] * len(self.step.params)
+        for name, place in places.items():
+            if place is not None:
+                tensors[place] = grads[name]
+        self._tap.read_now(tensors)
+
+    def _lacks_once(self, sentence: str) -> None:
+        if sentence not in self.missing:
+            self.missing.append(sentence)
+
     def _canaries_enter(self) -> bool:
         """Plan the coming step; whether canaries are in it, and this is the first to ask."""
         self._asked = True
@@ -150,10 +185,10 @@ class HandWrittenSession(AuditSession):
         return super()._before()
 
     def _after(self, reading: Reading) -> None:
-        if reading.unclear or (self._tap.opaque and not self._announced):
+        doubtful = self._tap.opaque and not self._announced and not reading.at_cut
+        if reading.unclear or doubtful:
             # Not what the update used: nothing may be concluded from it.
-            if _UNREADABLE not in self.missing:
-                self.missing.append(_UNREADABLE)
+            self._lacks_once(_NOT_RELEASED if self._tap.cut_known else _UNREADABLE)
             values = np.full(len(reading.values), np.nan)
             reading = replace(reading, values=values, unclear=False)
         super()._after(reading)

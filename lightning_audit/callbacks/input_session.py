@@ -232,14 +232,14 @@ class InputSession(AuditSession):
         plan, direction = self._plan, self._direction
         if plan is None or plan.status != INJECTED or direction is None:
             return None
-        claim, params = plan.claim, self.step.params
-        limit = claim.max_grad_norm
-        self._reading = direction.product(params) * claim.scale / limit
+        claim, grads = plan.claim, self._tap.grads()
+        limit, divisor = claim.max_grad_norm, self._divisor(claim)
+        self._reading = direction.product(grads) * divisor / limit
         self._norms = [*self._norms[1 - _KEPT_NORMS :], direction.norm / limit]
         if plan.coins.any():
             # Never a function of what was read: that would take noise out.
             clipped = direction.norm * min(1.0, limit / (direction.norm + _EPSILON))
-            direction.take_out(params, clipped / claim.scale)
+            direction.take_out(grads, clipped / divisor)
         return None
 
     def _rows_of_data(self, rows: torch.Tensor | None) -> torch.Tensor | None:

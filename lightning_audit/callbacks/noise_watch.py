@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
+
 from lightning_audit.checks.noise_channel import NoiseSeen, divisors_of
 from lightning_audit.checks.witnesses import REUSE_IN_ALL, Witnesses
 from lightning_audit.dpsgd.noise_reading import NoiseReading, read_noise
@@ -11,6 +15,8 @@ from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 _FIRST, _EVERY = 100, 8
 #: Steps in which the norm of the whole sum is taken as well.
 _FIRST_NORMS, _EVERY_NORM = 20, 100
+#: Relative difference of numbers that are equal up to rounding.
+_EQUAL = 1e-4
 
 
 class NoiseWatch:
@@ -36,13 +42,20 @@ class NoiseWatch:
         known = rows is not None and self._earlier is not None
         self._earlier = (self._earlier or 0) + (rows or 0) if known else None
 
-    def read(self, step: DPSGDStep, number: int, rows: int | None) -> None:
+    def read(
+        self,
+        step: DPSGDStep,
+        number: int,
+        rows: int | None,
+        grads: Sequence[torch.Tensor | None],
+    ) -> None:
         """Read a step between its noise and its update, canaries and all.
 
         Args:
             step: the step.
             number: how many came before it.
             rows: samples of its last part, canaries included; None if unknown.
+            grads: its gradient, one tensor for each parameter.
         """
         earlier, self._earlier = self._earlier, 0
         self._split = earlier != 0
@@ -50,28 +63,56 @@ class NoiseWatch:
         if number >= _FIRST and number % _EVERY:
             return
         norm = number < _FIRST_NORMS or number % _EVERY_NORM == 0
-        self._reading = read_noise(step.params, self._coordinates, sums=self._alone, norm=norm)
+        self._reading = read_noise(
+            step.params, grads, self._coordinates, sums=self._alone, norm=norm
+        )
         self._terms = None if rows is None or earlier is None else rows + earlier
 
-    def seen(self, claim: StepClaim, canaries: int) -> NoiseSeen | None:
+    def other_divisor(
+        self, claim: StepClaim, canaries: int, divisor: float, factor: float | None
+    ) -> float:
+        """What the gradient of the update is, times its stated divisor over the noisy sum.
+
+        It is one, unless the sum was divided by a number of the step's samples. What else is done
+        to a gradient behind the place where it was read says nothing of that sum.
+
+        Args:
+            claim: what is claimed of the step.
+            canaries: how many of the step's samples are canaries.
+            divisor: what the sum was divided by where it was read.
+            factor: what it was multiplied by since; None if it was changed in another way.
+        """
+        if factor is None:
+            return 1.0
+        shown = factor * claim.scale / divisor
+        return (
+            shown
+            if any(abs(shown * n - 1.0) < _EQUAL for n in self._divisors(claim, canaries))
+            else 1.0
+        )
+
+    def _divisors(self, claim: StepClaim, canaries: int) -> tuple[float, ...]:
+        terms = self._terms if self._alone else None
+        return divisors_of(() if terms is None else (terms, terms - canaries), claim.scale)
+
+    def seen(self, claim: StepClaim, canaries: int, unit: float) -> NoiseSeen | None:
         """What was read, once; None if nothing was, or nothing is claimed of it.
 
         Args:
             claim: what is claimed of the step.
             canaries: how many of the step's samples are canaries.
+            unit: what makes the gradient that was read a sum in units of the clipping norm.
         """
         reading, self._reading = self._reading, None
         if reading is None or claim.noise_multiplier <= 0:
             return None
-        terms = self._terms if self._alone else None
-        rows = () if terms is None else (terms, terms - canaries)
-        unit = claim.max_grad_norm
+        norm = claim.max_grad_norm
         return NoiseSeen(
-            released=reading.released * (claim.scale / unit),
-            sums=None if reading.sums is None else reading.sums / unit,
+            released=reading.released * unit,
+            sums=None if reading.sums is None else reading.sums / norm,
             noise_multiplier=claim.noise_multiplier,
-            divisors=divisors_of(rows, claim.scale),
+            divisors=self._divisors(claim, canaries),
             terms=self._terms,
             split=self._split,
-            sum_norm=None if reading.sum_norm is None else reading.sum_norm / unit,
+            sum_norm=None if reading.sum_norm is None else reading.sum_norm / norm,
         )

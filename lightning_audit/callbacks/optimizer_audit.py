@@ -15,7 +15,8 @@ from lightning_audit.callbacks.checkpoint import (
 )
 from lightning_audit.callbacks.facts import OptimizerFacts
 from lightning_audit.callbacks.session import AuditSession
-from lightning_audit.dpsgd.clipping_hook import BeforeClipping
+from lightning_audit.dpsgd.cut import watch_cut
+from lightning_audit.dpsgd.method_hook import MethodHook
 from lightning_audit.dpsgd.opacus import accountant_link
 from lightning_audit.dpsgd.protocol import DPSGDStep
 
@@ -45,17 +46,23 @@ class OptimizerAudit:
         self.first_noise: str | None = None
         self._look = look
         self._looked = False
-        self._before_clipping: BeforeClipping | None = None
+        self._hooks: list[MethodHook] = []
 
-    def watch_clipping(self, optimizer: DPOptimizer | None) -> None:
-        """Put canaries in before this optimizer clips, where nobody announces its step."""
-        if self._before_clipping is not None:
-            self._before_clipping.remove()
-        self._before_clipping = None
+    def watch(self, optimizer: DPOptimizer | None) -> None:
+        """Follow this optimizer's steps, whoever takes them: before it clips, and behind its noise.
+
+        Args:
+            optimizer: the private optimizer; None to take all hooks off.
+        """
+        for hook in reversed(self._hooks):
+            hook.remove()
+        self._hooks = []
         if optimizer is not None:
-            self._before_clipping = BeforeClipping(
-                optimizer, self._inject_late, self.session.end_part
-            )
+            late, end = self._inject_late, self.session.end_part
+            self._hooks = [
+                MethodHook(optimizer, "pre_step", late, end),
+                watch_cut(optimizer, self.session.noise_is_in),
+            ]
 
     def inject(self) -> None:
         """After a backward pass, before clipping: put the canaries in."""
@@ -87,7 +94,7 @@ class OptimizerAudit:
 
     def detach(self) -> None:
         """Take all hooks off."""
-        self.watch_clipping(None)
+        self.watch(None)
         self.session.detach()
 
 

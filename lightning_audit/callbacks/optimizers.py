@@ -127,7 +127,7 @@ class AuditedOptimizers:
             raise MisconfigurationException(_ADAPTIVE_UNACCOUNTED)
         begun, audits = self._go_on(steps, found, module)
         for audit, optimizer in zip(audits, private, strict=True):
-            audit.watch_clipping(optimizer)
+            audit.watch(optimizer)
         return begun
 
     def follow_hand_written(self, module: Any) -> bool:

@@ -105,6 +105,8 @@ class StepPlanner:
         self.missing: list[str] = []
         self._changed_at: int | None = None
         self._plan: StepPlan | None = None
+        #: The plan whose canaries were put in, until the step is taken; a closure may run again.
+        self._entered: StepPlan | None = None
         #: The coming step's plan once its canaries are in an earlier part of a split batch.
         self._earlier: StepPlan | None = None
         self._parts, self._part_announced = PartChoice(), False
@@ -119,17 +121,18 @@ class StepPlanner:
         """Give up a step that was planned, and leave no canary in the gradients that wait."""
         if self._plan is not None and self._plan.status == INJECTED:
             self.step.withdraw()
-        self._plan = None
+        self._plan = self._entered = None
 
     def prepare(self, coming: Backward) -> None:
         """Before a backward pass: lay out the canaries, where that is possible."""
         if self._tap.inside_step:
             return
-        if self._plan is not None and not self._plan.prepared:
+        again = self._runs_again
+        if self._plan is not None and not self._plan.prepared and not again:
             self._withdraw()  # a step that broke off before the optimizer took it
-        if self._plan is not None or not self._may_inject():
+        if again is None and (self._plan is not None or not self._may_inject()):
             return
-        if not self._is_due(free=True):
+        if again is None and not self._is_due(free=True):
             return
         # The coins are not flipped before it is known whether they are used: one seed gives one
         # record, copied or not.
@@ -141,7 +144,7 @@ class StepPlanner:
             claim = self._claim(accumulated=1)
         except ValueError:  # said where the canaries would go in
             return
-        plan = self._flip(claim)
+        plan = again or self._flip(claim)
         self.step.prepare(plan.chosen, self._norm(claim))
         self._plan = replace(plan, prepared=True)
 
@@ -164,6 +167,9 @@ class StepPlanner:
         self._parts.ended()
         if not self._layout_holds():
             return
+        if self._runs_again is not None:
+            self._enter_again()
+            return
         self.step.look_at_parts()
         plan, self._earlier = self._earlier, None
         plan = plan or self._confirmed()
@@ -182,8 +188,34 @@ class StepPlanner:
             # Of several backward passes the first one was prepared.
             first = claim.accumulated > 1 and self._parts_are_equal
             self._plan = replace(plan, claim=claim, earlier=plan.earlier or first)
-            return
-        self._plan = self._late(claim, number)
+        else:
+            self._plan = self._late(claim, number)
+        self._entered = self._plan
+
+    @property
+    def _runs_again(self) -> StepPlan | None:
+        """The plan of a step whose closure runs again before the optimizer takes it.
+
+        Optimizers that mix gradients of several places run it so. The step's coins stay: each of
+        its gradients holds the same canaries, and any mixture of them too.
+        """
+        entered = self._entered
+        return entered if entered is not None and entered.status == INJECTED else None
+
+    def _enter_again(self) -> None:
+        """Put the canaries of a step into what its closure computed when it ran again."""
+        plan = self._plan
+        if plan is not None and plan.prepared:
+            self._plan = plan = replace(plan, prepared=False)
+            if self.step.confirm():
+                return
+        # A run that computed nothing, as the closure of manual optimization, leaves nothing to do.
+        if (
+            plan is not None
+            and not self.step.holds_canaries()
+            and self.step.batch_size() is not None
+        ):
+            self.step.inject(plan.chosen, self._norm(plan.claim))
 
     def _enter_earlier(self) -> None:
         """Put the canaries into a part of a split batch that is not the last, if it is chosen."""

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from lightning_audit.callbacks.dead_entries import DeadEntries, ReleasedShares
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.noise_channel import NoiseChannelChecks, NoiseSeen
+from lightning_audit.checks.post_processing import UseOfRelease
 from lightning_audit.checks.witnesses import Witnesses, WitnessReducer
 from lightning_audit.dpsgd.protocol import StepClaim
 from lightning_audit.layout import FloatArray
 from lightning_audit.results import CheckResult
 from lightning_audit.snapshot import restore, snapshot
-from lightning_audit.store import ObservationStore, RecordHeader
+from lightning_audit.store import NOT_PLANNED, ObservationStore, RecordHeader
+
+
+@dataclass(frozen=True)
+class UsedStep:
+    """What was made of a step's release, along the canaries' directions, in any unit, ``[k]``.
+
+    Args:
+        rest: the release itself, canaries taken out.
+        used: the gradient when the update was done; None if it is the release.
+        moved: minus the change of the weights; None if it was not watched.
+    """
+
+    rest: FloatArray | None
+    used: FloatArray | None
+    moved: FloatArray | None
 
 
 @dataclass(frozen=True)
@@ -32,6 +50,8 @@ class SeenStep:
         replaced: whether the update used another gradient than the one that was read.
         sample_rate: None if unknown.
         noise: the gradient beside the sums that it was made of, None if it was not read.
+        dead: what of the step is exactly zero; None if nothing is.
+        used: what was made of the release; None if that is not known.
     """
 
     claim: StepClaim
@@ -43,6 +63,8 @@ class SeenStep:
     replaced: bool
     sample_rate: float | None
     noise: NoiseSeen | None = None
+    dead: DeadEntries | None = None
+    used: UsedStep | None = None
 
 
 class Recorder:
@@ -56,8 +78,11 @@ class Recorder:
         significance: of the whole run.
         witnesses: where the witnesses lie.
         store: the record on disk; None to keep none.
+        rng: gives the noise that stands for entries that are no part of the release.
     """
 
+    #: Steps that wait to be told whether zeros are no part of the release.
+    PATIENCE = 5
     #: Steps that are fed at once, and steps at the start that are fed one by one.
     BLOCK, PROMPT = 10, 100
 
@@ -67,7 +92,13 @@ class Recorder:
         significance: float,
         witnesses: Witnesses,
         store: ObservationStore | None,
+        rng: np.random.Generator | None = None,
     ) -> None:
+        self._rng = rng or np.random.default_rng()
+        #: Whether a canary that had entered came out as zero.
+        self._zeros_are_public = False
+        #: How much of what is read was released.
+        self.released = ReleasedShares(header.witnesses, len(header.canaries))
         self.header = header
         self.store = store
         self.clipping_is_broken = False
@@ -75,6 +106,7 @@ class Recorder:
         self._reducer = WitnessReducer(witnesses)
         #: What is seen of the noise itself; asked for after `digest`.
         self._noise = NoiseChannelChecks(significance, fine=header.signal == 1.0)
+        self._use = UseOfRelease(significance, header.coin_probability)
         self._waiting: list[SeenStep] = []
 
     @property
@@ -93,24 +125,53 @@ class Recorder:
         """Results of the checks that see the steps of one optimizer."""
         monitor = self.monitor
         noise = self._noise.results(clips=not monitor.clipping_is_broken)
-        return (*monitor.results(), *noise)
+        use = self._use
+        own = (use.result(c) if c.name == use.evidence.name else c for c in monitor.results())
+        return (*own, *noise)
 
     def take(self, step: SeenStep) -> None:
         """Take in a step."""
         self._waiting.append(step)
+        self._zeros_are_public |= step.dead is not None and step.dead.proved
+        if self._undecided():
+            return
         if self.steps <= self.PROMPT or self.steps % self.BLOCK == 0 or _is_striking(step):
             self.digest()
             # Looked at here alone, so that asking for the monitor changes nothing of the run.
             self.clipping_is_broken = self._monitor.clipping_is_broken
 
+    def _undecided(self) -> bool:
+        """Whether it may soon be known if zeros are no part of the release."""
+        zeros = any(step.dead is not None for step in self._waiting)
+        return zeros and not self._zeros_are_public and len(self._waiting) < self.PATIENCE
+
+    def _without_dead(self, step: SeenStep) -> SeenStep:
+        """The step's readings where something was released."""
+        dead, sigma = step.dead, step.claim.noise_multiplier
+        silent = step.status == NOT_PLANNED and dead is not None and dead.whole
+        if dead is None or sigma <= 0 or not (self._zeros_are_public or silent):
+            self.released.update(None)
+            return step
+        self.released.update(dead)
+        return dataclasses.replace(
+            step,
+            witnesses=dead.filled(step.witnesses, sigma, self._rng),
+            readings=dead.readings(step.readings, sigma, self._rng),
+            noise=None,
+        )
+
     def digest(self) -> None:
         """Feed the steps that wait."""
         waiting, self._waiting = self._waiting, []
-        for step in waiting:
+        for step in map(self._without_dead, waiting):
             entry = self._entry(step)
             self._monitor.update(entry)
             if step.noise is not None:
                 self._noise.update(step.noise, int(entry["step"]))
+            if step.used is not None and step.used.rest is not None:
+                used = step.used
+                at = int(entry["step"])
+                self._use.update(at, step.coins, used.rest, used.used, used.moved)
             if self.store is not None:
                 self.store.append(entry)
 
@@ -150,6 +211,9 @@ class Recorder:
             "monitor": snapshot(self._monitor),
             "reducer": snapshot(self._reducer),
             "noise": self._noise.state(),
+            "use": snapshot(self._use),
+            "zeros_are_public": self._zeros_are_public,
+            "released": self.released.state(),
             "clipping_is_broken": self.clipping_is_broken,
         }
 
@@ -163,6 +227,9 @@ class Recorder:
         self._monitor, self._reducer = restore(state["monitor"]), restore(state["reducer"])
         self._monitor.significance = significance
         self.clipping_is_broken = state["clipping_is_broken"]
+        self._use = restore(state["use"])
+        self._zeros_are_public = bool(state["zeros_are_public"])
+        self.released.load(state["released"])
         if "noise" in state:  # absent from the checkpoints of the first release
             self._noise.load(state["noise"])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,18 +14,22 @@ import numpy as np
 import torch
 
 from lightning_audit.callbacks.coordinates import Coordinates
+from lightning_audit.callbacks.dead_entries import DeadEntries
 from lightning_audit.callbacks.lost_steps import LostSteps
+from lightning_audit.callbacks.moves_outside import MovesOutside
 from lightning_audit.callbacks.noise_draws import STEPS, NoiseDraws
 from lightning_audit.callbacks.noise_watch import NoiseWatch
 from lightning_audit.callbacks.plan import StepPlan
 from lightning_audit.callbacks.planning import SessionSettings, StepPlanner
 from lightning_audit.callbacks.ranks import Ranks
-from lightning_audit.callbacks.recorder import Recorder, SeenStep
+from lightning_audit.callbacks.recorder import Recorder, SeenStep, UsedStep
 from lightning_audit.checks.monitor import AuditMonitor
+from lightning_audit.checks.post_processing import SHOW_THE_RELEASE
 from lightning_audit.checks.witnesses import LAGS, choose_witnesses
+from lightning_audit.dpsgd.cut import divisor_at_cut
 from lightning_audit.dpsgd.lost_rows import all_finite
 from lightning_audit.dpsgd.opacus import innermost
-from lightning_audit.dpsgd.protocol import DPSGDStep, NormsSeen
+from lightning_audit.dpsgd.protocol import DPSGDStep, NormsSeen, StepClaim
 from lightning_audit.dpsgd.tap import GradientTap, Reading
 from lightning_audit.layout import FloatArray
 from lightning_audit.snapshot import restore
@@ -37,6 +42,10 @@ _UNANNOUNCED = (
 _UNCLEAR = (
     "the inner optimizer changes p.grad inside its step, so it cannot be told which gradient the "
     "update used; change a copy there, or use one of torch's optimizers"
+)
+_ZEROS = (
+    "entries of the gradient were exactly zero, noise included; where a canary that had entered "
+    "came out as zero as well, they are taken for no part of the release"
 )
 
 
@@ -79,10 +88,16 @@ class AuditSession(StepPlanner):
         #: Checksum of all that was read; equal in all processes if they share their gradients.
         self.checksum = 0
         store = open_store(header) if open_store else None
-        self.recorder = Recorder(header, settings.significance, witnesses, store)
+        (own,) = rng.spawn(1)  # the coins stay what the seed makes them
+        self.recorder = Recorder(header, settings.significance, witnesses, store, own)
         self.lost, self.draws = LostSteps(), NoiseDraws()
         self._canary_count = len(header.canaries)
         self.epoch = 0
+        #: What the noisy sum was divided by where it was read; None for what is stated.
+        self._divided_by: float | None = None
+        #: Steps that were not read where the noise is known to be in.
+        self.late_readings = 0
+        self.weights = MovesOutside()
         self._tap = self._attach()
 
     def _labels(self) -> tuple[str, ...]:
@@ -125,6 +140,8 @@ class AuditSession(StepPlanner):
             "lost": self.lost.state(),
             "norms": dataclasses.asdict(self.step.norms) if self.step.norms else {},
             "usual_parts": self._parts.usual,
+            "late_readings": self.late_readings,
+            "moves_outside": self.weights.state(),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -153,6 +170,8 @@ class AuditSession(StepPlanner):
         self.anyone_copies = state.get("anyone_copies", True)
         self.lost.load(state.get("lost", {}))
         self._parts.usual = state.get("usual_parts", self._parts.usual)
+        self.late_readings = state["late_readings"]
+        self.weights.load(state["moves_outside"])
         if self.step.norms is not None and state.get("norms"):
             self.step.norms = NormsSeen(**state["norms"])
 
@@ -180,6 +199,8 @@ class AuditSession(StepPlanner):
 
     def lacks(self) -> list[str]:
         """What stands in the way of a pass, in sentences."""
+        if self.late_readings and self.recorder.released.tensors.min() < 1.0:
+            return [*self.missing, f"{_ZEROS}; {SHOW_THE_RELEASE}"]
         return self.missing
 
     def start_batch(self) -> None:
@@ -206,12 +227,24 @@ class AuditSession(StepPlanner):
         self._withdraw()
         self._take_back()
 
+    def noise_is_in(self) -> None:
+        """The noise was added: read the gradient before anything else is done to it."""
+        if self._changed_at is not None:
+            return
+        with contextlib.suppress(ValueError):
+            claim = self._claim()
+            std = claim.noise_multiplier * claim.max_grad_norm
+            self._divided_by = divisor_at_cut(
+                self.step.optimizer, self.step.params, std, claim.scale
+            )
+            self._tap.read_now()
+
     def _before(self) -> FloatArray | None:
         """What the canaries that are in add to the gradient under the claim, by coordinate."""
         number = self.recorder.steps
         if self._ranks.several and number < STEPS:
             self.draws.end(number, self.step.noise_state())
-        self._noise.read(self.step, number, self._rows_of_step())
+        self._noise.read(self.step, number, self._rows_of_step(), self._tap.grads())
         if self._plan is not None and self._plan.prepared:
             self._withdraw()  # clipping is over, and nobody put the canaries in
         if self._plan is None:
@@ -227,8 +260,12 @@ class AuditSession(StepPlanner):
         plan = self._plan
         if plan.status != INJECTED or plan.located is None or not plan.coins.any():
             return None
-        amount = plan.claim.max_grad_norm / plan.claim.scale
+        amount = plan.claim.max_grad_norm / self._divisor(plan.claim)
         return plan.located.combined(amount * plan.coins, self._coordinates.size)
+
+    def _divisor(self, claim: StepClaim) -> float:
+        """What the noisy sum was divided by where it is read."""
+        return claim.scale if self._divided_by is None else self._divided_by
 
     def _rows_of_step(self) -> int | None:
         """Samples that were clipped for the step, canaries included; None if unknown."""
@@ -258,23 +295,72 @@ class AuditSession(StepPlanner):
             read = bytes([reading.replaced]) + values.tobytes()
             self.checksum = zlib.crc32(read, self.checksum)
         claim = plan.claim
-        noise = self._noise.seen(claim, int(plan.coins.sum()))
+        divisor, self._divided_by = self._divisor(claim), None
+        self.late_readings += not reading.at_cut
+        # Another divisor than the stated one is to be seen, wherever the gradient was read.
+        other = self._noise.other_divisor(claim, int(plan.coins.sum()), divisor, reading.factor)
+        unit = divisor * other / claim.max_grad_norm
+        noise = self._noise.seen(claim, int(plan.coins.sum()), unit)
         readable = not reading.unclear and bool(np.isfinite(values).all())
-        values = values * (claim.scale / claim.max_grad_norm)
+        self._watch_weights(reading, claim, values * unit)
         self.recorder.take(
             SeenStep(
                 claim=claim,
                 status=plan.recorded,
                 coins=plan.coins,
-                readings=self._readings(plan, values),
-                witnesses=values[self._coordinates.witness_at],
+                readings=self._readings(plan, values * unit),
+                witnesses=(values * unit)[self._coordinates.witness_at],
                 epoch=self.epoch,
                 replaced=reading.replaced,
                 sample_rate=self._sample_rate(claim.accumulated),
                 noise=noise if readable else None,
+                dead=self._dead_entries(plan, values),
+                used=self._used(plan, reading),
             )
         )
         self._canary_steps += plan.status == INJECTED
+
+    def _dead_entries(self, plan: StepPlan, values: FloatArray) -> DeadEntries | None:
+        """What of the step is no part of its release: neither noise nor canary came out there."""
+        dead = values == 0.0
+        if not dead.any():
+            return None
+        live, proved = np.ones(len(plan.coins)), False
+        if plan.status == INJECTED and plan.located is not None:
+            live = plan.located.shares(~dead, len(plan.coins))
+            entered = plan.coins[plan.located.row] > 0
+            proved = bool((entered & dead[plan.located.at]).any())
+        self._note(_ZEROS)
+        whole = self._coordinates.empty_tensors(dead)
+        return DeadEntries(dead[self._coordinates.witness_at], whole, live, proved)
+
+    def _used(self, plan: StepPlan, reading: Reading) -> UsedStep | None:
+        """What was made of the release, along the canaries' directions."""
+        located = plan.located
+        if plan.status != INJECTED or located is None or reading.replaced:
+            return None
+        if self._settings.signal != 1.0:  # low precision leaves a rest of each canary
+            return None
+        count, moves = len(plan.coins), reading.moves
+
+        def along(values: FloatArray | None) -> FloatArray | None:
+            if values is None:
+                return None
+            size = float(np.sqrt(np.mean(values[self._coordinates.witness_at] ** 2)))
+            if not math.isfinite(size) or size == 0.0:
+                return None
+            return located.products(values, count) / size
+
+        return UsedStep(
+            rest=along(reading.values),
+            used=along(reading.used),
+            moved=None if moves is None else along(-moves.update),
+        )
+
+    def _watch_weights(self, reading: Reading, claim: StepClaim, values: FloatArray) -> None:
+        """See whether weights change outside of the update as much as missing noise would."""
+        if reading.moves is not None and claim.noise_multiplier > 0:
+            self.weights.update(reading.moves, values / claim.noise_multiplier)
 
     def _unplanned(self) -> StepPlan:
         """For a step that came without the hook that injects: witnesses are read all the same."""
@@ -289,4 +375,5 @@ class AuditSession(StepPlanner):
         """Inner products with the canaries' directions; what was taken out counts as read."""
         if plan.status != INJECTED or plan.located is None:
             return np.zeros(len(plan.coins))
-        return plan.located.products(values, len(plan.coins)) + plan.coins
+        live = plan.located.shares(values != 0.0, len(plan.coins))  # taken out where it was
+        return plan.located.products(values, len(plan.coins)) + plan.coins * live

@@ -17,7 +17,7 @@ SHARES: Mapping[str, float] = {
     "noise.step": 0.1,
     "noise.canary": 0.1,
     "sensitivity": 0.1,
-    "mu": 0.08,
+    "mu": 0.07,
     "epsilon": 0.1,
     "reuse.lag": 0.09,
     "reuse.broadcast": 0.1,
@@ -26,6 +26,8 @@ SHARES: Mapping[str, float] = {
     "reuse.recurrence": 0.01,
     "noise.shape": 0.01,
     "batch_normalised": 0.01,
+    # The update follows coins whose canaries were taken out; raw gradients show in a step or two.
+    "gradient_replaced": 0.01,
     # Of samplers whose type does not tell how they draw; a wrong one is seen in a few batches.
     "sampling.not_poisson": 0.01,
     "sampling.rate": 0.01,

@@ -129,6 +129,16 @@ class SensitivityCheck:
         return np.asarray(1.0 + means[1] - means[0])
 
     @property
+    def shift_error(self) -> float:
+        """Standard error of `shift`; infinite before both groups were seen."""
+        return error_of(self._sums)
+
+    def shift_errors(self) -> FloatArray:
+        """Standard errors of `shifts`, from the spread that all canaries have, ``[k]``."""
+        with np.errstate(divide="ignore"):
+            return np.asarray(self.residual_std * np.sqrt((1.0 / self._each[:, 0]).sum(axis=0)))
+
+    @property
     def residual_std(self) -> float:
         """Standard deviation of a reading around its group's mean, in units of the signal."""
         return std_of(self._sums)

@@ -8,11 +8,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from lightning_audit.checks.candidates import CHANNEL, REUSE
 from lightning_audit.checks.diagnosis import likely_faults, loses_no_privacy
 from lightning_audit.checks.monitor import MAX_LOST, AuditMonitor
+from lightning_audit.checks.post_processing import SHOW_THE_RELEASE
 from lightning_audit.checks.resolution import TARGET, Power, Resolution
 from lightning_audit.results import CheckResult, Kind, LikelyFault, Verdict
 
 _KINDS: tuple[Kind, ...] = ("mechanism", "epsilon", "accounting")
-_ORDER = {"violated": 0, "allowed": 1, "warned": 2, "ok": 3, "not_run": 4}
+_ORDER = {"violated": 0, "undecided": 1, "allowed": 2, "warned": 3, "ok": 4, "not_run": 5}
 #: A live canary's shift has its lower 95 % limit above this; a dead one reads mu = 0.
 _LIVE = 0.5
 
@@ -54,7 +55,13 @@ def judge(
     violated = [check for check in checks if check.status == "violated"]
     if violated:
         return _violation(violated, monitor, oversize, processes)
+    undecided = [check.name for check in checks if check.status == "undecided"]
     lacks = [*missing, *_missing(monitor, power, resolution)]
+    if undecided:
+        lacks.append(
+            f"{', '.join(undecided)}: a fault, or something that is done to correct noise; "
+            f"{SHOW_THE_RELEASE}"
+        )
     if oversize < resolution.sensitivity:
         lacks.append(
             f"canaries of {oversize:g} times max_grad_norm cannot show a clipping norm "

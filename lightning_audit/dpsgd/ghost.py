@@ -168,6 +168,10 @@ class GhostStep(OpacusStep):
         norms = getattr(self._teller, "_per_sample_gradient_norms", None)
         return None if norms is None else self._with_earlier(~torch.isfinite(norms.detach()))
 
+    def holds_canaries(self) -> bool:
+        """No gradient of a sample is formed."""
+        return False
+
     def batch_size(self) -> None:
         """Unknown: per-sample gradients are not formed."""
 

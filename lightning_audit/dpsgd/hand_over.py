@@ -1,4 +1,4 @@
-"""`per_sample` and `rows`: where hand-written DP-SGD lets the audit's canaries in.
+"""`per_sample`, `rows`, `released`: hand-written DP-SGD lets canaries in and shows its noise.
 
 Without an audit they cost a look into an empty dictionary, and nothing is imported for them.
 """
@@ -26,6 +26,9 @@ class CanarySource(Protocol):
 
     def rows(self, module: torch.nn.Module, root: torch.nn.Module) -> list[dict[str, torch.Tensor]]:
         """The canaries as gradients of single samples."""
+
+    def released(self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module) -> None:
+        """Read noisy gradients, and take the canaries out of them."""
 
 
 #: LightningModule -> the audit of its training, while that runs.
@@ -109,6 +112,37 @@ def rows(*, module: torch.nn.Module) -> list[dict[str, torch.Tensor]]:
     """
     root = _root(module) if _sources else None
     return [] if root is None else _sources[root].rows(module, root)
+
+
+def released(grads: Gradients, *, module: torch.nn.Module) -> Gradients:
+    """Show a running audit the gradients where their noise is in, before anything is made of them.
+
+    Optional, for code that does more with its noisy gradients than to update with them: filters,
+    top-k, signs, clipping, an average over steps. That is computed from what is private already,
+    and loses no privacy, but read at the update it looks like too little noise. Call it once in a
+    step of the optimizer, when clipped sum and noise are added up and divided:
+
+        grads = lightning_audit.released(grads, module=self)
+
+    The canaries are taken out of the tensors in place, as they are from ``p.grad`` elsewhere.
+    Without an audit of this module's training, and outside its training batches, nothing happens.
+
+    Args:
+        grads: name of a parameter -> noisy gradient in the unit of ``p.grad``: the noisy sum over
+            the expected batch size, ``[*shape]``. Names are as for `per_sample`; all parameters
+            that the optimizer trains must be there.
+        module: the LightningModule, or one of its submodules.
+
+    Returns:
+        ``grads`` itself.
+
+    Raises:
+        ValueError: in an audited training, if names or shapes are not those of the parameters.
+    """
+    root = _root(module) if _sources else None
+    if root is not None:
+        _sources[root].released(grads, module, root)
+    return grads
 
 
 def _root(module: torch.nn.Module) -> torch.nn.Module | None:

@@ -163,6 +163,10 @@ class ManualStep:
         """Keep the rows until `append` or `singles` hands them over."""
         self._waiting = (tuple(directions), norm)
 
+    def holds_canaries(self) -> bool:
+        """What the user's code has taken stays where it is."""
+        return True
+
     def noise_state(self) -> None:
         """It cannot be told which generator the user's noise comes from."""
 
@@ -213,6 +217,21 @@ class ManualStep:
                 raise ValueError(
                     f"grads[{name!r}] has shape {shape}, expected (B{inner}) with the same B for "
                     f"all names, here {batch}: stack one gradient a sample along the first axis."
+                )
+
+    def check_released(self, grads: dict[str, torch.Tensor], places: dict[str, int | None]) -> None:
+        """Raise ValueError unless all are gradients of the parameters, which can be edited."""
+        for name, tensor in grads.items():
+            place = places[name]
+            if not isinstance(tensor, torch.Tensor):
+                raise ValueError(
+                    f"grads[{name!r}]={tensor!r} must be a tensor: the parameter's noisy gradient."
+                )
+            if place is not None and tuple(tensor.shape) != self.layout[place].shape:
+                raise ValueError(
+                    f"grads[{name!r}] has shape {tuple(tensor.shape)}, expected "
+                    f"{self.layout[place].shape}: the noisy gradient, summed over the samples and "
+                    "divided by the expected batch size."
                 )
 
     def hold(self, grads: dict[str, torch.Tensor]) -> None:

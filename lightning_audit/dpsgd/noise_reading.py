@@ -30,6 +30,7 @@ class NoiseReading:
 @torch.no_grad()
 def read_noise(
     params: Sequence[torch.nn.Parameter],
+    released: Sequence[torch.Tensor | None],
     coordinates: dict[int, IndexArray],
     *,
     sums: bool,
@@ -39,6 +40,7 @@ def read_noise(
 
     Args:
         params: the parameters, in the order of the layout.
+        released: the noisy gradient, one tensor for each parameter.
         coordinates: tensor -> flat coordinates to read.
         sums: whether ``summed_grad`` holds the sums that the gradient was made of.
         norm: whether the norm of the whole sum is wanted.
@@ -46,10 +48,10 @@ def read_noise(
     Returns:
         The reading; None where a gradient is missing, or of lower than single precision.
     """
-    grads = _entries([params[j].grad for j in coordinates], coordinates)
+    grads = _entries([released[j] for j in coordinates], coordinates)
     if grads is None:
         return None
-    held = [_sum_of(p) for p in params] if sums else []
+    held = [_sum_of(p, g) for p, g in zip(params, released, strict=True)] if sums else []
     parts = _entries([held[j] for j in coordinates], coordinates) if sums else None
     whole = None
     if norm and parts is not None:
@@ -58,10 +60,9 @@ def read_noise(
     return NoiseReading(grads, parts, whole)
 
 
-def _sum_of(param: torch.nn.Parameter) -> torch.Tensor | None:
+def _sum_of(param: torch.nn.Parameter, grad: torch.Tensor | None) -> torch.Tensor | None:
     """The clipped sum, unless it was turned into the gradient in place."""
     held: torch.Tensor | None = getattr(param, "summed_grad", None)
-    grad = param.grad
     if held is None or grad is None or held.data_ptr() == grad.data_ptr():
         return None
     return held

@@ -243,6 +243,17 @@ class OpacusStep:
             self.optimizer.sample_size += self._rows  # nobody clipped and counted them
         self._entered = []
 
+    def holds_canaries(self) -> bool:
+        """Whether the gradients that wait for clipping are those that canaries were put into."""
+        held = [getattr(p, "grad_sample", None) for p in self.params]
+        return any(
+            (grown := entered()) is not None
+            and (
+                samples is grown or (isinstance(samples, list) and any(s is grown for s in samples))
+            )
+            for samples, entered in zip(held, self._entered, strict=False)
+        )
+
     def _waiting(self, tensor: int, part: int) -> torch.Tensor:
         """The per-sample gradients of a tensor in one of the accumulated batches."""
         held = getattr(self.params[tensor], "grad_sample", None)

@@ -109,23 +109,23 @@ class DenseDirection:
     norm: float
 
     @torch.no_grad()
-    def product(self, params: Sequence[torch.nn.Parameter]) -> float:
-        """Inner product with the gradient that the parameters hold; NaN where one has none."""
-        if any(p.grad is None for p in params):
+    def product(self, grads: Sequence[torch.Tensor | None]) -> float:
+        """Inner product with a gradient, one tensor for each parameter; NaN where one is None."""
+        held = [grad for grad in grads if grad is not None]
+        if len(held) < len(grads):
             return float("nan")
         products = [
-            torch.dot(part.flatten().to(p.grad), p.grad.flatten()).double()
-            for part, p in zip(self.parts, params, strict=True)
-            if p.grad is not None
+            torch.dot(part.flatten().to(grad), grad.flatten()).double()
+            for part, grad in zip(self.parts, held, strict=True)
         ]
         return float(torch.stack(products).sum())
 
     @torch.no_grad()
-    def take_out(self, params: Sequence[torch.nn.Parameter], amount: float) -> None:
-        """Subtract ``amount`` times the direction from the gradient that the parameters hold."""
-        for part, p in zip(self.parts, params, strict=True):
-            if p.grad is not None:
-                p.grad.sub_(part.to(p.grad), alpha=amount)
+    def take_out(self, grads: Sequence[torch.Tensor | None], amount: float) -> None:
+        """Subtract ``amount`` times the direction from a gradient, in place."""
+        for part, grad in zip(self.parts, grads, strict=True):
+            if grad is not None:
+                grad.sub_(part.to(grad), alpha=amount)
 
 
 def own_direction(

@@ -99,6 +99,9 @@ class DPSGDStep(Protocol):
     def withdraw(self) -> None:
         """Undo `prepare`, and `inject` where no step was taken."""
 
+    def holds_canaries(self) -> bool:
+        """Whether canaries that were put in are in the gradients that wait for clipping."""
+
     def inject(self, directions: Sequence[Direction], norm: float, part: int = -1) -> None:
         """Add one per-sample gradient ``norm * direction`` for each direction, before clipping.
 

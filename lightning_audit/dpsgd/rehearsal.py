@@ -120,6 +120,9 @@ class Rehearsal:
         """No canary enters a pass."""
         return []
 
+    def released(self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module) -> None:
+        """Nothing is read of a pass."""
+
     def _step(self, *args: Any, **kwargs: Any) -> None:
         """In the place of an optimizer's step: take Opacus' gradients, and end the pass."""
         for closure in filter(callable, (*args, *kwargs.values())):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 
 from lightning_audit.dpsgd.tap import GradientTap, Reading
@@ -55,6 +56,8 @@ class UpdateTap(GradientTap):
         self._read_at = 0
         self._again = False
         self.opaque = False
+        #: Whether the training's code says where its noise is in.
+        self.cut_known = False
         self._optimizer = optimizer
         if not own:
             _watch_parents(optimizer, self)
@@ -62,12 +65,18 @@ class UpdateTap(GradientTap):
     @property
     def trial(self) -> bool:
         """Whether it is not known yet where the gradient is to be read."""
-        return self._level is None
+        return self._level is None and not self.cut_known
 
     @property
     def inside_step(self) -> bool:
         """Whether the gradient of a step was read, and the update is under way."""
-        return not self.trial and self._left is not None
+        return self._at_cut or (not self.trial and self._left is not None)
+
+    @torch.no_grad()
+    def read_now(self, tensors: Sequence[torch.Tensor | None] | None = None) -> None:
+        """See `GradientTap.read_now`; from now on it is known where the gradient is made."""
+        super().read_now(tensors)
+        self.cut_known = True
 
     def remove(self) -> None:
         """Take the hooks off."""
@@ -100,7 +109,12 @@ class UpdateTap(GradientTap):
     @torch.no_grad()
     def _arrive(self, level: int) -> None:
         """The gradients of a step at this level are made."""
-        if self._level not in (None, level):
+        if self._at_cut:
+            if level == 1 or self._arrived is None:
+                self._read_at = 1
+                self._arrive_at_update()
+            return
+        if self.cut_known or self._level not in (None, level):
             return
         if self._level is not None and self._left is not None:
             self._again = True  # the closure runs a second time: which gradient is the step's?
@@ -110,23 +124,24 @@ class UpdateTap(GradientTap):
 
     @torch.no_grad()
     def _post(self, *_: Any) -> None:
-        level, left = self._depth, self._left
+        level = self._depth
         self._depth = max(level - 1, 0)
-        if level != self._read_at or left is None:
+        if self._at_cut:
+            if level == 1:  # whatever is done with a release, in whose step, is done
+                self._end(trusted=True)
+                self._read_at, self._again = 0, False
             return
-        used = self._read_again()
+        if self.cut_known:
+            if level == 1:  # its code did not come to the place where the noise is in
+                unread = np.full(self._size, np.nan)
+                self._after(Reading(unread, unclear=True))
+            return
+        if level != self._read_at or self._left is None:
+            return
         if self._level is None:
             self._level, self.opaque = level, not _is_torchs(self._steps[level - 1])
-        again, self._left, self._read_at, self._again = self._again, None, 0, False
-        same = torch.equal(left.view(torch.int64), used.view(torch.int64))
-        if again:
-            self._after(Reading(left.cpu().numpy(), unclear=True))
-        elif same:
-            self._after(Reading(left.cpu().numpy()))
-        elif self._backward_ran:
-            self._after(Reading(used.cpu().numpy(), replaced=True))
-        else:
-            self._after(Reading(left.cpu().numpy(), unclear=self.opaque))
+        again, self._read_at, self._again = self._again, 0, False
+        self._end(trusted=not self.opaque, again=again)
 
 
 def _is_torchs(step: Any) -> bool:

@@ -9,6 +9,7 @@ from lightning_audit.results import AuditReport, CheckResult, describe
 
 _MARKS = {
     "violated": "VIOLATED",
+    "undecided": "undecided",
     "allowed": "allowed",
     "warned": "warning",
     "ok": "ok",
@@ -16,6 +17,7 @@ _MARKS = {
 }
 _STYLES = {
     "violated": "bold red",
+    "undecided": "bold yellow",
     "allowed": "yellow",
     "warned": "yellow",
     "ok": "green",

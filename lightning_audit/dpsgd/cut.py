@@ -1,0 +1,55 @@
+"""Where a private optimizer's noise is in: the place from which on its gradient is a release."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from opacus.optimizers import DPOptimizer
+
+from lightning_audit.dpsgd.method_hook import MethodHook
+
+#: Several processes have a release when their gradients are added up, one has it before.
+_REDUCES, _ADDS = "reduce_gradients", "add_noise"
+
+
+def watch_cut(optimizer: DPOptimizer, call: Callable[[], None]) -> MethodHook:
+    """Call back when a step's noise is in, before anything else is done to the gradient.
+
+    Args:
+        optimizer: the private optimizer, of whatever class.
+        call: what to call; the gradient lies in ``p.grad``.
+    """
+    reduces = callable(getattr(optimizer, _REDUCES, None))
+    return MethodHook(optimizer, _REDUCES if reduces else _ADDS, after=call)
+
+
+def divisor_at_cut(
+    optimizer: DPOptimizer, params: Sequence[torch.nn.Parameter], noise_std: float, scale: float
+) -> float:
+    """What the noisy sum was divided by when the noise is in: 1, or ``scale`` if that is done.
+
+    Opacus divides behind `add_noise`, and before processes add their gradients up. Where a class
+    overrides both, its own code may divide in either, and the size of the entries tells: those of
+    a sum are at least about as large as its noise.
+
+    Args:
+        optimizer: the private optimizer.
+        params: its parameters.
+        noise_std: claimed standard deviation of the noise in the sum.
+        scale: what the sum is to be divided by in the end.
+    """
+    if callable(getattr(optimizer, _REDUCES, None)):
+        return scale
+    own = [name for name in (_ADDS, "scale_grad") if not _is_opacus(optimizer, name)]
+    if len(own) < 2 or noise_std <= 0.0:
+        return 1.0
+    grads = [p.grad for p in params if p.grad is not None]
+    squares = sum(float(g.detach().double().square().sum()) for g in grads)
+    size = math.sqrt(squares / max(sum(g.numel() for g in grads), 1)) / noise_std
+    return 1.0 if size * math.sqrt(scale) >= 1.0 else scale
+
+
+def _is_opacus(optimizer: DPOptimizer, name: str) -> bool:
+    return str(getattr(type(optimizer), name).__module__).startswith("opacus.")

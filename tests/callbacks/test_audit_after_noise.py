@@ -1,0 +1,389 @@
+"""What is done to a release is no fault, and what is done with anything else is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import after_noise_support as support
+import pytest
+import pytorch_lightning as pl
+import torch
+from after_noise_support import (
+    PROCESSES,
+    BehindOpacus,
+    BlockCyclic,
+    BlockCyclicByHand,
+    ByHand,
+    ByHandInClosure,
+    InPreStep,
+    InScaling,
+    InStep,
+    Kalman,
+    MaskedBeforeClipping,
+    NoiseInDenseSubspace,
+    NoiseInSubspace,
+    NoiseOnWeights,
+    Processing,
+    by_hand_that,
+    optimizer_that,
+)
+from hand_written_support import CLAIM, HandWritten
+from opacus.optimizers import DPOptimizer
+from training_support import (
+    ManualModule,
+    PrivateModule,
+    digits,
+    fit,
+    mlp,
+    status,
+    trainer_for,
+    violation,
+)
+
+import lightning_audit
+from lightning_audit import AuditReport, PrivacyAudit
+
+pytestmark = pytest.mark.usefixtures("short_report")
+
+SEEDS = [1, 2, 3, 4, 5]
+WHERE: dict[str, type[Processing]] = {"pre_step": InPreStep, "scale": InScaling, "step": InStep}
+
+
+def with_opacus(
+    kind: type[DPOptimizer], *, closure: bool = True, **kwargs: Any
+) -> pl.LightningModule:
+    module = PrivateModule if closure else ManualModule
+    return module(mlp(64), dataset=digits(), optimizer_class=kind, **kwargs)
+
+
+def processed(name: str, where: str, share: float = 1.0) -> pl.LightningModule:
+    """A training of Opacus that processes its release at one of several places."""
+    if name == "kalman":
+        kind = type("Filtered", (Kalman,), {"share": share})
+        return with_opacus(kind, closure=where != "manual")
+    if where == "inner":
+        own = type("Own", (BehindOpacus,), {"process": staticmethod(PROCESSES[name])})
+        drawn = optimizer_that(Processing, name, share)
+        return with_opacus(drawn, inner=lambda params: own(params, lr=0.05))
+    closure = where != "manual"
+    return with_opacus(optimizer_that(WHERE.get(where, InStep), name, share), closure=closure)
+
+
+def run(
+    directory: Path, module: pl.LightningModule, seed: int, steps: int = 60, **kwargs: Any
+) -> AuditReport:
+    torch.manual_seed(seed)
+    by_hand = isinstance(module, HandWritten)
+    audit = PrivacyAudit(seed=seed, claim=CLAIM if by_hand else None, on_violation="warn", **kwargs)
+    return fit(directory, module, audit, max_steps=steps)
+
+
+def assert_too_little_noise(report: AuditReport) -> None:
+    assert report.verdict.outcome == "VIOLATION"
+    assert report.verdict.summary.startswith("noise: "), report.verdict.summary
+    assert report.verdict.fault.startswith("noise scale too small")
+
+
+ALL = [
+    *((name, where) for name in PROCESSES for where in ("pre_step", "scale", "inner", "manual")),
+    ("kalman", "step"),
+    ("kalman", "manual"),
+]
+#: One of each place, and each process once.
+SOME = [
+    ("low_pass", "pre_step"),
+    ("averaged", "scale"),
+    ("top_k", "inner"),
+    ("sign", "manual"),
+    ("clip_norm", "scale"),
+    ("clip_value", "inner"),
+    ("centralised", "pre_step"),
+    ("quantised", "manual"),
+    ("momentum", "scale"),
+    ("kalman", "step"),
+    ("kalman", "manual"),
+]
+
+
+@pytest.mark.parametrize(("name", "where"), SOME)
+def test_a_processed_release_passes(tmp_path: Path, name: str, where: str) -> None:
+    report = run(tmp_path, processed(name, where), seed=1)
+    assert report.verdict.outcome == "PASS", report.verdict
+
+
+@pytest.mark.parametrize(("name", "where"), SOME)
+def test_half_the_noise_before_a_process_is_named(tmp_path: Path, name: str, where: str) -> None:
+    assert_too_little_noise(run(tmp_path, processed(name, where, share=0.5), seed=1))
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("name", "where"), ALL)
+def test_no_processed_release_is_accused(tmp_path: Path, name: str, where: str, seed: int) -> None:
+    correct = run(tmp_path / "correct", processed(name, where), seed)
+    assert correct.verdict.outcome == "PASS", correct.verdict
+    assert_too_little_noise(run(tmp_path / "half", processed(name, where, share=0.5), seed))
+
+
+BY_HAND = [
+    *((name, kind) for name in PROCESSES for kind in (ByHand, ByHandInClosure)),
+]
+
+
+@pytest.mark.parametrize(("name", "kind"), BY_HAND)
+def test_a_hand_written_release_that_is_shown_passes(
+    tmp_path: Path, name: str, kind: type[ByHand]
+) -> None:
+    report = run(tmp_path, by_hand_that(name, kind=kind)(), seed=1)
+    assert report.verdict.outcome == "PASS", report.verdict
+
+
+@pytest.mark.parametrize("kind", [ByHand, ByHandInClosure])
+def test_half_the_noise_of_a_hand_written_release_is_named(
+    tmp_path: Path, kind: type[ByHand]
+) -> None:
+    assert_too_little_noise(run(tmp_path, by_hand_that("low_pass", 0.5, kind)(), seed=1))
+
+
+@pytest.mark.parametrize(("name", "kind"), BY_HAND)
+def test_a_hand_written_release_that_is_not_shown_is_not_accused(
+    tmp_path: Path, name: str, kind: type[ByHand]
+) -> None:
+    report = run(tmp_path, by_hand_that(name, kind=kind)(says=False), seed=1)
+    assert report.verdict.outcome != "VIOLATION", report.verdict
+    if any(check.status == "undecided" for check in report.checks):
+        assert any("lightning_audit.released" in item for item in report.verdict.missing)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("name", "kind"), BY_HAND)
+def test_no_hand_written_release_is_accused(
+    tmp_path: Path, name: str, kind: type[ByHand], seed: int
+) -> None:
+    shown = run(tmp_path / "shown", by_hand_that(name, kind=kind)(), seed)
+    assert shown.verdict.outcome == "PASS", shown.verdict
+    hidden = run(tmp_path / "hidden", by_hand_that(name, kind=kind)(says=False), seed, steps=100)
+    assert hidden.verdict.outcome != "VIOLATION", hidden.verdict
+    assert_too_little_noise(run(tmp_path / "half", by_hand_that(name, 0.5, kind)(), seed))
+
+
+@pytest.mark.parametrize("steps", [8, 60])
+def test_half_the_noise_of_plain_hand_written_dp_sgd_is_named_without_more_calls(
+    tmp_path: Path, steps: int
+) -> None:
+    module = type("Plain", (ByHand,), {"process": staticmethod(support.nothing), "share": 0.5})
+    report = run(tmp_path, module(says=False), seed=1, steps=60)
+    assert_too_little_noise(report)
+
+
+SHAPES: dict[str, Callable[[float], pl.LightningModule]] = {
+    "masked": lambda share: with_opacus(_share(MaskedBeforeClipping, share)),
+    "subspace": lambda share: with_opacus(_share(NoiseInSubspace, share)),
+    "dense subspace": lambda share: with_opacus(_share(NoiseInDenseSubspace, share)),
+    "blocks": lambda share: with_opacus(_share(BlockCyclic, share)),
+    "blocks by hand": lambda share: _share(BlockCyclicByHand, share)(),
+    "on weights": lambda share: _share(NoiseOnWeights, share)(),
+}
+
+
+def _share(kind: type, share: float) -> type:
+    return type(kind.__name__, (kind,), {"share": share})
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_another_shape_of_release_is_not_accused(tmp_path: Path, name: str) -> None:
+    report = run(tmp_path, SHAPES[name](1.0), seed=1)
+    assert report.verdict.outcome != "VIOLATION", report.verdict
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", SHAPES)
+def test_no_other_shape_of_release_is_accused(tmp_path: Path, name: str, seed: int) -> None:
+    report = run(tmp_path, SHAPES[name](1.0), seed, steps=150)
+    assert report.verdict.outcome != "VIOLATION", report.verdict
+
+
+@pytest.mark.parametrize("name", ["masked", "subspace", "blocks", "blocks by hand"])
+def test_half_the_noise_in_another_shape_is_found(tmp_path: Path, name: str) -> None:
+    report = run(tmp_path, SHAPES[name](0.5), seed=1, steps=100)
+    assert report.verdict.outcome == "VIOLATION", report.verdict
+    assert status(report, "noise") == "violated"
+
+
+def test_noise_that_is_left_out_where_the_data_have_no_gradient_is_found(tmp_path: Path) -> None:
+    class WhereGradientsAre(DPOptimizer):
+        """Adds no noise to entries whose clipped sum is zero, and so tells which they are."""
+
+        def add_noise(self) -> None:
+            super().add_noise()
+            for p in self.params:
+                p.grad.mul_((p.summed_grad != 0).view_as(p))
+
+    report = run(tmp_path, with_opacus(WhereGradientsAre), seed=1)
+    assert report.verdict.outcome == "VIOLATION", report.verdict
+
+
+# ------------------------------------------------------------------ what is not of the release
+
+
+class TakesNoiseBack(DPOptimizer):
+    """Uses a mixture of the noisy gradient and the clipped sum."""
+
+    def scale_grad(self) -> None:
+        for p in self.params:
+            p.grad = 0.5 * p.grad + 0.5 * p.summed_grad.view_as(p)
+        super().scale_grad()
+
+
+class UsesRawGradients(DPOptimizer):
+    """The direction of the raw gradient at the noisy one's length."""
+
+    def pre_step(self, closure: Any = None) -> Any:
+        taken = super().pre_step()
+        if taken:
+            for p in self.params:
+                raw = p.grad_sample.sum(0)
+                p.grad = raw * (p.grad.norm() / (raw.norm() + 1e-9))
+        return taken
+
+
+class RawInTheUpdate(torch.optim.SGD):
+    """Goes on from the noisy gradient, and moves the weights along the clipped sum as well."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step()
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.summed_grad.view_as(p), alpha=0.01)
+        return loss
+
+
+@pytest.mark.parametrize("kind", [TakesNoiseBack, UsesRawGradients])
+@pytest.mark.parametrize("closure", [True, False])
+def test_an_update_that_follows_the_coins_is_gradient_replaced(
+    tmp_path: Path, kind: type[DPOptimizer], closure: bool
+) -> None:
+    report = run(tmp_path, with_opacus(kind, closure=closure), seed=1)
+    assert report.verdict.outcome == "VIOLATION"
+    assert report.verdict.summary.startswith("gradient_replaced: "), report.verdict.summary
+
+
+def test_weights_that_follow_the_coins_are_gradient_replaced(tmp_path: Path) -> None:
+    module = with_opacus(DPOptimizer, inner=lambda params: RawInTheUpdate(params, lr=0.05))
+    report = run(tmp_path, module, seed=1)
+    assert report.verdict.summary.startswith("gradient_replaced: "), report.verdict
+
+
+def test_hand_written_code_that_uses_more_than_its_release_is_gradient_replaced(
+    tmp_path: Path,
+) -> None:
+    class Leaks(HandWritten):
+        def write_gradient(self, grads: dict[str, torch.Tensor]) -> None:
+            sums = self.clipped_sums(grads)
+            params = dict(self.net.named_parameters())
+            noisy = {n: (sums[n] + self.noise(p)) / support.BATCH for n, p in params.items()}
+            lightning_audit.released(noisy, module=self)
+            for n, p in params.items():
+                p.grad = noisy[n] + sums[n] / support.BATCH
+
+    report = run(tmp_path, Leaks(), seed=1)
+    assert report.verdict.summary.startswith("gradient_replaced: "), report.verdict
+
+
+# ------------------------------------------------------------------ released
+
+
+def test_a_release_is_given_back_without_the_canary_and_untouched_without_an_audit(
+    tmp_path: Path,
+) -> None:
+    class Notes(ByHand):
+        process = staticmethod(support.nothing)
+
+        def write_gradient(self, grads: dict[str, torch.Tensor]) -> None:
+            torch.manual_seed(5)
+            super().write_gradient(grads)
+
+    def weights(*callbacks: pl.Callback) -> list[torch.Tensor]:
+        torch.manual_seed(1)
+        module = Notes()
+        trainer_for(tmp_path, *callbacks, max_steps=20).fit(module)
+        return [p.detach() for p in module.parameters()]
+
+    torch.manual_seed(1)
+    plain = weights()
+    audited = weights(PrivacyAudit(seed=1, claim=CLAIM, on_violation="warn"))
+    for one, other in zip(plain, audited, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda grads: list(grads.values()), "must be a dict"),
+        (lambda grads: {**grads, "net.0.bias": 1.0}, "must be a tensor"),
+        (lambda grads: {n: g[None] for n, g in grads.items()}, "has shape (1, 32, 8)"),
+        (lambda grads: dict(list(grads.items())[1:]), "lacks parameters"),
+    ],
+    ids=["list", "number", "stacked", "part"],
+)
+def test_a_wrong_release_is_refused_with_what_to_give(
+    tmp_path: Path, change: Callable[[Any], Any], words: str
+) -> None:
+    class Wrong(HandWritten):
+        def write_gradient(self, grads: dict[str, torch.Tensor]) -> None:
+            noisy = {f"net.{n}": g.sum(0) for n, g in grads.items()}
+            lightning_audit.released(change(noisy), module=self)
+
+    audit = PrivacyAudit(claim=CLAIM)
+    with pytest.raises(ValueError, match=r"grads") as raised:
+        trainer_for(tmp_path, audit, max_steps=2).fit(Wrong())
+    assert words in str(raised.value)
+
+
+def test_a_release_that_is_shown_twice_or_not_at_every_step_passes_nothing(
+    tmp_path: Path,
+) -> None:
+    class Twice(ByHand):
+        process = staticmethod(
+            lambda state, grads: None,
+        )
+        calls = 0
+
+        def write_gradient(self, grads: dict[str, torch.Tensor]) -> None:
+            self.calls += 1
+            self.says = self.calls % 3 != 0
+            super().write_gradient(grads)
+            if self.calls % 3 == 1:
+                held = {n: p.grad for n, p in self.net.named_parameters()}
+                lightning_audit.released(held, module=self)
+
+    report = run(tmp_path, Twice(), seed=1)
+    assert report.verdict.outcome == "INCONCLUSIVE"
+    assert any("more than once in a step" in item for item in report.verdict.missing)
+    assert any("in some steps lightning_audit.released" in item for item in report.verdict.missing)
+
+
+def test_the_model_is_the_unaudited_one_where_a_closure_runs_twice(tmp_path: Path) -> None:
+    def weights(*callbacks: pl.Callback) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        kind = type("Seeded", (Kalman,), {"share": 1.0})
+        generator = torch.Generator().manual_seed(1)
+        module = with_opacus(kind, generator=generator)
+        pl.seed_everything(3, verbose=False)
+        trainer_for(tmp_path, *callbacks, max_steps=20).fit(module)
+        return [p.detach() for p in module.parameters()]
+
+    for one, other in zip(weights(), weights(PrivacyAudit(seed=1)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+def test_a_violated_run_still_raises(tmp_path: Path) -> None:
+    report = violation(
+        tmp_path, processed("low_pass", "pre_step", share=0.5), PrivacyAudit(seed=1), max_steps=40
+    )
+    assert_too_little_noise(report)
