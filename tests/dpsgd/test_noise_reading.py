@@ -19,6 +19,10 @@ pytestmark = pytest.mark.filterwarnings("default")
 COORDINATES = {0: np.array([0, 5, 11]), 1: np.array([1])}
 
 
+def gradients(params: Any) -> list[torch.Tensor | None]:
+    return [p.grad for p in params]
+
+
 def stepped(sigma: float = 0.0, mode: str = "hooks", **settings: Any) -> Any:
     """A private optimizer as it is when its inner step starts; it takes none."""
     torch.manual_seed(0)
@@ -44,7 +48,12 @@ def stepped(sigma: float = 0.0, mode: str = "hooks", **settings: Any) -> Any:
 
 
 def reading(optimizer: Any, **wanted: bool) -> NoiseReading:
-    found = read_noise(optimizer.params, COORDINATES, **{"sums": True, "norm": True, **wanted})
+    found = read_noise(
+        optimizer.params,
+        gradients(optimizer.params),
+        COORDINATES,
+        **{"sums": True, "norm": True, **wanted},
+    )
     assert found is not None
     return found
 
@@ -121,8 +130,12 @@ def test_what_is_not_wanted_is_not_read() -> None:
 def test_gradients_that_are_missing_or_coarse_give_no_reading() -> None:
     optimizer = stepped(1.0)
     optimizer.params[1].grad = None
-    assert read_noise(optimizer.params, COORDINATES, sums=True, norm=True) is None
+    assert (
+        read_noise(optimizer.params, gradients(optimizer.params), COORDINATES, sums=True, norm=True)
+        is None
+    )
     net = nn.Linear(4, 3).to(torch.bfloat16)
     for p in net.parameters():
         p.grad = torch.zeros_like(p)
-    assert read_noise(list(net.parameters()), COORDINATES, sums=False, norm=False) is None
+    params = list(net.parameters())
+    assert read_noise(params, gradients(params), COORDINATES, sums=False, norm=False) is None

@@ -104,12 +104,14 @@ def test_product_and_removal_are_those_of_the_flattened_vectors() -> None:
     assert direction is not None
     unit = torch.cat([part.flatten() for part in direction.parts])
     assert float(unit.norm()) == pytest.approx(1.0)
-    assert np.isnan(direction.product(params))
+    assert np.isnan(direction.product([p.grad for p in params]))
     for p in params:
         p.grad = torch.randn_like(p)
     flat = torch.cat([p.grad.flatten() for p in params])
-    assert direction.product(params) == pytest.approx(float(unit @ flat), abs=1e-6)
-    direction.take_out(params, 0.25)
+    assert direction.product([p.grad for p in params]) == pytest.approx(
+        float(unit @ flat), abs=1e-6
+    )
+    direction.take_out([p.grad for p in params], 0.25)
     left = torch.cat([p.grad.flatten() for p in params])
     assert torch.allclose(left, flat - 0.25 * unit)
 
