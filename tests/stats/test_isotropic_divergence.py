@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
+from pathlib import Path
 
 import mpmath
 import numpy as np
@@ -101,6 +103,16 @@ def test_epsilon_falls_in_delta_and_rises_with_the_ratio(ratio, n, delta) -> Non
 def test_delta_is_a_probability_that_falls_in_epsilon(ratio, n, epsilon) -> None:
     here = isotropic_pair_delta(epsilon, ratio, n)
     assert 0.0 <= isotropic_pair_delta(epsilon + 0.1, ratio, n) <= here <= 1.0
+
+
+def test_the_table_of_the_page_is_computed() -> None:
+    page = Path(__file__).parents[2] / "docs" / "design-decisions.md"
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (\S+) \|$", page.read_text(), re.M)
+    assert len(rows) == 5
+    for *numbers, printed in rows:
+        divisor, other, parameters, steps = map(int, numbers)
+        epsilon = isotropic_pair_epsilon(divisor / other, parameters * steps, 1e-5)
+        assert f"{epsilon:.4g}" == printed
 
 
 def test_equal_scales_are_not_told_apart() -> None:
