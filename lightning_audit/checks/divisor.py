@@ -71,15 +71,15 @@ def batch_size_result(
         return CheckResult(NAME, "accounting", "ok", message, evidence=evidence)
     cost = max(_cost(expected, other, coordinates, promise.delta) for other in others)
     evidence |= {"epsilon_of_divisor": cost, "coordinates": coordinates, "delta": promise.delta}
-    message = (
-        f"{divided}, with one record more or less by {others[0]}, which scales the noise of "
-        f"{coordinates:.3g} coordinates (parameters times steps) and alone costs epsilon "
-        f"{cost:.4g} at delta {promise.delta:.3g}"
+    divided += f", with one record more or less by {others[0]}"
+    priced = (
+        f"the other size of the noise alone costs epsilon {cost:.4g} at delta {promise.delta:.3g} "
+        f"({coordinates:.3g} parameters times steps)"
     )
     if not promise.private_size:
-        message += (
-            ": epsilon holds where the number of records is public, as is usual; where it is not, "
-            "set expected_batch_size to a constant"
+        message = (
+            f"{divided}: epsilon holds where the number of records is public, as is usual; where "
+            f"it is not, {priced}: set expected_batch_size to a constant"
         )
         return CheckResult(NAME, "accounting", "ok", message, evidence=evidence)
     evidence |= {"private_dataset_size": True, "epsilon_claimed": promise.epsilon}
@@ -90,7 +90,7 @@ def batch_size_result(
     )
     refuted = promise.epsilon is not None and exceeds(cost, promise.epsilon)
     claim = "" if promise.epsilon is None else f", and {promise.epsilon:.4g} is claimed"
-    message += f", where the number of records is private{claim}"
+    message = f"{divided}, and the number of records is private: {priced}{claim}"
     status: Final = "violated" if refuted else "ok"
     return CheckResult(NAME, "accounting", status, message, advice, evidence=evidence)
 

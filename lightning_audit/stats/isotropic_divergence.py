@@ -106,8 +106,9 @@ def _one_way(ratio: float, coordinates: int, delta: float) -> float:
     mode = math.sqrt(n - 1.0)
     none = mode + _END if a < 0.0 else max(mode - _END, 0.0)
     whole = math.sqrt(n * math.log(ratio) / a)
+    least = min(1e-300, 0.5 * delta)  # the logarithm of nothing
     root = optimize.brentq(
-        lambda t: math.log(max(_divergence(t, n, a), 1e-300) / delta), whole, none, xtol=1e-15
+        lambda t: math.log(max(_divergence(t, n, a), least) / delta), whole, none, xtol=1e-15
     )
     return max(n * math.log(ratio) - a * float(root) ** 2, 0.0)
 

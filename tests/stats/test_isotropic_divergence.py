@@ -115,6 +115,12 @@ def test_the_table_of_the_page_is_computed() -> None:
         assert f"{epsilon:.4g}" == printed
 
 
+@pytest.mark.parametrize("n", [1, 1000, 10**9])
+def test_the_least_deltas_have_a_finite_epsilon(n: int) -> None:
+    found = [isotropic_pair_epsilon(1.1, n, delta) for delta in (1e-100, 1e-305)]
+    assert found[0] < found[1] < math.inf
+
+
 def test_equal_scales_are_not_told_apart() -> None:
     assert isotropic_pair_epsilon(1.0, 10**9, 1e-10) == 0.0
     assert isotropic_pair_delta(0.0, 1.0, 10**9) == 0.0
