@@ -28,14 +28,21 @@ class PrivacyClaim:
         sample_rate: Probability in (0, 1] with which each record joins a step's batch.
         steps: Number of optimizer steps, >= 1.
         max_grad_norm: Clipping norm of a record's gradient, > 0, in the unit of the gradient.
-        expected_batch_size: Number of records by which the summed gradient is divided, > 0.
+        expected_batch_size: Number of records by which the summed gradient is divided, > 0: a
+            constant, that is, which is not computed of the number of records.
         neighbouring: Between which data sets epsilon is promised: "add_remove" for a record more or
             less, or "replace" for another record in the place of one, which costs about twice as
             much. None for the first one, which Opacus' accountants suppose.
+        private_dataset_size: Whether the number of records is private, so that a divisor that is
+            computed of it has to be paid for (`expected_batch_size` of the audit). A divisor that
+            equals ``int(records * sample_rate)`` counts as computed of it, unless
+            ``expected_batch_size`` states it. The sample rate and the number of steps are taken for
+            public constants. None or False where the number is public, as accountants suppose.
 
     Raises:
-        ValueError: If nothing is given, if an argument is outside its range, or if ``epsilon`` is
-            given without ``delta``.
+        ValueError: If nothing is given, if an argument is outside its range, if ``epsilon`` is
+            given without ``delta``, or if ``private_dataset_size`` is true where records are
+            replaced.
 
     Example:
         >>> claim = PrivacyClaim(delta=1e-5, noise_multiplier=1.0, sample_rate=0.01, steps=1000)
@@ -55,6 +62,7 @@ class PrivacyClaim:
     max_grad_norm: float | None = None
     expected_batch_size: float | None = None
     neighbouring: Neighbouring | None = None
+    private_dataset_size: bool | None = None
 
     def __post_init__(self) -> None:
         given = {name: value for name, value in self.to_dict().items() if value is not None}
@@ -67,6 +75,11 @@ class PrivacyClaim:
         if self.epsilon is not None and self.delta is None:
             advice = f"epsilon={self.epsilon!r} is claimed at a delta, such as 1e-5"
             _validate.open_unit("delta", self.delta, advice)
+        if self.private_dataset_size and self.neighbouring == "replace":
+            raise ValueError(
+                "private_dataset_size=True contradicts neighbouring='replace': where a record is "
+                "replaced, all data sets have as many records; leave one of them out."
+            )
 
     @property
     def mu(self) -> float:
@@ -120,6 +133,12 @@ def _one_of_both(name: str, value: Any, advice: str) -> str:
     return _validate.one_of(name, value, get_args(Neighbouring), advice)
 
 
+def _flag(name: str, value: Any, advice: str) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}={_validate.shown(value)} must be True or False; {advice}")
+    return value
+
+
 _CHECKS: dict[str, Callable[[str, Any, str], Any]] = {
     "epsilon": _validate.positive,
     "delta": _validate.open_unit,
@@ -129,6 +148,7 @@ _CHECKS: dict[str, Callable[[str, Any, str], Any]] = {
     "max_grad_norm": _validate.positive,
     "expected_batch_size": _validate.positive,
     "neighbouring": _one_of_both,
+    "private_dataset_size": _flag,
 }
 _ADVICE = {
     "epsilon": "leave it out to take the accountant's own epsilon",
@@ -139,4 +159,5 @@ _ADVICE = {
     "max_grad_norm": "it is the clipping norm of a record's gradient",
     "expected_batch_size": "sample rate times number of records",
     "neighbouring": "or leave it out for add_remove",
+    "private_dataset_size": "True if nobody may learn how many records there are",
 }

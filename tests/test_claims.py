@@ -15,7 +15,7 @@ MECHANISM = {"noise_multiplier": 2.0, "sample_rate": 0.01, "steps": 100}
 
 def test_each_part_can_be_claimed_alone() -> None:
     values = {**MECHANISM, "delta": 1e-5, "max_grad_norm": 1.2, "expected_batch_size": 64}
-    values["neighbouring"] = "replace"
+    values |= {"neighbouring": "replace", "private_dataset_size": True}
     for name, value in values.items():
         claim = PrivacyClaim(**{name: value})
         assert {k: v for k, v in claim.to_dict().items() if v is not None} == {name: value}
@@ -99,6 +99,14 @@ def test_is_frozen() -> None:
         (
             {"neighbouring": "swap"},
             r"neighbouring='swap' must be one of \['add_remove', 'replace'\]",
+        ),
+        (
+            {"private_dataset_size": 1},
+            "private_dataset_size=1 must be True or False; True if nobody may learn how many",
+        ),
+        (
+            {"private_dataset_size": True, "neighbouring": "replace"},
+            "private_dataset_size=True contradicts neighbouring='replace': where a record is",
         ),
     ],
 )

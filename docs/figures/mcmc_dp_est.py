@@ -88,11 +88,16 @@ def joint_at(posterior, epsilon, strength):
     return epsilon[:, None] * inner(at)
 
 
+def short_name(name):
+    """Of an attacked algorithm: its number, and the noise of its output."""
+    return f"{name[:2]}, {name.rpartition('_')[2]}" if "sigma" in name else name[:2]
+
+
 def draw_table_1(axes, quick):
     """Printed intervals, and those of binomial and of correlated counts."""
     sets = json.loads(COUNTS.read_text(encoding="utf-8"))["sets"]
     if quick:
-        sets.popitem()
+        sets = dict(list(sets.items())[:1])
     for row, (name, found) in enumerate(sets.items()):
         counts = attack_counts(found["false_negatives"], 100, found["false_positives"], 100)
         intervals = {
@@ -106,9 +111,11 @@ def draw_table_1(axes, quick):
         print(name, {k: np.round(v, 3).tolist() for k, v in intervals.items()})
         for k, (label, colour) in enumerate(zip(intervals, (INK, GREY, BLUE), strict=False)):
             axes.hlines(row + 0.2 * k, *intervals[label], color=colour, linewidth=3)
-            axes.text(intervals[label][1] + 0.2, row + 0.2 * k, f"{name[:2]} {label}", va="center")
+            written = f"{short_name(name)} {label}"
+            end = intervals[label][1] + 0.2
+            axes.text(end, row + 0.2 * k, written, va="center", fontsize=7)
     axes.set_xlim(0, 17)
-    axes.set_ylim(-0.3, 1.7)
+    axes.set_ylim(-0.3, len(sets) - 0.3)
     axes.set_yticks([])
     axes.set_xlabel("epsilon")
     axes.set_title("Table 1: 90 % intervals, delta 0.001")

@@ -10,12 +10,13 @@ from datetime import datetime
 from importlib import metadata
 from typing import Any
 
+from lightning_audit.callbacks.divisors import divisor_results, unpaid_divisors
 from lightning_audit.callbacks.epsilons import Epsilons, epsilon_result, run_history
 from lightning_audit.callbacks.facts import OptimizerFacts, RunFacts
 from lightning_audit.callbacks.session import AuditSession
 from lightning_audit.callbacks.spending import epsilon_at_ratio
 from lightning_audit.callbacks.terms import Terms
-from lightning_audit.checks.accounting import accounting_result, batch_size_result
+from lightning_audit.checks.accounting import accounting_result
 from lightning_audit.checks.family import shared_log_e
 from lightning_audit.checks.integrity import (
     clipping_norm_result,
@@ -146,6 +147,10 @@ def _results_of_run(
             facts.batches,
         )
     checks += _lint_results(facts)
+    checks += [
+        _of_optimizer(found, optimizer, len(sessions))
+        for found, optimizer in divisor_results(sessions, facts, terms, epsilons.claimed)
+    ]
     if facts.repeated and facts.synchronised:
         checks.append(repeated_result(facts.processes, facts.sample_rate))
     return checks
@@ -169,14 +174,6 @@ def _lint_results(facts: RunFacts) -> list[CheckResult]:
         results.append(logical_batch_result(facts.carried_over, facts.split_epochs))
     if len(facts.optimizers) == 1:  # of several it is not known whose loss it is
         results += loss_reduction_result(facts.loss_reduction, facts.optimizers[0].loss_reduction)
-    records = facts.loader.records if facts.loader else None
-    for optimizer in facts.optimizers:
-        rate, expected = optimizer.sample_rate, optimizer.expected_batch_size
-        divisor = None
-        if records and rate and expected is not None:
-            divisor = batch_size_result(expected, records, rate)
-        if divisor is not None:
-            results.append(_of_optimizer(divisor, optimizer, len(facts.optimizers)))
     return results
 
 
@@ -338,6 +335,7 @@ def _missing(
             "was not audited; if that is nothing of the data (an average of weights, say), "
             "allow='unaudited' says so"
         )
+    lacks += unpaid_divisors(checks, terms)
     replayed = next((c for c in checks if c.name == "coupling"), None)
     if replayed and replayed.status == "not_run" and "coupling" not in terms.allow:
         lacks.append(f"replay_neighbours=True compared nothing: {replayed.message}")

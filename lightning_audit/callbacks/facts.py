@@ -22,7 +22,8 @@ class OptimizerFacts:
         label: its number and first parameters; empty where there is no other.
         accountant: the accountant that its steps feed, None if there is none.
         sample_rate: of its last step, None if unknown.
-        expected_batch_size: divisor of its gradients, None where they are summed.
+        expected_batch_size: divisor of its gradients, that of all processes together; None where
+            they are summed.
         loss_reduction: what it takes the loss for, "mean" or "sum"; None if it does not say.
     """
 

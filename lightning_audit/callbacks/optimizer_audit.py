@@ -100,7 +100,10 @@ class OptimizerAudit:
 
 def facts_of(optimizer: DPOptimizer) -> OptimizerFacts:
     """What can be read off a private optimizer beside its steps."""
-    expected = optimizer.expected_batch_size if optimizer.loss_reduction == "mean" else None
+    expected = None
+    if optimizer.loss_reduction == "mean":
+        # Of several processes each divides by its share, and then their mean is taken.
+        expected = optimizer.expected_batch_size * getattr(optimizer, "world_size", 1)
     return OptimizerFacts(
         accountant=accountant_link(optimizer),
         expected_batch_size=expected,

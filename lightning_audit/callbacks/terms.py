@@ -39,6 +39,11 @@ class Terms:
         stated = self.claim.neighbouring if self.claim else None
         return stated or "add_remove"
 
+    @property
+    def private_size(self) -> bool:
+        """Whether the number of records is stated as private."""
+        return bool(self.claim and self.claim.private_dataset_size)
+
     def settings(self) -> dict[str, Any]:
         """The terms, as they go into the report."""
         return {

@@ -70,32 +70,3 @@ def accounting_result(
     return CheckResult(
         name, kind, "violated", f"the steps so far cost {numbers}", advice, evidence=evidence
     )
-
-
-def batch_size_result(expected: float, records: int, sample_rate: float) -> CheckResult | None:
-    """Result of `expected_batch_size`: what one record more or less does to the divisor.
-
-    Opacus divides by ``int(records * sample_rate)`` and calibrates the noise to it, so that the
-    noise itself may tell neighbouring data sets apart. The usual reading takes the number of
-    records for public, and then nothing is wrong: this is said, and never fails.
-
-    Args:
-        expected: the divisor.
-        records: number of records in the data set.
-        sample_rate: the accountant's rate.
-
-    Returns:
-        The result, None where the divisor is another number and so was set by hand.
-    """
-    if expected != int(records * sample_rate):
-        return None
-    others = sorted({int((records + more) * sample_rate) for more in (-1, 1)} - {int(expected)})
-    message = "one record more or less leaves the divisor of the gradients the same"
-    if others:
-        message = (
-            f"gradients are divided by int(records * sample_rate) = {expected:g}, with one record "
-            f"more or less by {others[0]}: epsilon holds where the number of records is public, as "
-            "is usual; where it is not, set expected_batch_size to a constant"
-        )
-    evidence = {"expected_batch_size": expected, "of_neighbours": others}
-    return CheckResult("expected_batch_size", "accounting", "ok", message, evidence=evidence)

@@ -156,6 +156,14 @@ _OF_THE_RUN = (
         "the batch sizes of the loader that is trained on and of the one that make_private was "
         "given",
     ),
+    _Rule(
+        "expected_batch_size",
+        "divisor_tells_the_number_of_records",
+        "divided by a number that is computed of the records: the size of the noise tells how many "
+        "there are, which is stated as private",
+        "what the sum of gradients and noise is divided by: make_private computes it of the data "
+        "set, and it can be set to a constant afterwards",
+    ),
 )
 _ACCOUNTING = _Rule(
     "accounting",

@@ -2,8 +2,8 @@ r"""Lower bound on the epsilon of a pair of Gaussians, from the scores of one ru
 
 One run's scores of the canaries that were in are taken as a sample of N(m_1, s_1^2), those of the
 canaries that were out as one of N(m_0, s_0^2), and epsilon is that of the pair
-(`lightning_audit.stats.gaussian_divergence`). The idea is that of Agrawal et al. 2026, as their
-abstract states it. The confidence region below is ours.
+(`lightning_audit.stats.gaussian_divergence`). To audit one run by such a pair is an idea of Agrawal
+et al. 2026. The confidence region below is ours, and not taken from them.
 
 Epsilon depends on d = (m_1 - m_0) / s_0 and r = s_1 / s_0 only. With the sums of squares SS_1 and
 SS_0 within the groups and the difference D of their means,
@@ -95,7 +95,7 @@ def epsilon_gaussian_pair(
 
     References:
         Agrawal, Wei, Singh, Magdon-Ismail and Zikas, "Let's Ask Gauss: Improved One-Run Privacy
-        Auditing", 2026 (arXiv 2606.12733), for the pair of Gaussians; seen in abstract only.
+        Auditing", 2026 (arXiv 2606.12733), for the idea; the region is derived above.
     """
     delta_in_unit("delta", delta)
     # Both statistics fail with this probability, independently of each other.

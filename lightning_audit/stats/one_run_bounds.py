@@ -126,7 +126,7 @@ ONE_RUN_METHODS: Mapping[str, OneRunMethod] = {
             "gaussian_pair",
             "epsilon",
             (_COINS, _ASYMPTOTIC, _ALIKE, _PAIR_TO_EPSILON),
-            "the idea of Agrawal et al. 2026, from its abstract; the region is derived in "
+            "the idea of Agrawal et al. 2026; the confidence region is ours, derived in "
             "`lightning_audit.stats.gaussian_pair`",
             from_scores=epsilon_gaussian_pair_from_scores,
             # Data that differ between the canaries look like leakage, however many there are.

@@ -82,12 +82,13 @@ def parse(package: ModuleType, args: Any) -> PrivacyAudit:
     return audit
 
 
+CLAIM = {"noise_multiplier": 1.0, "sample_rate": 0.1, "private_dataset_size": True}
 ARGUMENTS: dict[str, Any] = {
     "claimed_epsilon": 8.0,
     "delta": 1e-6,
     "claim": {
         "class_path": "lightning_audit.PrivacyClaim",
-        "init_args": {"noise_multiplier": 1.0, "sample_rate": 0.1},
+        "init_args": CLAIM,
     },
     "canaries": [
         {"class_path": "lightning_audit.canaries.Dirac", "init_args": {"tensor": "last_bias"}},
@@ -105,7 +106,7 @@ ARGUMENTS: dict[str, Any] = {
 
 def assert_as_configured(audit: PrivacyAudit) -> None:
     assert (audit.claimed_epsilon, audit.delta, audit.seed) == (8.0, 1e-6, 7)
-    assert audit.claim == PrivacyClaim(noise_multiplier=1.0, sample_rate=0.1)
+    assert audit.claim == PrivacyClaim(**CLAIM)
     assert audit.canaries == (
         Dirac(tensor="last_bias"),
         Random(moving=True),
@@ -137,10 +138,7 @@ def test_printed_configuration_makes_the_same_audit(
 
 
 def test_dataclasses_need_no_class_path(package: ModuleType) -> None:
-    plain = {
-        "claim": {"noise_multiplier": 1.0, "sample_rate": 0.1},
-        "resolution": {"noise": 0.7},
-    }
+    plain = {"claim": CLAIM, "resolution": {"noise": 0.7}}
     assert_as_configured(parse(package, with_audit(**ARGUMENTS | plain)))
 
 

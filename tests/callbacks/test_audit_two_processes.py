@@ -119,6 +119,12 @@ def test_epsilon_is_that_of_the_whole_batch(trained: Path) -> None:
     assert report.epsilon_spent == pytest.approx(report.epsilon_claimed, rel=0.05)
 
 
+def test_the_divisor_is_that_of_all_records_not_of_a_process(trained: Path) -> None:
+    report = reports(trained / "audited")[0]
+    (evidence,) = (c.evidence for c in report.checks if c.name == "expected_batch_size")
+    assert (evidence["expected_batch_size"], evidence["of_neighbours"]) == (32, [31])
+
+
 @pytest.mark.parametrize("name", PROCESSES)
 def test_the_weights_are_those_of_the_unaudited_training(trained: Path, name: str) -> None:
     audited, unaudited = (

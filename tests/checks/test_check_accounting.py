@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from lightning_audit.checks.accounting import accounting_result, batch_size_result, exceeds
+from lightning_audit.checks.accounting import accounting_result, exceeds
 
 
 @pytest.mark.parametrize(
@@ -61,25 +61,3 @@ def test_what_is_unknown_is_not_compared(
     result = accounting_result(spent, claimed, 1e-5, "the accountant")
     assert result.status == "not_run"
     assert why in result.message
-
-
-@pytest.mark.parametrize(
-    ("expected", "records", "rate", "of_neighbours"),
-    [
-        (16, 512, 1 / 32, [15]),  # a round number of records: one less, and the divisor is smaller
-        (255, 59_999, 1 / 235, []),
-        (255, 60_159, 1 / 235, [256]),  # one more, and it is larger
-    ],
-)
-def test_divisor_of_neighbouring_data_sets_is_told_and_never_fails(
-    expected: int, records: int, rate: float, of_neighbours: list[int]
-) -> None:
-    result = batch_size_result(expected, records, rate)
-    assert result is not None
-    assert result.status == "ok"
-    assert result.evidence["of_neighbours"] == of_neighbours
-    assert ("set expected_batch_size to a constant" in result.message) == bool(of_neighbours)
-
-
-def test_divisor_that_was_set_by_hand_is_not_remarked_upon() -> None:
-    assert batch_size_result(20, 512, 1 / 32) is None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,34 @@ def test_the_published_losses_are_reproduced() -> None:
     assert found.rho[0] == pytest.approx(-0.0072, abs=2e-4)
     # The chain behind the printed interval has about 20 independent samples of tau and of rho.
     assert found.joint.epsilon.interval(0.1) == pytest.approx((1.29, 2.53), abs=0.15)
+
+
+def rows_of_the_page() -> dict[str, list[float]]:
+    """Numbers of Table 1 as docs/estimators shows them, in the order of the kept counts."""
+    page = Path(__file__).parents[2] / "docs" / "estimators" / "mcmc-dp-est.md"
+    rows = re.findall(r"^\| A\d.*?\|(.*)\|$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    numbers = [[float(n) for n in re.findall(r"(?<![\d.])-?\d*\.\d+", row)] for row in rows]
+    return dict(zip(COUNTS["sets"], numbers, strict=True))
+
+
+@pytest.mark.parametrize("name", COUNTS["sets"])
+def test_the_binomial_column_of_the_page_is_computed(name: str) -> None:
+    numbers = rows_of_the_page()[name]
+    assert len(numbers) == 8
+    assert numbers[:2] == COUNTS["sets"][name]["printed_epsilon_90"]
+    found = attack_strength_posterior(published(name), 1e-3).epsilon.interval(0.1)
+    assert numbers[2:4] == [round(end, 2) for end in found]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", COUNTS["sets"])
+def test_the_correlated_columns_of_the_page_are_computed(name: str) -> None:
+    numbers = rows_of_the_page()[name]
+    found = correlated_attack_posterior(published(name), 1e-3, 100)
+    interval = found.joint.epsilon.interval(0.1)
+    assert numbers[4:6] == [round(end, 2) for end in interval]
+    assert numbers[6:] == [round(float(x), 4) for x in (found.tau[0], found.rho[0])]
+    assert interval == pytest.approx(COUNTS["sets"][name]["printed_epsilon_90"], abs=0.2)
 
 
 def test_known_correlations_of_zero_give_the_reference_of_independent_ones() -> None:

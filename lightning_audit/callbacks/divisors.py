@@ -1,0 +1,54 @@
+"""What the divisors of a run's gradients tell of the number of records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightning_audit.callbacks.facts import OptimizerFacts, RunFacts
+from lightning_audit.callbacks.session import AuditSession
+from lightning_audit.callbacks.terms import Terms
+from lightning_audit.checks.divisor import NAME, Promise, batch_size_result, unpaid
+from lightning_audit.results import CheckResult
+
+
+def divisor_results(
+    sessions: Sequence[AuditSession], facts: RunFacts, terms: Terms, claimed: float | None
+) -> list[tuple[CheckResult, OptimizerFacts]]:
+    """Results of `expected_batch_size`, and whose they are.
+
+    Args:
+        sessions: one for each private optimizer.
+        facts: of the run.
+        terms: what is claimed.
+        claimed: epsilon of the whole training; None if nothing is claimed.
+    """
+    results = []
+    records = facts.loader.records if facts.loader else None
+    stated = terms.claim.expected_batch_size if terms.claim else None
+    promise = Promise(claimed, terms.delta, terms.neighbouring, terms.private_size)
+    for session, optimizer in zip(sessions, facts.optimizers, strict=True):
+        rate, expected = optimizer.sample_rate, optimizer.expected_batch_size
+        # A divisor that the claim states is a constant, whatever it happens to be equal to.
+        if not records or not rate or expected is None or expected == stated:
+            continue
+        found = batch_size_result(expected, records, rate, _coordinates(session), promise)
+        if found is not None:
+            results.append((found, optimizer))
+    return results
+
+
+def unpaid_divisors(checks: Sequence[CheckResult], terms: Terms) -> list[str]:
+    """What stands in the way of a pass, where a private number of records changes a divisor."""
+    if NAME in terms.allow:
+        return []
+    return [
+        f"{check.message}: what that and the steps cost together is not known; {check.advice}"
+        for check in checks
+        if check.name == NAME and unpaid(check)
+    ]
+
+
+def _coordinates(session: AuditSession) -> int:
+    """Number of noisy numbers that the steps released."""
+    steps = sum(steps for sigma, _, steps in session.monitor.history if sigma > 0)
+    return steps * sum(slot.numel for slot in session.step.layout)
