@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 
 from lightning_audit.report.console import print_report
-from lightning_audit.report_directory import REPORT_NAME, trainings_in
+from lightning_audit.report_directory import REPORT_NAME, holds_training, trainings_in
 from lightning_audit.results import EXIT_CODES, AuditReport, ReportError
 
 
@@ -30,6 +30,11 @@ def run(options: argparse.Namespace) -> int:
 def _check(path: str, max_epsilon: float | None) -> int:
     """Show one report, and give the exit code of its verdict and of the budget."""
     try:
+        if not os.path.lexists(path) and holds_training(folder := os.path.dirname(path)):
+            raise ReportError(
+                f"{folder!r} holds the record of a training and no report.json: the training goes "
+                "on, was killed, or could not write it; wait for its end, or train again."
+            )
         report = AuditReport.load(path)
     except ReportError as error:
         return _unreadable(error)

@@ -102,7 +102,7 @@ def trainings_in(folder: str | os.PathLike[str]) -> Iterator[str]:
     waiting = [os.fspath(folder)]
     while waiting:
         directory = waiting.pop()
-        if _holds_training(directory):
+        if holds_training(directory):
             yield directory
         inner = []
         with os.scandir(directory) as entries:
@@ -111,11 +111,13 @@ def trainings_in(folder: str | os.PathLike[str]) -> Iterator[str]:
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     inner.append(entry.path)
-                elif os.path.isdir(entry.path) and _holds_training(entry.path):
+                elif os.path.isdir(entry.path) and holds_training(entry.path):
                     yield entry.path
         waiting += reversed(inner)
 
 
-def _holds_training(directory: str) -> bool:
-    """Whether a report or a record lies in a directory."""
-    return any(name == REPORT_NAME or _RECORDS.fullmatch(name) for name in os.listdir(directory))
+def holds_training(directory: str) -> bool:
+    """Whether a report or a record lies in a directory; not where it is none."""
+    return os.path.isdir(directory) and any(
+        name == REPORT_NAME or _RECORDS.fullmatch(name) for name in os.listdir(directory)
+    )

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_audit_resume import StepwiseModule
+from test_audit_resume import StepwiseModule, pytestmark  # noqa: F401  # of resuming
 from test_audit_two_processes import run_both
 from training_process import Job, Trainings, trainings, wait_for
 from training_support import PrivateModule, fit, report_in, trainer_for
@@ -20,16 +20,6 @@ from lightning_audit.cli import main
 from lightning_audit.directory_lock import claim
 from lightning_audit.store import read_observations
 from lightning_audit.testing.faulty_noise import HalfNoise
-
-pytestmark = [
-    pytest.mark.filterwarnings(f"ignore:{message}")
-    for message in (
-        "The dirpath has changed",
-        "Be aware that when using `ckpt_path`",
-        "Checkpoint directory .* exists and is not empty",
-        "You're resuming from a checkpoint that ended before the epoch ended",
-    )
-]
 
 
 @pytest.fixture(scope="module")
@@ -248,6 +238,8 @@ def test_a_directory_whose_owner_was_removed_with_it_is_not_shared(root: Path) -
     audit = PrivacyAudit(seed=1, on_violation="warn", bounds=[])
     trainer_for(root, audit, max_steps=40).fit(Removes(optimizer_class=HalfNoise))
     assert main(["check", str(root / "audit")]) == 1
+    between = AuditReport.load(root / "audit" / "previous-1" / "report.json")
+    assert (between.steps, between.settings["seed"]) == (5, 2)
 
 
 def test_the_lock_is_let_go_when_the_callback_is_forgotten(root: Path) -> None:

@@ -113,6 +113,7 @@ def wait_for(path: Path, seconds: float = _PATIENCE) -> None:
 def _train(job: Job) -> None:
     import resource
 
+    import numpy as np
     import pytorch_lightning as pl
     import torch
     from pytorch_lightning.callbacks import ModelCheckpoint
@@ -143,12 +144,15 @@ def _train(job: Job) -> None:
         saved = Path(job.root, "saved")
         callbacks.append(ModelCheckpoint(saved, save_top_k=-1, every_n_train_steps=job.every))
     if job.limit is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (job.limit, job.limit))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (job.limit, resource.RLIM_INFINITY))
     module = Loading(optimizer_class=HalfNoise if job.half_noise else None)
     trainer = trainer_for(
         Path(job.root), *callbacks, max_steps=job.steps, enable_checkpointing=bool(job.every)
     )
     trainer.fit(module, ckpt_path=job.ckpt, weights_only=True if job.ckpt else None)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    weights = torch.cat([p.detach().flatten() for p in module.parameters()])
+    np.save(Path(job.root, "weights.npy"), weights.numpy())
 
 
 def _main() -> None:
