@@ -124,6 +124,9 @@ def _train(job: Job) -> None:
     from lightning_audit.testing.faulty_noise import HalfNoise
 
     class Stay(pl.Callback):
+        def on_train_start(self, *_: object) -> None:
+            Path(job.root, "trains").touch()
+
         def on_train_epoch_end(self, *_: object) -> None:
             if job.stay:
                 Path(job.root, "waits").touch()
@@ -158,7 +161,7 @@ def _train(job: Job) -> None:
 def _main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what is printed here goes to the log
-    import lightning_audit.callbacks.privacy_audit  # noqa: F401  # once, for all jobs
+    import test_audit_resume  # noqa: F401  # once, for all jobs
 
     for line in sys.stdin:
         number = os.fork()
