@@ -49,12 +49,16 @@ class DirectoryLock:
 
     @property
     def holds(self) -> bool:
-        """Whether the directory is still this one's: nobody removed it, or put another there."""
+        """Whether the directory is still this one's: nobody removed it, or put another there.
+
+        Raises:
+            OSError: that cannot be told.
+        """
         if not self._end.alive:
             return False
         try:
             return os.path.samestat(os.lstat(self.path), os.fstat(self._descriptor))
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
 
     def release(self) -> None:
@@ -145,8 +149,10 @@ def _locked(descriptor: int) -> bool:
 
 
 def _let_go(descriptor: int, mark: Path | None) -> None:
+    own = False
     with contextlib.suppress(OSError):
         own = mark is not None and os.path.samestat(os.lstat(mark), os.fstat(descriptor))
+    with contextlib.suppress(OSError):
         os.close(descriptor)
         if mark is not None and own:
             mark.unlink()

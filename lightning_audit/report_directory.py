@@ -36,7 +36,8 @@ def beside(directory: Path, number: int) -> Path:
 
 def all_beside(directory: Path) -> list[Path]:
     """A report directory and those in it of trainings that found it taken."""
-    numbers = [int(m[1]) for p in directory.glob("run-*") if (m := _BESIDE.fullmatch(p.name))]
+    own = [p for p in directory.glob("run-*") if not p.is_symlink()]
+    numbers = [int(match[1]) for p in own if (match := _BESIDE.fullmatch(p.name))]
     return [directory, *(beside(directory, number) for number in sorted(numbers))]
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -87,6 +88,14 @@ def test_who_made_a_directory_anew_has_it(tmp_path: Path) -> None:
     assert other.directory == tmp_path / "audit"
     assert other.holds
     assert not lock.holds
+
+
+def test_a_claim_whose_directory_is_gone_leaves_nothing_open(tmp_path: Path) -> None:
+    lock = claim(tmp_path / "audit")
+    before = len(os.listdir("/dev/fd"))
+    shutil.rmtree(tmp_path / "audit")
+    lock.release()
+    assert len(os.listdir("/dev/fd")) == before - 1
 
 
 def test_a_file_or_a_link_beside_is_passed_over(tmp_path: Path) -> None:

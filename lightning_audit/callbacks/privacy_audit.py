@@ -327,7 +327,7 @@ class PrivacyAudit(Callback):
             try:
                 self._end(trainer)
                 if run.report is not None and run.files is not None:
-                    verdict, path = describe(run.report.verdict), run.files.path(REPORT_NAME)
+                    verdict, path = describe(run.report.verdict), run.files.shown(REPORT_NAME)
                     _log.warning("privacy audit: %s\nReport: %s", verdict, path or "not written")
             except Exception:  # the user must see the training's own exception, not this one
                 _log.exception("the audit's report could not be written")
@@ -349,7 +349,7 @@ class PrivacyAudit(Callback):
         report, files = self.report, self._run.files if self._run else None
         assert report is not None
         try:
-            print_report(report, files.path(REPORT_NAME) if files else None)
+            print_report(report, files.shown(REPORT_NAME) if files else None)
             if files is None:
                 print("Report: none is written in a fast_dev_run")
         except (OSError, ValueError) as error:  # of a full disk, or a stream that is closed

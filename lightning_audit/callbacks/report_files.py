@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import tempfile
@@ -44,9 +45,14 @@ class ReportFiles:
         """Where this training's files are."""
         return self._lock.directory if self._lock else self._base
 
-    def path(self, name: str) -> Path | None:
-        """Where a file is; None if it could not be written."""
-        return None if name in self.lacks or self._lock is None else self.directory / name
+    def shown(self, name: str) -> Path | None:
+        """Where a file is, as it is to be shown; None if it could not be written."""
+        if name in self.lacks or self._lock is None:
+            return None
+        path = self.directory / name
+        with contextlib.suppress(OSError, ValueError):  # it lies elsewhere, or there is no cwd
+            path = path.relative_to(Path.cwd())
+        return path
 
     def take(self) -> None:
         """Make the directory this training's, and put the report of an earlier one aside.

@@ -72,8 +72,8 @@ class AuditRun:
     def go_on_in_its_directory(self) -> None:
         """Change to the directory of the run that a checkpoint is of, if there is one."""
         if self.files is not None:
-            if kept := self._optimizers.kept:
-                self.files.go_on(kept["run"])
+            if run := self._optimizers.kept.get("run"):
+                self.files.go_on(run)
             for note in self.files.notes:
                 self.facts.note(note)
 
