@@ -1,41 +1,69 @@
-"""`lightning-audit check`: the gate on a report, without torch."""
+"""`lightning-audit check`: the gate on reports, without torch."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+from collections.abc import Iterable
 
 from lightning_audit.report.console import print_report
+from lightning_audit.report_directory import REPORT_NAME, holds_training, trainings_in
 from lightning_audit.results import EXIT_CODES, AuditReport, ReportError
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the report, and return the exit code of its verdict and of the budget."""
+    """Show every report that is meant; the exit code is that of the worst verdict or budget."""
     try:
-        path = _report_of(options.report)
+        paths = _reports_of(options.report)
+    except ReportError as error:
+        return _unreadable(error)
+    codes = {path: _check(path, options.max_epsilon) for path in paths}
+    worst = _worst(codes.values())
+    if len(paths) > 1:
+        names = {code: outcome for outcome, code in EXIT_CODES.items()}
+        where = next(path for path in paths if codes[path] == worst)
+        print(f"{names[worst]} is the worst of {len(paths)} trainings, of {where}")
+    return worst
+
+
+def _check(path: str, max_epsilon: float | None) -> int:
+    """Show one report, and give the exit code of its verdict and of the budget."""
+    try:
+        if not os.path.lexists(path) and holds_training(folder := os.path.dirname(path)):
+            raise ReportError(
+                f"{folder!r} holds the record of a training and no report.json: the training goes "
+                "on, was killed, or could not write it; wait for its end, or train again."
+            )
         report = AuditReport.load(path)
     except ReportError as error:
-        print(f"lightning-audit: {error}", file=sys.stderr)
-        return EXIT_CODES["INCONCLUSIVE"]
+        return _unreadable(error)
     print_report(report, path)
     code = report.verdict.exit_code
-    if options.max_epsilon is not None:
-        code = _worse(code, _check_budget(report, options.max_epsilon))
+    if max_epsilon is not None:
+        code = _worst([code, _check_budget(report, max_epsilon)])
     return code
 
 
-def _report_of(name: str) -> str:
-    """The report that is meant by its own name, or by that of its directory."""
+def _unreadable(error: ReportError) -> int:
+    print(f"lightning-audit: {error}", file=sys.stderr)
+    return EXIT_CODES["INCONCLUSIVE"]
+
+
+def _reports_of(name: str) -> list[str]:
+    """The report that is meant by its own name, or those of all trainings in a folder."""
     if not os.path.isdir(name):
-        return name
-    path = os.path.join(name, "report.json")
-    if not os.path.exists(path):
+        return [name]
+    try:
+        paths = [os.path.join(directory, REPORT_NAME) for directory in trainings_in(name)]
+    except OSError as error:
+        raise ReportError(f"cannot tell which trainings are in {name!r}: {error}") from error
+    if not any(os.path.lexists(path) for path in paths):
         raise ReportError(
             f"report={name!r} is a directory without a report.json; name the report that the "
             "audit wrote, or its directory (report_dir, `audit` unless it is given)."
         )
-    return path
+    return paths
 
 
 def _check_budget(report: AuditReport, limit: float) -> int:
@@ -52,7 +80,7 @@ def _check_budget(report: AuditReport, limit: float) -> int:
     return EXIT_CODES["PASS"]
 
 
-def _worse(first: int, second: int) -> int:
+def _worst(codes: Iterable[int]) -> int:
     """A violation outweighs an inconclusive report, which outweighs a pass."""
     order = [EXIT_CODES["PASS"], EXIT_CODES["INCONCLUSIVE"], EXIT_CODES["VIOLATION"]]
-    return max(first, second, key=order.index)
+    return max(codes, key=order.index)

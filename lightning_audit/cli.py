@@ -109,7 +109,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Show a report and exit with its verdict: 0 for PASS, 1 for VIOLATION, "
         "2 for INCONCLUSIVE or a report that cannot be read.",
     )
-    check.add_argument("report", help="the report.json that the audit wrote, or its directory")
+    check.add_argument(
+        "report", help="a report.json, or a folder, of whose trainings the worst counts"
+    )
     check.add_argument(
         "--max-epsilon",
         type=_positive,

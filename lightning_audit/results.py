@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from lightning_audit._files import replacing
 from lightning_audit.verdicts import EXIT_CODES as EXIT_CODES
 from lightning_audit.verdicts import Kind as Kind
 from lightning_audit.verdicts import LikelyFault as LikelyFault
@@ -216,12 +217,14 @@ class AuditReport:
             ) from error
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the report so that a reader sees the old file or the new one, never half."""
-        target = Path(path)
-        partial = target.with_name(f".{target.name}.partial")
-        partial.write_text(self.to_json() + "\n", encoding="utf-8")
-        os.replace(partial, target)
-        return target
+        """Write the report so that a reader sees the old file or the new one, never half.
+
+        A link in the file's place is replaced, and nothing is written through it.
+        """
+        text = self.to_json() + "\n"
+        with replacing(path) as file:
+            file.write(text.encode())
+        return Path(path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> AuditReport:

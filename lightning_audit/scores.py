@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from lightning_audit import _validate
 from lightning_audit._npz import read_npz
 from lightning_audit._score_csv import NO_SCORE, ScoresError, read_scores
+from lightning_audit.report_directory import REPORT_NAME
 from lightning_audit.results import AuditReport, ReportError
 from lightning_audit.stats import roc
 from lightning_audit.stats._arguments import places
@@ -32,7 +33,7 @@ from lightning_audit.stats.piecewise import PiecewiseTradeoff
 from lightning_audit.stats.roc import RocCurve
 from lightning_audit.stats.thresholds import Fixed, Split, ThresholdChoice
 from lightning_audit.stats.white_box import mu_white_box_from_scores
-from lightning_audit.store import ENTERED, REPORT_NAME
+from lightning_audit.store import ENTERED
 
 __all__ = ["CanaryScores", "ScoresError"]
 

@@ -8,11 +8,12 @@ reveals what the privatized gradients reveal on the observed coordinates, and no
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import logging
 import os
-import re
-from collections.abc import Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -20,13 +21,10 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-RECORD_NAME = "observations.bin"
-ARCHIVE_NAME = "observations.npz"
-REPORT_NAME = "report.json"
-FIGURE_NAME = "report.png"
-#: Records of a run, of its first optimizer and of further ones.
-_RECORDS = re.compile(r"observations(-\d+)?\.bin")
-_FILES = re.compile(rf"{_RECORDS.pattern}|observations(-\d+)?\.npz")
+from lightning_audit._files import reason_of, replacing
+from lightning_audit.report_directory import RECORD_NAME, archive_name, record_name, set_aside
+
+_log = logging.getLogger(__name__)
 
 _FORMAT = "lightning-audit observations"
 #: Version 2 has coins that are not fair, which a reader of version 1 would take for fair ones.
@@ -96,21 +94,14 @@ class RecordHeader:
         )
 
 
-def record_name(number: int = 1) -> str:
-    """File name of the record of a run's first, second... optimizer."""
-    return RECORD_NAME if number == 1 else f"observations-{number}.bin"
-
-
-def archive_name(number: int = 1) -> str:
-    """File name of the same record as .npz."""
-    return ARCHIVE_NAME if number == 1 else f"observations-{number}.npz"
-
-
 class ObservationStore:
     """Appends entries to ``directory/observations.bin``, for further optimizers `record_name`.
 
     Files of an earlier run in the directory are moved to ``previous-1``, ``previous-2``...: no
     record is overwritten, and a gate never reads the report of another run.
+
+    What cannot be written once the record is open raises nothing: the record ends there, and
+    `trouble` says why.
 
     Args:
         directory: where the record lies; made if absent.
@@ -134,25 +125,35 @@ class ObservationStore:
         self.directory.mkdir(parents=True, exist_ok=True)
         names = (record_name(number), archive_name(number))
         set_aside(self.directory, only=None if number == 1 else names)
-        self._start_at(header, number)
         version = 1 if header.coin_probability == 0.5 else _VERSION
         line = json.dumps(
             {"format": _FORMAT, "version": version, "run": run, **dataclasses.asdict(header)}
         ).encode()
-        self._file: BinaryIO = open(self.path, "wb")  # noqa: SIM115  # kept
-        self._file.write(line + b"\n")
-        self._file.flush()
+        # Made anew, so that no link that lies there is written through.
+        file = open(self.directory / record_name(number), "xb")  # noqa: SIM115  # kept
+        self._start_at(file, header, number)
+        self._try(lambda: file.write(line + b"\n"))
+        self._try(file.flush)
 
-    def _start_at(self, header: RecordHeader, number: int, entries: int = 0) -> None:
+    def _start_at(
+        self, file: BinaryIO, header: RecordHeader, number: int, entries: int = 0
+    ) -> None:
+        self._file = file
         self.header = header
         self.number = number
         self.entries = entries
+        #: What could not be written, and why; empty while everything could.
+        self.trouble = ""
         self._pending = 0
 
     @property
     def path(self) -> Path:
         """Where the record lies."""
         return self.directory / record_name(self.number)
+
+    @property
+    def _archive_path(self) -> Path:
+        return self.directory / archive_name(self.number)
 
     @classmethod
     def resume(
@@ -174,7 +175,7 @@ class ObservationStore:
 
         Returns:
             The record, open for the next entry; None where the directory has no record of this run
-            that is as long.
+            that is as long, and that can be written.
         """
         store = cls.__new__(cls)
         store.directory = Path(directory)
@@ -182,19 +183,20 @@ class ObservationStore:
         try:
             found, whole = _read_header(path)
             length = len(read_observations(path)[1])
+            if found.header != header or found.run != run or length < entries or path.is_symlink():
+                return None
+            file = open(path, "r+b")  # noqa: SIM115  # kept
         except (OSError, ValueError):
             return None
-        if found.header != header or found.run != run or length < entries:
-            return None
-        store._start_at(header, number, entries)
-        store._file = open(path, "r+b")  # noqa: SIM115  # kept
-        store._file.truncate(whole + entries * header.dtype.itemsize)
-        store._file.seek(0, os.SEEK_END)
+        store._start_at(file, header, number, entries)
+        store._try(lambda: file.truncate(whole + entries * header.dtype.itemsize))
+        store._try(lambda: file.seek(0, os.SEEK_END))
         return store
 
     def append(self, entry: NDArray[np.void]) -> None:
         """Add one entry of the header's dtype."""
-        self._file.write(entry.tobytes())
+        self._try(lambda: self._file.write(entry.tobytes()))
+        # Counted where it was lost, too: a run that goes on then knows that the record is short.
         self.entries += 1
         self._pending += 1
         if self._pending >= FLUSH_EVERY:
@@ -203,58 +205,48 @@ class ObservationStore:
     def flush(self) -> None:
         """Hand all entries to the operating system: they outlive this process from then on."""
         if not self._file.closed:
-            self._file.flush()
+            self._try(self._file.flush)
+            self._try(self._see_whether_it_is_there)
         self._pending = 0
 
     def close(self, *, archive: bool = True) -> None:
         """Close the record; with ``archive``, write it as .npz too, column by column."""
         if self._file.closed:
             return
-        self._file.close()
+        self.flush()
         if archive:
-            _, entries = read_observations(self.path)
-            name = archive_name(self.number)
-            partial = self.directory / f".{name}.partial.npz"
-            columns: dict[str, Any] = {key: entries[key] for key in entries.dtype.names or ()}
-            np.savez(partial, header=json.dumps(dataclasses.asdict(self.header)), **columns)
-            os.replace(partial, self.directory / name)
+            self._try(self._archive, f"{self._archive_path} could not be written")
+        with contextlib.suppress(OSError):
+            self._file.close()
 
+    def _archive(self) -> None:
+        _, entries = read_observations(self.path)
+        columns: dict[str, Any] = {key: entries[key] for key in entries.dtype.names or ()}
+        with replacing(self._archive_path) as file:
+            np.savez(file, header=json.dumps(dataclasses.asdict(self.header)), **columns)
 
-def set_aside(
-    directory: Path, *, but_the_record: bool = False, only: Collection[str] | None = None
-) -> Path | None:
-    """Move an earlier run's files into a numbered folder beside them; None if there are none.
+    def _see_whether_it_is_there(self) -> None:
+        """A file that was removed or replaced can still be written, and nobody will read it."""
+        try:
+            same = os.path.samestat(os.lstat(self.path), os.fstat(self._file.fileno()))
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise OSError("it was removed, or another file was put in its place")
 
-    Args:
-        directory: a report directory.
-        but_the_record: leave the observations, for a run that may go on with them.
-        only: names of the files that are moved, None for all.
-    """
-    names = [name for name in _found(directory) if only is None or name in only]
-    if but_the_record:
-        names = [n for n in names if not _RECORDS.fullmatch(n)]
-    if not names:
-        return None
-    number = 1
-    while (directory / f"previous-{number}").exists():
-        number += 1
-    folder = directory / f"previous-{number}"
-    # What was left for a run that might have gone on belongs to the report moved before it.
-    last = directory / f"previous-{number - 1}"
-    only_records = all(_RECORDS.fullmatch(name) for name in names)
-    if only_records and last.is_dir() and not any((last / name).exists() for name in names):
-        folder = last
-    folder.mkdir(exist_ok=True)
-    for name in names:
-        os.replace(directory / name, folder / name)
-    return folder
-
-
-def _found(directory: Path) -> list[str]:
-    """Names of a run's files in a directory: those of the first optimizer first."""
-    names = [RECORD_NAME, ARCHIVE_NAME, REPORT_NAME, FIGURE_NAME]
-    others = [p.name for p in directory.glob("observations-*") if _FILES.fullmatch(p.name)]
-    return [name for name in (*names, *sorted(others)) if (directory / name).exists()]
+    def _try(self, write: Callable[[], object], what: str = "") -> None:
+        """Write, unless that failed before."""
+        if self.trouble:
+            return
+        try:
+            write()
+        except (OSError, ValueError) as error:
+            what = what or f"the record {self.path} ends before entry {self.entries}"
+            self.trouble = f"{what}: {reason_of(error)}"
+            _log.warning("privacy audit: %s; the training goes on", self.trouble)
+            # What waits to be written would be tried again, and leave a gap.
+            with contextlib.suppress(OSError):
+                self._file.close()
 
 
 def read_observations(path: str | os.PathLike[str]) -> tuple[RecordHeader, NDArray[np.void]]:
@@ -277,6 +269,14 @@ def read_observations(path: str | os.PathLike[str]) -> tuple[RecordHeader, NDArr
         return header, np.zeros(0, dtype=header.dtype)
     # Not read into memory: the record of a million steps takes a gigabyte.
     return header, np.memmap(path, header.dtype, mode="r", offset=start, shape=(whole,))
+
+
+def run_of(path: str | os.PathLike[str]) -> str | None:
+    """Name of the run that wrote a record; None where there is no record."""
+    try:
+        return _read_header(path)[0].run
+    except (OSError, ValueError):
+        return None
 
 
 @dataclass(frozen=True)

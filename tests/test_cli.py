@@ -222,3 +222,85 @@ def test_a_reader_that_has_enough_leaves_the_exit_code_alone(
             [COMMAND, "check", report], stdout=closed, stderr=subprocess.PIPE, text=True, timeout=60
         )
     assert (done.returncode, done.stderr) == (EXIT_CODES[outcome], "")
+
+
+# ------------------------------------------------------------------ folders of trainings
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "expected"),
+    [
+        (("PASS", "PASS"), "PASS"),
+        (("PASS", "INCONCLUSIVE"), "INCONCLUSIVE"),
+        (("PASS", "VIOLATION"), "VIOLATION"),
+        (("VIOLATION", "INCONCLUSIVE"), "VIOLATION"),
+        (("INCONCLUSIVE", "PASS", "VIOLATION"), "VIOLATION"),
+    ],
+)
+def test_the_worst_of_a_folders_trainings_counts_and_each_is_shown(
+    tmp_path: Path,
+    outcomes: tuple[Outcome, ...],
+    expected: Outcome,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    paths = []
+    for number, outcome in enumerate(outcomes, 1):
+        folder = tmp_path / f"run-{number}" if number > 1 else tmp_path
+        folder.mkdir(exist_ok=True)
+        paths.append(saved(folder, outcome))
+    assert check(tmp_path) == EXIT_CODES[expected]
+    shown = capsys.readouterr().out
+    assert all(f"Report: {path}" in shown for path in paths)
+    worst = paths[outcomes.index(expected)]
+    last = shown.splitlines()[-1]
+    assert last == f"{expected} is the worst of {len(paths)} trainings, of {worst}"
+    assert check(paths[0]) == EXIT_CODES[outcomes[0]]  # by its own name it stands alone
+
+
+def test_the_budget_is_held_against_every_training(tmp_path: Path) -> None:
+    saved(tmp_path, epsilon_spent=1.0)
+    (tmp_path / "run-2").mkdir()
+    saved(tmp_path / "run-2", epsilon_spent=3.0)
+    assert check(tmp_path, "--max-epsilon", "4") == 0
+    assert check(tmp_path, "--max-epsilon", "2") == 1
+
+
+def test_what_was_set_aside_counts_no_more(tmp_path: Path) -> None:
+    saved(tmp_path)
+    for folder in (tmp_path / "previous-1", tmp_path / "run-2" / "previous-1"):
+        folder.mkdir(parents=True)
+        saved(folder, "VIOLATION")
+    assert check(tmp_path) == 0
+    assert check(tmp_path / "previous-1") == 1
+
+
+@pytest.mark.parametrize("left", ["observations.bin", "observations-2.bin", "report.json"])
+def test_a_training_without_a_report_that_can_be_read_is_inconclusive(
+    tmp_path: Path, left: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved(tmp_path)
+    (tmp_path / "run-2").mkdir()
+    (tmp_path / "run-2" / left).write_bytes(b"")
+    assert check(tmp_path) == 2
+    told = capsys.readouterr()
+    assert "INCONCLUSIVE is the worst of 2 trainings" in told.out
+    lack = "holds the record of a training and no report.json"
+    assert f"{str(tmp_path / 'run-2')!r} {lack}" in told.err or left == "report.json"
+
+
+def test_a_folder_that_cannot_be_searched_is_inconclusive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved(tmp_path)
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    scandir = os.listdir
+
+    def refuse(path: Any) -> Any:  # root may read everything, so that no mode can be set
+        if os.fspath(path) == str(closed):
+            raise PermissionError(13, "Permission denied", str(closed))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    assert check(tmp_path) == 2
+    assert "cannot tell which trainings are in" in capsys.readouterr().err

@@ -20,6 +20,7 @@ LEVELS = {
     "verdicts": 0,
     "snapshot": 0,
     "_validate": 0,
+    "_files": 0,
     "_npz": 0,
     "_output": 0,
     "_score_csv": 0,
@@ -27,6 +28,8 @@ LEVELS = {
     "stats": 1,
     "claims": 1,
     "composition": 1,
+    "report_directory": 1,
+    "directory_lock": 1,
     "store": 1,
     "layout": 1,
     "scores": 1,
@@ -48,7 +51,7 @@ LEVELS = {
 }
 #: Units of one level that may not know each other, or may know certain others only.
 FORBIDDEN = {("canaries", "dpsgd"), ("dpsgd", "canaries")}
-ONLY = {"report": {"report", "results", "stats"}, "stats": {"stats", "_validate"}}
+ONLY = {"report": {"report", "results", "stats", "_files"}, "stats": {"stats", "_validate"}}
 
 FILES = sorted(ROOT.rglob("*.py"))
 HEAVY = {"torch", "pytorch_lightning", "lightning", "lightning_fabric", "opacus"}
@@ -133,8 +136,10 @@ def modules_of(*units: str) -> list[str]:
 
 LAYERS = {
     "the package": ["lightning_audit"],
-    "L0": modules_of("results", "_validate", "_optional"),
-    "L1": modules_of("stats", "claims", "composition", "store", "layout", "scores"),
+    "L0": modules_of("results", "_validate", "_optional", "_files"),
+    "L1": modules_of(
+        "stats", "claims", "composition", "store", "layout", "scores", "directory_lock"
+    ),
     "L2 canaries": modules_of("canaries"),
     "L3": modules_of("checks", "blackbox"),
     "L4 report": modules_of("report"),

@@ -404,3 +404,18 @@ def test_the_exceptions_carry_the_report_and_its_verdict_in_words(
     raised = error(report())
     assert raised.report == report()
     assert str(raised) == describe(VIOLATION)
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["file", "nothing"])
+@pytest.mark.parametrize("name", [".report.json.partial", "report.json"])
+def test_a_report_is_written_through_no_link(tmp_path: Path, name: str, there: bool) -> None:
+    folder, target = tmp_path / "folder", tmp_path / "target"
+    folder.mkdir()
+    if there:
+        target.write_text("mine")
+    (folder / name).symlink_to(target)
+    report().save(folder / "report.json")
+    assert target.exists() == there
+    assert not there or target.read_text() == "mine"
+    assert AuditReport.load(folder / "report.json") == report()
+    assert not (folder / "report.json").is_symlink()

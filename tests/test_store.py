@@ -11,17 +11,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_audit.store import (
+from lightning_audit.report_directory import (
     ARCHIVE_NAME,
     FIGURE_NAME,
-    FLUSH_EVERY,
-    INJECTED,
     RECORD_NAME,
     REPORT_NAME,
+    set_aside,
+)
+from lightning_audit.store import (
+    FLUSH_EVERY,
+    INJECTED,
     ObservationStore,
     RecordHeader,
     read_observations,
-    set_aside,
 )
 
 HEADER = RecordHeader(

@@ -241,7 +241,7 @@ def build_report(
         epochs=tuple(facts.epochs),
         settings=terms.settings(),
         environment={name: _version(name) for name in _LIBRARIES},
-        notes=(*facts.notes, *_notes(sessions, facts)),
+        notes=(*facts.notes, *_notes(sessions, facts, verdict)),
         record=records[0] if records else None,
         other_records=tuple(records[1:]),
         created=datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -290,8 +290,9 @@ def _verdict(
     return worst(verdicts, labels, lacks, broken)
 
 
-def _notes(sessions: Sequence[AuditSession], facts: RunFacts) -> list[str]:
-    notes = []
+def _notes(sessions: Sequence[AuditSession], facts: RunFacts, verdict: Verdict) -> list[str]:
+    # Where the verdict is inconclusive they stand under what is missing.
+    notes = list(facts.unwritten) if verdict.outcome == "VIOLATION" else []
     for session, optimizer in zip(sessions, facts.optimizers, strict=True):
         notes += [optimizer.named(note) for note in session.notes]
         if optimizer.label and session.store:
@@ -318,7 +319,7 @@ def _missing(
     checks: Sequence[CheckResult],
     complete: bool,
 ) -> list[str]:
-    lacks = [facts.resumed] if facts.resumed else []
+    lacks = [*([facts.resumed] if facts.resumed else []), *facts.unwritten]
     if facts.break_off:
         lacks.append(facts.break_off)
     elif not complete:

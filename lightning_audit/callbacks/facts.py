@@ -66,6 +66,8 @@ class RunFacts:
     epochs: list[Mapping[str, float]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     break_off: str = ""
+    #: What could not be written of report and records, in sentences.
+    unwritten: list[str] = field(default_factory=list)
     resumed: str = ""
     #: Whether a resumed training's noise repeats that of its beginning; None if it never stopped.
     noise_restarted: bool | None = None

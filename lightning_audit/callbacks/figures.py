@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
+from lightning_audit.callbacks.report_files import ReportFiles
 from lightning_audit.report.loggers import send_figure
+from lightning_audit.report_directory import FIGURE_NAME
 from lightning_audit.results import AuditReport
-from lightning_audit.store import FIGURE_NAME
 
 _log = logging.getLogger(__name__)
 
 
 def send_report_figure(
     report: AuditReport | None,
-    directory: Path | None,
+    files: ReportFiles | None,
     loggers: Iterable[Any],
     name: str,
     step: int,
@@ -28,17 +29,17 @@ def send_report_figure(
 
     Args:
         report: what to draw; None for nothing.
-        directory: where the report lies; None to draw nothing.
+        files: of the training; None to draw nothing.
         loggers: Lightning's loggers.
         name: the picture's name there.
         step: optimizer step that it belongs to.
     """
-    if report is None or directory is None or find_spec("matplotlib") is None:
+    if report is None or files is None or find_spec("matplotlib") is None:
         return
     from lightning_audit.report.plots import figure, save_figure
 
     try:
-        save_figure(report, directory / FIGURE_NAME)
+        files.write(FIGURE_NAME, partial(save_figure, report), beside=True)
         if receivers := list(loggers):
             send_figure(receivers, figure(report), name, step)
     except Exception:  # matplotlib's settings are the user's, and may be anything

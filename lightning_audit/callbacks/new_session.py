@@ -28,7 +28,7 @@ def new_session(
     terms: Terms,
     precision: str,
     sample_rate: Callable[[int], float | None],
-    open_store: Callable[[RecordHeader], ObservationStore] | None,
+    open_store: Callable[[RecordHeader], ObservationStore | None] | None,
     ranks: Ranks,
 ) -> AuditSession:
     """Begin to audit one private optimizer.

@@ -24,6 +24,7 @@ from lightning_audit.callbacks.refusals import (
     private_optimizers,
     refuse_several,
 )
+from lightning_audit.callbacks.report_files import ReportFiles
 from lightning_audit.callbacks.session import AuditSession
 from lightning_audit.callbacks.terms import Terms
 from lightning_audit.checks.integrity import noise_restarted_result
@@ -31,6 +32,7 @@ from lightning_audit.dpsgd.adapters import opacus_step
 from lightning_audit.dpsgd.lints import fingerprints
 from lightning_audit.dpsgd.opacus import innermost, private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep, UnsupportedOptimizer
+from lightning_audit.report_directory import record_name
 from lightning_audit.store import ObservationStore, RecordHeader
 
 _NO_ACCOUNTANT = (
@@ -50,14 +52,19 @@ class AuditedOptimizers:
 
     Args:
         terms: what is claimed and asked for.
-        directory: where records go; None to keep none.
+        files: where records go; None to keep none.
         precision: the Trainer's precision.
         ranks: the processes that train together.
         facts: of the run.
     """
 
     def __init__(
-        self, terms: Terms, directory: Path | None, precision: str, ranks: Ranks, facts: RunFacts
+        self,
+        terms: Terms,
+        files: ReportFiles | None,
+        precision: str,
+        ranks: Ranks,
+        facts: RunFacts,
     ) -> None:
         self.terms = terms
         #: Of the private optimizers, in the order in which the Trainer first had them.
@@ -65,7 +72,7 @@ class AuditedOptimizers:
         #: State of a checkpoint from which this training goes on, until it was taken up.
         self.kept: dict[str, Any] = {}
         self.attached: list[Any] = []
-        self._directory = directory
+        self._files = files
         self._precision = precision
         self._ranks = ranks
         self._facts = facts
@@ -203,7 +210,7 @@ class AuditedOptimizers:
                 self.terms,
                 self._precision,
                 partial(facts.current_rate, self.terms.claim),
-                opened if self._directory is not None else None,
+                opened if self._files is not None else None,
                 self._ranks,
             )
             session.track_batch_sizes = track
@@ -223,10 +230,16 @@ class AuditedOptimizers:
 
     def _open_store(
         self, number: int, entries: int | None, header: RecordHeader
+    ) -> ObservationStore | None:
+        assert self._files is not None
+        opened = partial(self._opened, number, entries, header)
+        return self._files.write(record_name(number), opened, beside=number > 1)
+
+    def _opened(
+        self, number: int, entries: int | None, header: RecordHeader, path: Path
     ) -> ObservationStore:
-        assert self._directory is not None
+        directory, name = path.parent, self._name
         if entries is not None:
-            directory, name = self._directory, self._name
             store = ObservationStore.resume(directory, header, name, entries, number)
             if store is not None:
                 return store
@@ -234,7 +247,7 @@ class AuditedOptimizers:
                 f"the record of the first {entries} steps is not in {directory}; the checks "
                 "go on from the checkpoint's sums, the record from here"
             )
-        return ObservationStore(self._directory, header, self._name, number)
+        return ObservationStore(directory, header, name, number)
 
     # ------------------------------------------------------------------ what they do
 

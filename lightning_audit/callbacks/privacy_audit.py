@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,7 +25,8 @@ from lightning_audit.callbacks.checkpoint import VERSION
 from lightning_audit.callbacks.figures import send_report_figure
 from lightning_audit.callbacks.loaders import LoaderWatcher
 from lightning_audit.callbacks.ranks import Ranks
-from lightning_audit.callbacks.refusals import refuse_directory, refuse_trainer
+from lightning_audit.callbacks.refusals import refuse_trainer
+from lightning_audit.callbacks.report_files import ReportFiles
 from lightning_audit.callbacks.run import AuditRun
 from lightning_audit.callbacks.terms import Terms
 from lightning_audit.canaries.gradient import GradientCanary
@@ -34,13 +34,13 @@ from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.checks.resolution import Resolution
 from lightning_audit.claims import PrivacyClaim
 from lightning_audit.report.console import print_report
+from lightning_audit.report_directory import REPORT_NAME
 from lightning_audit.results import (
     AuditReport,
     InconclusiveAudit,
     PrivacyViolation,
     describe,
 )
-from lightning_audit.store import REPORT_NAME, set_aside
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -92,7 +92,8 @@ class PrivacyAudit(Callback):
         on_violation: "raise" `PrivacyViolation` when the training has ended (it is asked to stop
             at the end of the epoch), "stop" the training only, or "warn" only.
         on_inconclusive: "warn", or "raise" `InconclusiveAudit` when the training has ended.
-        report_dir: where report and observations go; None for ``default_root_dir/audit``.
+        report_dir: where report and observations go; None for ``default_root_dir/audit``. While
+            another training has the directory, they go to ``run-2`` in it, or ``run-3``...
         log_prefix: first part of the names of the logged metrics.
         seed: of the audit's own coins; None to draw one. It is written to the report.
         replay_neighbours: at the first batch of the training and of each epoch, run
@@ -180,20 +181,26 @@ class PrivacyAudit(Callback):
         """Refuse what cannot be audited, before anything is trained."""
         if stage != "fit":
             return
-        self._report, self._kept, self._run = None, {}, None
+        self._release()
+        self._report, self._kept = None, {}
         self._ended = self._told = False
         audits = [callback for callback in trainer.callbacks if isinstance(callback, PrivacyAudit)]  # type: ignore[attr-defined]
         refuse_trainer(trainer, len(audits))
         ranks = Ranks.of(trainer)
         terms = replace(self._terms(), seed=ranks.shared(self.seed))
-        directory = None
-        if not _is_trial(trainer):
-            place = Path(self.report_dir or Path(trainer.default_root_dir) / "audit")
-            ranks.from_first(partial(_make_room, place))
-            directory = place if ranks.is_first else None
-        self._run = AuditRun(terms, directory, str(trainer.precision), ranks)
+        files = None
+        if ranks.is_first and not _is_trial(trainer):
+            files = ReportFiles(self.report_dir or Path(trainer.default_root_dir) / "audit")
+        run = AuditRun(terms, files, str(trainer.precision), ranks)
+        run.take_directory()
+        self._run = run
         if not ranks.several:  # each process would see its own share of the records
-            self._watcher.attach(trainer, self._run.lints.watch)
+            self._watcher.attach(trainer, run.lints.watch)
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Go on in the directory of the run that a checkpoint is of."""
+        if self._run is not None:  # the checkpoint has been loaded by now
+            self._run.go_on_in_its_directory()
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of the audit; it loads under ``weights_only=True``."""
@@ -319,9 +326,9 @@ class PrivacyAudit(Callback):
             run.ranks.part()
             try:
                 self._end(trainer)
-                if run.report is not None and run.directory is not None:
-                    verdict, path = describe(run.report.verdict), run.directory / REPORT_NAME
-                    _log.warning("privacy audit: %s\nReport: %s", verdict, path)
+                if run.report is not None and run.files is not None:
+                    verdict, path = describe(run.report.verdict), run.files.shown(REPORT_NAME)
+                    _log.warning("privacy audit: %s\nReport: %s", verdict, path or "not written")
             except Exception:  # the user must see the training's own exception, not this one
                 _log.exception("the audit's report could not be written")
         self._release()
@@ -336,14 +343,17 @@ class PrivacyAudit(Callback):
         if run is not None:
             run.end()
             name, step = f"{self.log_prefix}/report", trainer.global_step
-            send_report_figure(run.report, run.directory, trainer.loggers, name, step)
+            send_report_figure(run.report, run.files, trainer.loggers, name, step)
 
     def _show(self) -> None:
-        report, directory = self.report, self._run.directory if self._run else None
+        report, files = self.report, self._run.files if self._run else None
         assert report is not None
-        print_report(report, directory / REPORT_NAME if directory else None)
-        if directory is None:
-            print("Report: none is written in a fast_dev_run")
+        try:
+            print_report(report, files.shown(REPORT_NAME) if files else None)
+            if files is None:
+                print("Report: none is written in a fast_dev_run")
+        except (OSError, ValueError) as error:  # of a full disk, or a stream that is closed
+            _log.warning("the audit's report could not be printed (%s)", error)
 
     def _release(self) -> None:
         """Keep no optimizer and no file: the callback can be copied and pickled again."""
@@ -351,6 +361,8 @@ class PrivacyAudit(Callback):
         self._watcher.detach()
         if run is not None:
             run.detach()
+            if run.files is not None:
+                run.files.release()
             # Checkpoints may be saved after the training, too.
             self._report, self._kept = run.report, run.state()
 
@@ -376,9 +388,3 @@ class PrivacyAudit(Callback):
 def _is_trial(trainer: pl.Trainer) -> bool:
     """Whether this is a fast_dev_run: everything is run, nothing written, nothing failed."""
     return bool(trainer.fast_dev_run)  # type: ignore[attr-defined]  # set by the Trainer at run time
-
-
-def _make_room(directory: Path) -> None:
-    """Put an earlier run's report aside: a gate must never read it. Its record may go on."""
-    refuse_directory(directory)
-    set_aside(directory, but_the_record=True)

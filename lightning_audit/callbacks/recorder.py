@@ -181,6 +181,12 @@ class Recorder:
         if self.store is not None:
             self.store.flush()
 
+    def close(self) -> None:
+        """Feed the steps that wait, and close the record."""
+        self.digest()
+        if self.store is not None:
+            self.store.close()
+
     def _entry(self, step: SeenStep) -> Any:
         claim = step.claim
         fields = {

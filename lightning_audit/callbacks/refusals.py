@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,26 +62,6 @@ def _refuse_strategy(trainer: pl.Trainer) -> None:
             f"PrivacyAudit cannot audit {trainer.world_size} processes of "
             f"strategy={strategy.__name__}; use strategy='ddp', or devices=1, to audit."
         )
-
-
-def refuse_directory(directory: Path) -> None:
-    """Raise if no report can be written there, which would be found out after the training.
-
-    Args:
-        directory: where report and observations are to go; made if it is not there.
-
-    Raises:
-        MisconfigurationException: it cannot be made, or nothing can be written into it.
-    """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-    except OSError as error:
-        raise MisconfigurationException(
-            f"PrivacyAudit cannot write its report to {str(directory)!r} ({error}); give another "
-            "directory as report_dir (without it, `audit` in the Trainer's default_root_dir)."
-        ) from error
 
 
 def private_optimizers(optimizers: Sequence[Any]) -> list[DPOptimizer]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,13 +24,14 @@ from lightning_audit.callbacks.neighbours import NeighbourReplay
 from lightning_audit.callbacks.noise_draws import equal_draws
 from lightning_audit.callbacks.optimizers import AuditedOptimizers
 from lightning_audit.callbacks.ranks import Ranks
+from lightning_audit.callbacks.report_files import ReportFiles
 from lightning_audit.callbacks.run_lints import RunLints
 from lightning_audit.callbacks.session import AuditSession
 from lightning_audit.callbacks.terms import Terms
 from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.dpsgd.protocol import Backward
+from lightning_audit.report_directory import REPORT_NAME
 from lightning_audit.results import AuditReport
-from lightning_audit.store import REPORT_NAME
 
 _FULL_PRECISION = ("32-true", "64-true", "bf16-true")
 
@@ -41,24 +41,41 @@ class AuditRun:
 
     Args:
         terms: what is claimed and asked for.
-        directory: where report and records go; None to write nothing.
+        files: where report and records go; None to write nothing.
         precision: the Trainer's precision.
         ranks: the processes that train together; None for this one alone.
     """
 
     def __init__(
-        self, terms: Terms, directory: Path | None, precision: str, ranks: Ranks | None = None
+        self, terms: Terms, files: ReportFiles | None, precision: str, ranks: Ranks | None = None
     ) -> None:
-        self.directory = directory
+        self.files = files
         self.ranks = ranks or Ranks()
         self.report: AuditReport | None = None
         self.facts = RunFacts(processes=self.ranks.count)
         self._empty = EmptyBatches()
         self.lints = RunLints(self.facts, terms.significance, self.ranks)
-        self._optimizers = AuditedOptimizers(terms, directory, precision, self.ranks, self.facts)
+        self._optimizers = AuditedOptimizers(terms, files, precision, self.ranks, self.facts)
         self._precision = precision
         self._gate: BatchGate | None = None
         self._replay: NeighbourReplay | None = None
+
+    def take_directory(self) -> None:
+        """Make the report's directory this training's; all processes call it.
+
+        Raises:
+            MisconfigurationException: nothing can be written there.
+            RuntimeError: that is so in the first process.
+        """
+        self.ranks.from_first(lambda: self.files.take() if self.files is not None else None)
+
+    def go_on_in_its_directory(self) -> None:
+        """Change to the directory of the run that a checkpoint is of, if there is one."""
+        if self.files is not None:
+            if run := self._optimizers.kept.get("run"):
+                self.files.go_on(run)
+            for note in self.files.notes:
+                self.facts.note(note)
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -239,14 +256,13 @@ class AuditRun:
     # ------------------------------------------------------------------ the end
 
     def end(self) -> None:
-        """Write the last report and close the records."""
+        """Close the records, and write the last report, which says whether they are whole."""
         self._compare()
+        for session in self.sessions:
+            session.recorder.close()
         self.report = self.ranks.from_first(
             lambda: self._write(*self._evaluate(), complete=not self.facts.break_off)
         )
-        for session in self.sessions:
-            if session.store is not None:
-                session.store.close()
 
     def detach(self) -> None:
         """Take all hooks off."""
@@ -261,13 +277,24 @@ class AuditRun:
         return epsilons, run_checks(self.sessions, self.facts, self.terms, epsilons)
 
     def _write(self, epsilons: Epsilons, findings: Findings, *, complete: bool) -> AuditReport:
-        report = build_report(
-            self.sessions, self.facts, self.terms, epsilons, findings, complete=complete
-        )
-        if self.directory is None:
-            return report
         for session in self.sessions:
             session.recorder.flush()
-        self.directory.mkdir(parents=True, exist_ok=True)
-        report.save(self.directory / REPORT_NAME)
+        report = self._built(epsilons, findings, complete, besides=(REPORT_NAME,))
+        if self.files is not None:
+            whole = any(session.store and not session.store.trouble for session in self.sessions)
+            if self.files.write(REPORT_NAME, report.save, beside=whole) is None:
+                return self._built(epsilons, findings, complete)  # and says that it is not written
         return report
+
+    def _built(
+        self, epsilons: Epsilons, findings: Findings, complete: bool, besides: Sequence[str] = ()
+    ) -> AuditReport:
+        """The report, with what could not be written besides it."""
+        if self.files is not None:
+            stores = [session.store for session in self.sessions if session.store is not None]
+            troubles = [store.trouble for store in stores if store.trouble]
+            lacks = [text for name, text in self.files.lacks.items() if name not in besides]
+            self.facts.unwritten = [*troubles, *lacks]
+        return build_report(
+            self.sessions, self.facts, self.terms, epsilons, findings, complete=complete
+        )

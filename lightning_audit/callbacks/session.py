@@ -58,7 +58,8 @@ class AuditSession(StepPlanner):
         rng: the audit's own generator.
         sample_rate: gives a step's sample rate for its number of accumulated batches, None if
             unknown.
-        open_store: opens the record, given its header; None to keep none.
+        open_store: opens the record, given its header, and gives None if it cannot; None to keep
+            none.
         ranks: the processes that train together; None for this one alone.
     """
 
@@ -68,7 +69,7 @@ class AuditSession(StepPlanner):
         settings: SessionSettings,
         rng: np.random.Generator,
         sample_rate: Callable[[int], float | None],
-        open_store: Callable[[RecordHeader], ObservationStore] | None,
+        open_store: Callable[[RecordHeader], ObservationStore | None] | None,
         ranks: Ranks | None = None,
     ) -> None:
         super().__init__(step, settings, rng, ranks)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lightning_audit._files import replacing
 from lightning_audit.report.drawing import GREEN, GREY, INK, VIOLATION, blank_figure, plain_axes
 from lightning_audit.report.epsilon_panel import draw_epsilon
 from lightning_audit.report.rates_panel import draw_rates
@@ -78,12 +79,9 @@ def save_figure(report: AuditReport, path: str | os.PathLike[str]) -> Path:
     suffix = target.suffix.lower()
     if suffix not in _FORMATS:
         raise ValueError(f"path={os.fspath(path)!r} must end in one of {', '.join(_FORMATS)}.")
-    partial = target.with_name(f".{target.name}.partial")
-    try:
-        figure(report).savefig(partial, format=suffix[1:], dpi=_DPI)
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
+    drawn = figure(report)
+    with replacing(target) as file:
+        drawn.savefig(file, format=suffix[1:], dpi=_DPI)
     return target
 
 

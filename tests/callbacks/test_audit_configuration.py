@@ -24,7 +24,8 @@ from training_support import (
 )
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
-from lightning_audit.callbacks.refusals import refuse_directory, refuse_trainer
+from lightning_audit.callbacks.refusals import refuse_trainer
+from lightning_audit.callbacks.report_files import ReportFiles
 from lightning_audit.canaries import BlockPair, Constant, Dirac, Random, Spread
 from lightning_audit.store import INJECTED, NOT_PLANNED, read_observations
 
@@ -209,10 +210,12 @@ def test_a_directory_that_cannot_be_written_to_is_refused(tmp_path: Path, monkey
 
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
     with pytest.raises(MisconfigurationException, match="Permission denied"):
-        refuse_directory(tmp_path / "new" / "audit")
+        ReportFiles(tmp_path / "new" / "audit").take()
     monkeypatch.undo()
-    refuse_directory(tmp_path / "new" / "audit")
-    assert list((tmp_path / "new" / "audit").iterdir()) == []
+    files = ReportFiles(tmp_path / "new" / "audit")
+    files.take()
+    assert files.directory == tmp_path / "new" / "audit"  # the refused one does not hold it
+    files.release()
 
 
 def test_optimizer_that_runs_its_closure_many_times_is_refused(tmp_path: Path) -> None:

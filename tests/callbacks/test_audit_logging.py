@@ -191,4 +191,4 @@ def test_a_picture_that_cannot_be_drawn_costs_a_warning_only(
     monkeypatch.setattr("lightning_audit.report.plots.save_figure", fails)
     trainer_for(tmp_path, PrivacyAudit(seed=1), max_steps=16).fit(PrivateModule())
     assert report_in(tmp_path).complete
-    assert "the report's figure could not be drawn" in caplog.text
+    assert "report.png could not be written: disk full" in caplog.text

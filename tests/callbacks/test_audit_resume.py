@@ -26,7 +26,8 @@ from training_support import (
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyViolation
 from lightning_audit.checks.monitor import replay
-from lightning_audit.store import RECORD_NAME, read_observations
+from lightning_audit.report_directory import RECORD_NAME
+from lightning_audit.store import read_observations
 from lightning_audit.testing.faulty_noise import HalfNoise
 
 # What Lightning says of checkpoint callbacks that differ between the two parts of a run.

@@ -15,12 +15,12 @@ from lightning_audit.callbacks.checkpoint import to_arrays, to_tensors
 from lightning_audit.callbacks.recorder import Recorder, SeenStep
 from lightning_audit.checks.witnesses import LAGS, Witnesses
 from lightning_audit.dpsgd.protocol import StepClaim
+from lightning_audit.report_directory import RECORD_NAME
 from lightning_audit.snapshot import snapshot
 from lightning_audit.store import (
     DROPPED,
     INJECTED,
     NOT_PLANNED,
-    RECORD_NAME,
     ObservationStore,
     RecordHeader,
     read_observations,

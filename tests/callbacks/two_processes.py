@@ -285,6 +285,11 @@ def no_room(folder: Path) -> None:
     train(folder / "no_room", TwoProcesses(), audit, max_epochs=1)
 
 
+def taken(folder: Path) -> None:
+    """The report's directory belongs to another training."""
+    train(folder / "taken", TwoProcesses(), PrivacyAudit(seed=0), max_epochs=1)
+
+
 SAID_ON_RESUMING = (
     "Be aware that when using `ckpt_path`",
     "You're resuming from a checkpoint that ended before the epoch ended",
@@ -300,6 +305,7 @@ SCENARIOS = (
     half_noise,
     one_breaks_off,
     no_room,
+    taken,
 )
 
 if __name__ == "__main__":

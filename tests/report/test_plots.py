@@ -5,7 +5,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import matplotlib as mpl
 import numpy as np
@@ -399,8 +399,8 @@ def test_an_error_while_rendering_leaves_the_old_file(
     path = save_figure(report(), tmp_path / "report.png")
     old = path.read_bytes()
 
-    def half(self: Figure, target: Path, **options: Any) -> None:
-        Path(target).write_bytes(b"\x89PNG half")
+    def half(self: Figure, target: BinaryIO, **options: Any) -> None:
+        target.write(b"\x89PNG half")
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Figure, "savefig", half)
