@@ -6,15 +6,19 @@ import argparse
 import os
 import sys
 
+from lightning_audit.checks.consistency import contradictions
 from lightning_audit.report.console import print_report
 from lightning_audit.results import EXIT_CODES, AuditReport, ReportError
+
+#: Contradictions that are shown.
+_SHOWN = 10
 
 
 def run(options: argparse.Namespace) -> int:
     """Show the report, and return the exit code of its verdict and of the budget."""
     try:
         path = _report_of(options.report)
-        report = AuditReport.load(path)
+        report = agreeing(AuditReport.load(path))
     except ReportError as error:
         print(f"lightning-audit: {error}", file=sys.stderr)
         return EXIT_CODES["INCONCLUSIVE"]
@@ -23,6 +27,24 @@ def run(options: argparse.Namespace) -> int:
     if options.max_epsilon is not None:
         code = _worse(code, _check_budget(report, options.max_epsilon))
     return code
+
+
+def agreeing(report: AuditReport) -> AuditReport:
+    """The report, if its verdict is the one that its checks, counts and settings give.
+
+    Raises:
+        ReportError: it contradicts itself; the message says where.
+    """
+    found = contradictions(report)
+    if found:
+        lines = [f"  {sentence}" for sentence in found[:_SHOWN]]
+        lines += [f"  and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
+        raise ReportError(
+            "INCONCLUSIVE: the report contradicts itself, so its verdict counts for nothing:\n"
+            + "\n".join(lines)
+            + "\nIt was edited, or written by another release. Run the training again."
+        )
+    return report
 
 
 def _report_of(name: str) -> str:
