@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import types
@@ -128,10 +129,15 @@ def read(kind: Any, value: Any, where: str = "") -> Any:
     return value
 
 
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
 def _dataclass(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise _wrong(where, value, "an object")
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     dot = f"{where}." if where else ""
     if absent := [name for name in hints if name not in value]:
         raise ValueError(f"{dot}{absent[0]} is absent")

@@ -21,6 +21,7 @@ LEVELS = {
     "snapshot": 0,
     "_validate": 0,
     "_npz": 0,
+    "_typed": 0,
     "_output": 0,
     "_score_csv": 0,
     "_optional": 0,
@@ -133,7 +134,7 @@ def modules_of(*units: str) -> list[str]:
 
 LAYERS = {
     "the package": ["lightning_audit"],
-    "L0": modules_of("results", "_validate", "_optional"),
+    "L0": modules_of("results", "_typed", "_validate", "_optional"),
     "L1": modules_of("stats", "claims", "composition", "store", "layout", "scores"),
     "L2 canaries": modules_of("canaries"),
     "L3": modules_of("checks", "blackbox"),

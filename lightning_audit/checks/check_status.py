@@ -52,12 +52,14 @@ def _of_status(check: CheckResult, asked: Asked, optimizers: int) -> Iterator[st
     known = REGISTRY[check.name]
     wrong = "warned" if known.warns else "allowed" if check.name in asked.allow else "violated"
     if check.log_e_value is None:
+        if check.share not in (0, _SHARES.get(check.name, 0)):
+            yield f"has the share {check.share} of the significance, and no e-value"
         yield from _without_e_value(check, wrong)
         return
     if check.name not in _SHARES:
         yield "has an e-value, and such a check has none"
         return
-    share = _SHARES[check.name] / (optimizers if known.each else 1)
+    share = _SHARES[check.name] / (max(optimizers, 1) if known.each else 1)
     if not math.isclose(check.share, share):
         yield f"has the share {check.share} of the significance, not {share}"
         return
@@ -65,7 +67,7 @@ def _of_status(check: CheckResult, asked: Asked, optimizers: int) -> Iterator[st
     if math.isclose(check.log_e_value, threshold, rel_tol=_ROUNDING):
         return
     crossed = check.log_e_value > threshold
-    since = check.evidence.get("violated_at_step")
+    since = check.evidence.get("violated_at_step", "unknown")
     if crossed != (since is not None):
         yield (
             f"has the log e-value {check.log_e_value:.4g} with the threshold {threshold:.4g}, and "

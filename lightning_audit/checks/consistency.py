@@ -7,8 +7,10 @@ numbers anew so that they fit has a report that passes: a report is no signature
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from lightning_audit.checks.accounting import exceeds
 from lightning_audit.checks.check_status import contradictions_of_checks
@@ -24,6 +26,8 @@ from lightning_audit.results import KINDS, AuditReport, CheckResult, OptimizerSe
 
 #: Relative difference of two numbers that were one before they were rounded.
 _ROUNDING = 1e-9
+#: The bound that is computed whatever others are asked for.
+_ANYTIME = "betting"
 
 
 def contradictions(report: AuditReport) -> list[str]:
@@ -40,12 +44,12 @@ def contradictions(report: AuditReport) -> list[str]:
     except ValueError as error:
         return [str(error)]
     return [
-        *contradictions_of_checks(report, asked),
-        *_of_counts(report),
-        *_of_powers(report, asked),
-        *_of_epsilons(report, asked),
-        *_of_bounds(report, asked),
         *_of_verdict(report, asked),
+        *_of_counts(report),
+        *_of_epsilons(report, asked),
+        *contradictions_of_checks(report, asked),
+        *_of_powers(report, asked),
+        *_of_bounds(report, asked),
     ]
 
 
@@ -95,13 +99,19 @@ def _of_counted_evidence(report: AuditReport) -> Iterator[str]:
             yield f"checks: no_dp has other private_steps than the {report.steps} steps"
     pairs = (("gradient_replaced", "steps"), ("sensitivity", "shift_lower"))
     for name, number in pairs:
-        found = [check.evidence.get(number) for check in _named(report, name) if check.evidence]
-        wanted = [getattr(one, number) for one in report.optimizers if one.steps or found]
+        told = [check for check in _named(report, name) if check.status != "not_run"]
+        found = [check.evidence.get(number) for check in told]
+        wanted = [getattr(one, number) for one in report.optimizers if _ran(one, name)]
         if sorted(map(str, found)) != sorted(map(str, wanted)):
             yield f"checks: {name} has {number} {found}, optimizers has {wanted}"
     last = next((row["e_value"] for row in reversed(report.epochs) if "e_value" in row), 0.0)
     if last > 0 and math.log(last) > shared_log_e(report.checks) + _ROUNDING * abs(math.log(last)):
         yield f"epochs: an e-value of {last:.3g} was logged, and no check has as much"
+
+
+def _ran(one: OptimizerSeen, name: str) -> bool:
+    """Whether a check that looks at every step, or at those with canaries, saw something."""
+    return bool(one.canary_steps if name == "sensitivity" else one.steps)
 
 
 def _of_powers(report: AuditReport, asked: Asked) -> Iterator[str]:
@@ -114,13 +124,13 @@ def _of_powers(report: AuditReport, asked: Asked) -> Iterator[str]:
         if not all(0.0 <= power.power <= 1.0 for power in one.power.values()):
             yield "optimizers: a power outside [0, 1]"
     least = {part: _least(report.optimizers, part) for part in asked.resolution.parts}
-    told = {part: row.get("power") for part, row in report.power.items()}
-    if told != {part: power for part, power in least.items() if power is not None}:
-        yield f"power: {told} is not the least of the optimizers', {least}"
+    if report.power != {part: row for part, row in least.items() if row is not None}:
+        yield f"power: {dict(report.power)} is not the least of the optimizers', {least}"
 
 
-def _least(seen: Iterable[OptimizerSeen], part: str) -> float | None:
-    return min((one.power[part].power for one in seen if part in one.power), default=None)
+def _least(seen: Iterable[OptimizerSeen], part: str) -> dict[str, Any] | None:
+    powers = [one.power[part] for one in seen if part in one.power]
+    return dataclasses.asdict(min(powers, key=lambda power: power.power)) if powers else None
 
 
 def _of_epsilons(report: AuditReport, asked: Asked) -> Iterator[str]:
@@ -156,6 +166,11 @@ def _of_bounds(report: AuditReport, asked: Asked) -> Iterator[str]:
     names = [bound.name for bound in report.bounds]
     if len(set(names)) < len(names):
         yield "bounds: a name stands twice"
+    if (_ANYTIME in names) != (report.steps > 0):
+        yield f"bounds: {_ANYTIME} is {'there' if _ANYTIME in names else 'absent'}"
+    named = report.settings.get("bounds")
+    if not isinstance(named, list) or not {*names} <= {_ANYTIME, *map(str, named)}:
+        yield f"bounds: {names} are not those of settings.bounds, {named}"
     count = max(len(report.optimizers), 1)
     for bound in report.bounds:
         numbers = (bound.epsilon_lower, bound.mu_lower, bound.epsilon_step_lower)
@@ -163,6 +178,9 @@ def _of_bounds(report: AuditReport, asked: Asked) -> Iterator[str]:
             yield f"bounds: {bound.name} has a bound below 0"
         if bound.delta not in (report.delta, 0):
             yield f"bounds: {bound.name} is at delta {bound.delta}, the report at {report.delta}"
+        # One is valid at all looks, and stands for what is proved.
+        if (bound.looks == "anytime") != (bound.name == _ANYTIME):
+            yield f"bounds: {bound.name} is for {bound.looks} looks"
         # Of several optimizers, those that took no step leave the others with their share.
         levels = (asked.bound_significance, asked.bound_significance / count)
         if not any(math.isclose(bound.significance, level) for level in levels):

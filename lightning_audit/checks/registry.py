@@ -67,13 +67,13 @@ REGISTRY: Mapping[str, Known] = {
     "accounting": Known(
         always=True, wrong=lambda seen: exceeds(seen["epsilon_spent"], seen["epsilon_claimed"])
     ),
-    "unsynchronised": Known(wrong=lambda seen: not seen["synchronised"]),
-    "reuse.resume": Known(wrong=lambda seen: bool(seen["restarted"])),
-    "reuse.optimizers": Known(wrong=lambda seen: bool(seen["shared"])),
+    "unsynchronised": Known(wrong=lambda seen: seen["synchronised"] is not True),
+    "reuse.resume": Known(wrong=lambda seen: seen["restarted"] is not False),
+    "reuse.optimizers": Known(wrong=lambda seen: seen["shared"] is not False),
     "coupling": Known(wrong=lambda seen: seen["step"] is not None),
     "logical_batch": Known(wrong=lambda seen: seen["carried_over"] > 0),
     "loss_reduction": Known(warns=True, wrong=lambda seen: seen["loss"] != seen["optimizer"]),
-    "sampling.not_poisson": Known(always=True, wrong=lambda seen: not seen["poisson"]),
+    "sampling.not_poisson": Known(always=True, wrong=lambda seen: seen["poisson"] is not True),
     "sampling.rate": Known(
         wrong=lambda seen: seen["loader_rate"] > RATE_TOLERANCE * seen["accounted_rate"]
     ),

@@ -55,7 +55,7 @@ TRAININGS: dict[str, tuple[Callable[[], Any], dict[str, Any], dict[str, Any]]] =
     "correct": (PrivateModule, {}, {"max_epochs": 3}),
     "claimed": (PrivateModule, {"claimed_epsilon": 50.0}, {"max_steps": 60}),
     "by hand": (HandWritten, {"claim": CLAIM}, {"max_steps": 60}),
-    "input canary": (Forward, {"canaries": [Mislabeled(amplitude=100.0)]}, {"max_steps": 64}),
+    "input canary": (Forward, {"canaries": [Mislabeled(amplitude=100.0)]}, {"max_steps": 250}),
     "two optimizers": (TwoNets, {}, {"max_steps": 160}),
     "replayed": (PrivateModule, {"replay_neighbours": True}, {"max_steps": 60}),
     "warned": (lambda: PrivateModule(optimizer_class=ShiftedNoise), {}, {"max_steps": 60}),
