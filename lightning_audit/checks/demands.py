@@ -183,8 +183,9 @@ def _of_canaries(seen: OptimizerSeen, resolution: Resolution) -> list[str]:
         "noise": f"noise of {resolution.noise:g} times the claim",
         "sensitivity": f"a clipping norm {resolution.sensitivity:g} times too large",
     }
-    for part, reached in seen.power.items():
-        if not reached.power >= TARGET:
+    for part, violation in wanted.items():
+        reached = seen.power.get(part)
+        if reached is not None and not reached.power >= TARGET:
             more = reached.steps_needed - seen.steps
             need = (
                 f"about {more} more steps are needed if the data stay as loud"
@@ -193,7 +194,7 @@ def _of_canaries(seen: OptimizerSeen, resolution: Resolution) -> list[str]:
                 "converges"
             )
             lacks.append(
-                f"{wanted[part]} would have been seen with probability {reached.power:.2f} only; "
+                f"{violation} would have been seen with probability {reached.power:.2f} only; "
                 f"{need}"
             )
     shift = seen.shift_lower

@@ -387,6 +387,18 @@ def test_a_pass_outlives_only_edits_of_what_it_does_not_rest_on(
             assert code == 2 or path[0] in ("environment", "epochs", "settings"), (what, path)
 
 
+@pytest.mark.parametrize("name", ["correct", "half noise"])
+def test_the_command_shows_what_an_edit_leaves_and_ends_with_its_code(
+    name: str, trained: Callable[[str], str], gate: Gate
+) -> None:
+    tried = list(edits(json.loads(trained(name))))
+    for _, path, make in random.Random(1).sample(tried, 60):
+        text = make()
+        code, errors = gate(text)
+        assert code == code_of(text), path
+        assert bool(errors) == (code == 2), path
+
+
 def test_noise_in_the_file_never_makes_a_pass_of_a_violation(trained: Callable[[str], str]) -> None:
     text, rng = trained("half noise"), random.Random(0)
     for _ in range(400):

@@ -65,6 +65,10 @@ def test_a_rule_is_asked_only_of_a_check_that_has_one() -> None:
             "sensitivity has shift_lower [0.1], optimizers has [0.9]",
         ),
         (lambda r: r["optimizers"][0]["power"]["noise"].update(power=1.1), "outside [0, 1]"),
+        (
+            lambda r: r["optimizers"][0]["power"].update(loud=r["power"]["noise"]),
+            "'loud': 0.8}, the resolution asks for {'noise': 0.8, 'sensitivity': 2.0}",
+        ),
         (lambda r: r["power"]["noise"].update(power=0.98), "is not the least of the optimizers'"),
         (lambda r: r.update(delta=1e-6), "delta is 1e-06, settings.delta 1e-05"),
         (lambda r: r["settings"].update(claimed_epsilon=9.0), "settings.claimed_epsilon 9.0"),
