@@ -312,7 +312,7 @@ def test_a_message_outside_of_ascii_is_shown_on_a_terminal_that_has_no_more(
 #: Where one edit may leave a pass a pass: what the verdict does not rest on. "." stands for all
 #: below. Words, dates, versions, figures that are only shown, and of what was not found its size.
 HARMLESS = (
-    *("verdict.summary", "verdict.advice", "notes", "created", "record", "environment."),
+    *("verdict.summary", "verdict.advice", "notes.", "created", "record", "environment."),
     *("checks.*.message", "checks.*.advice", "checks.*.kind", "checks.*.evidence."),
     # Below its threshold an e-value may have any size, and one of 0 may be of no data.
     *("checks.*.log_e_value", "checks.*.status", "checks.*.share"),
@@ -321,7 +321,7 @@ HARMLESS = (
     *("bounds", "bounds.*", "epsilon_not_excluded", "epochs.", "operating_points."),
     # Noise and rates are composed by the run alone.
     *("history", "history.*.*"),
-    *("optimizers.*.label", "optimizers.*.oversize", "settings."),
+    *("optimizers.*.label", "optimizers.*.oversize", "settings.", "other_records."),
 )
 
 
