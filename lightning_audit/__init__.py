@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lightning_audit.blackbox.privatize import assert_privatizes as assert_privatizes
     from lightning_audit.callbacks.epsilon_star import EpsilonStar as EpsilonStar
     from lightning_audit.callbacks.privacy_audit import PrivacyAudit as PrivacyAudit
-    from lightning_audit.checks.resolution import Resolution as Resolution
+    from lightning_audit.checks.demands import Resolution as Resolution
     from lightning_audit.claims import PrivacyClaim as PrivacyClaim
     from lightning_audit.dpsgd.hand_over import per_sample as per_sample
     from lightning_audit.dpsgd.hand_over import released as released
@@ -35,7 +35,7 @@ _HOMES = {
     "PrivacyAudit": "lightning_audit.callbacks.privacy_audit",
     "PrivacyClaim": "lightning_audit.claims",
     "PrivacyViolation": "lightning_audit.results",
-    "Resolution": "lightning_audit.checks.resolution",
+    "Resolution": "lightning_audit.checks.demands",
     "Verdict": "lightning_audit.results",
     "assert_privatizes": "lightning_audit.blackbox.privatize",
     "audit_mechanism": "lightning_audit.blackbox.mechanism",

@@ -1,4 +1,4 @@
-"""Standard output that outlives its reader, so that `| head` leaves the exit code alone."""
+"""Standard output that outlives its reader and its encoding: neither changes the exit code."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ class Unbroken:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write, or drop what nobody reads."""
+        """Write, escaped where the stream's encoding lacks a letter, or drop what nobody reads."""
         try:
             return self._stream.write(text)
+        except UnicodeEncodeError:
+            name = self._stream.encoding
+            return self._stream.write(text.encode(name, "backslashreplace").decode(name))
         except BrokenPipeError:
             self._drop()
             return len(text)

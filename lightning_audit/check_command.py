@@ -7,9 +7,13 @@ import os
 import sys
 from collections.abc import Iterable
 
+from lightning_audit.checks.consistency import contradictions
 from lightning_audit.report.console import print_report
 from lightning_audit.report_directory import REPORT_NAME, holds_training, trainings_in
 from lightning_audit.results import EXIT_CODES, AuditReport, ReportError
+
+#: Contradictions that are shown.
+_SHOWN = 10
 
 
 def run(options: argparse.Namespace) -> int:
@@ -35,7 +39,7 @@ def _check(path: str, max_epsilon: float | None) -> int:
                 f"{folder!r} holds the record of a training and no report.json: the training goes "
                 "on, was killed, or could not write it; wait for its end, or train again."
             )
-        report = AuditReport.load(path)
+        report = agreeing(AuditReport.load(path))
     except ReportError as error:
         return _unreadable(error)
     print_report(report, path)
@@ -43,6 +47,24 @@ def _check(path: str, max_epsilon: float | None) -> int:
     if max_epsilon is not None:
         code = _worst([code, _check_budget(report, max_epsilon)])
     return code
+
+
+def agreeing(report: AuditReport) -> AuditReport:
+    """The report, if its verdict is the one that its checks, counts and settings give.
+
+    Raises:
+        ReportError: it contradicts itself; the message says where.
+    """
+    found = contradictions(report)
+    if found:
+        lines = [f"  {sentence}" for sentence in found[:_SHOWN]]
+        lines += [f"  and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
+        raise ReportError(
+            "INCONCLUSIVE: the report contradicts itself, so its verdict counts for nothing:\n"
+            + "\n".join(lines)
+            + "\nIt was edited, or written by another release. Run the training again."
+        )
+    return report
 
 
 def _unreadable(error: ReportError) -> int:

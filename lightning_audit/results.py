@@ -15,18 +15,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from lightning_audit import _typed
 from lightning_audit._files import replacing
 from lightning_audit.verdicts import EXIT_CODES as EXIT_CODES
+from lightning_audit.verdicts import KINDS as KINDS
 from lightning_audit.verdicts import Kind as Kind
 from lightning_audit.verdicts import LikelyFault as LikelyFault
 from lightning_audit.verdicts import Outcome as Outcome
 from lightning_audit.verdicts import Place as Place
 from lightning_audit.verdicts import Verdict as Verdict
 from lightning_audit.verdicts import describe as describe
-from lightning_audit.verdicts import verdict_from
 
 #: Version of the report's layout; raised when a reader of the old one would misread the new one.
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 class ReportError(Exception):
@@ -111,6 +112,51 @@ class CheckResult:
 
 
 @dataclass(frozen=True)
+class Power:
+    """How likely a run was to show a violation of a part of the resolution.
+
+    Args:
+        power: probability of a flag within the steps that ran.
+        steps_needed: steps at which it reaches 95 %.
+        size: the violation: noise, or what a canary adds, as a multiple of what is claimed.
+    """
+
+    power: float
+    steps_needed: int
+    size: float
+
+
+@dataclass(frozen=True)
+class OptimizerSeen:
+    """What the verdict rests on of one private optimizer, beside its checks.
+
+    Args:
+        label: its number and first parameters; empty where there is no other.
+        steps: its steps.
+        canaries: canaries of a step.
+        canary_steps: steps whose canaries were read.
+        lost_steps: steps with a failed injection or a gradient that is not finite.
+        noiseless_steps: steps without noise, of which nothing is claimed.
+        oversize: norm of the canaries over the clipping norm.
+        shift_lower: lower 95 % limit of a canary's own signal, in units of the clipping norm; None
+            or -inf if it was not seen.
+        power: what the steps could have shown, by part of the resolution; empty while they go on.
+        lacks: what else stands in the way of a pass, in sentences.
+    """
+
+    label: str
+    steps: int
+    canaries: int
+    canary_steps: int
+    lost_steps: int
+    noiseless_steps: int
+    oversize: float
+    shift_lower: float | None
+    power: Mapping[str, Power]
+    lacks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class AuditReport:
     """Everything an audit has to say about one run.
 
@@ -136,7 +182,9 @@ class AuditReport:
         operating_points: how well the coins were guessed, at several thresholds.
         other_records: file names of the observations of further private optimizers; steps,
             observations, history and operating points are those of all of them.
-        schema_version: layout of this report; reading one of an older layout gives the present one.
+        optimizers: for each private optimizer what the verdict rests on beside the checks.
+        lacks: what else stands in the way of a pass, in sentences.
+        schema_version: layout of this report.
     """
 
     verdict: Verdict
@@ -159,6 +207,8 @@ class AuditReport:
     complete: bool = True
     operating_points: tuple[OperatingPoint, ...] = ()
     other_records: tuple[str, ...] = ()
+    optimizers: tuple[OptimizerSeen, ...] = ()
+    lacks: tuple[str, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -188,33 +238,37 @@ class AuditReport:
             The report.
 
         Raises:
-            ReportError: the text is truncated, is no report, or has a newer layout.
+            ReportError: the text is truncated, is no report, has another layout, or holds what no
+                report does: a key twice, a value of another type, a number that is not finite.
         """
         try:
-            data = json.loads(text, parse_constant=_refuse_constant)
-        except (ValueError, RecursionError) as error:
+            data = _typed.parse(text)
+        except ValueError as error:
             raise ReportError(
                 f"the report is not complete JSON ({type(error).__name__}: {error}); it was cut "
-                "short or is another file. Run the training again to write it anew."
+                "short or edited, or is another file. Run the training again to write it anew."
             ) from error
         version = data.get("schema_version") if isinstance(data, dict) else None
-        if not isinstance(version, int):
+        if type(version) is not int:
             raise ReportError(
                 "the file is JSON but no audit report: it has no schema_version. Name the "
                 "report.json that the audit wrote."
             )
-        if version > SCHEMA_VERSION:
+        if version != SCHEMA_VERSION:
+            newer = "upgrade lightning-audit to read it"
+            older = "run the training again, or read it by the release that wrote it"
             raise ReportError(
-                f"the report has schema_version={version}, this lightning-audit reads up to "
-                f"{SCHEMA_VERSION}; upgrade lightning-audit to read it."
+                f"the report has schema_version={version}, this lightning-audit reads "
+                f"{SCHEMA_VERSION} alone; {newer if version > SCHEMA_VERSION else older}."
             )
         try:
-            return _report_from(data)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            report: AuditReport = _typed.read(cls, data)
+        except ValueError as error:
             raise ReportError(
-                f"the report lacks or garbles a field ({type(error).__name__}: {error}); it was "
-                "edited or cut. Run the training again to write it anew."
+                f"the report lacks or garbles a field: {error}; it was edited or cut. Run the "
+                "training again to write it anew."
             ) from error
+        return report
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the report so that a reader sees the old file or the new one, never half.
@@ -231,7 +285,7 @@ class AuditReport:
         """Read a report from a file.
 
         Raises:
-            ReportError: the file is absent, cut short, no report, or of a newer layout.
+            ReportError: the file is absent or unreadable, or see `from_json`.
         """
         try:
             text = Path(path).read_text(encoding="utf-8")
@@ -267,10 +321,12 @@ class InconclusiveAudit(Exception):
 def _plain(value: Any) -> Any:
     """JSON-able form: tuples as lists, infinities as strings, NaN as null."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {_plain(str(key)): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    if isinstance(value, bool) or value is None or isinstance(value, str | int):
+    if isinstance(value, str):  # half a surrogate pair, as of a file's name, is shown escaped
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, bool) or value is None or isinstance(value, int):
         return value
     if isinstance(value, float):
         if math.isnan(value):
@@ -279,69 +335,3 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "item"):  # a numpy scalar
         return _plain(value.item())
     raise TypeError(f"{type(value).__name__} cannot be written to a report: {value!r}")
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")
-
-
-def _restored(value: Any) -> Any:
-    """Undo `_plain`: the strings "inf" and "-inf" are numbers."""
-    if isinstance(value, dict):
-        return {key: _restored(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_restored(item) for item in value]
-    return float(value) if value in ("inf", "-inf") else value
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{value!r} is no number")
-    return float(value)
-
-
-def _number_or_none(value: Any) -> float | None:
-    return None if value is None else _number(value)
-
-
-def _report_from(data: dict[str, Any]) -> AuditReport:
-    values = _restored(data)
-    if values["schema_version"] < SCHEMA_VERSION:  # these had the first fault's sentence alone
-        values["verdict"].setdefault("faults", [])
-    values["schema_version"] = SCHEMA_VERSION
-    values["verdict"] = verdict_from(values["verdict"])
-    values["checks"] = tuple(_check_from(check) for check in values["checks"])
-    values["bounds"] = tuple(_bound_from(bound) for bound in values["bounds"])
-    for name in ("epsilon_claimed", "epsilon_spent", "epsilon_not_excluded"):
-        values[name] = _number_or_none(values[name])
-    values["delta"] = _number(values["delta"])
-    values["history"] = tuple(
-        (_number(sigma), _number_or_none(rate), int(steps))
-        for sigma, rate, steps in values["history"]
-    )
-    values["epochs"] = tuple(values["epochs"])
-    # Version 1 had no operating points.
-    values["operating_points"] = tuple(
-        OperatingPoint(**point) for point in values.get("operating_points", ())
-    )
-    values["other_records"] = tuple(str(name) for name in values.get("other_records", ()))
-    values["notes"] = tuple(values["notes"])
-    return AuditReport(**values)
-
-
-def _check_from(fields: dict[str, Any]) -> CheckResult:
-    if fields["status"] not in ("violated", "allowed", "warned", "undecided", "ok", "not_run"):
-        raise ValueError(f"status={fields['status']!r}")
-    return CheckResult(**{**fields, "log_e_value": _number_or_none(fields["log_e_value"])})
-
-
-def _bound_from(fields: dict[str, Any]) -> EpsilonBound:
-    return EpsilonBound(
-        **{
-            **fields,
-            "epsilon_lower": _number_or_none(fields["epsilon_lower"]),
-            "mu_lower": _number_or_none(fields["mu_lower"]),
-            "epsilon_step_lower": _number_or_none(fields.get("epsilon_step_lower")),
-            "assumptions": tuple(fields["assumptions"]),
-        }
-    )

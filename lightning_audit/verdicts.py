@@ -9,6 +9,9 @@ from typing import Any, Literal
 Outcome = Literal["PASS", "VIOLATION", "INCONCLUSIVE"]
 Kind = Literal["mechanism", "epsilon", "accounting"]
 
+#: In the order in which a verdict tells them.
+KINDS: tuple[Kind, ...] = ("mechanism", "epsilon", "accounting")
+
 #: Exit codes of the gate.
 EXIT_CODES: Mapping[Outcome, int] = {"PASS": 0, "VIOLATION": 1, "INCONCLUSIVE": 2}
 
@@ -143,48 +146,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(_shown(item) for item in value)
     return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def verdict_from(fields: dict[str, Any]) -> Verdict:
-    """The verdict that a report holds.
-
-    Args:
-        fields: as `dataclasses.asdict` gave them.
-
-    Raises:
-        KeyError, TypeError, ValueError: a field is absent, unknown or garbled.
-    """
-    if fields["outcome"] not in EXIT_CODES:
-        raise ValueError(f"verdict.outcome={fields['outcome']!r}")
-    faults = tuple(_fault_from(fault) for fault in fields["faults"])
-    return Verdict(**{**fields, "missing": tuple(fields["missing"]), "faults": faults})
-
-
-def _fault_from(fields: dict[str, Any]) -> LikelyFault:
-    place = fields["place"]
-    if not (isinstance(fields["evidence"], dict) and isinstance(place["parameters"], list)):
-        raise ValueError(f"fault={fields!r}")
-    for name in ("name", "sentence", "finding", "look_at"):
-        _text(fields[name])
-    found = Place(
-        **{
-            **place,
-            "parameters": tuple(_text(name) for name in place["parameters"]),
-            "step": _whole_or_none(place["step"]),
-            "process": _whole_or_none(place["process"]),
-            "optimizer": _text(place["optimizer"]),
-        }
-    )
-    return LikelyFault(**{**fields, "place": found})
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no text")
-    return value
-
-
-def _whole_or_none(value: Any) -> int | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-        raise ValueError(f"{value!r} is no whole number")
-    return value

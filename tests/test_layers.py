@@ -22,6 +22,7 @@ LEVELS = {
     "_validate": 0,
     "_files": 0,
     "_npz": 0,
+    "_typed": 0,
     "_output": 0,
     "_score_csv": 0,
     "_optional": 0,
@@ -136,7 +137,7 @@ def modules_of(*units: str) -> list[str]:
 
 LAYERS = {
     "the package": ["lightning_audit"],
-    "L0": modules_of("results", "_validate", "_optional", "_files"),
+    "L0": modules_of("results", "_typed", "_validate", "_optional", "_files"),
     "L1": modules_of(
         "stats", "claims", "composition", "store", "layout", "scores", "directory_lock"
     ),

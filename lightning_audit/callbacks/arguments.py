@@ -10,7 +10,7 @@ import numpy as np
 from lightning_audit import _validate
 from lightning_audit.canaries.gradient import GradientCanary, default_mix
 from lightning_audit.canaries.inputs import InputCanary
-from lightning_audit.checks.family import SHARES, WARNING_SHARES
+from lightning_audit.checks.registry import REGISTRY
 from lightning_audit.claims import PrivacyClaim
 from lightning_audit.stats.bounds import BOUND_NAMES
 
@@ -19,24 +19,7 @@ Given = TypeVar("Given")
 DEFAULT_DELTA = 1e-5
 
 #: Everything that an audit may find.
-FINDINGS = (
-    *SHARES,
-    *WARNING_SHARES,
-    "gradient_replaced",
-    "clipping.norm",
-    "finite",
-    "coupling",
-    "reuse.resume",
-    "reuse.optimizers",
-    "no_dp",
-    "unsynchronised",
-    "accounting",
-    "expected_batch_size",
-    "logical_batch",
-    "loss_reduction",
-    "sampling.repeated",
-    "unaudited",
-)
+FINDINGS = (*REGISTRY, "unaudited")
 
 
 def given(name: str, value: Any, kind: type[Given]) -> Given | None:

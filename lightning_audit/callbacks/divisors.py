@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lightning_audit.callbacks.facts import OptimizerFacts, RunFacts
 from lightning_audit.callbacks.session import AuditSession
 from lightning_audit.callbacks.terms import Terms
-from lightning_audit.checks.divisor import NAME, Promise, batch_size_result, unpaid
+from lightning_audit.checks.divisor import Promise, batch_size_result
 from lightning_audit.results import CheckResult
 
 
@@ -35,17 +35,6 @@ def divisor_results(
         if found is not None:
             results.append((found, optimizer))
     return results
-
-
-def unpaid_divisors(checks: Sequence[CheckResult], terms: Terms) -> list[str]:
-    """What stands in the way of a pass, where a private number of records changes a divisor."""
-    if NAME in terms.allow:
-        return []
-    return [
-        f"{check.message}: what that and the steps cost together is not known; {check.advice}"
-        for check in checks
-        if check.name == NAME and unpaid(check)
-    ]
 
 
 def _coordinates(session: AuditSession) -> int:

@@ -10,13 +10,14 @@ from datetime import datetime
 from importlib import metadata
 from typing import Any
 
-from lightning_audit.callbacks.divisors import divisor_results, unpaid_divisors
+from lightning_audit.callbacks.divisors import divisor_results
 from lightning_audit.callbacks.epsilons import Epsilons, epsilon_result, run_history
 from lightning_audit.callbacks.facts import OptimizerFacts, RunFacts
 from lightning_audit.callbacks.session import AuditSession
 from lightning_audit.callbacks.spending import epsilon_at_ratio
 from lightning_audit.callbacks.terms import Terms
 from lightning_audit.checks.accounting import accounting_result
+from lightning_audit.checks.demands import NOT_ENDED, lacks_of_run
 from lightning_audit.checks.family import shared_log_e
 from lightning_audit.checks.integrity import (
     clipping_norm_result,
@@ -31,10 +32,23 @@ from lightning_audit.checks.integrity import (
 )
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.post_processing import explained_by_processing, undecided
-from lightning_audit.checks.resolution import Power, PowerModel
+from lightning_audit.checks.resolution import PowerModel
 from lightning_audit.checks.sampling import repeated_result, sampling_results
-from lightning_audit.checks.verdict import acknowledge, judge, mark_consequences, worst
-from lightning_audit.results import AuditReport, CheckResult, OperatingPoint, Verdict
+from lightning_audit.checks.verdict import (
+    acknowledge,
+    judge,
+    mark_consequences,
+    seen_of,
+    worst,
+)
+from lightning_audit.results import (
+    AuditReport,
+    CheckResult,
+    OperatingPoint,
+    OptimizerSeen,
+    Power,
+    Verdict,
+)
 
 #: Dashboards draw in single precision; a larger e-value tells nothing more.
 _LARGEST_E_VALUE = 1e30
@@ -221,7 +235,13 @@ def build_report(
         for session in sessions
     ]
     powers = [model.at(terms.resolution) if model else {} for model in models]
-    verdict = _verdict(sessions, facts, terms, findings, powers, epsilons, complete)
+    seen = tuple(
+        seen_of(session.monitor, power, session.oversize, session.lacks(), optimizer.label)
+        for session, power, optimizer in zip(sessions, powers, facts.optimizers, strict=True)
+    )
+    lacks = _lacks(facts, terms, complete)
+    missing = lacks_of_run(terms.asked, findings.all, epsilons.spent, lacks, complete=complete)
+    verdict = _verdict(sessions, facts, terms, findings, seen, missing)
     monitors = [session.monitor for session in sessions]
     records = [session.store.path.name for session in sessions if session.store]
     return AuditReport(
@@ -246,6 +266,8 @@ def build_report(
         other_records=tuple(records[1:]),
         created=datetime.now().astimezone().isoformat(timespec="seconds"),
         complete=complete,
+        optimizers=seen,
+        lacks=tuple(lacks),
     )
 
 
@@ -264,30 +286,20 @@ def _verdict(
     facts: RunFacts,
     terms: Terms,
     findings: Findings,
-    powers: Sequence[Mapping[str, Power]],
-    epsilons: Epsilons,
-    complete: bool,
+    seen: Sequence[OptimizerSeen],
+    missing: Sequence[str],
 ) -> Verdict:
     """The worst verdict over the private optimizers."""
-    lacks = _missing(facts, terms, epsilons, findings.all, complete)
     if not sessions:
-        return judge(findings.all, None, {}, terms.resolution, terms.oversize, lacks)
+        return judge(findings.all, None, None, terms.resolution, missing)
     verdicts = [
-        judge(
-            checks,
-            session.monitor,
-            power,
-            terms.resolution,
-            session.oversize,
-            [*lacks, *session.lacks()],
-            facts.processes,
-        )
-        for session, checks, power in zip(sessions, findings.by_optimizer, powers, strict=True)
+        judge(checks, session.monitor, shown, terms.resolution, missing, facts.processes)
+        for session, checks, shown in zip(sessions, findings.by_optimizer, seen, strict=True)
     ]
     labels = [optimizer.label for optimizer in facts.optimizers]
     wrong = [check.message for check in findings.all if check.status == "violated"]
     broken = [name for name in labels if any(text.startswith(f"{name}: ") for text in wrong)]
-    return worst(verdicts, labels, lacks, broken)
+    return worst(verdicts, labels, missing, broken)
 
 
 def _notes(sessions: Sequence[AuditSession], facts: RunFacts, verdict: Verdict) -> list[str]:
@@ -312,23 +324,13 @@ def _operating_points(monitors: Sequence[AuditMonitor]) -> tuple[OperatingPoint,
     )
 
 
-def _missing(
-    facts: RunFacts,
-    terms: Terms,
-    epsilons: Epsilons,
-    checks: Sequence[CheckResult],
-    complete: bool,
-) -> list[str]:
+def _lacks(facts: RunFacts, terms: Terms, complete: bool) -> list[str]:
+    """What stands in the way of a pass that no check and no count shows."""
     lacks = [*([facts.resumed] if facts.resumed else []), *facts.unwritten]
     if facts.break_off:
         lacks.append(facts.break_off)
     elif not complete:
-        lacks.append("the training has not ended")
-    if terms.epsilon is not None and epsilons.spent is None:
-        lacks.append(
-            "the sample rate is unknown, so the claimed epsilon cannot be checked; state it as "
-            "PrivacyAudit(claim=PrivacyClaim(sample_rate=...)) or attach an accountant"
-        )
+        lacks.append(NOT_ENDED)
     if facts.unaudited and "unaudited" not in terms.allow:
         shown = ", ".join(f"`{parameter}`" for parameter in facts.unaudited[:5])
         lacks.append(
@@ -336,19 +338,6 @@ def _missing(
             "was not audited; if that is nothing of the data (an average of weights, say), "
             "allow='unaudited' says so"
         )
-    lacks += unpaid_divisors(checks, terms)
-    replayed = next((c for c in checks if c.name == "coupling"), None)
-    if replayed and replayed.status == "not_run" and "coupling" not in terms.allow:
-        lacks.append(f"replay_neighbours=True compared nothing: {replayed.message}")
-    name = "sampling.not_poisson"
-    doubtful = next((c for c in checks if c.name == name and c.status == "not_run"), None)
-    if (
-        doubtful
-        and facts.sample_rate is not None
-        and facts.sample_rate < 1
-        and (name not in terms.allow)
-    ):
-        lacks.append(f"{doubtful.message}; if it does, allow={name!r} says so")
     return lacks
 
 

@@ -11,7 +11,7 @@ import torch
 from lightning_audit.callbacks.plan import StepPlan
 from lightning_audit.callbacks.planning import FULL_STEPS, THINNED
 from lightning_audit.callbacks.session import AuditSession
-from lightning_audit.checks.monitor import MAX_LOST
+from lightning_audit.checks.demands import MAX_LOST
 from lightning_audit.dpsgd.hand_over import register, unregister
 from lightning_audit.dpsgd.manual import ManualStep
 from lightning_audit.dpsgd.protocol import Backward, DPSGDStep

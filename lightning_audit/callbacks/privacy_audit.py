@@ -31,7 +31,7 @@ from lightning_audit.callbacks.run import AuditRun
 from lightning_audit.callbacks.terms import Terms
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.inputs import InputCanary
-from lightning_audit.checks.resolution import Resolution
+from lightning_audit.checks.demands import Resolution
 from lightning_audit.claims import PrivacyClaim
 from lightning_audit.report.console import print_report
 from lightning_audit.report_directory import REPORT_NAME

@@ -227,11 +227,17 @@ class Recorder:
         """Go on from a state.
 
         Raises:
-            ValueError: the state is of another version of this package.
+            ValueError: the state is of another version of this package, or of another
+                significance.
         """
-        significance = self._monitor.significance
-        self._monitor, self._reducer = restore(state["monitor"]), restore(state["reducer"])
-        self._monitor.significance = significance
+        monitor, significance = restore(state["monitor"]), self._monitor.significance
+        if monitor.significance != significance:
+            raise ValueError(
+                f"the checkpoint's audit tests at significance {monitor.significance:g} in each "
+                f"private optimizer, this one at {significance:g}; resume with the same "
+                "significance, which holds for the whole run."
+            )
+        self._monitor, self._reducer = monitor, restore(state["reducer"])
         self.clipping_is_broken = state["clipping_is_broken"]
         self._use = restore(state["use"])
         self._zeros_are_public = bool(state["zeros_are_public"])

@@ -23,8 +23,8 @@ from lightning_audit.callbacks.plan import StepPlan
 from lightning_audit.callbacks.planning import SessionSettings, StepPlanner
 from lightning_audit.callbacks.ranks import Ranks
 from lightning_audit.callbacks.recorder import Recorder, SeenStep, UsedStep
+from lightning_audit.checks.demands import SHOW_THE_RELEASE
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.checks.post_processing import SHOW_THE_RELEASE
 from lightning_audit.checks.witnesses import LAGS, choose_witnesses
 from lightning_audit.dpsgd.cut import divisor_at_cut
 from lightning_audit.dpsgd.lost_rows import all_finite

@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.inputs import InputCanary
-from lightning_audit.checks.resolution import Resolution
+from lightning_audit.checks.demands import Asked, Resolution
 from lightning_audit.claims import PrivacyClaim
 from lightning_audit.composition import Neighbouring
 
@@ -44,21 +44,28 @@ class Terms:
         """Whether the number of records is stated as private."""
         return bool(self.claim and self.claim.private_dataset_size)
 
+    @property
+    def asked(self) -> Asked:
+        """Those terms on which the outcome rests."""
+        return Asked(
+            claimed_epsilon=self.epsilon,
+            delta=self.delta,
+            significance=self.significance,
+            bound_significance=self.bound_significance,
+            resolution=self.resolution,
+            allow=tuple(self.allow),
+            replay_neighbours=self.replay_neighbours,
+        )
+
     def settings(self) -> dict[str, Any]:
         """The terms, as they go into the report."""
         return {
-            "claimed_epsilon": self.epsilon,
-            "delta": self.delta,
+            **dataclasses.asdict(self.asked),
             "claim": self.claim.to_dict() if self.claim else None,
             "canaries": [repr(canary) for canary in self.canaries],
             "oversize": self.oversize,
             "every_n_steps": self.every_n_steps,
-            "significance": self.significance,
-            "bound_significance": self.bound_significance,
             "bounds": self.bounds,
-            "resolution": dataclasses.asdict(self.resolution),
-            "allow": tuple(self.allow),
-            "replay_neighbours": self.replay_neighbours,
             **self.reactions,
             "seed": self.seed,
         }

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from lightning_audit.checks.family import Evidence
+from lightning_audit.checks.registry import RATE_TOLERANCE
 from lightning_audit.results import CheckResult
 from lightning_audit.stats.batches import (
     RATE_RATIOS,
@@ -16,8 +17,6 @@ from lightning_audit.stats.batches import (
 )
 from lightning_audit.stats.sequential import log_mean_exp
 
-#: A loader's rate is often rounded: no finding for one per cent.
-RATE_TOLERANCE = 1.01
 #: A record's probability above which the tests do not hold.
 _LARGEST_RATE = 0.5
 
@@ -100,21 +99,27 @@ class BatchCheck:
             rate: the accountant's sample rate, below 1.
         """
         self.settle(rate)
-        name = self._poisson.name
+        name, unknown = self._poisson.name, {"accounted_rate": rate}
         if self._doubled and self.twice_counts:
             message = f"{description} yields batches in which a record stands twice"
-            found = CheckResult(name, "accounting", "violated", message, evidence={"doubled": True})
+            found = CheckResult(
+                name,
+                "accounting",
+                "violated",
+                message,
+                evidence={"doubled": True, "poisson": False},
+            )
         elif self.obstacle or self._doubled or rate > _LARGEST_RATE:
             twice = "a record stands twice in a batch" if self._doubled else ""
             why = self.obstacle or twice or f"a sample rate of {rate:.3g} is too high to tell"
             message = f"it cannot be read off whether {description} draws Poisson batches: {why}"
-            found = CheckResult(name, "accounting", "not_run", message)
+            found = CheckResult(name, "accounting", "not_run", message, evidence=unknown)
         elif not self._poisson.violated and not self._could_have_seen():
             message = (
                 f"{self._bets.batches} batches are too few or too small to tell whether "
                 f"{description} draws Poisson batches"
             )
-            found = CheckResult(name, "accounting", "not_run", message)
+            found = CheckResult(name, "accounting", "not_run", message, evidence=unknown)
         else:
             seen = _SEEN[self._bets.NAMES[int(np.argmax(self._bets.wealth))]]
             found = self._poisson.result(

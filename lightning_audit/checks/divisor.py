@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from lightning_audit.checks.accounting import exceeds
+from lightning_audit.checks.registry import is_wrong
 from lightning_audit.composition import Neighbouring
 from lightning_audit.results import CheckResult
 from lightning_audit.stats.isotropic_divergence import isotropic_pair_epsilon
@@ -44,7 +44,7 @@ def batch_size_result(
     Where it is private, the cost is `isotropic_pair_epsilon` of the two divisors' ratio: exact for
     records whose gradients are zero, which are among those that an epsilon is promised for, and so
     a lower bound for the mechanism, whatever its noise multiplier. If it is above the claim, the
-    claim is refuted. If it is not, what both cost together is not known (`unpaid`): where gradients
+    claim is refuted. If it is not, what both cost together is not known (`demands.unpaid`): where gradients
     are not zero, the divisor moves the mean as well, and no accountant counts it. The sample rate
     is taken for a public constant.
 
@@ -88,20 +88,11 @@ def batch_size_result(
         f"of the records, and state it: PrivacyClaim(expected_batch_size=...); if {expected:g} is "
         "such a constant, state it"
     )
-    refuted = promise.epsilon is not None and exceeds(cost, promise.epsilon)
+    refuted = is_wrong(NAME, evidence)
     claim = "" if promise.epsilon is None else f", and {promise.epsilon:.4g} is claimed"
     message = f"{divided}, and the number of records is private: {priced}{claim}"
     status: Final = "violated" if refuted else "ok"
     return CheckResult(NAME, "accounting", status, message, advice, evidence=evidence)
-
-
-def unpaid(result: CheckResult) -> bool:
-    """Whether a private number of records changes the divisor, at a cost that no claim covers.
-
-    Of a result that is not violated: the divisor's cost alone is within the claim, and what it and
-    the steps cost together is not known.
-    """
-    return result.status == "ok" and bool(result.evidence.get("private_dataset_size"))
 
 
 def _cost(expected: float, other: int, coordinates: int, delta: float) -> float:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+from lightning_audit.checks.registry import is_wrong
 from lightning_audit.results import CheckResult
-
-#: Low precision rounds norms, but not by as much as this.
-NORM_TOLERANCE = 1.1
 
 
 def gradient_replaced_result(
@@ -21,7 +19,7 @@ def gradient_replaced_result(
     evidence = {"replaced": replaced, "steps": steps, "first_step": first_step}
     if not steps:
         return CheckResult("gradient_replaced", "mechanism", "not_run", "no step was seen")
-    if not replaced:
+    if not is_wrong("gradient_replaced", evidence):
         return CheckResult(
             "gradient_replaced",
             "mechanism",
@@ -50,7 +48,7 @@ def no_dp_result(plain_steps: int, private_steps: int, plain_name: str) -> Check
         plain_name: type of the plain optimizer.
     """
     evidence = {"plain_steps": plain_steps, "private_steps": private_steps}
-    if plain_steps:
+    if is_wrong("no_dp", evidence):
         return CheckResult(
             "no_dp",
             "mechanism",
@@ -76,9 +74,14 @@ def noise_restarted_result(restarted: bool) -> CheckResult:
         restarted: whether, at the first step after the stop, the noise generator was in the state
             that it had at the first step of the training.
     """
-    if not restarted:
+    evidence = {"restarted": restarted}
+    if not is_wrong("reuse.resume", evidence):
         return CheckResult(
-            "reuse.resume", "mechanism", "ok", "the noise did not start again with the training"
+            "reuse.resume",
+            "mechanism",
+            "ok",
+            "the noise did not start again with the training",
+            evidence=evidence,
         )
     return CheckResult(
         "reuse.resume",
@@ -87,6 +90,7 @@ def noise_restarted_result(restarted: bool) -> CheckResult:
         "when the training was resumed its noise generator started again in the state of the first "
         "step, so the noise of the beginning is added again to other gradients",
         "do not seed the noise, or save the generator's state with the checkpoint and restore it",
+        evidence=evidence,
     )
 
 
@@ -100,7 +104,7 @@ def clipping_norm_result(checked: int, largest_ratio: float) -> CheckResult:
     name, evidence = "clipping.norm", {"checked": checked, "largest_ratio": largest_ratio}
     if not checked:
         return CheckResult(name, "mechanism", "not_run", "no sample's norm was looked at")
-    if largest_ratio <= NORM_TOLERANCE:
+    if not is_wrong(name, evidence):
         return CheckResult(
             name,
             "mechanism",
@@ -125,9 +129,14 @@ def noise_shared_result(shared: bool) -> CheckResult:
     Args:
         shared: whether the noise generators of two of them were in one state when they began.
     """
-    if not shared:
+    evidence = {"shared": shared}
+    if not is_wrong("reuse.optimizers", evidence):
         return CheckResult(
-            "reuse.optimizers", "mechanism", "ok", "every optimizer began with noise of its own"
+            "reuse.optimizers",
+            "mechanism",
+            "ok",
+            "every optimizer began with noise of its own",
+            evidence=evidence,
         )
     return CheckResult(
         "reuse.optimizers",
@@ -136,6 +145,7 @@ def noise_shared_result(shared: bool) -> CheckResult:
         "two private optimizers began with their noise generators in the same state, so both add "
         "the same noise to their gradients",
         "do not seed the noise, or give all optimizers one generator",
+        evidence=evidence,
     )
 
 
@@ -147,7 +157,7 @@ def logical_batch_result(carried: int, epochs: int) -> CheckResult:
         epochs: epochs seen since the batches are split.
     """
     evidence = {"carried_over": carried, "epochs": epochs}
-    if not carried:
+    if not is_wrong("logical_batch", evidence):
         return CheckResult(
             "logical_batch",
             "mechanism",
@@ -177,8 +187,8 @@ def unsynchronised_result(synchronised: bool, processes: int) -> CheckResult:
         synchronised: whether all processes read the same gradients at every step.
         processes: number of processes.
     """
-    evidence = {"processes": processes}
-    if synchronised:
+    evidence = {"processes": processes, "synchronised": synchronised}
+    if not is_wrong("unsynchronised", evidence):
         return CheckResult(
             "unsynchronised",
             "mechanism",
@@ -266,7 +276,7 @@ def loss_reduction_result(found: str | None, supposed: str | None) -> tuple[Chec
     if found is None or supposed is None:
         return ()
     name, evidence = "loss_reduction", {"loss": found, "optimizer": supposed}
-    if found == supposed:
+    if not is_wrong(name, evidence):
         message = f"the loss is a {found} over its batch, as the optimizer takes it to be"
         return (CheckResult(name, "mechanism", "ok", message, evidence=evidence),)
     effect = (

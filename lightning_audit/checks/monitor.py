@@ -22,9 +22,6 @@ from lightning_audit.checks.sensitivity import SensitivityCheck
 from lightning_audit.results import CheckResult
 from lightning_audit.store import DROPPED, ENTERED, RecordHeader
 
-#: Share of steps with a failed injection or a non-finite reading above which nothing is concluded.
-MAX_LOST = 0.01
-
 
 class AuditMonitor:
     """All checks by e-process over one record.

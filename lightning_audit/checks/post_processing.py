@@ -15,6 +15,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from lightning_audit.checks.candidates import CHANNEL, NOISE, REUSE
+from lightning_audit.checks.demands import SHOW_THE_RELEASE
 from lightning_audit.checks.family import Evidence
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.layout import FloatArray
@@ -31,12 +32,6 @@ _ERRORS = 2.5
 _WHOLE = 0.97
 #: Checks that say how large the noise is over many steps.
 _SIZED = ("noise", "noise.tensor", "noise.canary")
-
-#: What helps where too little noise can be a fault or a function of correct noise.
-SHOW_THE_RELEASE = (
-    "if more is done to the noisy gradient than to update with it, show it where its noise is in: "
-    "grads = lightning_audit.released(grads, module=self)"
-)
 
 
 class _Following:

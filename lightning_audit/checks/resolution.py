@@ -8,51 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_audit import _validate
+from lightning_audit.checks.demands import TARGET, Resolution
 from lightning_audit.checks.family import SHARES
 from lightning_audit.checks.monitor import AuditMonitor
+from lightning_audit.results import Power
 from lightning_audit.stats.coin_bet import CoinBet
 from lightning_audit.stats.power import noise_power, sensitivity_power, steps_needed
-
-#: Power that a pass needs.
-TARGET = 0.95
-
-
-@dataclass(frozen=True)
-class Resolution:
-    """The violations that an audit must be able to see before it may pass.
-
-    Args:
-        noise: noise as a multiple of the claim, in (0, 1).
-        sensitivity: what a canary adds as a multiple of what clipping allows, > 1.
-
-    Raises:
-        ValueError: a value outside its range.
-    """
-
-    noise: float = 0.8
-    sensitivity: float = 2.0
-
-    def __post_init__(self) -> None:
-        _validate.open_unit("noise", self.noise, "0.8 asks to see noise of 0.8 times the claim")
-        if not self.sensitivity > 1:
-            raise ValueError(
-                f"sensitivity={self.sensitivity!r} must be > 1; 2.0 asks to see a clipping norm "
-                "twice the claimed one."
-            )
-
-
-@dataclass(frozen=True)
-class Power:
-    """How likely the run was to show a violation of the resolution.
-
-    Args:
-        power: probability of a flag within the steps that ran.
-        steps_needed: steps at which it reaches 95 %.
-    """
-
-    power: float
-    steps_needed: int
 
 
 class PowerModel:
@@ -119,7 +80,7 @@ class PowerModel:
             "sensitivity": lambda steps: self.sensitivity(resolution.sensitivity, steps),
         }
         return {
-            name: Power(test(self._steps), steps_needed(test, TARGET))
+            name: Power(test(self._steps), steps_needed(test, TARGET), resolution.parts[name])
             for name, test in tests.items()
         }
 

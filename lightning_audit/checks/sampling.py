@@ -7,7 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from lightning_audit.checks.batches import RATE_TOLERANCE, BatchCheck
+from lightning_audit.checks.batches import BatchCheck
+from lightning_audit.checks.registry import is_wrong
 from lightning_audit.results import CheckResult
 
 LoaderKind = Literal["poisson", "not_poisson", "unknown"]
@@ -63,7 +64,7 @@ def sampling_results(
                 f"the accountant supposes Poisson sampling at rate {accounted_rate:.4g}, but the "
                 f"trainer's loader is not Poisson: {description}",
                 _WRITE_INSTEAD,
-                evidence={"loader": description},
+                evidence={"loader": description, "poisson": False},
             ),
         )
     if kind == "unknown":
@@ -73,11 +74,14 @@ def sampling_results(
                 "accounting",
                 "not_run",
                 f"it cannot be read off whether {description} draws Poisson batches",
+                evidence={"accounted_rate": accounted_rate},
             ),
         )
-    results = [CheckResult(name, "accounting", "ok", f"the loader is Poisson: {description}")]
+    message = f"the loader is Poisson: {description}"
+    results = [CheckResult(name, "accounting", "ok", message, evidence={"poisson": True})]
     if loader_rate is not None:
-        higher = loader_rate > RATE_TOLERANCE * accounted_rate
+        rates = {"loader_rate": loader_rate, "accounted_rate": accounted_rate}
+        higher = is_wrong("sampling.rate", rates)
         results.append(
             CheckResult(
                 "sampling.rate",
@@ -88,7 +92,7 @@ def sampling_results(
                 "give the loader and the accountant the same rate: 1 / len(loader)"
                 if higher
                 else "",
-                evidence={"loader_rate": loader_rate, "accounted_rate": accounted_rate},
+                evidence=rates,
             )
         )
     return tuple(results)

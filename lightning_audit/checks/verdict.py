@@ -3,72 +3,93 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from lightning_audit.checks.candidates import CHANNEL, REUSE
+from lightning_audit.checks.demands import TARGET, Resolution, lacks_of_optimizer, outcome_of
 from lightning_audit.checks.diagnosis import likely_faults, loses_no_privacy
-from lightning_audit.checks.monitor import MAX_LOST, AuditMonitor
-from lightning_audit.checks.post_processing import SHOW_THE_RELEASE
-from lightning_audit.checks.resolution import TARGET, Power, Resolution
-from lightning_audit.results import CheckResult, Kind, LikelyFault, Verdict
+from lightning_audit.checks.monitor import AuditMonitor
+from lightning_audit.results import (
+    KINDS,
+    CheckResult,
+    LikelyFault,
+    OptimizerSeen,
+    Power,
+    Verdict,
+)
 
-_KINDS: tuple[Kind, ...] = ("mechanism", "epsilon", "accounting")
 _ORDER = {"violated": 0, "undecided": 1, "allowed": 2, "warned": 3, "ok": 4, "not_run": 5}
-#: A live canary's shift has its lower 95 % limit above this; a dead one reads mu = 0.
-_LIVE = 0.5
 
 
 def acknowledge(checks: Iterable[CheckResult], allow: Collection[str]) -> tuple[CheckResult, ...]:
     """Mark violated checks whose names the user allows, and put violated ones first."""
     marked = [
         dataclasses.replace(check, status="allowed")
-        if check.status == "violated" and check.name in allow
+        if check.status in ("violated", "undecided") and check.name in allow
         else check
         for check in checks
     ]
     return tuple(sorted(marked, key=lambda check: _ORDER[check.status]))
 
 
+def seen_of(
+    monitor: AuditMonitor,
+    power: Mapping[str, Power],
+    oversize: float,
+    lacks: Sequence[str] = (),
+    label: str = "",
+) -> OptimizerSeen:
+    """What the verdict rests on of one private optimizer, beside its checks.
+
+    Args:
+        monitor: the checks by e-process after the last step.
+        power: what the steps could have shown, by part of the resolution; empty while they go on.
+        oversize: norm of the canaries over the clipping norm.
+        lacks: what else stands in the way of a pass, in sentences.
+        label: names it where there are others.
+    """
+    return OptimizerSeen(
+        label=label,
+        steps=monitor.steps,
+        canaries=len(monitor.header.canaries),
+        canary_steps=monitor.canary_steps,
+        lost_steps=monitor.lost_steps,
+        noiseless_steps=monitor.noiseless_steps,
+        oversize=oversize,
+        shift_lower=monitor.sensitivity.shift_lower,
+        power=power,
+        lacks=tuple(lacks),
+    )
+
+
 def judge(
     checks: Sequence[CheckResult],
     monitor: AuditMonitor | None,
-    power: Mapping[str, Power],
+    seen: OptimizerSeen | None,
     resolution: Resolution,
-    oversize: float,
     missing: Sequence[str] = (),
     processes: int = 1,
 ) -> Verdict:
-    """Give the verdict.
+    """Give the verdict on one private optimizer.
 
     Args:
         checks: results of all checks, acknowledged ones marked.
         monitor: the checks by e-process after the last step; None if no step was observed.
-        power: what the run could have seen, by part of the resolution.
-        resolution: what it must be able to see to pass.
-        oversize: norm of the canaries over the clipping norm.
+        seen: what else the verdict rests on; None if no step was observed.
+        resolution: what the run must be able to see to pass.
         missing: what else stands in the way of a pass, in sentences.
         processes: number of processes that train together.
 
     Returns:
         The verdict, with the likely faults and what to do.
     """
-    violated = [check for check in checks if check.status == "violated"]
-    if violated:
-        return _violation(violated, monitor, oversize, processes)
-    undecided = [check.name for check in checks if check.status == "undecided"]
-    lacks = [*missing, *_missing(monitor, power, resolution)]
-    if undecided:
-        lacks.append(
-            f"{', '.join(undecided)}: a fault, or something that is done to correct noise; "
-            f"{SHOW_THE_RELEASE}"
-        )
-    if oversize < resolution.sensitivity:
-        lacks.append(
-            f"canaries of {oversize:g} times max_grad_norm cannot show a clipping norm "
-            f"{resolution.sensitivity:g} times too large; set oversize to 1000, "
-            "or take an input canary whose gradient is longer, as Mislabeled(amplitude=100.0)"
-        )
-    if lacks:
+    lacks = [*missing, *lacks_of_optimizer(seen, resolution)]
+    outcome = outcome_of(checks, lacks)
+    if outcome == "VIOLATION":
+        violated = [check for check in checks if check.status == "violated"]
+        return _violation(violated, monitor, seen.oversize if seen else math.inf, processes)
+    if outcome == "INCONCLUSIVE":
         return Verdict(
             "INCONCLUSIVE",
             None,
@@ -131,13 +152,13 @@ def _placed(faults: Sequence[LikelyFault], optimizer: str) -> tuple[LikelyFault,
 
 
 def _severity(verdict: Verdict) -> int:
-    return _KINDS.index(verdict.kind) if verdict.kind else len(_KINDS)
+    return KINDS.index(verdict.kind) if verdict.kind else len(KINDS)
 
 
 def _violation(
     violated: Sequence[CheckResult], monitor: AuditMonitor | None, oversize: float, processes: int
 ) -> Verdict:
-    kind = next(k for k in _KINDS if any(check.kind == k for check in violated))
+    kind = next(k for k in KINDS if any(check.kind == k for check in violated))
     faults = likely_faults(violated, monitor, oversize, processes)
     named = next(check for check in violated if check.name == faults[0].finding)
     entailed = _entailed(faults)
@@ -176,49 +197,3 @@ def mark_consequences(checks: Sequence[CheckResult], verdict: Verdict) -> tuple[
         else check
         for check in checks
     )
-
-
-def _missing(
-    monitor: AuditMonitor | None, power: Mapping[str, Power], resolution: Resolution
-) -> list[str]:
-    if monitor is None or monitor.steps == 0:
-        return ["no step of a private optimizer was observed"]
-    lacks = []
-    if monitor.lost_steps > MAX_LOST * monitor.steps:
-        lacks.append(
-            f"{monitor.lost_steps} of {monitor.steps} steps were lost to failed injections or "
-            "non-finite gradients; look for NaN or Inf in the training"
-        )
-    if monitor.noiseless_steps:
-        lacks.append(
-            f"{monitor.noiseless_steps} of {monitor.steps} steps have noise_multiplier 0, so no "
-            "privacy is claimed of them and nothing can be tested; set it above 0"
-        )
-        if monitor.noiseless_steps == monitor.steps:
-            return lacks
-    if monitor.canary_steps == 0:
-        return [*lacks, "no canary was observed"]
-    shift = monitor.sensitivity.shift_lower
-    wanted = {
-        "noise": f"noise of {resolution.noise:g} times the claim",
-        "sensitivity": f"a clipping norm {resolution.sensitivity:g} times too large",
-    }
-    for part, reached in power.items():
-        if reached.power < TARGET:
-            more = reached.steps_needed - monitor.steps
-            need = (
-                f"about {more} more steps are needed if the data stay as loud"
-                if 0 < more < 10**6
-                else "the data's part of the gradient hides it so far; it may fall as the training "
-                "converges"
-            )
-            lacks.append(
-                f"{wanted[part]} would have been seen with probability {reached.power:.2f} only; "
-                f"{need}"
-            )
-    if shift <= _LIVE:
-        lacks.append(
-            f"the canary's own signal was not seen (lower limit {shift:.2f} of 1): more steps are "
-            "needed, or something removes it before the update"
-        )
-    return lacks

@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyViolation
+from lightning_audit.checks.consistency import contradictions
 from lightning_audit.dpsgd.opacus import innermost
 
 
@@ -227,7 +228,10 @@ def violation(
 
 
 def report_in(directory: Path) -> AuditReport:
-    return AuditReport.load(directory / "audit" / "report.json")
+    """The report of a training, which the gate takes for what it is."""
+    report = AuditReport.load(directory / "audit" / "report.json")
+    assert contradictions(report) == []
+    return report
 
 
 def status(report: AuditReport, name: str) -> str:

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from lightning_audit.checks.demands import Resolution
 from lightning_audit.checks.monitor import AuditMonitor, replay
-from lightning_audit.checks.resolution import PowerModel, Resolution
-from lightning_audit.checks.verdict import acknowledge, judge
+from lightning_audit.checks.resolution import PowerModel
+from lightning_audit.checks.verdict import acknowledge, judge, seen_of
 from lightning_audit.checks.witnesses import Witnesses, WitnessReducer
 from lightning_audit.results import CheckResult, Verdict
 from lightning_audit.store import DROPPED, INJECTED, NOT_PLANNED, RecordHeader
@@ -138,4 +139,5 @@ def verdict_of(
     """The verdict of a record, as the callback comes to it."""
     monitor, asked = monitor_of(record), resolution or Resolution()
     checks = acknowledge([*monitor.results(), *others], allow)
-    return judge(checks, monitor, PowerModel(monitor).at(asked), asked, OVERSIZE, missing)
+    seen = seen_of(monitor, PowerModel(monitor).at(asked), OVERSIZE)
+    return judge(checks, monitor, seen, asked, missing)

@@ -5,7 +5,8 @@ import math
 
 import pytest
 
-from lightning_audit.checks.divisor import Promise, batch_size_result, unpaid
+from lightning_audit.checks.demands import unpaid
+from lightning_audit.checks.divisor import Promise, batch_size_result
 from lightning_audit.results import CheckResult
 from lightning_audit.stats.isotropic_divergence import isotropic_pair_epsilon
 

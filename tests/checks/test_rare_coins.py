@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from simulated_record import SIGNIFICANCE, by_name, monitor_of, simulate, verdict_of, violated
 
+from lightning_audit.checks.demands import Resolution
 from lightning_audit.checks.family import SHARES
-from lightning_audit.checks.resolution import PowerModel, Resolution
+from lightning_audit.checks.resolution import PowerModel
 
 RARE = {"coin_probability": 0.1}
 

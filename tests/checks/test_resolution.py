@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from simulated_record import SIGNIFICANCE, monitor_of, simulate, verdict_of, violated
 
+from lightning_audit.checks.demands import TARGET, Resolution
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.checks.resolution import TARGET, PowerModel, Resolution
+from lightning_audit.checks.resolution import PowerModel
 from lightning_audit.checks.witnesses import Witnesses, WitnessReducer
 from lightning_audit.store import INJECTED, RecordHeader
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from simulated_record import OVERSIZE, by_name, monitor_of, simulate, verdict_of, violated
+from simulated_record import by_name, monitor_of, simulate, verdict_of, violated
 
-from lightning_audit.checks.resolution import Resolution
+from lightning_audit.checks.demands import Resolution
 from lightning_audit.checks.verdict import acknowledge, judge, mark_consequences
 from lightning_audit.results import CheckResult
 
@@ -111,7 +111,7 @@ def test_violation_stands_whatever_is_missing() -> None:
 
 
 def test_nothing_observed_is_inconclusive() -> None:
-    verdict = judge([], None, {}, Resolution(), OVERSIZE)
+    verdict = judge([], None, None, Resolution())
     assert verdict.outcome == "INCONCLUSIVE"
     assert verdict.missing == ("no step of a private optimizer was observed",)
 

@@ -1,0 +1,185 @@
+"""JSON that is what it should be: read without guessing, every type held, the place named."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal, Union
+
+#: Levels of lists and objects; what is written by this package has six.
+_DEEPEST = 32
+#: Digits of a whole number; a longer one is no number that a program counts to.
+_LONGEST = 300
+
+
+def parse(text: str) -> Any:
+    """Decode JSON text.
+
+    Args:
+        text: the text.
+
+    Returns:
+        Its value, of plain lists, dicts, strings, finite numbers, booleans and None.
+
+    Raises:
+        ValueError: the text is no JSON; a key stands twice in an object; a number is not finite or
+            has more than 300 digits; a string has half of a surrogate pair, which no terminal and
+            no file takes; lists and objects lie in each other 32 deep and more.
+    """
+    try:
+        value = json.loads(
+            text,
+            object_pairs_hook=_once_each,
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
+            parse_int=_whole,
+        )
+    except RecursionError as error:
+        raise ValueError(f"nested deeper than {_DEEPEST} levels") from error
+    _check_texts(value)
+    return value
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    read = dict(pairs)
+    if len(read) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!a} stands twice in one object")
+    return read
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text[:40]} is too large a number")
+    return value
+
+
+def _whole(text: str) -> int:
+    if len(text) > _LONGEST:
+        raise ValueError(f"a whole number of {len(text)} digits is too large")
+    return int(text)
+
+
+def _check_texts(value: Any) -> None:
+    waiting = [(value, 1)]
+    while waiting:
+        item, depth = waiting.pop()
+        if isinstance(item, str):
+            try:
+                item.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise ValueError(f"{item[:40]!a} has half of a surrogate pair") from error
+        elif isinstance(item, dict | list):
+            if depth >= _DEEPEST:
+                raise ValueError(f"nested deeper than {_DEEPEST} levels")
+            parts = [*item, *item.values()] if isinstance(item, dict) else item
+            waiting += [(part, depth + 1) for part in parts]
+
+
+def read(kind: Any, value: Any, where: str = "") -> Any:
+    """Read a decoded value as a type.
+
+    Args:
+        kind: a dataclass, ``tuple[...]``, ``Mapping[str, ...]``, ``Literal``, ``X | None``,
+            ``str``, ``bool``, ``int``, ``float`` or ``Any``.
+        value: as `parse` gives it; "inf" and "-inf" stand for infinite numbers.
+        where: name of the place, for the error.
+
+    Returns:
+        The value as that type. Fields of a dataclass have all to be there, and no others.
+
+    Raises:
+        ValueError: the value is of another type; the message names the place.
+    """
+    if kind is Any:
+        return _restored(value)
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        return _dataclass(kind, value, where)
+    if origin in (Union, types.UnionType):
+        (other,) = (part for part in inner if part is not type(None))
+        return None if value is None else read(other, value, where)
+    if origin is Literal:
+        if not (isinstance(value, str) and value in inner):
+            raise _wrong(where, value, f"one of {', '.join(map(repr, inner))}")
+        return value
+    if origin is tuple:
+        return _tuple(inner, value, where)
+    if origin is Mapping:
+        if not isinstance(value, dict):
+            raise _wrong(where, value, "an object")
+        return {name: read(inner[1], item, f"{where}.{name}") for name, item in value.items()}
+    if kind is float:
+        return _float(value, where)
+    if type(value) is not kind:
+        raise _wrong(
+            where, value, {str: "text", bool: "true or false", int: "a whole number"}[kind]
+        )
+    return value
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _dataclass(kind: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise _wrong(where, value, "an object")
+    hints = _hints(kind)
+    dot = f"{where}." if where else ""
+    if absent := [name for name in hints if name not in value]:
+        raise ValueError(f"{dot}{absent[0]} is absent")
+    if unknown := [name for name in value if name not in hints]:
+        raise ValueError(f"{dot}{unknown[0]} is no field of a report")
+    fields = {name: read(hint, value[name], f"{dot}{name}") for name, hint in hints.items()}
+    try:
+        return kind(**fields)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _tuple(inner: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        raise _wrong(where, value, "a list")
+    kinds = [inner[0]] * len(value) if inner[-1] is ... else inner
+    if len(kinds) != len(value):
+        raise _wrong(where, value, f"a list of {len(kinds)}")
+    return tuple(
+        read(kind, item, f"{where}[{i}]")
+        for i, (kind, item) in enumerate(zip(kinds, value, strict=True))
+    )
+
+
+def _float(value: Any, where: str) -> float:
+    if value in ("inf", "-inf"):
+        return float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _wrong(where, value, "a number")
+    return value  # a whole number stays one, so that it is written again as it was
+
+
+def _restored(value: Any) -> Any:
+    """The value with the strings "inf" and "-inf" as numbers."""
+    if isinstance(value, dict):
+        return {key: _restored(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_restored(item) for item in value]
+    return float(value) if value in ("inf", "-inf") else value
+
+
+def _wrong(where: str, value: Any, wanted: str) -> ValueError:
+    shown = ascii(value)
+    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+    return ValueError(f"{where}={shown} must be {wanted}")

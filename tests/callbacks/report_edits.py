@@ -1,0 +1,84 @@
+"""Every single edit of a report that a hand or a script may make."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+Path = tuple[str | int, ...]
+
+#: What stands in for a value of another type.
+OTHERS: tuple[Any, ...] = (None, True, -1, 0, 1.5, 10**400, "", "inf", "ok", [], {}, [[]], {"a": 1})
+#: What a word may be exchanged for.
+WORDS = (
+    *("PASS", "VIOLATION", "INCONCLUSIVE", "ok", "violated", "allowed", "warned", "not_run"),
+    *("mechanism", "epsilon", "accounting", "noise", "single", "anytime", "\ud800"),
+)
+
+
+def nodes(value: Any, path: Path = ()) -> Iterator[Path]:
+    """The place of everything in a report but the report itself."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, item in items:
+        yield (*path, key)
+        if isinstance(item, dict | list):
+            yield from nodes(item, (*path, key))
+
+
+def values_for(value: Any) -> Iterator[Any]:
+    """What a value may be changed to."""
+    yield from OTHERS
+    if isinstance(value, str):
+        yield from (*WORDS, value + "x")
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield from (value + 1, value * 2 + 0.5, value * 0.5 - 0.1, -value - 1, 1e6, 1e-6, 0.0)
+    elif isinstance(value, bool):
+        yield not value
+    elif isinstance(value, list):
+        yield from (value[:-1], value[1:], [*value, *value[:1]], value[::-1])
+
+
+def edited(report: Any, path: Path, value: Any) -> str:
+    """The report with another value at one place."""
+    changed, *keys = copy.deepcopy(report), *path
+    _parent(changed, keys)[keys[-1]] = value
+    return json.dumps(changed)
+
+
+def without(report: Any, path: Path) -> str:
+    """The report without one key or item."""
+    changed = copy.deepcopy(report)
+    del _parent(changed, path)[path[-1]]
+    return json.dumps(changed)
+
+
+def renamed(report: Any, path: Path) -> str:
+    """The report with another name of one key."""
+    changed = copy.deepcopy(report)
+    parent = _parent(changed, path)
+    parent[f"{path[-1]}_"] = parent.pop(path[-1])
+    return json.dumps(changed)
+
+
+def _parent(report: Any, path: Any) -> Any:
+    for key in path[:-1]:
+        report = report[key]
+    return report
+
+
+def edits(report: Any) -> Iterator[tuple[str, Path, Callable[[], str]]]:
+    """Every edit: in words, where, and what makes the text."""
+    for path in nodes(report):
+        value = report
+        for key in path:
+            value = value[key]
+        yield "deleted", path, partial(without, report, path)
+        if isinstance(path[-1], str):
+            yield "renamed", path, partial(renamed, report, path)
+        for new in values_for(value):
+            if type(new) is type(value) and new == value:
+                continue
+            yield f"set to {json.dumps(new)[:40]}", path, partial(edited, report, path, new)
