@@ -77,7 +77,9 @@ def bound_power(
     size = _validate.positive_int("n", n)
     level = significance_level(significance)
     # The smallest whole number whose distribution function reaches the level.
-    fn = np.ceil(special.bdtrik(_LEVELS, size, rate).clip(0.0, size)).astype(np.int64)
+    # bdtrik has no answer for rates below 1e-50; below 1e-30, no error is seen at any level.
+    most = special.bdtrik(_LEVELS, size, rate) if rate > 1e-30 else np.zeros_like(_LEVELS)
+    fn = np.ceil(most.clip(0.0, size)).astype(np.int64)
     fn, parts = np.unique(fn, return_counts=True)
 
     def rejected(fp: Counts) -> NDArray[np.bool_]:
