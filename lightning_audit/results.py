@@ -15,6 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from lightning_audit._files import read_text
+from lightning_audit._json import MOST_BYTES, JsonError, read_json
+from lightning_audit._text import visible
+from lightning_audit._typed import check_types
 from lightning_audit.verdicts import EXIT_CODES as EXIT_CODES
 from lightning_audit.verdicts import Kind as Kind
 from lightning_audit.verdicts import LikelyFault as LikelyFault
@@ -189,11 +193,11 @@ class AuditReport:
             ReportError: the text is truncated, is no report, or has a newer layout.
         """
         try:
-            data = json.loads(text, parse_constant=_refuse_constant)
-        except (ValueError, RecursionError) as error:
+            data = read_json(text)
+        except JsonError as error:
             raise ReportError(
-                f"the report is not complete JSON ({type(error).__name__}: {error}); it was cut "
-                "short or is another file. Run the training again to write it anew."
+                f"the report is not complete JSON ({error}); it was cut short or edited, or is "
+                "another file. Run the training again to write it anew."
             ) from error
         version = data.get("schema_version") if isinstance(data, dict) else None
         if not isinstance(version, int):
@@ -210,8 +214,9 @@ class AuditReport:
             return _report_from(data)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ReportError(
-                f"the report lacks or garbles a field ({type(error).__name__}: {error}); it was "
-                "edited or cut. Run the training again to write it anew."
+                f"the report lacks or garbles a field ({type(error).__name__}: "
+                f"{visible(str(error))}); it was edited or cut. Run the training again to write it "
+                "anew."
             ) from error
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -230,8 +235,8 @@ class AuditReport:
             ReportError: the file is absent, cut short, no report, or of a newer layout.
         """
         try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = read_text(path, MOST_BYTES)
+        except (OSError, ValueError) as error:
             raise ReportError(f"cannot read {os.fspath(path)!r}: {error}") from error
         return cls.from_json(text)
 
@@ -263,10 +268,12 @@ class InconclusiveAudit(Exception):
 def _plain(value: Any) -> Any:
     """JSON-able form: tuples as lists, infinities as strings, NaN as null."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {_plain(str(key)): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    if isinstance(value, bool) or value is None or isinstance(value, str | int):
+    if isinstance(value, str):  # half a surrogate pair, as in a path that is no UTF-8, is no JSON
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, bool) or value is None or isinstance(value, int):
         return value
     if isinstance(value, float):
         if math.isnan(value):
@@ -275,10 +282,6 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "item"):  # a numpy scalar
         return _plain(value.item())
     raise TypeError(f"{type(value).__name__} cannot be written to a report: {value!r}")
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")
 
 
 def _restored(value: Any) -> Any:
@@ -304,6 +307,7 @@ def _report_from(data: dict[str, Any]) -> AuditReport:
     values = _restored(data)
     if values["schema_version"] < SCHEMA_VERSION:  # these had the first fault's sentence alone
         values["verdict"].setdefault("faults", [])
+    check_types(AuditReport, values, "")
     values["schema_version"] = SCHEMA_VERSION
     values["verdict"] = verdict_from(values["verdict"])
     values["checks"] = tuple(_check_from(check) for check in values["checks"])

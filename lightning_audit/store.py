@@ -20,6 +20,11 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_audit import _validate
+from lightning_audit._files import open_regular
+from lightning_audit._json import read_json
+from lightning_audit._typed import check_types
+
 RECORD_NAME = "observations.bin"
 ARCHIVE_NAME = "observations.npz"
 REPORT_NAME = "report.json"
@@ -33,6 +38,10 @@ _FORMAT = "lightning-audit observations"
 _VERSION = 2
 #: Steps after which the entries are handed to the operating system.
 FLUSH_EVERY = 1000
+
+#: Bytes of a record's first line, and lags in it, that are read: more than any model needs.
+_LONGEST_HEADER = 2**24
+_MOST_LAGS = 10**6
 
 #: Values of the column `canaries`; EARLIER: in an earlier part of a split batch than the last.
 NOT_PLANNED, INJECTED, DROPPED, EARLIER = 0, 1, 2, 3
@@ -104,6 +113,19 @@ def record_name(number: int = 1) -> str:
 def archive_name(number: int = 1) -> str:
     """File name of the same record as .npz."""
     return ARCHIVE_NAME if number == 1 else f"observations-{number}.npz"
+
+
+def archive_of(record: str) -> str:
+    """File name of the .npz of a record.
+
+    Raises:
+        ValueError: it is no name of a record; one with a folder in it would lead elsewhere.
+    """
+    if not _RECORDS.fullmatch(record):
+        raise ValueError(
+            f"record={_validate.shown(record)} must be {RECORD_NAME} or observations-N.bin."
+        )
+    return record.removesuffix(".bin") + ".npz"
 
 
 class ObservationStore:
@@ -267,6 +289,7 @@ def read_observations(path: str | os.PathLike[str]) -> tuple[RecordHeader, NDArr
         The header and the whole entries, ``[steps]``.
 
     Raises:
+        OSError: the file is absent or may not be read.
         ValueError: the file is no record, or was written by a newer version.
     """
     found, start = _read_header(path)
@@ -287,36 +310,39 @@ class _FirstLine:
 
 def _read_header(path: str | os.PathLike[str]) -> tuple[_FirstLine, int]:
     """The first line of a record, and where the entries start."""
-    with open(path, "rb") as file:
-        line = file.readline()
-        start = file.tell()
-    newline = line.endswith(b"\n")
     try:
-        fields = json.loads(line)
-        version = int(fields["version"])
-        if fields["format"] != _FORMAT or not newline:
-            raise ValueError("another format")
+        with open_regular(path) as file:
+            line = file.readline(_LONGEST_HEADER)
+        fields = read_json(line)
+        if not isinstance(fields, dict) or fields.get("format") != _FORMAT:
+            raise ValueError("it has another format")
+        version = _validate.positive_int("version", fields.get("version"))
+        if not line.endswith(b"\n"):
+            raise ValueError("its first line is cut short")
         if version <= _VERSION:
+            check_types(RecordHeader, fields, "")
             header = RecordHeader(
                 canaries=tuple(fields["canaries"]),
                 tensors=tuple(fields["tensors"]),
                 witnesses=tuple(fields["witnesses"]),
-                lags=int(fields["lags"]),
+                lags=fields["lags"],
                 signal=float(fields["signal"]),
                 # Records of the first release tell neither.
                 coin_probability=float(fields.get("coin_probability", 0.5)),
                 game=fields.get("game", "step"),
             )
+            if not 0 <= header.lags <= _MOST_LAGS:
+                raise ValueError(f"lags={header.lags} must be in [0, {_MOST_LAGS}]")
             # The first release named no run.
             found = _FirstLine(header, str(fields.get("run", "")))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (KeyError, ValueError) as error:
         raise ValueError(
-            f"path={os.fspath(path)!r} is no record of lightning-audit; name the {RECORD_NAME} of "
-            "a report directory."
+            f"path={os.fspath(path)!r} is no record of lightning-audit ({error}); name the "
+            f"{RECORD_NAME} of a report directory."
         ) from error
     if version > _VERSION:
         raise ValueError(
             f"path={os.fspath(path)!r} has version {version}, this lightning-audit reads up to "
             f"{_VERSION}; upgrade lightning-audit to read it."
         )
-    return found, start
+    return found, len(line)
