@@ -77,8 +77,10 @@ def bound_power(
     size = _validate.positive_int("n", n)
     level = significance_level(significance)
     # The smallest whole number whose distribution function reaches the level.
-    # bdtrik has no answer for rates below 1e-50; below 1e-30, no error is seen at any level.
-    most = special.bdtrik(_LEVELS, size, rate) if rate > 1e-30 else np.zeros_like(_LEVELS)
+    # Where no error at all is as probable as the level, it is 0; bdtrik has no answer for rates
+    # that 1 - rate does not show.
+    none = np.exp(size * np.log1p(-rate))
+    most = np.where(none >= _LEVELS, 0.0, special.bdtrik(_LEVELS, size, rate))
     fn = np.ceil(most.clip(0.0, size)).astype(np.int64)
     fn, parts = np.unique(fn, return_counts=True)
 
