@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from lightning_audit._files import open_regular
 from lightning_audit._validate import positive_int, shown
 
-#: Numbers that are read of one file unless more are asked for; as floats they take 0.8 GB.
+#: Numbers that are read of one file unless more are asked for. A bound of so many takes about 3 GB.
 MAX_VALUES = 10**8
 #: A line of text, such as the header of an audit's observations.
 _MOST_CHARACTERS = 2**22
