@@ -1,13 +1,36 @@
-"""Standard output that outlives its reader and its encoding: neither changes the exit code."""
+"""What the command prints: to a reader that may leave, or about an input that is refused."""
 
 from __future__ import annotations
 
 import os
+import sys
+import traceback
 from typing import Any, TextIO
+
+from lightning_audit._text import visible
+from lightning_audit.results import EXIT_CODES
+
+#: How a message begins that only a fault of this package can cause.
+OWN_FAULT = "a fault of lightning-audit"
+
+
+def refused(message: object) -> int:
+    """Say on standard error why there is no answer; the exit code of it."""
+    print(f"lightning-audit: {visible(str(message))}", file=sys.stderr)
+    return EXIT_CODES["INCONCLUSIVE"]
+
+
+def own_fault(error: Exception) -> str:
+    """What to say of an error that should have been a message, with its place instead of all."""
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    where = f"line {line} of {frame.f_globals.get('__name__')}"
+    return f"{OWN_FAULT}: {type(error).__name__}: {error} ({where}); please report it"
 
 
 class Unbroken:
-    """A stream whose writing goes on into nothing once nobody reads it.
+    """A stream whose writing goes on into nothing once nobody reads it: `| head` is no error.
+
+    What its encoding does not have is written escaped.
 
     Args:
         stream: the stream; everything but writing is its own.
@@ -23,9 +46,9 @@ class Unbroken:
         """Write, escaped where the stream's encoding lacks a letter, or drop what nobody reads."""
         try:
             return self._stream.write(text)
-        except UnicodeEncodeError:
-            name = self._stream.encoding
-            return self._stream.write(text.encode(name, "backslashreplace").decode(name))
+        except UnicodeEncodeError as error:
+            plain = text.encode(error.encoding, "backslashreplace").decode(error.encoding)
+            return self.write(plain)
         except BrokenPipeError:
             self._drop()
             return len(text)

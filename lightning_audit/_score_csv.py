@@ -12,6 +12,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_audit._files import text_lines
+from lightning_audit._validate import shown
+
 Floats = NDArray[np.float64]
 
 _COLUMNS = (
@@ -26,8 +29,12 @@ class ScoresError(ValueError):
     """Scores cannot be read; the message says why and what to do."""
 
 
-def read_scores(path: str | os.PathLike[str]) -> tuple[Floats, Floats]:
+def read_scores(path: str | os.PathLike[str], max_values: int) -> tuple[Floats, Floats]:
     """Read the columns ``score`` and ``in``; other columns are ignored.
+
+    Args:
+        path: the file.
+        max_values: lines that it may have after the first one.
 
     Returns:
         The scores, finite, ``[n]``, and 1 or 0 for in or out, ``[n]``.
@@ -37,15 +44,15 @@ def read_scores(path: str | os.PathLike[str]) -> tuple[Floats, Floats]:
     """
     name = os.fspath(path)
     try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            columns = [column.strip() for column in next(csv.reader(file), [])]
+        with text_lines(path, max_values) as lines:
+            columns = [column.strip() for column in next(csv.reader(lines), [])]
             if not {"score", "in"} <= set(columns):
-                raise ScoresError(f"{name!r} has the columns {columns}; {_COLUMNS}.")
+                raise ScoresError(f"{name!r} has the columns {shown(columns)}; {_COLUMNS}.")
             used = [columns.index("score"), columns.index("in")]
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "loadtxt: input contained no data")
                 table = np.loadtxt(
-                    file,
+                    lines,
                     delimiter=",",
                     usecols=used,
                     ndmin=2,
@@ -55,17 +62,17 @@ def read_scores(path: str | os.PathLike[str]) -> tuple[Floats, Floats]:
                 )
     except ScoresError:
         raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise ScoresError(f"cannot read {name!r} as .csv ({error}); {_COLUMNS}.") from error
     scores, members = table.reshape(-1, 2).T
     if (wrong := ~np.isfinite(scores)).any():
-        line = _line_of(path, used[0], lambda score: not math.isfinite(score))
+        line = _line_of(path, max_values, used[0], lambda score: not math.isfinite(score))
         raise ScoresError(
             f"line {line} of {name!r} holds score={scores[wrong][0]:g}, {NO_SCORE} "
             f"({np.sum(wrong)} of {wrong.size})."
         )
     if (wrong := ~np.isin(members, (0.0, 1.0))).any():
-        line = _line_of(path, used[1], lambda member: member not in (0.0, 1.0))
+        line = _line_of(path, max_values, used[1], lambda member: member not in (0.0, 1.0))
         raise ScoresError(
             f"line {line} of {name!r} holds in={members[wrong][0]:g}, must be 1 or 0 "
             f"({np.sum(wrong)} of {wrong.size}); {_COLUMNS}."
@@ -80,11 +87,11 @@ def _member(text: str) -> float:
 
 
 def _line_of(
-    path: str | os.PathLike[str], column: int, wrong: Callable[[float], bool]
+    path: str | os.PathLike[str], max_values: int, column: int, wrong: Callable[[float], bool]
 ) -> int | None:
     """Number of the first line whose number in a column is wrong."""
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        lines = csv.reader(file)
+    with text_lines(path, max_values) as text, contextlib.suppress(csv.Error):
+        lines = csv.reader(text)
         next(lines)
         for fields in lines:
             if len(fields) <= column or fields[0].lstrip().startswith("#"):

@@ -1,90 +1,13 @@
-"""JSON that is what it should be: read without guessing, every type held, the place named."""
+"""JSON held to types: nothing is guessed, and an error names the place."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import json
-import math
 import types
 import typing
 from collections.abc import Mapping
 from typing import Any, Literal, Union
-
-#: Levels of lists and objects; what is written by this package has six.
-_DEEPEST = 32
-#: Digits of a whole number; a longer one is no number that a program counts to.
-_LONGEST = 300
-
-
-def parse(text: str) -> Any:
-    """Decode JSON text.
-
-    Args:
-        text: the text.
-
-    Returns:
-        Its value, of plain lists, dicts, strings, finite numbers, booleans and None.
-
-    Raises:
-        ValueError: the text is no JSON; a key stands twice in an object; a number is not finite or
-            has more than 300 digits; a string has half of a surrogate pair, which no terminal and
-            no file takes; lists and objects lie in each other 32 deep and more.
-    """
-    try:
-        value = json.loads(
-            text,
-            object_pairs_hook=_once_each,
-            parse_constant=_refuse_constant,
-            parse_float=_finite,
-            parse_int=_whole,
-        )
-    except RecursionError as error:
-        raise ValueError(f"nested deeper than {_DEEPEST} levels") from error
-    _check_texts(value)
-    return value
-
-
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    read = dict(pairs)
-    if len(read) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!a} stands twice in one object")
-    return read
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
-        raise ValueError(f"{text[:40]} is too large a number")
-    return value
-
-
-def _whole(text: str) -> int:
-    if len(text) > _LONGEST:
-        raise ValueError(f"a whole number of {len(text)} digits is too large")
-    return int(text)
-
-
-def _check_texts(value: Any) -> None:
-    waiting = [(value, 1)]
-    while waiting:
-        item, depth = waiting.pop()
-        if isinstance(item, str):
-            try:
-                item.encode("utf-8")
-            except UnicodeEncodeError as error:
-                raise ValueError(f"{item[:40]!a} has half of a surrogate pair") from error
-        elif isinstance(item, dict | list):
-            if depth >= _DEEPEST:
-                raise ValueError(f"nested deeper than {_DEEPEST} levels")
-            parts = [*item, *item.values()] if isinstance(item, dict) else item
-            waiting += [(part, depth + 1) for part in parts]
 
 
 def read(kind: Any, value: Any, where: str = "") -> Any:
@@ -93,7 +16,7 @@ def read(kind: Any, value: Any, where: str = "") -> Any:
     Args:
         kind: a dataclass, ``tuple[...]``, ``Mapping[str, ...]``, ``Literal``, ``X | None``,
             ``str``, ``bool``, ``int``, ``float`` or ``Any``.
-        value: as `parse` gives it; "inf" and "-inf" stand for infinite numbers.
+        value: as `_json.read_json` gives it; "inf" and "-inf" stand for infinite numbers.
         where: name of the place, for the error.
 
     Returns:

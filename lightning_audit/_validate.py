@@ -24,7 +24,12 @@ def _fail(name: str, value: Any, allowed: str, advice: str) -> ValueError:
 
 
 def _is_real(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        return not math.isnan(value)
+    except OverflowError:  # a whole number of more than 308 digits
+        return False
 
 
 def positive(name: str, value: Any, advice: str = "", *, finite: bool = True) -> float:
@@ -64,6 +69,6 @@ def positive_int(name: str, value: Any, advice: str = "") -> int:
 
 def one_of(name: str, value: Any, allowed: Collection[str], advice: str = "") -> str:
     """Return ``value`` if it is one of the ``allowed`` strings."""
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise _fail(name, value, f"one of {sorted(allowed)}", advice)
     return str(value)

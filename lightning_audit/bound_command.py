@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> str:
         BoundError: the file or an argument is wrong.
     """
     try:
-        scores = CanaryScores.load(options.scores)
+        scores = CanaryScores.load(options.scores, max_values=options.max_values)
         for side, held in (("with", scores.in_scores), ("without", scores.out_scores)):
             if not held.size:
                 raise BoundError(

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterable
 
+from lightning_audit._text import visible
 from lightning_audit.checks.consistency import contradictions
 from lightning_audit.report.console import print_report
 from lightning_audit.report_directory import REPORT_NAME, holds_training, trainings_in
@@ -57,7 +58,7 @@ def agreeing(report: AuditReport) -> AuditReport:
     """
     found = contradictions(report)
     if found:
-        lines = [f"  {sentence}" for sentence in found[:_SHOWN]]
+        lines = [f"  {visible(sentence)}" for sentence in found[:_SHOWN]]
         lines += [f"  and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
         raise ReportError(
             "INCONCLUSIVE: the report contradicts itself, so its verdict counts for nothing:\n"
@@ -68,7 +69,8 @@ def agreeing(report: AuditReport) -> AuditReport:
 
 
 def _unreadable(error: ReportError) -> int:
-    print(f"lightning-audit: {error}", file=sys.stderr)
+    lines = str(error).split("\n")  # what stands in a file has no line ends here any more
+    print("\n".join(map(visible, [f"lightning-audit: {lines[0]}", *lines[1:]])), file=sys.stderr)
     return EXIT_CODES["INCONCLUSIVE"]
 
 

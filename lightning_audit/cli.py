@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lightning_audit import __version__
-from lightning_audit._output import Unbroken
+from lightning_audit._options import add_max_values, positive, positive_int, whole
+from lightning_audit._output import Unbroken, own_fault, refused
 from lightning_audit.results import EXIT_CODES
 
 #: Names of the bounds, as the help lists them.
@@ -33,10 +34,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit code: 0 for a pass, 1 for a violation or a selftest that fails, 2 for an inconclusive
         or unreadable report, for scores that cannot be read, or a selftest that cannot run.
     """
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    for name, value in vars(options).items():
+        if value in ([], [[]]):  # what argparse makes of `--option=--`
+            parser.error(f"--{name.replace('_', '-')} needs a value")
     output: Any = Unbroken(sys.stdout)
     with contextlib.redirect_stdout(output):
-        code: int = options.run(options)
+        try:
+            code: int = options.run(options)
+        except MemoryError:
+            code = refused("the input takes more memory than there is; give less of it")
+        except Exception as error:  # a traceback's exit code is 1, that of a violation
+            code = refused(own_fault(error))
         output.flush()
     return code
 
@@ -76,8 +86,7 @@ def _printed(run: Callable[[Any], str], options: Any, error_class: type[Exceptio
     try:
         print(run(options))
     except error_class as error:
-        print(f"lightning-audit: {error}", file=sys.stderr)
-        return EXIT_CODES["INCONCLUSIVE"]
+        return refused(error)
     return EXIT_CODES["PASS"]
 
 
@@ -85,13 +94,11 @@ def _selftest(options: argparse.Namespace) -> int:
     try:  # loads torch and Lightning, which a gate does not need
         import lightning_audit.selftest.command as selftest_command
     except ImportError as error:
-        print(f"lightning-audit: selftest cannot run: {error}", file=sys.stderr)
-        return EXIT_CODES["INCONCLUSIVE"]
+        return refused(f"selftest cannot run: {error}")
     try:
         return selftest_command.run(options)
     except selftest_command.SelftestError as error:
-        print(f"lightning-audit: {error}", file=sys.stderr)
-        return EXIT_CODES["INCONCLUSIVE"]
+        return refused(error)
     except KeyboardInterrupt:
         print("lightning-audit: interrupted; every training was ended", file=sys.stderr)
         return _INTERRUPTED
@@ -114,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     check.add_argument(
         "--max-epsilon",
-        type=_positive,
+        type=positive,
         metavar="X",
         help="fail as well if the proved or the spent epsilon exceeds X",
     )
@@ -168,6 +175,7 @@ def _parser() -> argparse.ArgumentParser:
         "--roc", action="store_true", help="tell the AUROC and the TPR at small FPRs as well"
     )
     bound.add_argument("--json", action="store_true", help="print the bound as JSON")
+    add_max_values(bound)
     bound.set_defaults(run=_bound)
     _add_epsilon_star(commands)
     _add_mcmc(commands)
@@ -200,19 +208,20 @@ def _add_epsilon_star(commands: Any) -> None:
     )
     star.add_argument(
         "--components",
-        type=_positive_int,
+        type=positive_int,
         metavar="N",
         help="fit mixtures of N Gaussians to each side; without it, the losses' own ranks are used",
     )
     star.add_argument(
         "--permutations",
-        type=_positive_int,
+        type=positive_int,
         default=999,
         metavar="N",
         help="random deals of the losses to the sides (default: 999)",
     )
-    star.add_argument("--seed", type=int, default=0, help="seed of these deals (default: 0)")
+    star.add_argument("--seed", type=whole, default=0, help="seed of these deals (default: 0)")
     star.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_max_values(star)
     star.set_defaults(run=_epsilon_star)
 
 
@@ -232,7 +241,7 @@ def _add_mcmc(commands: Any) -> None:
     mcmc.add_argument("--delta", type=float, help="delta in [0, 1) (default: the file's)")
     mcmc.add_argument(
         "--cluster",
-        type=int,
+        type=whole,
         metavar="M",
         help="decisions of one kind that depend on each other, such as all challenges of cross-fed "
         "attacks (default: the file's, else independent decisions)",
@@ -257,6 +266,14 @@ def _add_mcmc(commands: Any) -> None:
         default=(1.0, 1.0),
         metavar=("A", "B"),
         help="shapes of the Beta prior of the strength (default: 1 1)",
+    )
+    mcmc.add_argument(
+        "--max-attacks",
+        type=positive_int,
+        default=1000,
+        metavar="N",
+        help="attacks of different counts that are taken at most; each takes about 0.1 s "
+        "(default: 1000)",
     )
     mcmc.add_argument("--json", action="store_true", help="print the result as JSON")
     mcmc.set_defaults(run=_mcmc)
@@ -292,7 +309,7 @@ def _add_power(commands: Any) -> None:
         help="probability of a false alarm of the whole audit (default: 0.001)",
     )
     power.add_argument(
-        "--canaries", type=int, default=8, metavar="K", help="canaries a step (default: 8)"
+        "--canaries", type=whole, default=8, metavar="K", help="canaries a step (default: 8)"
     )
     power.add_argument("--plot", metavar="FILE", help="draw the power, as .png, .svg or .pdf")
     power.add_argument("--json", action="store_true", help="print the numbers as JSON")
@@ -318,7 +335,7 @@ def _add_selftest(commands: Any) -> None:
     )
     selftest.add_argument(
         "--jobs",
-        type=_positive_int,
+        type=positive_int,
         default=min(os.cpu_count() or 1, _JOBS),
         metavar="N",
         help=f"trainings at a time (default: the number of processors, {_JOBS} at most)",
@@ -326,22 +343,6 @@ def _add_selftest(commands: Any) -> None:
     selftest.add_argument("--json", action="store_true", help="print the results as JSON")
     selftest.add_argument("--markdown", metavar="FILE", help="write the results as a page, too")
     selftest.set_defaults(run=_selftest)
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number > 0")
-    return value
-
-
-def _positive_int(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number >= 1")
-    return int(text)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit._npz import read_npz
+from lightning_audit import _validate
+from lightning_audit._files import text_lines
+from lightning_audit._npz import MAX_VALUES, open_npz
 from lightning_audit.stats.epsilon_star import (
     Empirical,
     EpsilonStar,
@@ -49,7 +51,7 @@ def run(options: argparse.Namespace) -> str:
     Raises:
         EpsilonStarError: the file or an argument is wrong.
     """
-    train, population = read_losses(options.losses)
+    train, population = read_losses(options.losses, max_values=options.max_values)
     try:
         method: Method = Empirical(options.clip)
         if options.components:
@@ -69,11 +71,14 @@ def run(options: argparse.Namespace) -> str:
     return show(star, null, (len(train), len(population)))
 
 
-def read_losses(path: str | os.PathLike[str]) -> tuple[Losses, Losses]:
+def read_losses(
+    path: str | os.PathLike[str], *, max_values: int = MAX_VALUES
+) -> tuple[Losses, Losses]:
     """Read the losses of both sides.
 
     Args:
         path: an .npz with losses_train and losses_population, or a .csv with side and loss.
+        max_values: losses that are read at most, whatever the file declares.
 
     Returns:
         (training losses, losses of the population).
@@ -82,34 +87,36 @@ def read_losses(path: str | os.PathLike[str]) -> tuple[Losses, Losses]:
         EpsilonStarError: the file is absent or holds something else.
     """
     name = os.fspath(path)
+    names = [f"losses_{side}" for side in _SIDES]
     try:
         if name.lower().endswith(".csv"):
-            return _from_csv(name)
-        arrays = read_npz(path)
-    except (OSError, ValueError) as error:
+            return _from_csv(name, max_values)
+        with open_npz(path, max_values) as archive:
+            held = archive.names
+            if set(names) <= set(held):
+                train, population = (archive.numbers(n, "iuf", 1) for n in names)
+                return train.astype(np.float64), population.astype(np.float64)
+    except (OSError, ValueError, csv.Error) as error:
         raise EpsilonStarError(f"cannot read {name!r} ({error}); {_EXPECTED}.") from error
-    names = [f"losses_{side}" for side in _SIDES]
-    if not set(names) <= set(arrays) or any(arrays[n].dtype.kind not in "iuf" for n in names):
-        raise EpsilonStarError(f"{name!r} holds {sorted(arrays)}; {_EXPECTED}.")
-    train, population = (np.asarray(arrays[n], dtype=np.float64) for n in names)
-    return train, population
+    raise EpsilonStarError(f"{name!r} holds {_validate.shown(held)}; {_EXPECTED}.")
 
 
-def _from_csv(name: str) -> tuple[Losses, Losses]:
+def _from_csv(name: str, max_values: int) -> tuple[Losses, Losses]:
     found: dict[str, list[float]] = {side: [] for side in _SIDES}
-    with open(name, newline="", encoding="utf-8") as file:
-        rows = csv.DictReader(file)
+    with text_lines(name, max_values) as lines:
+        rows = csv.DictReader(lines)
         if not {"side", "loss"} <= set(rows.fieldnames or ()):
-            raise ValueError(f"its columns are {rows.fieldnames}")
+            raise ValueError(f"its columns are {_validate.shown(rows.fieldnames)}")
         for row in rows:
             if row["side"] not in found:
-                raise ValueError(f"line {rows.line_num} has side={row['side']!r}")
+                raise ValueError(f"line {rows.line_num} has side={_validate.shown(row['side'])}")
             try:
                 loss = float(row["loss"])
             except (TypeError, ValueError):
                 loss = math.nan
             if math.isnan(loss):
-                raise ValueError(f"line {rows.line_num} has loss={row['loss']!r}, no number")
+                told = _validate.shown(row["loss"])
+                raise ValueError(f"line {rows.line_num} has loss={told}, no number")
             found[row["side"]].append(loss)
     train, population = (np.array(found[side]) for side in _SIDES)
     return train, population

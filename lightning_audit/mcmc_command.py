@@ -6,8 +6,13 @@ import argparse
 import json
 import os
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from lightning_audit._json import read_json
+from lightning_audit._validate import shown
 from lightning_audit.stats.attack_strength import (
     StrengthPosterior,
     attack_counts,
@@ -84,6 +89,7 @@ def run(options: argparse.Namespace) -> str:
         if "groups" in given:
             counts, members = pooled_attacks(counts, given["groups"])
             cluster = members if cluster is None else cluster
+        _refuse_many(counts, options.max_attacks)
         result = _result(counts, delta, cluster, options)
     except ValueError as error:
         raise McmcError(str(error)) from error
@@ -104,16 +110,26 @@ def read_counts(path: str | os.PathLike[str]) -> tuple[ConfusionCounts, dict[str
     """
     name = os.fspath(path)
     try:
-        with open(path, encoding="utf-8") as file:
-            given = json.load(file)
+        given = read_json(Path(path))
     except (OSError, ValueError) as error:
         raise McmcError(f"cannot read {name!r} as JSON ({error}); {_EXPECTED}.") from error
     if not isinstance(given, dict) or not set(_COUNTS) <= set(given):
-        held = sorted(given) if isinstance(given, dict) else type(given).__name__
+        held = shown(sorted(given)) if isinstance(given, dict) else type(given).__name__
         raise McmcError(f"{name!r} holds {held}; {_EXPECTED}.")
     unknown = set(given) - {*_COUNTS, *_OPTIONAL}
     if unknown:
-        raise McmcError(f"{name!r} holds {sorted(unknown)}, which nothing reads; {_EXPECTED}.")
+        raise McmcError(
+            f"{name!r} holds {shown(sorted(unknown))}, which nothing reads; {_EXPECTED}."
+        )
+    groups = given.get("groups", [])
+    kinds = {type(label) for label in groups} if isinstance(groups, list) else {list}
+    if len(kinds) > 1 or not kinds <= {int, str}:  # numpy would take 1 and "1" for one label
+        raise McmcError(
+            f"{name!r}: groups={shown(groups)} must be a list of strings, or of whole numbers."
+        )
+    for key in _COUNTS:  # numpy would take true for 1
+        if any(isinstance(v, bool) for v in np.ravel(np.array(given[key], dtype=object))):
+            raise McmcError(f"{name!r}: {key}={shown(given[key])} must hold whole numbers >= 0.")
     lengths = {key: len(given[key]) for key in _COUNTS if isinstance(given[key], list)}
     # A list of one would be taken for the same number in every attack.
     if min(lengths.values(), default=1) == 1 < max(lengths.values(), default=1):
@@ -123,6 +139,17 @@ def read_counts(path: str | os.PathLike[str]) -> tuple[ConfusionCounts, dict[str
     except ValueError as error:
         raise McmcError(f"{name!r}: {error}") from error
     return counts, given
+
+
+def _refuse_many(counts: ConfusionCounts, most: int) -> None:
+    """The time is that of the attacks that differ."""
+    rows = np.broadcast_arrays(counts.fn, counts.tp, counts.fp, counts.tn)
+    different = len(np.unique(np.stack(rows), axis=1).T)
+    if different > most:
+        raise McmcError(
+            f"{different} attacks of different counts are more than max_attacks={most}; pool them "
+            "by groups, or raise --max-attacks: each takes about 0.1 s."
+        )
 
 
 def _result(

@@ -7,6 +7,8 @@ import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from lightning_audit import _validate
+
 RECORD_NAME = "observations.bin"
 ARCHIVE_NAME = "observations.npz"
 REPORT_NAME = "report.json"
@@ -27,6 +29,19 @@ def record_name(number: int = 1) -> str:
 def archive_name(number: int = 1) -> str:
     """File name of the same record as .npz."""
     return ARCHIVE_NAME if number == 1 else f"observations-{number}.npz"
+
+
+def archive_of(record: str) -> str:
+    """File name of the .npz of a record.
+
+    Raises:
+        ValueError: it is no name of a record; one with a folder in it would lead elsewhere.
+    """
+    if not _RECORDS.fullmatch(record):
+        raise ValueError(
+            f"record={_validate.shown(record)} must be {RECORD_NAME} or observations-N.bin."
+        )
+    return record.removesuffix(".bin") + ".npz"
 
 
 def beside(directory: Path, number: int) -> Path:

@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_audit import _typed
-from lightning_audit._files import replacing
+from lightning_audit._files import read_text
+from lightning_audit._json import MOST_BYTES, JsonError, read_json
+from lightning_audit._replacing import replacing
+from lightning_audit._text import visible
 from lightning_audit.verdicts import EXIT_CODES as EXIT_CODES
 from lightning_audit.verdicts import KINDS as KINDS
 from lightning_audit.verdicts import Kind as Kind
@@ -242,11 +245,11 @@ class AuditReport:
                 report does: a key twice, a value of another type, a number that is not finite.
         """
         try:
-            data = _typed.parse(text)
-        except ValueError as error:
+            data = read_json(text)
+        except JsonError as error:
             raise ReportError(
-                f"the report is not complete JSON ({type(error).__name__}: {error}); it was cut "
-                "short or edited, or is another file. Run the training again to write it anew."
+                f"the report is not complete JSON ({error}); it was cut short or edited, or is "
+                "another file. Run the training again to write it anew."
             ) from error
         version = data.get("schema_version") if isinstance(data, dict) else None
         if type(version) is not int:
@@ -265,8 +268,8 @@ class AuditReport:
             report: AuditReport = _typed.read(cls, data)
         except ValueError as error:
             raise ReportError(
-                f"the report lacks or garbles a field: {error}; it was edited or cut. Run the "
-                "training again to write it anew."
+                f"the report lacks or garbles a field: {visible(str(error))}; it was edited or "
+                "cut. Run the training again to write it anew."
             ) from error
         return report
 
@@ -288,8 +291,8 @@ class AuditReport:
             ReportError: the file is absent or unreadable, or see `from_json`.
         """
         try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = read_text(path, MOST_BYTES)
+        except (OSError, ValueError) as error:
             raise ReportError(f"cannot read {os.fspath(path)!r}: {error}") from error
         return cls.from_json(text)
 

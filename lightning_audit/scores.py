@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lightning_audit import _validate
-from lightning_audit._npz import read_npz
+from lightning_audit._npz import MAX_VALUES
 from lightning_audit._score_csv import NO_SCORE, ScoresError, read_scores
-from lightning_audit.report_directory import REPORT_NAME
+from lightning_audit._score_npz import read_score_npz
+from lightning_audit.report_directory import REPORT_NAME, archive_of
 from lightning_audit.results import AuditReport, ReportError
 from lightning_audit.stats import roc
 from lightning_audit.stats._arguments import places
@@ -33,16 +33,11 @@ from lightning_audit.stats.piecewise import PiecewiseTradeoff
 from lightning_audit.stats.roc import RocCurve
 from lightning_audit.stats.thresholds import Fixed, Split, ThresholdChoice
 from lightning_audit.stats.white_box import mu_white_box_from_scores
-from lightning_audit.store import ENTERED
 
 __all__ = ["CanaryScores", "ScoresError"]
 
 Floats = NDArray[np.float64]
 
-_EXPECTED = (
-    "it must hold the arrays scores_in and scores_out, or the coins and readings of an audit's "
-    "observations.npz"
-)
 _WITH_THRESHOLD = [name for name, method in METHODS.items() if method.from_counts is not None]
 _WITH_GUESSES = [name for name, method in ONE_RUN_METHODS.items() if method.from_guesses]
 
@@ -86,36 +81,49 @@ class CanaryScores:
             object.__setattr__(self, field, scores)
 
     @classmethod
-    def from_npz(cls, path: str | os.PathLike[str]) -> CanaryScores:
+    def from_npz(
+        cls, path: str | os.PathLike[str], *, max_values: int = MAX_VALUES
+    ) -> CanaryScores:
         """Read scores_in and scores_out of an .npz, or an audit's observations.npz.
 
+        Args:
+            path: the file; what it declares is checked before memory is taken for it.
+            max_values: numbers that are read at most, whatever the file declares.
+
         Raises:
-            ScoresError: The file is absent, is no .npz, or holds neither.
+            ScoresError: The file is absent, is no .npz, holds neither, or too much.
         """
-        name = os.fspath(path)
-        try:
-            arrays = read_npz(path)
-        except ValueError as error:
-            raise ScoresError(f"cannot read {name!r} as .npz ({error}); {_EXPECTED}.") from error
-        if {"scores_in", "scores_out"} <= set(arrays):
-            return cls(arrays["scores_in"], arrays["scores_out"])
-        if {"coins", "readings", "canaries"} <= set(arrays):
-            return cls._of_observations(arrays)
-        raise ScoresError(f"{name!r} holds {sorted(set(arrays) - {'header'})}; {_EXPECTED}.")
+        found = read_score_npz(path, max_values)
+        return cls(
+            found.in_scores,
+            found.out_scores,
+            Split() if found.steps is None else Fixed(0.5),
+            coin_probability=found.coin_probability,
+            dropped=found.dropped,
+            steps=found.steps,
+        )
 
     @classmethod
-    def from_csv(cls, path: str | os.PathLike[str]) -> CanaryScores:
+    def from_csv(
+        cls, path: str | os.PathLike[str], *, max_values: int = MAX_VALUES
+    ) -> CanaryScores:
         """Read the columns ``score`` and ``in`` of a file with commas; other columns are ignored.
+
+        Args:
+            path: the file.
+            max_values: lines that are read at most.
 
         Raises:
             ScoresError: The file is absent, lacks a column, or holds what is no number.
         """
-        scores, members = read_scores(path)
+        scores, members = read_scores(path, max_values)
         return cls(scores[members == 1], scores[members == 0])
 
     @classmethod
-    def from_report(cls, path: str | os.PathLike[str]) -> CanaryScores:
-        """Read the observations beside a ``report.json``.
+    def from_report(
+        cls, path: str | os.PathLike[str], *, max_values: int = MAX_VALUES
+    ) -> CanaryScores:
+        """Read the observations beside a ``report.json``; ``max_values`` as for `from_npz`.
 
         Raises:
             ScoresError: The report cannot be read, kept no observations, or several records.
@@ -130,45 +138,37 @@ class CanaryScores:
                 f"{name!r} names {len(records)} records of observations; keep one, or name the "
                 "observations.npz of the optimizer that is meant."
             )
-        return cls.from_npz(Path(path).with_name(f"{Path(records[0]).stem}.npz"))
+        try:
+            archive = archive_of(records[0])
+        except ValueError as error:
+            raise ScoresError(f"{name!r}: {error}") from error
+        return cls.from_npz(Path(path).with_name(archive), max_values=max_values)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> CanaryScores:
+    def load(cls, path: str | os.PathLike[str], *, max_values: int = MAX_VALUES) -> CanaryScores:
         """Read a .csv, a report (.json, or its directory) or an .npz, by the ending of its name.
+
+        Args:
+            path: the file or directory.
+            max_values: as the constructor of that kind has it.
 
         Raises:
             ScoresError: As the constructor of that kind; or it is an audit's record (.bin).
         """
         if Path(path).is_dir():
-            return cls.from_report(Path(path) / REPORT_NAME)
+            return cls.from_report(Path(path) / REPORT_NAME, max_values=max_values)
         match Path(path).suffix.lower():
             case ".csv":
-                return cls.from_csv(path)
+                return cls.from_csv(path, max_values=max_values)
             case ".json":
-                return cls.from_report(path)
+                return cls.from_report(path, max_values=max_values)
             case ".bin":
                 raise ScoresError(
                     f"{os.fspath(path)!r} is a record of which a training may still write; take "
                     "the .npz of the same name, which is there when it has ended."
                 )
             case _:
-                return cls.from_npz(path)
-
-    @classmethod
-    def _of_observations(cls, arrays: Mapping[str, NDArray[Any]]) -> CanaryScores:
-        # Column `canaries` tells the steps whose canaries went in as planned.
-        counted = np.isin(arrays["canaries"], ENTERED)
-        coins, readings = arrays["coins"][counted] > 0, arrays["readings"][counted]
-        finite = np.isfinite(readings)
-        header = json.loads(str(arrays["header"])) if "header" in arrays else {}
-        return cls(
-            readings[finite & coins],
-            readings[finite & ~coins],
-            Fixed(0.5),
-            coin_probability=header.get("coin_probability"),
-            dropped=int(np.sum(~finite)),
-            steps=int(np.sum(counted)),
-        )
+                return cls.from_npz(path, max_values=max_values)
 
     def bound(
         self,
@@ -358,7 +358,8 @@ def _vector(name: str, values: Any) -> Floats:
             f"{name} has dtype {array.dtype} and shape {array.shape}; it must be a vector of "
             "finite numbers, one score an observation."
         )
-    scores = array.astype(np.float64)
+    with np.errstate(over="ignore"):  # a longdouble that is too large is no finite number
+        scores = array.astype(np.float64)
     if (wrong := ~np.isfinite(scores)).any():
         first = float(scores[wrong][0])
         raise ScoresError(f"{name} holds {first}, {NO_SCORE} ({places(wrong)}).")

@@ -21,7 +21,10 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit._files import reason_of, replacing
+from lightning_audit import _typed, _validate
+from lightning_audit._files import open_regular
+from lightning_audit._json import read_json
+from lightning_audit._replacing import reason_of, replacing
 from lightning_audit.report_directory import RECORD_NAME, archive_name, record_name, set_aside
 
 _log = logging.getLogger(__name__)
@@ -31,6 +34,10 @@ _FORMAT = "lightning-audit observations"
 _VERSION = 2
 #: Steps after which the entries are handed to the operating system.
 FLUSH_EVERY = 1000
+
+#: Bytes of a record's first line, and lags in it, that are read: more than any model needs.
+_LONGEST_HEADER = 2**24
+_MOST_LAGS = 10**6
 
 #: Values of the column `canaries`; EARLIER: in an earlier part of a split batch than the last.
 NOT_PLANNED, INJECTED, DROPPED, EARLIER = 0, 1, 2, 3
@@ -259,6 +266,7 @@ def read_observations(path: str | os.PathLike[str]) -> tuple[RecordHeader, NDArr
         The header and the whole entries, ``[steps]``.
 
     Raises:
+        OSError: the file is absent or may not be read.
         ValueError: the file is no record, or was written by a newer version.
     """
     found, start = _read_header(path)
@@ -287,36 +295,31 @@ class _FirstLine:
 
 def _read_header(path: str | os.PathLike[str]) -> tuple[_FirstLine, int]:
     """The first line of a record, and where the entries start."""
-    with open(path, "rb") as file:
-        line = file.readline()
-        start = file.tell()
-    newline = line.endswith(b"\n")
     try:
-        fields = json.loads(line)
-        version = int(fields["version"])
-        if fields["format"] != _FORMAT or not newline:
-            raise ValueError("another format")
+        with open_regular(path) as file:
+            line = file.readline(_LONGEST_HEADER)
+        fields = read_json(line)
+        if not isinstance(fields, dict) or fields.get("format") != _FORMAT:
+            raise ValueError("it has another format")
+        version = _validate.positive_int("version", fields.get("version"))
+        if not line.endswith(b"\n"):
+            raise ValueError("its first line is cut short")
         if version <= _VERSION:
-            header = RecordHeader(
-                canaries=tuple(fields["canaries"]),
-                tensors=tuple(fields["tensors"]),
-                witnesses=tuple(fields["witnesses"]),
-                lags=int(fields["lags"]),
-                signal=float(fields["signal"]),
-                # Records of the first release tell neither.
-                coin_probability=float(fields.get("coin_probability", 0.5)),
-                game=fields.get("game", "step"),
-            )
+            names = {field.name for field in dataclasses.fields(RecordHeader)}
+            own = {name: value for name, value in fields.items() if name in names}
+            header = _typed.read(RecordHeader, own)
+            if not 0 <= header.lags <= _MOST_LAGS:
+                raise ValueError(f"lags={header.lags} must be in [0, {_MOST_LAGS}]")
             # The first release named no run.
             found = _FirstLine(header, str(fields.get("run", "")))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (KeyError, ValueError) as error:
         raise ValueError(
-            f"path={os.fspath(path)!r} is no record of lightning-audit; name the {RECORD_NAME} of "
-            "a report directory."
+            f"path={os.fspath(path)!r} is no record of lightning-audit ({error}); name the "
+            f"{RECORD_NAME} of a report directory."
         ) from error
     if version > _VERSION:
         raise ValueError(
             f"path={os.fspath(path)!r} has version {version}, this lightning-audit reads up to "
             f"{_VERSION}; upgrade lightning-audit to read it."
         )
-    return found, start
+    return found, len(line)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from lightning_audit._text import visible
+
 Outcome = Literal["PASS", "VIOLATION", "INCONCLUSIVE"]
 Kind = Literal["mechanism", "epsilon", "accounting"]
 
@@ -94,7 +96,7 @@ class Verdict:
 
 
 def describe(verdict: Verdict) -> str:
-    """A verdict in a few lines of text."""
+    """A verdict in a few lines of text; of a report from elsewhere, no line can pose as two."""
     kind = f" ({verdict.kind})" if verdict.kind else ""
     lines = [f"{verdict.outcome}{kind}: {verdict.summary}"]
     if verdict.fault:
@@ -107,7 +109,7 @@ def describe(verdict: Verdict) -> str:
     lines.extend(f"Missing: {item}" for item in verdict.missing)
     if verdict.advice:
         lines.append(f"Next: {verdict.advice}")
-    return "\n".join(lines)
+    return "\n".join(visible(line) for line in lines)
 
 
 def _details(fault: LikelyFault) -> list[str]:

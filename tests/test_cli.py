@@ -241,9 +241,9 @@ def test_the_worst_of_a_folders_trainings_counts_and_each_is_shown(
 
 
 def test_the_budget_is_held_against_every_training(tmp_path: Path) -> None:
-    saved(tmp_path, epsilon_spent=1.0)
+    saved(tmp_path, spent=1.9, proved=1.0)
     (tmp_path / "run-2").mkdir()
-    saved(tmp_path / "run-2", epsilon_spent=3.0)
+    saved(tmp_path / "run-2", spent=3.0)
     assert check(tmp_path, "--max-epsilon", "4") == 0
     assert check(tmp_path, "--max-epsilon", "2") == 1
 

@@ -20,11 +20,16 @@ LEVELS = {
     "verdicts": 0,
     "snapshot": 0,
     "_validate": 0,
+    "_text": 0,
     "_files": 0,
-    "_npz": 0,
+    "_replacing": 0,
+    "_json": 0,
     "_typed": 0,
+    "_npz": 0,
+    "_options": 0,
     "_output": 0,
     "_score_csv": 0,
+    "_score_npz": 1,
     "_optional": 0,
     "stats": 1,
     "claims": 1,
@@ -52,7 +57,10 @@ LEVELS = {
 }
 #: Units of one level that may not know each other, or may know certain others only.
 FORBIDDEN = {("canaries", "dpsgd"), ("dpsgd", "canaries")}
-ONLY = {"report": {"report", "results", "stats", "_files"}, "stats": {"stats", "_validate"}}
+ONLY = {
+    "report": {"report", "results", "stats", "_text", "_replacing"},
+    "stats": {"stats", "_validate"},
+}
 
 FILES = sorted(ROOT.rglob("*.py"))
 HEAVY = {"torch", "pytorch_lightning", "lightning", "lightning_fabric", "opacus"}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_audit._files import remove_partials, replacing
+from lightning_audit._replacing import remove_partials, replacing
 from lightning_audit.report_directory import (
     REPORT_NAME,
     all_beside,

@@ -203,7 +203,7 @@ def test_a_value_that_json_cannot_hold_is_an_error_that_names_it() -> None:
 def test_a_report_cut_anywhere_is_a_report_error() -> None:
     text = report().to_json()
     for cut in range(len(text)):
-        with pytest.raises(ReportError, match=r"not complete JSON \(JSONDecodeError"):
+        with pytest.raises(ReportError, match="not complete JSON"):
             AuditReport.from_json(text[:cut])
 
 

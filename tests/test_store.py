@@ -64,20 +64,6 @@ def test_what_is_read_is_what_was_appended(tmp_path: Path, count: int) -> None:
     assert read.tobytes() == entries(count).tobytes()
 
 
-def test_a_record_that_tells_no_coins_is_of_fair_ones(tmp_path: Path) -> None:
-    path = written(tmp_path, 3)
-    line, rest = path.read_bytes().split(b"\n", 1)
-    fields = json.loads(line)
-    assert fields["version"] == 1  # what the first release reads
-    for name in ("coin_probability", "game"):
-        del fields[name]
-    path.write_bytes(json.dumps(fields).encode() + b"\n" + rest)
-    header, read = read_observations(path)
-    assert (header.coin_probability, header.game) == (0.5, "step")
-    assert header == HEADER
-    assert read.tobytes() == entries(3).tobytes()
-
-
 def test_coins_that_are_not_fair_are_kept_and_refused_by_the_first_release(tmp_path: Path) -> None:
     header = dataclasses.replace(HEADER, coin_probability=0.1, game="subsampled")
     ObservationStore(tmp_path, header).close()

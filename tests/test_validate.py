@@ -90,3 +90,9 @@ def test_error_says_name_value_allowed_and_advice(check, allowed) -> None:
         check("lr", -2, "do this")
     with pytest.raises(ValueError, match=f"^{re.escape(f'lr=-2 must be {allowed}.')}$"):
         check("lr", -2)
+
+
+@pytest.mark.parametrize("check", [_validate.positive, _validate.non_negative, _validate.rate])
+def test_a_whole_number_that_no_float_holds_is_no_number(check) -> None:
+    with pytest.raises(ValueError, match=r"x=10{10,}.*must be"):
+        check("x", 10**400)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from lightning_audit._files import reason_of, remove_partials
+from lightning_audit._replacing import reason_of, remove_partials
 from lightning_audit.callbacks._namespaces import MisconfigurationException
 from lightning_audit.directory_lock import DirectoryLock, claim, lock_of
 from lightning_audit.report_directory import RECORD_NAME, all_beside, put_back, set_aside

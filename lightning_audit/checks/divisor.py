@@ -44,9 +44,9 @@ def batch_size_result(
     Where it is private, the cost is `isotropic_pair_epsilon` of the two divisors' ratio: exact for
     records whose gradients are zero, which are among those that an epsilon is promised for, and so
     a lower bound for the mechanism, whatever its noise multiplier. If it is above the claim, the
-    claim is refuted. If it is not, what both cost together is not known (`demands.unpaid`): where gradients
-    are not zero, the divisor moves the mean as well, and no accountant counts it. The sample rate
-    is taken for a public constant.
+    claim is refuted. If it is not, what both cost together is not known (`demands.unpaid`): where
+    gradients are not zero, the divisor moves the mean as well, and no accountant counts it. The
+    sample rate is taken for a public constant.
 
     Args:
         expected: the divisor.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 
+from lightning_audit._text import visible
 from lightning_audit.results import AuditReport, CheckResult, describe
 
 _MARKS = {
@@ -47,7 +48,8 @@ def print_report(report: AuditReport, path: str | os.PathLike[str] | None = None
         table.add_column(column, overflow="fold")
     for check in report.checks:
         mark = Text(_MARKS[check.status], style=_STYLES[check.status])
-        table.add_row(Text(check.name), mark, evidence_of(check), Text(check.message))
+        name, message = Text(visible(check.name)), Text(visible(check.message))
+        table.add_row(name, mark, evidence_of(check), message)
     console.print()  # a progress bar may stand on the line
     console.print(table)
     for line in _epsilon_lines(report):
@@ -68,11 +70,12 @@ def as_text(report: AuditReport, path: str | os.PathLike[str] | None = None) -> 
     Returns:
         The text, without a final newline.
     """
-    width = max((len(check.name) for check in report.checks), default=0)
+    names = [visible(check.name) for check in report.checks]
+    width = max(map(len, names), default=0)
     rows = [
-        f"  {check.name:<{width}}  {_MARKS[check.status]:<8}  {evidence_of(check):<12}  "
-        f"{check.message}"
-        for check in report.checks
+        f"  {name:<{width}}  {_MARKS[check.status]:<8}  {evidence_of(check):<12}  "
+        f"{visible(check.message)}"
+        for name, check in zip(names, report.checks, strict=True)
     ]
     return "\n".join(
         [
@@ -106,8 +109,8 @@ def _epsilon_lines(report: AuditReport) -> list[str]:
 
 
 def _closing_lines(report: AuditReport, path: str | os.PathLike[str] | None) -> list[str]:
-    lines = [f"Note: {note}" for note in report.notes]
+    lines = [f"Note: {visible(note)}" for note in report.notes]
     if path is not None:
-        written = f" (written {report.created})" if report.created else ""
-        lines.append(f"Report: {os.fspath(path)}{written}")
+        written = f" (written {visible(report.created)})" if report.created else ""
+        lines.append(f"Report: {visible(os.fspath(path))}{written}")
     return lines

@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from lightning_audit._text import visible
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["blank_figure", "log_from_zero", "plain_axes"]
+__all__ = ["blank_figure", "log_from_zero", "plain", "plain_axes"]
 
 BLUE, GREEN, VIOLATION = "#0072B2", "#007A5A", "#C44601"
 INK, GREY, SHADE, GRID = "#222222", "#6E6E6E", "#DCDCDC", "#E3E3E3"
@@ -39,6 +41,16 @@ def blank_figure(inches: tuple[float, float], dpi: int = 100) -> Figure:
     drawn = Figure(figsize=inches, dpi=dpi, facecolor="white", layout=layout)
     FigureCanvasAgg(drawn)
     return drawn
+
+
+def plain(text: str) -> str:
+    """Text of a report in a picture: none of it is a formula, an escape, or left out.
+
+    Matplotlib takes what stands between two dollars for a formula, and a label that begins with an
+    underscore for none.
+    """
+    shown = visible(text).replace("$", r"\$")
+    return f" {shown}" if shown.startswith("_") else shown
 
 
 def plain_axes(axes: Axes) -> None:

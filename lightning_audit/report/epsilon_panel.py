@@ -15,6 +15,7 @@ from lightning_audit.report.drawing import (
     PINK,
     TEAL,
     log_from_zero,
+    plain,
 )
 from lightning_audit.results import AuditReport
 
@@ -76,7 +77,7 @@ def draw_epsilon(axes: Axes, report: AuditReport) -> list[str]:
     _draw_series(axes, spent, label="spent", **used)
     for series in others:
         name = series.name.removeprefix(_PREFIX)
-        label, colour, dashes, marker = _STYLES.get(name, (name, *_OTHER))
+        label, colour, dashes, marker = _STYLES.get(name, (plain(name), *_OTHER))
         thin: dict[str, Any] = {"color": colour, "linestyle": dashes, "marker": marker}
         _draw_series(axes, series, label=label, linewidth=1.0, **thin)
     _scale_epsilon(axes, [lower, spent, *others], claim)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_audit._files import replacing
+from lightning_audit._replacing import replacing
 from lightning_audit.report.drawing import GREEN, GREY, INK, VIOLATION, blank_figure, plain_axes
 from lightning_audit.report.epsilon_panel import draw_epsilon
 from lightning_audit.report.rates_panel import draw_rates

@@ -20,6 +20,8 @@ Region = Literal["two_sided", "one_sided"]
 NODES = 64
 # Mass of a rate that is left out at either end of the quadrature.
 TAIL = 1e-26
+# Least probability of a quantile: at 1e-200, some are not found.
+LEAST = 1e-100
 
 
 def rates(counts: ConfusionCounts, prior: float, tail: float = TAIL) -> tuple[Beta, Beta]:
@@ -45,6 +47,10 @@ def two_sided(region: Region) -> bool:
 def tail_for(probability: float) -> float:
     """Mass that may be left out of an integral which is to be compared with a probability."""
     p = _validate.open_unit("probability", probability, "such as 0.05 for a lower limit")
+    if p < LEAST:
+        raise ValueError(
+            f"probability={p!r} must be at least {LEAST:g}; no limit is computed to smaller ones."
+        )
     return min(TAIL, 1e-14 * p)
 
 

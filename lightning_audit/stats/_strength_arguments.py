@@ -17,6 +17,12 @@ Counts = NDArray[np.int64]
 Floats = NDArray[np.float64]
 LogDensity = Callable[[Floats], Floats]
 
+# Priors whose mass the grids of the posterior resolve; a narrower one falls between two nodes.
+_VARIANCES = (1e-4, 1e6)
+_LARGEST_SHAPE = 300
+# Beyond, a float skips whole numbers.
+_LARGEST_COUNT = 2**53
+
 
 def attack_counts(
     false_negatives: ArrayLike, n_in: ArrayLike, false_positives: ArrayLike, n_out: ArrayLike
@@ -66,8 +72,10 @@ def strength_prior(shapes: tuple[float, float]) -> LogDensity:
     if not isinstance(shapes, tuple | list) or len(shapes) != 2:
         raise ValueError(f"strength_shapes={shapes!r} must be two numbers >= 1; {advice}")
     a, b = (_validate.positive("strength_shapes", shape, advice) for shape in shapes)
-    if min(a, b) < 1:
-        raise ValueError(f"strength_shapes={shapes!r} must be two numbers >= 1; {advice}")
+    if not 1 <= min(a, b) <= max(a, b) <= _LARGEST_SHAPE:
+        raise ValueError(
+            f"strength_shapes={shapes!r} must be two numbers >= 1, up to {_LARGEST_SHAPE}; {advice}"
+        )
 
     def log_density(strength: Floats) -> Floats:
         density = special.xlogy(a - 1.0, strength) + special.xlog1py(b - 1.0, -strength)
@@ -77,7 +85,12 @@ def strength_prior(shapes: tuple[float, float]) -> LogDensity:
 
 
 def prior_variance(value: Any) -> float:
-    return _validate.positive("epsilon_variance", value, "10 is the published choice")
+    advice = "10 is the published choice"
+    variance = _validate.positive("epsilon_variance", value, advice)
+    low, high = _VARIANCES
+    if not low <= variance <= high:
+        raise ValueError(f"epsilon_variance={value!r} must be in [{low:g}, {high:g}]; {advice}")
+    return variance
 
 
 def known_strength(value: Any) -> float:
@@ -110,4 +123,6 @@ def _whole(name: str, value: ArrayLike) -> Counts:
         raise ValueError(f"{name}={_validate.shown(value)} must hold whole numbers >= 0; {advice}")
     if np.any(counts < 0):
         raise ValueError(f"{name}={int(np.min(counts))} must be a whole number >= 0; {advice}")
+    if np.any(counts > _LARGEST_COUNT):
+        raise ValueError(f"{name}={int(np.max(counts))} must be at most 2^53; {advice}")
     return counts.astype(np.int64)

@@ -77,7 +77,11 @@ def bound_power(
     size = _validate.positive_int("n", n)
     level = significance_level(significance)
     # The smallest whole number whose distribution function reaches the level.
-    fn = np.ceil(special.bdtrik(_LEVELS, size, rate).clip(0.0, size)).astype(np.int64)
+    # Where no error at all is as probable as the level, it is 0; bdtrik has no answer for rates
+    # that 1 - rate does not show.
+    none = np.exp(size * np.log1p(-rate))
+    most = np.where(none >= _LEVELS, 0.0, special.bdtrik(_LEVELS, size, rate))
+    fn = np.ceil(most.clip(0.0, size)).astype(np.int64)
     fn, parts = np.unique(fn, return_counts=True)
 
     def rejected(fp: Counts) -> NDArray[np.bool_]:

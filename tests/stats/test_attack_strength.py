@@ -139,6 +139,13 @@ def test_bad_arguments_are_named() -> None:
         attack_strength_posterior(attack_counts([], 1, [], 1), 1e-5)
     with pytest.raises(ValueError, match=r"strength_shapes=\(0\.5, 1\.0\) must be"):
         attack_strength_posterior(WEAK, 1e-5, strength_shapes=(0.5, 1.0))
+    with pytest.raises(ValueError, match=r"shapes=\(1e\+300, 1\.0\) must be .* up to 300"):
+        attack_strength_posterior(WEAK, 1e-5, strength_shapes=(1e300, 1.0))
+    for variance in (1e-320, 1e-20, 1e300):
+        with pytest.raises(ValueError, match=r"must be in \[0\.0001, 1e\+06\]; 10 is the publ"):
+            attack_strength_posterior(WEAK, 1e-5, epsilon_variance=variance)
+    with pytest.raises(ValueError, match=r"n_in=9223372036854775809 must be at most 2\^53"):
+        attack_counts(1, 2**63 + 1, 1, 100)
     with pytest.raises(ValueError, match=r"delta=0\.1 must be at most 200 standard errors"):
         attack_strength_posterior(attack_counts(10, 10**6, 10, 10**6), 0.1)
 

@@ -85,3 +85,9 @@ def test_a_worse_violation_and_a_larger_level_never_lower_the_power() -> None:
 def test_bad_arguments_are_named(arguments, message) -> None:
     with pytest.raises(ValueError, match=message):
         bound_power(*arguments)
+
+
+@pytest.mark.parametrize("method", POWER_METHODS)
+def test_a_mechanism_that_hides_nothing_is_always_told(method) -> None:
+    """Its error rate is below the smallest that the binomial quantile knows."""
+    assert [bound_power(method, 0.5, mu, 1000) for mu in (20.0, 30.0, 45.0, 80.0)] == [1.0] * 4

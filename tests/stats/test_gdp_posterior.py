@@ -202,3 +202,10 @@ def test_arguments_out_of_range_are_refused() -> None:
         mu_posterior_quantile(1.0, counts)
     with pytest.raises(ValueError, match="counts hold no threshold"):
         mu_posterior_maximum(ConfusionCounts([], [], [], []), 0.05)
+
+
+def test_a_quantile_of_next_to_nothing_is_refused() -> None:
+    counts = ConfusionCounts(fn=3, tp=20, fp=2, tn=20)
+    assert mu_posterior_quantile(1e-100, counts) < mu_posterior_quantile(1e-10, counts)
+    with pytest.raises(ValueError, match=r"probability=1e-200 must be at least 1e-100"):
+        mu_posterior_quantile(1e-200, counts)

@@ -1,0 +1,54 @@
+"""Options of the command that are numbers."""
+
+from __future__ import annotations
+
+import argparse
+
+from lightning_audit._validate import shown
+
+#: Numbers that are read of a file, as `_npz.MAX_VALUES`; that module loads numpy.
+_MAX_VALUES = 10**8
+# What a processor counts to; a number of more digits is no number of anything.
+_LARGEST = 2**63 - 1
+
+
+def add_max_values(command: argparse.ArgumentParser) -> None:
+    """Add the option that bounds what is read of a file."""
+    command.add_argument(
+        "--max-values",
+        type=positive_int,
+        default=_MAX_VALUES,
+        metavar="N",
+        help="numbers that are read of the file at most, whatever it declares; 10^8 take about "
+        "3 GB and half a minute (default: 10^8)",
+    )
+
+
+def positive(text: str) -> float:
+    """A number > 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number > 0")
+    return value
+
+
+def whole(text: str) -> int:
+    """A whole number that a processor can count to, of either sign."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = _LARGEST + 1
+    if abs(value) > _LARGEST:
+        raise argparse.ArgumentTypeError(f"{shown(text)} must be a whole number, below 2^63")
+    return value
+
+
+def positive_int(text: str) -> int:
+    """A whole number >= 1 that a processor can count to."""
+    value = whole(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number >= 1")
+    return value
