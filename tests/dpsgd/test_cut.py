@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from opacus.optimizers import DPOptimizer
+from torch import nn
+
+from lightning_audit.dpsgd.cut import divisor_at_cut, watch_cut
+
+SIGMA, BATCH = 1.0, 64
+
+
+def optimizer_of(kind: type[DPOptimizer]) -> DPOptimizer:
+    """An optimizer that waits for its noise, with gradients of 64 samples in its sums."""
+    torch.manual_seed(1)
+    net = nn.Linear(30, 10)
+    optimizer = kind(
+        torch.optim.SGD(net.parameters(), lr=0.1),
+        noise_multiplier=SIGMA,
+        max_grad_norm=1.0,
+        expected_batch_size=BATCH,
+    )
+    for p in optimizer.params:
+        p.grad_sample = torch.randn(BATCH, *p.shape)
+    return optimizer
+
+
+class DividesWithItsNoise(DPOptimizer):
+    def add_noise(self) -> None:
+        super().add_noise()
+        for p in self.params:
+            p.grad /= BATCH
+
+    def scale_grad(self) -> None:
+        pass
+
+
+class OwnBoth(DPOptimizer):
+    def add_noise(self) -> None:
+        super().add_noise()
+
+    def scale_grad(self) -> None:
+        super().scale_grad()
+
+
+class OwnNoise(DPOptimizer):
+    def add_noise(self) -> None:
+        super().add_noise()
+        for p in self.params:
+            p.grad *= 0.01
+
+
+class Reduces(DPOptimizer):
+    def reduce_gradients(self) -> None:
+        self.reduced = True
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [(DPOptimizer, 1.0), (OwnNoise, 1.0), (OwnBoth, 1.0), (DividesWithItsNoise, BATCH)],
+)
+def test_what_the_noisy_sum_was_divided_by_is_told(
+    kind: type[DPOptimizer], expected: float
+) -> None:
+    optimizer = optimizer_of(kind)
+    seen: list[float] = []
+
+    def look() -> None:
+        seen.append(divisor_at_cut(optimizer, optimizer.params, SIGMA, BATCH))
+
+    hook = watch_cut(optimizer, look)
+    optimizer.pre_step()
+    hook.remove()
+    assert seen == [expected]
+
+
+def test_several_processes_release_what_they_have_added_up() -> None:
+    optimizer: Any = optimizer_of(Reduces)
+    seen: list[Any] = []
+    hook = watch_cut(optimizer, lambda: seen.append(vars(optimizer).get("reduced")))
+    optimizer.pre_step()
+    assert not seen
+    optimizer.reduce_gradients()
+    hook.remove()
+    assert seen == [True]
+    assert divisor_at_cut(optimizer, optimizer.params, SIGMA, BATCH) == BATCH
