@@ -93,6 +93,18 @@ def test_the_line_for_hand_written_dp_sgd_lets_canaries_in(hand_written, tmp_pat
     assert not [c.name for c in names["audit"].report.checks if c.status == "violated"]
 
 
+def test_a_release_that_is_shown_may_be_processed(hand_written, tmp_path, monkeypatch):
+    stated, processed = (code for code in blocks("python") if "def training_step" in code)
+    monkeypatch.chdir(tmp_path)
+    names = dict(vars(hand_written))
+    exec(compile(stated, "README.md", "exec"), names)
+    exec(compile(processed, "README.md", "exec"), names)
+    kind = type("Model", (hand_written.ByVmap,), {"training_step": names["training_step"]})
+    trainer = pl.Trainer(max_steps=60, callbacks=[names["audit"]], accelerator="cpu", logger=False)
+    trainer.fit(kind())
+    assert names["audit"].report.verdict.outcome == "PASS"
+
+
 def test_the_input_canary_audits_a_module_that_has_a_forward(digits, tmp_path, monkeypatch):
     code = next(block for block in blocks("python") if "Mislabeled" in block)
     monkeypatch.chdir(tmp_path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from opacus.optimizers import DPOptimizer
 
 from lightning_audit.callbacks._namespaces import MisconfigurationException
@@ -142,26 +141,6 @@ def hand_written_step(
     try:
         stated = stated_claim(claim)
         names = {id(p): name for name, p in module.named_parameters()}
-        step = ManualStep(optimizers[0], names, stated)
+        return ManualStep(optimizers[0], names, stated)
     except (ValueError, UnsupportedOptimizer) as error:
         raise MisconfigurationException(str(error)) from error
-    _refuse_late_clipping(module, step)
-    return step
-
-
-def _refuse_late_clipping(module: pl.LightningModule, step: ManualStep) -> None:
-    """Raise if the Trainer clips the gradient that the audit reads, after the noise."""
-    trainer = module.trainer
-    own = type(module).configure_gradient_clipping
-    lightnings = own.__module__.startswith(("pytorch_lightning.", "lightning."))
-    late = step.inner is step.optimizer and _is_torchs_own(step.inner)
-    if trainer.gradient_clip_val and lightnings and late and module.automatic_optimization:
-        raise MisconfigurationException(
-            f"gradient_clip_val={trainer.gradient_clip_val!r} clips the gradient that is already "
-            "noisy, which makes the noise smaller than claim.noise_multiplier states; leave it "
-            "out: hand-written DP-SGD clips each sample itself."
-        )
-
-
-def _is_torchs_own(optimizer: torch.optim.Optimizer) -> bool:
-    return type(optimizer).step.__module__.startswith("torch.optim.")
