@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import optimize, special
 
 from lightning_audit.stats.sequential import log_mean_exp
 
 FloatArray = NDArray[np.float64]
 
-#: Precision ratios over which `noise_log_e` mixes: true noise x .97 down to x .15 of the claim.
-NOISE_PRECISIONS: FloatArray = 1.0 / np.array([0.97, 0.93, 0.88, 0.8, 0.7, 0.55, 0.35, 0.15]) ** 2
+#: Precision ratios over which `noise_log_e` mixes: true noise x .997 down to x .15 of the claim.
+NOISE_PRECISIONS: FloatArray = (
+    1.0 / np.array([0.997, 0.99, 0.97, 0.93, 0.88, 0.8, 0.7, 0.55, 0.35, 0.15]) ** 2
+)
+
+#: Scales between which `noise_upper` looks for its limit.
+_SMALLEST, _LARGEST = 1e-9, 1e9
 
 #: Precision ratios over which `excess_log_e` mixes.
 EXCESS_PRECISIONS: FloatArray = 1.0 / np.array([1.05, 1.2, 1.5, 2.0, 4.0, 16.0, 64.0, 256.0]) ** 2
@@ -45,6 +51,55 @@ def noise_log_e(count: ArrayLike, sum_squares: ArrayLike) -> FloatArray:
         Anderson 1955; Ville 1939; Robbins 1970 (mixtures).
     """
     return _scale_log_e(count, sum_squares, NOISE_PRECISIONS)
+
+
+def noise_upper(
+    count: ArrayLike, sum_squares: ArrayLike, weights: ArrayLike, significance: float
+) -> float:
+    r"""Upper limit of the noise over its claim, for one look at a time of one's choice.
+
+    The noise is tested against c times the claim with squares over c^2. The e-value increases in
+    c, so what is rejected is an interval up to infinity, and its lower end is the limit. Several
+    sums enter as the weighted mean of their e-values, so none has to be chosen.
+
+    Proved, for any data: if the noise is at least c times the claim in every step and coordinate,
+    the probability that the limit is below c at any look is at most ``significance``. The rest of a
+    residual's variance, the data, makes the limit larger.
+
+    Formula:
+        ``inf {c : sum_i weights_i exp(noise_log_e(count_i, sum_squares_i / c^2)) >=
+        1 / significance}``
+
+    Args:
+        count: number of coordinates observed, of each sum, ``[n]``.
+        sum_squares: sums of the squared residuals over the claimed variance, ``[n]``.
+        weights: of the sums, adding up to 1, ``[n]``.
+        significance: probability that the limit is too small.
+
+    Returns:
+        The limit; infinity where no scale is rejected, 0 where all are.
+
+    Example:
+        >>> round(noise_upper([40_000], [40_000.0], [1.0], 0.025), 3)
+        1.013
+        >>> noise_upper([0], [0.0], [1.0], 0.025)
+        inf
+
+    References:
+        As `noise_log_e`; Darling and Robbins 1967 (confidence sequences by inversion).
+    """
+    n, s, w = np.asarray(count), np.asarray(sum_squares), np.asarray(weights)
+
+    def excess(log_scale: float) -> float:
+        values = noise_log_e(n, s * np.exp(-2.0 * log_scale))
+        return float(special.logsumexp(values, b=w)) + np.log(significance)
+
+    low, high = np.log(_SMALLEST), np.log(_LARGEST)
+    if excess(high) < 0.0:
+        return float(np.inf)
+    if excess(low) >= 0.0:
+        return 0.0
+    return float(np.exp(optimize.brentq(excess, low, high, xtol=1e-9)))
 
 
 def excess_log_e(count: ArrayLike, sum_squares: ArrayLike) -> FloatArray:
