@@ -13,7 +13,7 @@ from scipy import integrate, stats
 
 from lightning_audit.stats.coin_bet import COIN_SLOPES, CoinBet
 from lightning_audit.stats.error_rate_bet import ERROR_STAKES, ErrorRateBet
-from lightning_audit.stats.noise_scale import NOISE_PRECISIONS, noise_log_e
+from lightning_audit.stats.noise_scale import NOISE_PRECISIONS, NOISE_WEIGHTS, noise_log_e
 from lightning_audit.stats.sequential import PredictableCentre, is_look, log_mean_exp
 from lightning_audit.stats.signal_bet import SignalBet
 
@@ -44,7 +44,9 @@ def test_noise_log_e_equals_the_step_by_step_product(count: int, scale: float) -
                 tau_, value_ = mpmath.mpf(float(tau)), mpmath.mpf(float(value))
                 product *= mpmath.sqrt(tau_) * mpmath.exp(-(tau_ - 1) * value_**2 / 2)
             products.append(product)
-        expected = float(mpmath.log(sum(products) / len(products)))
+        expected = float(
+            mpmath.log(sum(w * x for w, x in zip(NOISE_WEIGHTS, products, strict=True)))
+        )
     assert float(noise_log_e(count, float(x @ x))) == pytest.approx(expected, rel=1e-11, abs=1e-11)
 
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import ArrayLike
 from scipy import stats
 
-from lightning_audit.stats.noise_scale import noise_log_e, noise_upper
+from lightning_audit.stats.noise_scale import NOISE_PRECISIONS, noise_upper
 from lightning_audit.stats.signal_bet import SIGNAL_SLOPES, SignalBet
 
 GRID = np.array([0.2, 0.5, 0.8, 0.9, 1.0, 1.5, 2.0, 100.0])
@@ -145,11 +146,15 @@ def test_limit_of_the_signal_holds_at_all_times_for_any_data(
 # ------------------------------------------------------------------ the limit of the noise
 
 
+def e_values(count: ArrayLike, squares: ArrayLike) -> np.ndarray:
+    n, s, tau = np.asarray(count)[..., None], np.asarray(squares)[..., None], NOISE_PRECISIONS
+    return np.mean(np.exp(0.5 * n * np.log(tau) - 0.5 * (tau - 1.0) * s), axis=-1)
+
+
 def test_noise_upper_is_where_the_e_value_reaches_the_level() -> None:
     count, squares, weights = [400.0, 80.0, 30.0], [390.0, 95.0, 10.0], [0.5, 0.3, 0.2]
     limit = noise_upper(count, squares, weights, 0.01)
-    at = noise_log_e(count, np.array(squares) / limit**2)
-    assert float(np.log(np.exp(at) @ weights)) == pytest.approx(math.log(100), abs=1e-6)
+    assert float(weights @ e_values(count, np.array(squares) / limit**2)) == pytest.approx(100)
 
 
 @given(st.integers(1, 10**6), st.floats(0.01, 100.0), st.floats(1e-6, 0.5))
@@ -182,9 +187,8 @@ def test_noise_upper_holds_at_all_times(data: float) -> None:
         term = data * rng.integers(0, 2, (runs, units, 4))
         squares += ((term + rng.standard_normal((runs, units, 4))) ** 2).sum(axis=-1)
         # That the limit is below the true 1 is that the scale 1 is rejected.
-        each = noise_log_e(4 * step, squares)
-        both = noise_log_e(4 * step * units, squares.sum(axis=-1))
-        log_e = np.log(0.5 * np.exp(both) + 0.5 * np.exp(each).mean(axis=-1))
+        each = e_values(4 * step, squares).mean(axis=-1)
+        log_e = np.log(0.5 * e_values(4 * step * units, squares.sum(axis=-1)) + 0.5 * each)
         missed |= log_e >= -math.log(0.05)
         if step == steps:
             for run in range(50):
