@@ -97,7 +97,7 @@ def noise_upper(
 
     def excess(log_scale: float) -> float:
         values = _scale_log_e(n, s * np.exp(-2.0 * log_scale), NOISE_PRECISIONS, equal)
-        return float(special.logsumexp(values, b=w)) + np.log(significance)
+        return float(special.logsumexp(values, b=w) + np.log(significance))
 
     low, high = np.log(_SMALLEST), np.log(_LARGEST)
     if excess(high) < 0.0:

@@ -12,7 +12,7 @@ FloatArray = NDArray[np.float64]
 
 #: Slopes over which `SignalBet` mixes, per standard deviation of the residual. Each is twice the
 #: one before, so that one exponential gives them all.
-SIGNAL_SLOPES: FloatArray = 0.02 * 2.0 ** np.arange(5)
+SIGNAL_SLOPES: FloatArray = np.array([0.02, 0.04, 0.08, 0.16, 0.32])
 
 
 class SignalBet:
