@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from lightning_audit.callbacks.spending import epsilon_at_ratio
+from lightning_audit.callbacks.spending import epsilon_at_ratio, epsilon_of_parts
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.results import EpsilonBound
 from lightning_audit.stats.bounds import BOUND_NAMES, METHODS, BoundMethod
@@ -19,10 +19,21 @@ from lightning_audit.store import RecordHeader
 
 History = Sequence[tuple[float, float | None, int]]
 
-_COMPOSED = (
+_GAUSSIAN = (
     "epsilon of the run from mu of a step: Gaussian noise, independent steps, Poisson sampling at "
-    "the stated rate, the same leakage over claim in every step"
+    "the stated rate"
 )
+_COMPOSED = f"{_GAUSSIAN}, the same leakage over claim in every step"
+#: Where the leakage over claim varied, the ratio is at most its mean over the part (proved, at one
+#: noise multiplier). That equal steps cost no more than unequal ones of that mean is exact where
+#: every record is in every batch, and held by simulation for subsampled steps.
+_OF_A_PART = (
+    f"{_GAUSSIAN}; composed over the steps up to a look, at a ratio of at most the mean leakage "
+    "over claim of these steps, as steps that leak alike compose to no more than unlike ones of "
+    "that mean"
+)
+#: What turns limits of signal and noise into one of their quotient.
+_SO_FAR = "signal and noise over their claims constant so far"
 _OF_A_STEP = "epsilon of the run from that of a step: the step is a Gaussian mechanism"
 _CANARIES = "canaries of a step independent"
 _STEPS = "steps independent"
@@ -35,31 +46,69 @@ _OF_KNOWN_COINS = {"eps_jeffreys", "eps_bayes", "katz"}
 _LARGEST_MU = 40.0
 
 
-def betting_bound(
-    monitor: AuditMonitor, ratio: float, epsilon: float | None, delta: float, significance: float
-) -> EpsilonBound:
+def betting_bound(monitor: AuditMonitor, delta: float, significance: float) -> EpsilonBound:
     """The bound by betting, valid at all times together.
 
     Args:
         monitor: the checks now.
-        ratio: the proved leakage over claim.
-        epsilon: the same for the run, None where a sample rate is unknown.
         delta: the delta of all epsilons.
         significance: probability that the bound is wrong.
     """
-    sigma = monitor.history[-1][0]
-    mu = ratio / sigma if sigma > 0 else 0.0
+    front, claims = monitor.leakage.front(significance), monitor.claims
+    # Of the step at which a ratio was proved.
+    at_looks = ((ratio, claims.noise_at(steps)) for ratio, steps in front)
+    mu = max((ratio / sigma for ratio, sigma in at_looks if sigma > 0), default=0.0)
     return EpsilonBound(
         name="betting",
-        epsilon_lower=epsilon,
+        epsilon_lower=epsilon_of_parts(claims, front, delta),
         delta=delta,
         mu_lower=mu,
         significance=significance,
         interpretation="confidence",
         threshold="fixed",
         looks="anytime",
-        assumptions=(_coins(monitor.header), *_game(monitor.header), _COMPOSED),
+        assumptions=(_coins(monitor.header), *_game(monitor.header), _OF_A_PART),
         epsilon_step_lower=_step_epsilon(monitor.header, mu, delta),
+    )
+
+
+def mu_bound(monitor: AuditMonitor, delta: float, significance: float) -> tuple[EpsilonBound, ...]:
+    """Signal at least over noise at most, where a canary was seen.
+
+    Args:
+        monitor: the checks now.
+        delta: the delta of all epsilons.
+        significance: probability that the bound is wrong; half is each limit's.
+    """
+    sigma = monitor.claims.noise_at()
+    if not monitor.canary_steps or sigma == 0.0:
+        return ()
+    found = monitor.signal_over_noise(significance)
+    mu = found.ratio_lower / sigma
+    limits = (
+        f"a canary adds at least {found.signal_lower:.3g} times what it may, and the noise is at "
+        f"most {found.noise_upper:.4g} times the claim, both for any data"
+    )
+    return (
+        EpsilonBound(
+            name="mu",
+            epsilon_lower=_composed(monitor.history, found.ratio_lower, mu, delta),
+            delta=delta,
+            mu_lower=mu,
+            significance=significance,
+            interpretation="confidence",
+            threshold="fixed",
+            looks="single",
+            assumptions=(
+                _coins(monitor.header),
+                *_game(monitor.header),
+                limits,
+                _SO_FAR,
+                "Gaussian noise, of one size over its claim in all coordinates",
+                _COMPOSED,
+            ),
+            epsilon_step_lower=_step_epsilon(monitor.header, mu, delta),
+        ),
     )
 
 
@@ -117,7 +166,7 @@ def _bound(
     header = monitor.header
     threshold = (_MIDDLE,)
     if method.from_counts is None:
-        value, sigma = monitor.mu.mu_lower(significance)
+        value, sigma = monitor.student.mu_lower(significance)
         threshold = ("steps of the first noise multiplier only",)
     else:
         value = float(method.from_counts(counts, delta, significance))

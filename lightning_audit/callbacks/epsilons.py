@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightning_audit.callbacks.bounds import betting_bound, literature_bounds
+from lightning_audit.callbacks.bounds import betting_bound, literature_bounds, mu_bound
 from lightning_audit.callbacks.facts import RunFacts
 from lightning_audit.callbacks.session import AuditSession
 from lightning_audit.callbacks.spending import (
     History,
     claimed_epsilon,
-    epsilon_at_ratio,
+    epsilon_of_parts,
     epsilon_spent,
 )
 from lightning_audit.callbacks.terms import Terms
@@ -28,8 +28,8 @@ class Proved:
 
     Args:
         lower: epsilon at the significance of the display; None where a sample rate is unknown.
-        mu_lower: the same for one step's mu; None while there is no noise.
-        ratio_sure: leakage over claim, at the significance of the verdict.
+        mu_lower: the same for the leakiest step's mu; None while there is no noise.
+        ratio_sure: leakage of a step over its claim, at the significance of the verdict.
         sure: the same as an epsilon; None where it need not be composed.
         bounds: every bound at the significance of the display.
     """
@@ -90,19 +90,19 @@ def current_epsilons(sessions: Sequence[AuditSession], facts: RunFacts, terms: T
 
 
 def _proved(monitor: AuditMonitor, terms: Terms, optimizers: int, within: bool) -> Proved:
-    history, delta = monitor.history, terms.delta
+    claims, delta = monitor.claims, terms.delta
     level = terms.bound_significance / optimizers
-    ratio = monitor.leakage.ratio_lower(level)
-    sure = monitor.leakage.ratio_lower(SHARES["epsilon"] * terms.significance / optimizers)
-    lower = epsilon_at_ratio(history, ratio, delta)
-    sigma = history[-1][0]
+    sure = monitor.leakage.front(SHARES["epsilon"] * terms.significance / optimizers)
+    ratio_sure = max((ratio for ratio, _ in sure), default=0.0)
+    proved = betting_bound(monitor, delta, level)
     return Proved(
-        lower,
-        ratio / sigma if sigma > 0 else None,
-        sure,
-        None if sure <= 1 and within else epsilon_at_ratio(history, sure, delta),
+        proved.epsilon_lower,
+        proved.mu_lower if claims.noise_at() > 0 else None,
+        ratio_sure,
+        None if ratio_sure <= 1 and within else epsilon_of_parts(claims, sure, delta),
         (
-            betting_bound(monitor, ratio, lower, delta, level),
+            proved,
+            *mu_bound(monitor, delta, level),
             *literature_bounds(monitor, delta, level, terms.bounds),
         ),
     )

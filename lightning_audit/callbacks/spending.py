@@ -9,10 +9,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
+from lightning_audit.checks.history import StepHistory
 from lightning_audit.composition import Neighbouring, Phase, compress, epsilon_of_history
 from lightning_audit.dpsgd.opacus import AccountantLink
 
 _log = logging.getLogger(__name__)
+
+#: Parts of a run that are composed for one lower bound.
+MOST_COMPOSED = 3
 
 History = Sequence[tuple[float, float | None, int]]
 
@@ -134,6 +140,43 @@ def epsilon_at_ratio(
         return None if any(rate is None for _, rate, _ in history) else 0.0
     scaled = tuple((sigma / ratio, rate, steps) for sigma, rate, steps in history)
     return _composed(scaled, delta, "up", neighbouring)
+
+
+def epsilon_of_parts(
+    claims: StepHistory, front: Sequence[tuple[float, int]], delta: float
+) -> float | None:
+    """The largest epsilon of a first part of the run, at the ratio proved of that part.
+
+    Not of a ratio over the whole run: what a look rejects says nothing of the steps after it.
+    Composing takes 10 to 400 ms, so that it is done for the `MOST_COMPOSED` parts of the largest
+    sum of ``sample_rate^2 (exp(ratio^2 / sigma^2) - 1)``, the chi-square divergence of a step: it
+    orders parts nearly as epsilon does, and leaving one out proves less.
+
+    Args:
+        claims: what was claimed of the steps.
+        front: proved ratios and the numbers of steps that they are about.
+        delta: the delta.
+
+    Returns:
+        Epsilon, 0 where nothing is proved, None where a sample rate is unknown.
+    """
+    runs = claims.runs()
+    if any(rate is None for _, rate, _ in runs):
+        return None
+    if not front:
+        return 0.0
+    sigma, rate, counts = np.array(runs, dtype=np.float64).T
+    begins = np.cumsum(counts) - counts
+
+    def leakage(part: tuple[float, int]) -> float:
+        ratio, steps = part
+        # Beyond 700 exp overflows.
+        square = np.minimum((ratio / np.maximum(sigma, 1e-9)) ** 2, 700.0)
+        return float(np.clip(steps - begins, 0.0, counts) @ (rate**2 * np.expm1(square)))
+
+    largest = sorted(front, key=leakage, reverse=True)[:MOST_COMPOSED]
+    found = [epsilon_at_ratio(claims.phases(steps), ratio, delta) for ratio, steps in largest]
+    return max(epsilon for epsilon in found if epsilon is not None)
 
 
 def _composed(

@@ -37,8 +37,8 @@ class InputCanary:
             without which a fault of the clipping does not show.
         sampling_rate: known probability of joining a step's batch, each step by a coin of its own.
             A small one disturbs the training less and needs more steps: about ``1 / (4 p (1 - p))``
-            times as many as 1/2. With one other than 1/2 the check `mu` and the bound `fdp_t` are
-            left out, as a skewed data term would mislead them.
+            times as many as 1/2. With one other than 1/2 the bound `fdp_t` is left out, as a
+            skewed data term would mislead it.
         game: what the report's bounds on a step's epsilon are of. "step": of telling a batch with
             the canary from one without it. "subsampled": of telling whether the canary is in the
             data, from which it joins a batch with probability ``sampling_rate``. Either game is

@@ -12,7 +12,7 @@ from lightning_audit.results import CheckResult, LikelyFault, Place
 #: Findings about the same property: a fault that explains one of them explains the others.
 NOISE = ("noise", "noise.tensor", "noise.canary", "noise.step")
 REUSE = ("reuse.lag", "reuse.broadcast", "reuse.pair", "reuse.recurrence")
-LEAKAGE = ("mu", "epsilon")
+LEAKAGE = ("epsilon",)
 #: Tests that suppose noise of the claimed size in each coordinate: noise that is smaller, or the
 #: same twice, is not of the right shape, nor does the stated divisor fit it.
 CHANNEL = ("noise.shape", "batch_normalised")

@@ -80,7 +80,8 @@ def _finding(case: Case) -> str | None:
     if "sensitivity" in case.violated:
         return "sensitivity"
     large = case.monitor is not None and case.monitor.sensitivity.shift_lower > 2
-    return "mu" if large and "mu" in case.violated and not case.first_of(NOISE) else None
+    leaks = "epsilon" in case.violated and not case.first_of(NOISE)
+    return "epsilon" if large and leaks else None
 
 
 def _after_average(monitor: AuditMonitor) -> _Named | None:

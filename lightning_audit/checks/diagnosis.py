@@ -124,15 +124,11 @@ _DIVISOR = _Rule(
     "constant",
     ("sensitivity", "noise.shape", *REUSE, *LEAKAGE),
 )
-_LEAKAGE = tuple(
-    _Rule(
-        finding,
-        "leaks_more_than_claimed",
-        "more leaks than the claim allows, by noise and clipping together",
-        "clipping and noise of each step, and the noise multiplier that the accountant is told",
-        tuple(name for name in LEAKAGE if name != finding),
-    )
-    for finding in LEAKAGE
+_LEAKAGE = _Rule(
+    "epsilon",
+    "leaks_more_than_claimed",
+    "more leaks than the claim allows, by noise and clipping together",
+    "clipping and noise of each step, and the noise multiplier that the accountant is told",
 )
 _OF_THE_RUN = (
     _Rule(
@@ -207,7 +203,7 @@ def likely_faults(
         *clipping_candidates(case),
         *reuse_candidates(case),
         *noise_candidates(case),
-        *_by_finding(case, _LEAKAGE),
+        *_by_finding(case, (_LEAKAGE,)),
         *_by_finding(case, _OF_THE_RUN),
         *_by_finding(case, [_REPLACEMENT if _is_accounted_as_removal(case) else _ACCOUNTING]),
     ]
@@ -236,6 +232,8 @@ def loses_no_privacy(violated: Sequence[CheckResult], monitor: AuditMonitor) -> 
     if not set(case.violated) <= {*NOISE, *REUSE, "sensitivity"}:
         return False
     if any(name == "reuse.recurrence" or reuse_is_seen(case, monitor, name) for name in reuse):
+        return False
+    if monitor.signal_over_noise(monitor.significance).ratio_lower > 1.0:
         return False
     ratios = monitor.witness_noise.ratios()
     # The shift may be as large as its estimate plus its error, the noise as small as in any tensor.

@@ -16,8 +16,8 @@ SHARES: Mapping[str, float] = {
     "noise.tensor": 0.1,
     "noise.step": 0.1,
     "noise.canary": 0.1,
-    "sensitivity": 0.1,
-    "mu": 0.07,
+    # It needs the most steps of all: what is left over helps it most.
+    "sensitivity": 0.17,
     "epsilon": 0.1,
     "reuse.lag": 0.09,
     "reuse.broadcast": 0.1,

@@ -14,9 +14,15 @@ from numpy.typing import NDArray
 
 from lightning_audit.checks.family import shared_log_e
 from lightning_audit.checks.guesses import Guesses
+from lightning_audit.checks.history import Phases, StepHistory
 from lightning_audit.checks.independence import ReuseCheck
 from lightning_audit.checks.integrity import gradient_replaced_result
-from lightning_audit.checks.leakage import LeakageBound, MuCheck
+from lightning_audit.checks.leakage import (
+    LeakageBound,
+    SignalBound,
+    SignalOverNoise,
+    StudentBound,
+)
 from lightning_audit.checks.noise import CanaryNoiseCheck, WitnessNoiseCheck
 from lightning_audit.checks.sensitivity import SensitivityCheck
 from lightning_audit.results import CheckResult
@@ -42,8 +48,9 @@ class AuditMonitor:
         self.witness_noise = WitnessNoiseCheck(header, significance)
         self.canary_noise = CanaryNoiseCheck(header, significance)
         self.sensitivity = SensitivityCheck(header, significance)
-        self.mu = MuCheck(header, significance)
         self.leakage = LeakageBound(header)
+        self.signal = SignalBound(header)
+        self.student = StudentBound(header)
         self.reuse = ReuseCheck(header, significance)
         self.guesses = Guesses(header)
         self.steps = 0
@@ -52,7 +59,7 @@ class AuditMonitor:
         self.noiseless_steps = 0
         self.replaced_steps = 0
         self.last_scale = 1.0
-        self._phases: dict[tuple[float, float | None], int] = {}
+        self.claims = StepHistory()
 
     def update(self, entry: NDArray[np.void]) -> None:
         """Take in one entry of the record."""
@@ -63,8 +70,7 @@ class AuditMonitor:
         self.last_scale = float(entry["scale"])
         self.last_norm = float(entry["max_grad_norm"])
         sigma, rate = float(entry["noise_multiplier"]), float(entry["sample_rate"])
-        phase = (sigma, None if math.isnan(rate) else rate)
-        self._phases[phase] = self._phases.get(phase, 0) + 1
+        self.claims.add(sigma, None if math.isnan(rate) else rate)
         if sigma <= 0.0:  # nothing is claimed of a step without noise, so nothing can be tested
             self.noiseless_steps += 1
             return
@@ -86,12 +92,30 @@ class AuditMonitor:
 
     @property
     def _of_canaries(self) -> tuple[Any, ...]:
-        return self.canary_noise, self.sensitivity, self.mu, self.leakage, self.guesses
+        return (
+            self.canary_noise,
+            self.sensitivity,
+            self.leakage,
+            self.signal,
+            self.student,
+            self.guesses,
+        )
 
     @property
-    def history(self) -> tuple[tuple[float, float | None, int], ...]:
+    def history(self) -> Phases:
         """Phases of (noise_multiplier, sample_rate, steps), in the order of first appearance."""
-        return tuple((sigma, rate, steps) for (sigma, rate), steps in self._phases.items())
+        return self.claims.phases()
+
+    def signal_over_noise(self, significance: float) -> SignalOverNoise:
+        """Signal at least, and noise at most, at one look now; each at half of ``significance``.
+
+        Both are valid at a look of one's choice, and for any data. Their quotient bounds mu over
+        its claim where both were constant so far, and the noise of one relative size in the
+        witnesses and along the canaries: from looks of its own each, an early small noise would
+        stand under a late large signal.
+        """
+        half = 0.5 * significance
+        return SignalOverNoise(self.signal.lower(half), self.witness_noise.sums.noise_upper(half))
 
     @property
     def clipping_is_broken(self) -> bool:
@@ -109,7 +133,6 @@ class AuditMonitor:
             *self.witness_noise.results(),
             *self.canary_noise.results(),
             *self.sensitivity.results(),
-            *self.mu.results(),
             *self.reuse.results(),
             gradient_replaced_result(self.replaced_steps, self.steps, self.first_replaced),
         )

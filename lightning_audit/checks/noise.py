@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from lightning_audit.checks.family import Evidence
 from lightning_audit.layout import FloatArray
 from lightning_audit.results import CheckResult
-from lightning_audit.stats.noise_scale import noise_log_e
+from lightning_audit.stats.noise_scale import noise_log_e, noise_upper
 from lightning_audit.stats.sequential import PredictableCentre, SingleStepBet, is_look, log_mean_exp
 from lightning_audit.store import RecordHeader
 
@@ -68,6 +68,21 @@ class PooledSums:
     def pooled_log_e(self) -> float:
         """Log e-value of the pooled sums."""
         return float(noise_log_e(self.pooled_count, self.pooled_squares))
+
+    def noise_upper(self, significance: float) -> float:
+        """Upper limit of the noise over its claim; see `lightning_audit.stats.noise_scale`.
+
+        Half of the stake is on all units together, and half on each alone. Those that look quiet
+        are no sum of their own: it leaves out the steps in which all were loud, and would hold a
+        noise of the others against a signal of all.
+        """
+        units = len(self.count)
+        return noise_upper(
+            np.array([self.count.sum(), *self.count]),
+            np.array([self.squares.sum(), *self.squares]),
+            np.array([0.5, *np.full(units, 0.5 / units)]),
+            significance,
+        )
 
 
 class WitnessNoiseCheck:

@@ -105,7 +105,18 @@ def _epsilon_lines(report: AuditReport) -> list[str]:
     }
     shown = [f"{name} {value:.4g}" for name, value in numbers.items() if value is not None]
     line = f"epsilon at delta {report.delta:g}: {', '.join(shown) or 'unknown'}"
-    return [line, f"{report.steps} steps, {report.observations} canary readings"]
+    steps = f"{report.steps} steps, {report.observations} canary readings"
+    return [line, *_mu_lines(report), steps]
+
+
+def _mu_lines(report: AuditReport) -> list[str]:
+    """What the signal and the noise of a step say of its mu, and where that holds."""
+    return [
+        f"mu of a step: at least {bound.mu_lower:.4g} with {100 - 100 * bound.significance:.4g} % "
+        "confidence, where signal and noise over their claims were constant so far"
+        for bound in report.bounds
+        if bound.name == "mu" and bound.looks == "single" and bound.mu_lower is not None
+    ]
 
 
 def _closing_lines(report: AuditReport, path: str | os.PathLike[str] | None) -> list[str]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_epsilon"]
 
-#: The literature's bounds as logged: label, colour, dashes, marker.
+#: The bounds of one look as logged: label, colour, dashes, marker.
 _STYLES: Mapping[str, tuple[str, str, str, str]] = {
     "fdp_cp": ("f-DP, Clopper-Pearson", ORANGE, "-", "s"),
     "fdp_pooled_cp": ("f-DP, CP pooled", AMBER, "-", "^"),
@@ -34,6 +34,7 @@ _STYLES: Mapping[str, tuple[str, str, str, str]] = {
     "eps_jeffreys": ("eps, Jeffreys", AMBER, "--", "<"),
     "eps_bayes": ("eps, Bayes", TEAL, "--", ">"),
     "katz": ("eps, Katz", PINK, ":", "X"),
+    "mu": ("signal over noise", BLUE, ":", "p"),
 }
 _OTHER = (GREY, "-.", "*")
 _PREFIX = "epsilon_lower/"

@@ -429,7 +429,6 @@ def test_a_rare_canary_joins_as_often_as_is_said_and_sound_code_is_not_flagged(
     out, inside = _readings(tmp_path)
     error = np.hypot(out.std() / len(out) ** 0.5, inside.std() / len(inside) ** 0.5)
     assert abs(inside.mean() - out.mean() - 1.0) < 4.0 * error
-    assert status(report, "mu") == "not_run"
     assert "fdp_t" not in {bound.name for bound in report.bounds}
 
 
@@ -460,7 +459,7 @@ def test_in_the_subsampled_game_a_steps_epsilon_stays_below_that_of_its_curve(
     report = fit(tmp_path, Quiet(ask=False), _audit(canary, claim=claim), max_steps=150)
     assert report.verdict.outcome != "VIOLATION", report.verdict
     bounds = {bound.name: bound for bound in report.bounds}
-    assert set(bounds) == {"betting", "fdp_cp", "fdp_pooled_cp", "fdp_bayes", "eps_cp"}
+    assert set(bounds) == {"betting", "mu", "fdp_cp", "fdp_pooled_cp", "fdp_bayes", "eps_cp"}
     true = SubsampledGaussianTradeoff(0.3, 0.3).epsilon_at(report.delta)
     for bound in bounds.values():
         assert any("joins it with probability 0.3" in said for said in bound.assumptions)

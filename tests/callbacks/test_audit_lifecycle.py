@@ -344,7 +344,7 @@ def test_report_goes_where_it_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("copy", [copy.deepcopy, lambda audit: pickle.loads(pickle.dumps(audit))])
 def test_copy_of_the_callback_audits_as_the_callback_does(tmp_path: Path, copy: Any) -> None:
-    audit = copy(PrivacyAudit(seed=1, allow=["mu"]))
+    audit = copy(PrivacyAudit(seed=1, allow=["noise.mean"]))
     report = fit(tmp_path, PrivateModule(), audit, max_steps=32)
     assert report.verdict.outcome == "PASS"
     assert report.settings["seed"] == 1

@@ -97,7 +97,7 @@ ARGUMENTS: dict[str, Any] = {
         "Spread",
     ],
     "resolution": {"class_path": "lightning_audit.Resolution", "init_args": {"noise": 0.7}},
-    "allow": ["mu", "sampling.not_poisson"],
+    "allow": ["noise.canary", "sampling.not_poisson"],
     "on_violation": "stop",
     "report_dir": "reports",
     "seed": 7,
@@ -114,7 +114,7 @@ def assert_as_configured(audit: PrivacyAudit) -> None:
         Spread(),
     )
     assert audit.resolution == Resolution(noise=0.7)
-    assert audit.allow == ("mu", "sampling.not_poisson")
+    assert audit.allow == ("noise.canary", "sampling.not_poisson")
     assert (audit.on_violation, str(audit.report_dir)) == ("stop", "reports")
 
 

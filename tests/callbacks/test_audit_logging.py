@@ -29,6 +29,8 @@ NAMES = (
     "violated",
     *(f"epsilon_lower/{name}" for name in BOUND_NAMES if name != "katz"),
     *(f"epsilon_step_lower/{name}" for name in BOUND_NAMES),
+    "epsilon_lower/mu",
+    "epsilon_step_lower/mu",
 )
 
 
@@ -81,8 +83,9 @@ def test_only_the_bounds_that_are_asked_for_are_computed(
 ) -> None:
     audit = PrivacyAudit(bounds=list(names), seed=1)
     trainer_for(tmp_path, audit, max_steps=32).fit(PrivateModule())
-    betting, *others = audit.report.bounds
+    betting, mu, *others = audit.report.bounds
     assert (betting.looks, betting.epsilon_lower) == ("anytime", audit.report.epsilon_lower)
+    assert (mu.name, mu.looks) == ("mu", "single")
     assert {bound.name for bound in others} == set(names)
     assert list(audit.report.settings["bounds"]) == sorted(names, reverse=True)
 

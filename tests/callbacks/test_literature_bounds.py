@@ -34,7 +34,7 @@ class OfBounds(AuditMonitor):
     """Takes in what the bounds are made of, and leaves the tests aside."""
 
     def update(self, entry: Any) -> None:
-        self.mu.update(entry)
+        self.student.update(entry)
         self.guesses.update(entry)
 
 
@@ -115,7 +115,7 @@ def test_bounds_of_a_step_are_the_methods_own_and_are_composed_over_the_run() ->
     assert step > 0
     assert found["eps_cp"].epsilon_step_lower == step
     assert float(gaussian_epsilon(found["eps_cp"].mu_lower, DELTA)) == pytest.approx(step, rel=1e-6)
-    assert found["fdp_t"].mu_lower == made.mu.mu_lower(0.05)[0]
+    assert found["fdp_t"].mu_lower == made.student.mu_lower(0.05)[0]
 
 
 def test_katz_bounds_a_steps_epsilon_at_delta_zero_and_composes_nothing() -> None:
@@ -171,7 +171,7 @@ def test_a_schedule_is_bounded_by_its_least_noise() -> None:
     assert mu == float(mu_clopper_pearson(counts_of(made), 0.05))
     # mu bounds the leakiest step, which claims 1 / 0.5.
     assert found["fdp_cp"].epsilon_lower == epsilon_at_ratio(made.history, 0.5 * mu, DELTA)
-    mu_t, first = made.mu.mu_lower(0.05)
+    mu_t, first = made.student.mu_lower(0.05)
     assert first == 2.0
     assert found["fdp_t"].epsilon_lower == epsilon_at_ratio(made.history, 2.0 * mu_t, DELTA)
 
@@ -183,16 +183,18 @@ def test_smaller_significance_proves_less() -> None:
         assert careful[name].epsilon_step_lower < sharp[name].epsilon_step_lower
 
 
-@pytest.mark.parametrize(
-    ("ratio", "sigma", "mu"), [(0.0, 1.0, 0.0), (0.5, 2.0, 0.25), (1.0, 0.0, 0.0)]
-)
-def test_the_betting_bound_is_of_the_last_steps_noise(
-    ratio: float, sigma: float, mu: float
-) -> None:
-    bound = betting_bound(monitor(20, sigma=sigma), ratio, 1.5, DELTA, 0.05)
-    assert (bound.name, bound.looks, bound.epsilon_lower) == ("betting", "anytime", 1.5)
-    assert bound.mu_lower == mu
-    assert bound.epsilon_step_lower == float(gaussian_epsilon(mu, DELTA))
+@pytest.mark.parametrize("sigma", [0.5, 2.0])
+def test_the_betting_bound_is_of_the_noise_at_the_look_that_proves_most(sigma: float) -> None:
+    made = monitor(200, sigma=sigma)
+    bound = betting_bound(made, DELTA, 0.05)
+    assert (bound.name, bound.looks) == ("betting", "anytime")
+    assert bound.mu_lower == made.leakage.ratio_lower(0.05) / sigma > 0
+    assert bound.epsilon_step_lower == float(gaussian_epsilon(bound.mu_lower, DELTA))
+
+
+def test_the_betting_bound_of_steps_without_noise_is_none() -> None:
+    bound = betting_bound(monitor(20, sigma=0.0), DELTA, 0.05)
+    assert (bound.mu_lower, bound.epsilon_lower, bound.epsilon_step_lower) == (0.0, 0.0, 0.0)
 
 
 RARE = replace(HEADER, coin_probability=0.1)
@@ -206,9 +208,9 @@ def test_bounds_of_rare_coins_are_those_that_hold_for_them() -> None:
     assert found["eps_cp"].epsilon_step_lower == float(
         epsilon_clopper_pearson(counts_of(made), DELTA, 0.05)
     )
-    betting = betting_bound(made, 0.5, 1.5, DELTA, 0.05)
+    betting = betting_bound(made, DELTA, 0.05)
     assert betting.assumptions[0] == "private coins of probability 0.1"
-    fair = betting_bound(monitor(20), 0.5, 1.5, DELTA, 0.05)
+    fair = betting_bound(monitor(20), DELTA, 0.05)
     assert fair.assumptions[0] == "fair private coins"
 
 
@@ -228,9 +230,11 @@ def test_in_the_subsampled_game_a_steps_epsilon_is_of_its_own_curve() -> None:
     curve = SubsampledGaussianTradeoff(1 / cp.mu_lower, 0.1)
     assert cp.epsilon_step_lower == pytest.approx(curve.epsilon_at(DELTA))
     assert cp.epsilon_step_lower < SubsampledGaussianTradeoff(0.3, 0.1).epsilon_at(DELTA)
-    betting = betting_bound(made, 0.8, 1.5, DELTA, 0.05)
+    betting = betting_bound(made, DELTA, 0.05)
+    assert betting.mu_lower is not None
+    assert 1.0 < betting.mu_lower < 1 / 0.3
     assert betting.epsilon_step_lower == pytest.approx(
-        SubsampledGaussianTradeoff(0.3 / 0.8, 0.1).epsilon_at(DELTA)
+        SubsampledGaussianTradeoff(1 / betting.mu_lower, 0.1).epsilon_at(DELTA)
     )
 
 
@@ -245,7 +249,7 @@ def misses(
         for name in found:
             method = METHODS[name]
             if method.from_counts is None:
-                mu = made.mu.mu_lower(significance)[0]
+                mu = made.student.mu_lower(significance)[0]
             else:
                 mu = float(method.from_counts(counts_of(made), DELTA, significance))
             found[name] += mu > 1 / sigma

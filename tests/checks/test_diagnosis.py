@@ -9,6 +9,7 @@ from simulated_record import (
     CLIPPED_AFTER_AVERAGE,
     OVERSIZE,
     SCALE,
+    SIGNIFICANCE,
     TENSORS,
     by_name,
     monitor_of,
@@ -46,7 +47,7 @@ def names(faults: tuple[LikelyFault, ...]) -> list[str]:
     [
         (["noise", "sensitivity", "gradient_replaced"], "gradient_replaced", "gradient replaced"),
         (["noise", "no_dp"], "no_dp", "no DP-SGD"),
-        (["accounting", "sampling.rate", "mu"], "mu", "more leaks than the claim allows"),
+        (["accounting", "sampling.rate", "epsilon"], "epsilon", "more leaks than the claim allows"),
         (["accounting", "epsilon"], "epsilon", "more leaks than the claim allows"),
         (["accounting", "sampling.not_poisson"], "sampling.not_poisson", "not Poisson"),
         (["accounting", "sampling.rate"], "sampling.rate", "draws more often"),
@@ -137,6 +138,22 @@ def test_noise_below_the_shift_does_lose_privacy(fault: dict[str, object]) -> No
     found = [c for c in monitor.results() if c.status == "violated"]
     assert found
     assert not loses_no_privacy(found, monitor)
+
+
+def test_a_signal_above_the_noise_by_little_is_proved_in_a_long_run_to_lose_privacy() -> None:
+    # An upper limit of the shift over the noise may be 1.05: it is not proved to be above 1.
+    monitor = monitor_of(simulate(1200, sigma=0.05, noise=0.8, shift=0.83))
+    found = [c for c in monitor.results() if c.status == "violated"]
+    assert monitor.sensitivity.shift_upper < 1.05 * float(monitor.witness_noise.ratios().min())
+    assert monitor.signal_over_noise(SIGNIFICANCE).ratio_lower > 1
+    assert not loses_no_privacy(found, monitor)
+
+
+def test_large_clipping_whose_finding_is_allowed_is_named_where_the_run_leaks_more() -> None:
+    monitor = monitor_of(simulate(100, shift=4.0))
+    fault = likely_faults([check("epsilon")], monitor, OVERSIZE)[0]
+    assert fault.finding == "epsilon"
+    assert "clipping norm too large" in fault.sentence
 
 
 def test_other_findings_are_never_said_to_lose_no_privacy() -> None:

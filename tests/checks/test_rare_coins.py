@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from simulated_record import SIGNIFICANCE, by_name, monitor_of, simulate, verdict_of, violated
+from simulated_record import SIGNIFICANCE, monitor_of, simulate, verdict_of, violated
 
 from lightning_audit.checks.demands import Resolution
 from lightning_audit.checks.family import SHARES
@@ -48,11 +48,10 @@ def test_leakage_is_proved_at_rare_coins() -> None:
     assert 1 < lower <= 3
 
 
-def test_mu_is_left_out_and_says_why() -> None:
-    found = by_name(monitor_of(simulate(60, noise=0.3, **RARE)))["mu"]
-    assert found.status == "not_run"
-    assert found.log_e_value is None
-    assert "coins are not fair" in found.message
+def test_signal_and_noise_are_bounded_at_rare_coins() -> None:
+    found = monitor_of(simulate(400, noise=0.5, **RARE)).signal_over_noise(0.05)
+    assert 0.7 < found.signal_lower <= 1
+    assert 0.5 <= found.noise_upper < 0.53
 
 
 def test_guesses_are_counted_by_world() -> None:

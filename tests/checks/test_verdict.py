@@ -128,7 +128,7 @@ def test_differences_that_small_noise_makes_small_are_not_told_as_further_violat
     assert "reuse.broadcast" in violated(monitor_of(record))
     verdict = verdict_of(record)
     assert verdict.summary.startswith("noise: ")
-    assert "(also violated: noise.tensor, noise.step, noise.canary, mu)" in verdict.summary
+    assert "(also violated: noise.tensor, noise.step, noise.canary)" in verdict.summary
     assert "reuse." in verdict_of(simulate(60, reuse="broadcast")).summary
 
 

@@ -124,6 +124,15 @@ def test_everything_that_matters_is_shown(kind: str, capsys: pytest.CaptureFixtu
     assert [text for text in shown if text not in out] == []
 
 
+def test_mu_of_a_step_is_shown_with_what_it_rests_on(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = EpsilonBound("mu", 2.0, 1e-5, 0.284, 0.05, "confidence", "fixed", "single", ())
+    out = " ".join(printed(capsys, report(bounds=(found,))).split())
+    assert "mu of a step: at least 0.284 with 95 % confidence, where signal and noise" in out
+    assert "constant so far" in out
+
+
 @pytest.mark.parametrize("columns", [80, 100])
 def test_check_names_are_whole_on_a_usual_terminal(
     columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
