@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from lightning_audit.checks.family import evidence_in, judge_again
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.noise_channel import NoiseChannelChecks, NoiseSeen
 from lightning_audit.checks.witnesses import Witnesses, WitnessReducer
@@ -153,18 +154,35 @@ class Recorder:
             "clipping_is_broken": self.clipping_is_broken,
         }
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from a state.
+    def load(self, state: dict[str, Any]) -> list[str]:
+        """Go on from a state; all of it is judged by this recorder's significance.
+
+        Returns:
+            What another significance than the state's changes, in sentences.
 
         Raises:
             ValueError: the state is of another version of this package.
         """
         significance = self._monitor.significance
         self._monitor, self._reducer = restore(state["monitor"]), restore(state["reducer"])
-        self._monitor.significance = significance
+        self._noise.load(state["noise"])
         self.clipping_is_broken = state["clipping_is_broken"]
-        if "noise" in state:  # absent from the checkpoints of the first release
-            self._noise.load(state["noise"])
+        if self._monitor.significance == significance:
+            return []
+        return self._judge_by(significance)
+
+    def _judge_by(self, significance: float) -> list[str]:
+        self._monitor.significance = significance
+        new, gone = judge_again(evidence_in([self._monitor, self._noise]), significance)
+        stopped, self.clipping_is_broken = self.clipping_is_broken, self._monitor.clipping_is_broken
+        said = [
+            f"by the significance from step {self.steps} on, {words}: {', '.join(names)}"
+            for words, names in (("flagged by the steps before", new), ("no longer violated", gone))
+            if names
+        ]
+        if stopped and not self.clipping_is_broken:
+            said.append(f"canaries enter again from step {self.steps} on")
+        return said
 
 
 def _is_striking(step: SeenStep) -> bool:

@@ -23,9 +23,11 @@ from lightning_audit.callbacks.recorder import Recorder, SeenStep
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.witnesses import LAGS, choose_witnesses
 from lightning_audit.dpsgd.lost_rows import all_finite
+from lightning_audit.dpsgd.noise_reading import clipped_sum
 from lightning_audit.dpsgd.opacus import innermost
 from lightning_audit.dpsgd.protocol import DPSGDStep, NormsSeen
 from lightning_audit.dpsgd.tap import GradientTap, Reading
+from lightning_audit.dpsgd.views import add_along
 from lightning_audit.layout import FloatArray
 from lightning_audit.snapshot import restore
 from lightning_audit.store import DROPPED, INJECTED, ObservationStore, RecordHeader
@@ -83,6 +85,8 @@ class AuditSession(StepPlanner):
         self.lost, self.draws = LostSteps(), NoiseDraws()
         self._canary_count = len(header.canaries)
         self.epoch = 0
+        #: The smallest oversize of the run's canaries, which went on with another one.
+        self._smallest = settings.oversize
         self._tap = self._attach()
 
     def _labels(self) -> tuple[str, ...]:
@@ -96,7 +100,7 @@ class AuditSession(StepPlanner):
     @property
     def oversize(self) -> float:
         """Norm of the canaries over the clipping norm."""
-        return self._settings.oversize
+        return self._smallest
 
     @property
     def monitor(self) -> AuditMonitor:
@@ -125,6 +129,7 @@ class AuditSession(StepPlanner):
             "lost": self.lost.state(),
             "norms": dataclasses.asdict(self.step.norms) if self.step.norms else {},
             "usual_parts": self._parts.usual,
+            "oversize": self._smallest,
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -141,19 +146,20 @@ class AuditSession(StepPlanner):
                 f"over {len(self.recorder.header.tensors)}; resume with the same canaries, "
                 "num_canaries and precision."
             )
-        self.recorder.load(state["recorder"])
+        changed = self.recorder.load(state["recorder"])
         self._rng.bit_generator.state = state["coins"]
         self._canary_steps = state["canary_steps"]
         self._changed_at = state["changed_at"]
         self.batch_sizes = list(state["batch_sizes"])
-        self.notes = [*state["notes"], *(n for n in self.notes if n not in state["notes"])]
+        since = [*self.notes, *changed]
+        self.notes = [*state["notes"], *(n for n in since if n not in state["notes"])]
         self.missing = list(state["missing"])
-        # Absent from the checkpoints of the first release.
-        self.checksum = state.get("checksum", 0)
-        self.anyone_copies = state.get("anyone_copies", True)
-        self.lost.load(state.get("lost", {}))
-        self._parts.usual = state.get("usual_parts", self._parts.usual)
-        if self.step.norms is not None and state.get("norms"):
+        self.checksum = state["checksum"]
+        self.anyone_copies = state["anyone_copies"]
+        self.lost.load(state["lost"])
+        self._parts.usual = state["usual_parts"]
+        self._smallest = min(self._smallest, state["oversize"])
+        if self.step.norms is not None and state["norms"]:
             self.step.norms = NormsSeen(**state["norms"])
 
     def _attach(self) -> GradientTap:
@@ -247,6 +253,8 @@ class AuditSession(StepPlanner):
 
     def _after(self, reading: Reading) -> None:
         plan = self._plan or self._unplanned()
+        if plan.status == INJECTED and plan.coins.any():
+            self._clear_sums(plan)
         self._withdraw()  # the update is done; what the user reads of the gradients is the batch's
         if reading.unclear and _UNCLEAR not in self.missing:
             self.missing.append(_UNCLEAR)
@@ -275,6 +283,11 @@ class AuditSession(StepPlanner):
             )
         )
         self._canary_steps += plan.status == INJECTED
+
+    def _clear_sums(self, plan: StepPlan) -> None:
+        """Leave no canary in the clipped sums, which Opacus keeps until it zeroes the gradients."""
+        sums = [clipped_sum(p) for p in self.step.params]
+        add_along(sums, plan.chosen, np.full(len(plan.chosen), -plan.claim.max_grad_norm))
 
     def _unplanned(self) -> StepPlan:
         """For a step that came without the hook that injects: witnesses are read all the same."""

@@ -49,7 +49,7 @@ def read_noise(
     grads = _entries([params[j].grad for j in coordinates], coordinates)
     if grads is None:
         return None
-    held = [_sum_of(p) for p in params] if sums else []
+    held = [clipped_sum(p) for p in params] if sums else []
     parts = _entries([held[j] for j in coordinates], coordinates) if sums else None
     whole = None
     if norm and parts is not None:
@@ -58,8 +58,8 @@ def read_noise(
     return NoiseReading(grads, parts, whole)
 
 
-def _sum_of(param: torch.nn.Parameter) -> torch.Tensor | None:
-    """The clipped sum, unless it was turned into the gradient in place."""
+def clipped_sum(param: torch.nn.Parameter) -> torch.Tensor | None:
+    """The clipped sum that Opacus keeps, unless it was turned into the gradient in place."""
     held: torch.Tensor | None = getattr(param, "summed_grad", None)
     grad = param.grad
     if held is None or grad is None or held.data_ptr() == grad.data_ptr():

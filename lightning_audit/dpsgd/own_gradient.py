@@ -121,11 +121,11 @@ class DenseDirection:
         return float(torch.stack(products).sum())
 
     @torch.no_grad()
-    def take_out(self, params: Sequence[torch.nn.Parameter], amount: float) -> None:
-        """Subtract ``amount`` times the direction from the gradient that the parameters hold."""
-        for part, p in zip(self.parts, params, strict=True):
-            if p.grad is not None:
-                p.grad.sub_(part.to(p.grad), alpha=amount)
+    def take_out(self, tensors: Sequence[torch.Tensor | None], amount: float) -> None:
+        """Subtract ``amount`` times the direction from tensors, one for each; None is left out."""
+        for part, tensor in zip(self.parts, tensors, strict=True):
+            if tensor is not None:
+                tensor.sub_(part.to(tensor).view_as(tensor), alpha=amount)
 
 
 def own_direction(

@@ -109,7 +109,7 @@ def test_product_and_removal_are_those_of_the_flattened_vectors() -> None:
         p.grad = torch.randn_like(p)
     flat = torch.cat([p.grad.flatten() for p in params])
     assert direction.product(params) == pytest.approx(float(unit @ flat), abs=1e-6)
-    direction.take_out(params, 0.25)
+    direction.take_out([p.grad for p in params], 0.25)
     left = torch.cat([p.grad.flatten() for p in params])
     assert torch.allclose(left, flat - 0.25 * unit)
 
