@@ -36,6 +36,8 @@ _LIKE = 1.1
 _TAIL_MASS = 1e-15
 # From here down the rounding of the Fourier transform (1e-16 in mass) shows in epsilon.
 _SMALLEST_PLD_DELTA = 1e-12
+# Above so many steps the grids that resolve a step's loss take minutes and gigabytes.
+_LONGEST = 10**7
 # From here on epsilon is so large that resolving it costs gigabytes and tells nothing.
 _LARGEST_EXPECTED_LOSS = 1e8
 
@@ -90,10 +92,12 @@ def epsilon_of_history(
     summed by FFT. No value exceeds the epsilon of the same steps without subsampling, which is
     Gaussian with mu^2 = sum of steps / noise_multiplier^2. Where a record is replaced, both data
     sets hold one: each of its gradients, opposite ones, joins the batch with the sample rate, and
-    mu doubles. Three cases need no grid: all sample
+    mu doubles. Four cases need no grid: all sample
     rates 1, where that epsilon is exact; an expected loss above 1e8, where it is returned as it is;
     and delta < 1e-12, which is below the accuracy of the FFT and left to the Rényi accountant, or
-    where a record is replaced to that epsilon without subsampling.
+    where a record is replaced to that epsilon without subsampling; and more than ten million steps,
+    which would take minutes and gigabytes and are treated as the third: an upper bound as well, but
+    not a tight one.
 
     With ``grid=None`` the grid is halved until epsilon moves by less than 0.5 % of itself and the
     grid is below 0.5 % of epsilon. The search runs at step counts rounded down to powers of four
@@ -145,7 +149,7 @@ def epsilon_of_history(
         return unsampled
     if _expected_loss(phases) > _LARGEST_EXPECTED_LOSS:
         return unsampled
-    if delta < _SMALLEST_PLD_DELTA:
+    if delta < _SMALLEST_PLD_DELTA or sum(phase.steps for phase in phases) > _LONGEST:
         if neighbouring == "replace":
             return unsampled
         return min(_renyi_epsilon(phases, delta), unsampled)

@@ -297,8 +297,8 @@ class AuditReport:
         return cls.from_json(text)
 
 
-class PrivacyViolation(Exception):
-    """The training does not give the privacy that it claims.
+class _EndedByVerdict(Exception):
+    """A training ends by the audit's verdict.
 
     Args:
         report: the audit's report.
@@ -308,17 +308,17 @@ class PrivacyViolation(Exception):
         super().__init__(describe(report.verdict))
         self.report = report
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Spawned processes hand their exceptions over as pickles.
+        return type(self), (self.report,)
 
-class InconclusiveAudit(Exception):
-    """The audit could not have seen a violation, and the user asked to be stopped then.
 
-    Args:
-        report: the audit's report.
-    """
+class PrivacyViolation(_EndedByVerdict):
+    """The training does not give the privacy that it claims."""
 
-    def __init__(self, report: AuditReport) -> None:
-        super().__init__(describe(report.verdict))
-        self.report = report
+
+class InconclusiveAudit(_EndedByVerdict):
+    """The audit could not have seen a violation, and the user asked to be stopped then."""
 
 
 def _plain(value: Any) -> Any:

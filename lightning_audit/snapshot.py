@@ -81,7 +81,9 @@ def restore(data: Any) -> Any:
                 object.__setattr__(value, attribute, restore(item))
             return value
         case dict():
-            raise ValueError(f"keys {sorted(data)} are no part of a snapshot.")
+            raise ValueError(
+                f"keys {sorted(data)} are no part of a snapshot; take another checkpoint."
+            )
         case list():
             return [restore(item) for item in data]
         case np.ndarray():

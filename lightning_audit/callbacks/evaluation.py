@@ -138,7 +138,7 @@ def _results_of_run(
         checks.append(noise_restarted_result(facts.noise_restarted))
     if len(sessions) > 1:
         checks.append(noise_shared_result(facts.noise_shared))
-    if terms.replay_neighbours:
+    if terms.replay_neighbours or facts.coupling.replays:
         checks.append(facts.coupling.result())
     checks.append(epsilon_result(epsilons, terms))
     checks.append(
@@ -360,7 +360,7 @@ def _not_excluded(
             return math.inf
         ratio = shift / noise
         scaled += [(sigma / ratio, rate, steps) for sigma, rate, steps in monitor.history]
-    return epsilon_at_ratio(scaled, 1.0, terms.delta, terms.neighbouring)
+    return epsilon_at_ratio(scaled, 1.0, terms.delta, terms.neighbouring, lower=False)
 
 
 def _version(name: str) -> str:

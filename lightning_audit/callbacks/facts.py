@@ -147,7 +147,6 @@ class RunFacts:
         """Go on from a checkpoint's facts; what was noted since stays."""
         since = self.notes
         for name in self._KEPT:
-            if name in state:  # checkpoints of the first release lack some
-                setattr(self, name, copy.deepcopy(state[name]))
-        self.coupling.load(state.get("coupling", {}))
+            setattr(self, name, copy.deepcopy(state[name]))
+        self.coupling.load(state["coupling"])
         self.notes += [note for note in since if note not in self.notes]

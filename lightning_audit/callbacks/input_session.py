@@ -21,6 +21,7 @@ from lightning_audit.callbacks.session import AuditSession
 from lightning_audit.canaries.batches import Sample, appended, rows, sample_of
 from lightning_audit.canaries.inputs import InputCanary, loss_of
 from lightning_audit.canaries.placement import Placement
+from lightning_audit.dpsgd.noise_reading import clipped_sum
 from lightning_audit.dpsgd.own_gradient import DenseDirection, own_direction, undisturbed
 from lightning_audit.dpsgd.protocol import Backward, StepClaim
 from lightning_audit.layout import FloatArray
@@ -238,9 +239,13 @@ class InputSession(AuditSession):
         self._norms = [*self._norms[1 - _KEPT_NORMS :], direction.norm / limit]
         if plan.coins.any():
             # Never a function of what was read: that would take noise out.
-            clipped = direction.norm * min(1.0, limit / (direction.norm + _EPSILON))
-            direction.take_out(grads, clipped / divisor)
+            direction.take_out(grads, _clipped(direction, limit) / divisor)
         return None
+
+    def _clear_sums(self, plan: StepPlan) -> None:
+        if self._direction is not None:
+            sums = [clipped_sum(p, p.grad) for p in self.step.params]
+            self._direction.take_out(sums, _clipped(self._direction, plan.claim.max_grad_norm))
 
     def _rows_of_data(self, rows: torch.Tensor | None) -> torch.Tensor | None:
         """Rows of per-sample gradients without the canary's; None where that is not known."""
@@ -258,3 +263,8 @@ class InputSession(AuditSession):
             return np.zeros(1)
         # Of a gradient that was replaced nothing is kept.
         return np.array([math.nan if np.isnan(values).all() else reading])
+
+
+def _clipped(direction: DenseDirection, limit: float) -> float:
+    """Norm of the canary's gradient once it is clipped."""
+    return direction.norm * min(1.0, limit / (direction.norm + _EPSILON))

@@ -40,9 +40,11 @@ class LoaderWatcher:
 
     def detach(self) -> None:
         """Leave the strategy as it was, unless somebody has put something over this."""
-        strategy, self._strategy = self._strategy, None
-        if strategy is None or vars(strategy).get("process_dataloader") is not self._own:
+        strategy, before, own = self._strategy, self._before, self._own
+        # Nothing of the training is kept: a callback that has fitted can be copied and pickled.
+        self._strategy = self._before = self._own = None
+        if strategy is None or vars(strategy).get("process_dataloader") is not own:
             return
         del strategy.process_dataloader
-        if self._before is not None:
-            strategy.process_dataloader = self._before
+        if before is not None:
+            strategy.process_dataloader = before

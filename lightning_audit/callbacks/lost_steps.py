@@ -60,7 +60,7 @@ class LostSteps:
         return {"count": self.count, "steps": steps}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's state; empty of one that an older release saved."""
-        self.count = state.get("count", 0)
+        """Go on from a checkpoint's state."""
+        self.count = state["count"]
         self._own = {}
-        self._told = {step: (lost, rows) for step, lost, rows in state.get("steps", ())}
+        self._told = {step: (lost, rows) for step, lost, rows in state["steps"]}

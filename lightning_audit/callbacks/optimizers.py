@@ -14,10 +14,12 @@ from typing import Any
 import torch
 
 from lightning_audit.callbacks._namespaces import MisconfigurationException
+from lightning_audit.callbacks.checkpoint import cannot_go_on, going_on
 from lightning_audit.callbacks.facts import OptimizerFacts, RunFacts
 from lightning_audit.callbacks.hand_written import HandWrittenSession
 from lightning_audit.callbacks.new_session import new_session
 from lightning_audit.callbacks.optimizer_audit import OptimizerAudit, facts_of, label_of
+from lightning_audit.callbacks.other_terms import refuse_mechanism, remarks
 from lightning_audit.callbacks.ranks import Ranks
 from lightning_audit.callbacks.refusals import (
     hand_written_step,
@@ -93,6 +95,7 @@ class AuditedOptimizers:
         return {
             "run": self._name,
             "seed": self.terms.seed,
+            "terms": self.terms.kept(),
             **first,
             "untrained": {name: list(sums) for name, sums in self._untrained.items()},
             **more,
@@ -192,10 +195,9 @@ class AuditedOptimizers:
             self._name = kept["run"]
             self.terms = replace(self.terms, seed=kept["seed"])
             if len(states) != len(steps):
-                raise MisconfigurationException(
-                    f"PrivacyAudit cannot go on from this checkpoint: it was saved with "
-                    f"{len(states)} private optimizers, the training has {len(steps)}; resume "
-                    "with the same optimizers."
+                raise cannot_go_on(
+                    f"it was saved with {len(states)} private optimizers, the training has "
+                    f"{len(steps)}; resume with the same optimizers."
                 )
         loader, batches = self._facts.loader, self._facts.batches
         track = (loader is None or loader.kind == "unknown") and batches is None
@@ -215,18 +217,27 @@ class AuditedOptimizers:
             )
             session.track_batch_sizes = track
             self.audits.append(OptimizerAudit(session, facts, self._look_at_noise))
+        if not kept:
+            return
         try:
-            for audit, state in zip(self.audits, states, strict=False):
-                audit.load(state)
-        except (KeyError, TypeError, ValueError) as error:
+            with going_on():
+                self._load(kept, states)
+        except MisconfigurationException:
             for session in self.sessions:
                 if session.store is not None:
                     session.store.close(archive=False)
-            raise MisconfigurationException(
-                f"PrivacyAudit cannot go on from this checkpoint: {error}"
-            ) from error
-        if kept:
-            self._untrained = {name: (a, b) for name, (a, b) in kept["untrained"].items()}
+            raise
+
+    def _load(self, kept: dict[str, Any], states: Sequence[dict[str, Any]]) -> None:
+        """Go on with what a checkpoint holds of the optimizers, under the terms of now."""
+        for audit, state in zip(self.audits, states, strict=True):
+            audit.load(state)
+        self._untrained = {name: (a, b) for name, (a, b) in kept["untrained"].items()}
+        steps = max(session.recorder.steps for session in self.sessions)
+        histories = [session.monitor.history for session in self.sessions]
+        refuse_mechanism(kept["terms"], self.terms, histories, steps)
+        for sentence in remarks(kept["terms"], self.terms, steps):
+            self._facts.note(sentence)
 
     def _open_store(
         self, number: int, entries: int | None, header: RecordHeader

@@ -21,13 +21,14 @@ from lightning_audit.callbacks.arguments import (
     oversize_of,
     seed_of,
 )
-from lightning_audit.callbacks.checkpoint import VERSION
+from lightning_audit.callbacks.checkpoint import opened
 from lightning_audit.callbacks.figures import send_report_figure
 from lightning_audit.callbacks.loaders import LoaderWatcher
 from lightning_audit.callbacks.ranks import Ranks
 from lightning_audit.callbacks.refusals import refuse_trainer
 from lightning_audit.callbacks.report_files import ReportFiles
 from lightning_audit.callbacks.run import AuditRun
+from lightning_audit.callbacks.same_training import goes_on, leave
 from lightning_audit.callbacks.terms import Terms
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.inputs import InputCanary
@@ -170,6 +171,18 @@ class PrivacyAudit(Callback):
         self._ended = self._told = False
         self._watcher = LoaderWatcher()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy or a pickle holds: the report and the audit's state, not the training."""
+        # The module's own, which Lightning puts there.
+        held = {k: v for k, v in vars(self).items() if k not in ("log", "log_dict")}
+        state = self.state_dict()
+        return held | {
+            "_run": None,
+            "_watcher": LoaderWatcher(),
+            "_report": self.report,
+            "_kept": state,
+        }
+
     @property
     def report(self) -> AuditReport | None:
         """The report of the latest training; None before the first epoch has ended."""
@@ -181,8 +194,10 @@ class PrivacyAudit(Callback):
         """Refuse what cannot be audited, before anything is trained."""
         if stage != "fit":
             return
-        self._release()
-        self._report, self._kept = None, {}
+        self._let_go()
+        again = goes_on(trainer, pl_module, self._kept)
+        if not again:
+            self._report, self._kept = None, {}
         self._ended = self._told = False
         audits = [callback for callback in trainer.callbacks if isinstance(callback, PrivacyAudit)]  # type: ignore[attr-defined]
         refuse_trainer(trainer, len(audits))
@@ -192,7 +207,9 @@ class PrivacyAudit(Callback):
         if ranks.is_first and not _is_trial(trainer):
             files = ReportFiles(self.report_dir or Path(trainer.default_root_dir) / "audit")
         run = AuditRun(terms, files, str(trainer.precision), ranks)
-        run.take_directory()
+        run.take_directory(again=again)
+        if again:
+            run.keep(opened(self._kept), self._report)
         self._run = run
         if not ranks.several:  # each process would see its own share of the records
             self._watcher.attach(trainer, run.lints.watch)
@@ -206,17 +223,30 @@ class PrivacyAudit(Callback):
         """What a checkpoint holds of the audit; it loads under ``weights_only=True``."""
         return self._kept if self._run is None else self._run.state()
 
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Let go of what was held of this training: the checkpoint's steps are others."""
+        run, held = self._run, self._kept
+        if run is None or not held:
+            return
+        self._kept = {}
+        run.keep({}, None)
+        state = checkpoint["callbacks"].get(self.state_key)
+        same = isinstance(state, dict) and state.get("run") == held["run"]
+        if not same and not _is_trial(trainer):  # the report that lies there is another training's
+            run.make_room()
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep a checkpoint's state until the optimizers are there."""
-        version = state_dict.get("version", VERSION)
-        if version > VERSION:
-            raise ValueError(
-                f"the checkpoint's audit has version {version}, this lightning-audit reads up to "
-                f"{VERSION}; upgrade lightning-audit to go on from it."
-            )
+        """Keep a checkpoint's state until the optimizers are there.
+
+        Raises:
+            MisconfigurationException: it is not as an audit of this version saved it.
+        """
+        state = opened(state_dict)
         self._kept = dict(state_dict)
         if self._run is not None:  # Lightning loads checkpoints after `setup`
-            self._run.keep(self._kept)
+            self._run.keep(state)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Attach to the optimizers and read how the loader samples."""
@@ -302,7 +332,9 @@ class PrivacyAudit(Callback):
         if self._run is None:
             return
         if not self._ended:  # nothing was trained, so that the training had no end either
-            self._end(trainer)
+            self._run.take_up(trainer, pl_module)
+            if self._run.report is None:
+                self._end(trainer)
         self._run.detach()
         report = self._run.report
         if report is None:
@@ -331,12 +363,12 @@ class PrivacyAudit(Callback):
                     _log.warning("privacy audit: %s\nReport: %s", verdict, path or "not written")
             except Exception:  # the user must see the training's own exception, not this one
                 _log.exception("the audit's report could not be written")
-        self._release()
+        self._release(trainer, pl_module)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Take all hooks off and let go of the training; the report stays."""
         if stage == "fit":
-            self._release()
+            self._release(trainer, pl_module)
 
     def _end(self, trainer: pl.Trainer) -> None:
         self._ended, run = True, self._run
@@ -355,16 +387,23 @@ class PrivacyAudit(Callback):
         except (OSError, ValueError) as error:  # of a full disk, or a stream that is closed
             _log.warning("the audit's report could not be printed (%s)", error)
 
-    def _release(self) -> None:
+    def _release(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep no optimizer and no file: the callback can be copied and pickled again."""
+        if self._let_go():
+            leave(trainer, pl_module, self._kept)
+
+    def _let_go(self) -> bool:
+        """Let go of the run, if there is one; whether there was."""
         run, self._run = self._run, None
         self._watcher.detach()
-        if run is not None:
-            run.detach()
-            if run.files is not None:
-                run.files.release()
-            # Checkpoints may be saved after the training, too.
-            self._report, self._kept = run.report, run.state()
+        if run is None:
+            return False
+        run.detach()
+        if run.files is not None:
+            run.files.release()
+        # Checkpoints may be saved after the training, too.
+        self._report, self._kept = run.report, run.state()
+        return True
 
     def _terms(self) -> Terms:
         return Terms(

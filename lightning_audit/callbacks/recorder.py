@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from lightning_audit.callbacks.dead_entries import DeadEntries, ReleasedShares
+from lightning_audit.checks.family import evidence_in, judge_again
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.noise_channel import NoiseChannelChecks, NoiseSeen
 from lightning_audit.checks.post_processing import UseOfRelease
@@ -31,7 +32,7 @@ class UsedStep:
         moved: minus the change of the weights; None if it was not watched.
     """
 
-    rest: FloatArray | None
+    rest: FloatArray
     used: FloatArray | None
     moved: FloatArray | None
 
@@ -168,10 +169,8 @@ class Recorder:
             self._monitor.update(entry)
             if step.noise is not None:
                 self._noise.update(step.noise, int(entry["step"]))
-            if step.used is not None and step.used.rest is not None:
-                used = step.used
-                at = int(entry["step"])
-                self._use.update(at, step.coins, used.rest, used.used, used.moved)
+            if (used := step.used) is not None:
+                self._use.update(int(entry["step"]), step.coins, used.rest, used.used, used.moved)
             if self.store is not None:
                 self.store.append(entry)
 
@@ -223,27 +222,39 @@ class Recorder:
             "clipping_is_broken": self.clipping_is_broken,
         }
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from a state.
+    def load(self, state: dict[str, Any]) -> list[str]:
+        """Go on from a state; all of it is judged by this recorder's significance.
+
+        Returns:
+            What another significance than the state's changes, in sentences.
 
         Raises:
             ValueError: the state is of another version of this package, or of another
                 significance.
         """
-        monitor, significance = restore(state["monitor"]), self._monitor.significance
-        if monitor.significance != significance:
-            raise ValueError(
-                f"the checkpoint's audit tests at significance {monitor.significance:g} in each "
-                f"private optimizer, this one at {significance:g}; resume with the same "
-                "significance, which holds for the whole run."
-            )
-        self._monitor, self._reducer = monitor, restore(state["reducer"])
-        self.clipping_is_broken = state["clipping_is_broken"]
+        significance = self._monitor.significance
+        self._monitor, self._reducer = restore(state["monitor"]), restore(state["reducer"])
+        self._noise.load(state["noise"])
         self._use = restore(state["use"])
         self._zeros_are_public = bool(state["zeros_are_public"])
         self.released.load(state["released"])
-        if "noise" in state:  # absent from the checkpoints of the first release
-            self._noise.load(state["noise"])
+        self.clipping_is_broken = state["clipping_is_broken"]
+        if self._monitor.significance == significance:
+            return []
+        return self._judge_by(significance)
+
+    def _judge_by(self, significance: float) -> list[str]:
+        self._monitor.significance = significance
+        new, gone = judge_again(evidence_in([self._monitor, self._noise, self._use]), significance)
+        stopped, self.clipping_is_broken = self.clipping_is_broken, self._monitor.clipping_is_broken
+        said = [
+            f"by the significance from step {self.steps} on, {words}: {', '.join(names)}"
+            for words, names in (("flagged by the steps before", new), ("no longer violated", gone))
+            if names
+        ]
+        if stopped and not self.clipping_is_broken:
+            said.append(f"canaries enter again from step {self.steps} on")
+        return said
 
 
 def _is_striking(step: SeenStep) -> bool:

@@ -54,8 +54,11 @@ class ReportFiles:
             path = path.relative_to(Path.cwd())
         return path
 
-    def take(self) -> None:
+    def take(self, *, again: bool = False) -> None:
         """Make the directory this training's, and put the report of an earlier one aside.
+
+        Args:
+            again: whether this training goes on, so that the report there may be its own.
 
         Raises:
             MisconfigurationException: it cannot be made, or nothing can be written into it.
@@ -63,7 +66,7 @@ class ReportFiles:
         try:
             base = Path(os.path.abspath(self._asked))
             self._lock = claim(base)
-            self._prepare()
+            self._prepare(again=again)
         except OSError as error:
             self.release()
             raise MisconfigurationException(
@@ -74,11 +77,15 @@ class ReportFiles:
         self._base = base
         self._remark(base)
 
-    def _prepare(self) -> None:
+    def _prepare(self, *, again: bool = False) -> None:
         with tempfile.TemporaryFile(dir=self.directory):
             pass
         remove_partials(self.directory)
-        # A gate must never read an earlier run's report. Its record may go on.
+        if not again:
+            self.make_room()
+
+    def make_room(self) -> None:
+        """Put an earlier run's report aside, which a gate must not read; its record may go on."""
         self._aside = set_aside(self.directory, but_the_record=True)
 
     def _remark(self, first: Path) -> None:

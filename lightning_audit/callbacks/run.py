@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lightning_audit.callbacks._namespaces import MisconfigurationException
-from lightning_audit.callbacks.checkpoint import VERSION
+from lightning_audit.callbacks.checkpoint import VERSION, going_on, sealed
 from lightning_audit.callbacks.empty_batches import SKIPPED, EmptyBatches
 from lightning_audit.callbacks.epsilons import Epsilons, current_epsilons
 from lightning_audit.callbacks.evaluation import (
@@ -60,14 +60,19 @@ class AuditRun:
         self._gate: BatchGate | None = None
         self._replay: NeighbourReplay | None = None
 
-    def take_directory(self) -> None:
+    def take_directory(self, *, again: bool = False) -> None:
         """Make the report's directory this training's; all processes call it.
+
+        Args:
+            again: whether the report that lies there may be of this training.
 
         Raises:
             MisconfigurationException: nothing can be written there.
             RuntimeError: that is so in the first process.
         """
-        self.ranks.from_first(lambda: self.files.take() if self.files is not None else None)
+        self.ranks.from_first(
+            lambda: self.files.take(again=again) if self.files is not None else None
+        )
 
     def go_on_in_its_directory(self) -> None:
         """Change to the directory of the run that a checkpoint is of, if there is one."""
@@ -79,27 +84,36 @@ class AuditRun:
 
     # ------------------------------------------------------------------ checkpoints
 
-    def keep(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's state as soon as the optimizers are there."""
-        self._optimizers.kept = state if state.get("session") else {}
+    def keep(self, state: dict[str, Any], report: AuditReport | None = None) -> None:
+        """Go on from a checkpoint's state as soon as the optimizers are there.
+
+        Args:
+            state: of the audit, as it was before it was sealed.
+            report: what was written of it last, if this process wrote it.
+        """
+        self._optimizers.kept, self.report = state, report
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds of the audit: tensors and plain values."""
         if not self.sessions:
-            return self._optimizers.kept
-        return {
-            "version": VERSION,
-            **self._optimizers.state(),
-            "facts": self.facts.state(),
-            "batches": self.lints.state(),
-        }
+            kept = self._optimizers.kept
+            return sealed(kept) if kept else {}
+        return sealed(
+            {
+                "version": VERSION,
+                **self._optimizers.state(),
+                "facts": self.facts.state(),
+                "batches": self.lints.state(),
+            }
+        )
 
     def _load(self) -> None:
         """Go on with what a checkpoint knows of the run, once its sessions went on."""
         kept, self._optimizers.kept = self._optimizers.kept, {}
         if kept:
-            self.facts.load(kept["facts"])
-            self.lints.load(kept.get("batches"))
+            with going_on():
+                self.facts.load(kept["facts"])
+                self.lints.load(kept["batches"])
 
     # ------------------------------------------------------------------ the optimizers
 
@@ -132,6 +146,21 @@ class AuditRun:
         """Attach to a plain optimizer; see `AuditedOptimizers.follow_hand_written`."""
         if self._optimizers.follow_hand_written(module):
             self._load()
+
+    def take_up(self, trainer: Any, module: torch.nn.Module) -> None:
+        """Where nothing is left to train: go on with a checkpoint's audit without a step.
+
+        The report of this process's own audit stays as it is.
+        """
+        if self.report is not None or not self._optimizers.kept:
+            return
+        self.start(trainer.train_dataloader, trainer.global_step)
+        self.follow(trainer.optimizers, module)
+        if not self.sessions:
+            self.follow_hand_written(module)
+        for facts in self.facts.optimizers:  # read at each step, of which none comes
+            facts.current_rate(self.terms.claim, 1)
+        self.facts.unaudited = self._optimizers.unaudited(module)
 
     def open_gate(self, trainer: Any, module: torch.nn.Module) -> None:
         """Let input canaries and replays to the batches, if they are asked for.

@@ -110,7 +110,7 @@ class RunLints:
         state: dict[str, Any] = to_tensors(self._facts.batches.state())
         return state
 
-    def load(self, state: dict[str, Any] | None) -> None:
+    def load(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint's state."""
         if self._facts.batches is not None and state:
             self._facts.batches.load(to_arrays(state))

@@ -28,9 +28,11 @@ from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.witnesses import LAGS, choose_witnesses
 from lightning_audit.dpsgd.cut import divisor_at_cut
 from lightning_audit.dpsgd.lost_rows import all_finite
+from lightning_audit.dpsgd.noise_reading import clipped_sum
 from lightning_audit.dpsgd.opacus import innermost
 from lightning_audit.dpsgd.protocol import DPSGDStep, NormsSeen, StepClaim
 from lightning_audit.dpsgd.tap import GradientTap, Reading
+from lightning_audit.dpsgd.views import add_along
 from lightning_audit.layout import FloatArray
 from lightning_audit.snapshot import restore
 from lightning_audit.store import DROPPED, INJECTED, ObservationStore, RecordHeader
@@ -99,6 +101,8 @@ class AuditSession(StepPlanner):
         #: Steps that were not read where the noise is known to be in.
         self.late_readings = 0
         self.weights = MovesOutside()
+        #: The smallest oversize of the run's canaries, which went on with another one.
+        self._smallest = settings.oversize
         self._tap = self._attach()
 
     def _labels(self) -> tuple[str, ...]:
@@ -112,7 +116,7 @@ class AuditSession(StepPlanner):
     @property
     def oversize(self) -> float:
         """Norm of the canaries over the clipping norm."""
-        return self._settings.oversize
+        return self._smallest
 
     @property
     def monitor(self) -> AuditMonitor:
@@ -143,6 +147,7 @@ class AuditSession(StepPlanner):
             "usual_parts": self._parts.usual,
             "late_readings": self.late_readings,
             "moves_outside": self.weights.state(),
+            "oversize": self._smallest,
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -159,21 +164,22 @@ class AuditSession(StepPlanner):
                 f"over {len(self.recorder.header.tensors)}; resume with the same canaries, "
                 "num_canaries and precision."
             )
-        self.recorder.load(state["recorder"])
+        changed = self.recorder.load(state["recorder"])
         self._rng.bit_generator.state = state["coins"]
         self._canary_steps = state["canary_steps"]
         self._changed_at = state["changed_at"]
         self.batch_sizes = list(state["batch_sizes"])
-        self.notes = [*state["notes"], *(n for n in self.notes if n not in state["notes"])]
+        since = [*self.notes, *changed]
+        self.notes = [*state["notes"], *(n for n in since if n not in state["notes"])]
         self.missing = list(state["missing"])
-        # Absent from the checkpoints of the first release.
-        self.checksum = state.get("checksum", 0)
-        self.anyone_copies = state.get("anyone_copies", True)
-        self.lost.load(state.get("lost", {}))
-        self._parts.usual = state.get("usual_parts", self._parts.usual)
+        self.checksum = state["checksum"]
+        self.anyone_copies = state["anyone_copies"]
+        self.lost.load(state["lost"])
+        self._parts.usual = state["usual_parts"]
         self.late_readings = state["late_readings"]
         self.weights.load(state["moves_outside"])
-        if self.step.norms is not None and state.get("norms"):
+        self._smallest = min(self._smallest, state["oversize"])
+        if self.step.norms is not None and state["norms"]:
             self.step.norms = NormsSeen(**state["norms"])
 
     def _attach(self) -> GradientTap:
@@ -285,6 +291,8 @@ class AuditSession(StepPlanner):
 
     def _after(self, reading: Reading) -> None:
         plan = self._plan or self._unplanned()
+        if plan.status == INJECTED and plan.coins.any():
+            self._clear_sums(plan)
         self._withdraw()  # the update is done; what the user reads of the gradients is the batch's
         if reading.unclear and _UNCLEAR not in self.missing:
             self.missing.append(_UNCLEAR)
@@ -352,16 +360,21 @@ class AuditSession(StepPlanner):
                 return None
             return located.products(values, count) / size
 
-        return UsedStep(
-            rest=along(reading.values),
-            used=along(reading.used),
-            moved=None if moves is None else along(-moves.update),
-        )
+        rest = along(reading.values)
+        if rest is None:
+            return None
+        moved = None if moves is None else along(-moves.update)
+        return UsedStep(rest, along(reading.used), moved)
 
     def _watch_weights(self, reading: Reading, claim: StepClaim, values: FloatArray) -> None:
         """See whether weights change outside of the update as much as missing noise would."""
         if reading.moves is not None and claim.noise_multiplier > 0:
             self.weights.update(reading.moves, values / claim.noise_multiplier)
+
+    def _clear_sums(self, plan: StepPlan) -> None:
+        """Leave no canary in the clipped sums, which Opacus keeps until it zeroes the gradients."""
+        sums = [clipped_sum(p, p.grad) for p in self.step.params]
+        add_along(sums, plan.chosen, np.full(len(plan.chosen), -plan.claim.max_grad_norm))
 
     def _unplanned(self) -> StepPlan:
         """For a step that came without the hook that injects: witnesses are read all the same."""

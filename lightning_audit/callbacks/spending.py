@@ -23,6 +23,10 @@ MOST_COMPOSED = 3
 History = Sequence[tuple[float, float | None, int]]
 
 
+#: Steps of which Opacus' prv accountant is asked, and of which lower bounds are composed, at most.
+_LONGEST_ASKED, _LONGEST_PROVED = 10**7, 10**6
+
+
 @dataclass(frozen=True)
 class ClaimedEpsilon:
     """The claim, and who makes it."""
@@ -49,6 +53,13 @@ def claimed_epsilon(
     if stated is not None:
         return ClaimedEpsilon(stated, "the claim")
     asked = [link.accountant for link in links if link.accountant.history]
+    if any(_takes_too_long(accountant) for accountant in asked):
+        _log.warning(
+            "Opacus' prv accountant is not asked for the epsilon of more than %g steps, which "
+            "would take minutes; claimed_epsilon states one",
+            _LONGEST_ASKED,
+        )
+        return ClaimedEpsilon(None, "nobody")
     if not asked:
         return ClaimedEpsilon(None, "nobody")
     kinds = sorted({accountant.mechanism() for accountant in asked})
@@ -69,6 +80,11 @@ def claimed_epsilon(
     except Exception as error:  # some accountants fail on short histories; training goes on
         _log.warning("%s gave no epsilon: %s", name, error)
         return ClaimedEpsilon(None, "nobody")
+
+
+def _takes_too_long(accountant: Any) -> bool:
+    steps = sum(int(count) for *_, count in accountant.history)
+    return bool(accountant.mechanism() == "prv" and steps > _LONGEST_ASKED)
 
 
 #: What accountants said last, for which history and delta.
@@ -122,7 +138,12 @@ def epsilon_spent(
 
 
 def epsilon_at_ratio(
-    history: History, ratio: float, delta: float, neighbouring: Neighbouring = "add_remove"
+    history: History,
+    ratio: float,
+    delta: float,
+    neighbouring: Neighbouring = "add_remove",
+    *,
+    lower: bool = True,
 ) -> float | None:
     """Epsilon of a history whose every noise multiplier is divided by ``ratio``.
 
@@ -132,13 +153,16 @@ def epsilon_at_ratio(
         delta: the delta.
         neighbouring: see `lightning_audit.composition.epsilon_of_history`; a lower bound for
             "add_remove" is one for "replace" as well.
+        lower: whether a lower bound is asked for; of more than a million steps it is that of the
+            first million.
 
     Returns:
         Epsilon, None where a sample rate is unknown.
     """
     if ratio == 0.0:
         return None if any(rate is None for _, rate, _ in history) else 0.0
-    scaled = tuple((sigma / ratio, rate, steps) for sigma, rate, steps in history)
+    composed = _first(history) if lower else history
+    scaled = [(sigma / ratio, rate, steps) for sigma, rate, steps in composed]
     return _composed(scaled, delta, "up", neighbouring)
 
 
@@ -177,6 +201,16 @@ def epsilon_of_parts(
     largest = sorted(front, key=leakage, reverse=True)[:MOST_COMPOSED]
     found = [epsilon_at_ratio(claims.phases(steps), ratio, delta) for ratio, steps in largest]
     return max(epsilon for epsilon in found if epsilon is not None)
+
+
+def _first(history: History) -> History:
+    """As many steps as can be composed in seconds: they leak no more than all of them."""
+    kept, left = [], _LONGEST_PROVED
+    for sigma, rate, steps in history:
+        if left > 0:
+            kept.append((sigma, rate, min(steps, left)))
+        left -= steps
+    return kept
 
 
 def _composed(

@@ -57,6 +57,26 @@ class Terms:
             replay_neighbours=self.replay_neighbours,
         )
 
+    def kept(self) -> dict[str, Any]:
+        """What a checkpoint holds of the terms: all that a run may go on with other values of."""
+        claim = self.claim.to_dict() if self.claim else {}
+        named = ("noise_multiplier", "max_grad_norm", "expected_batch_size", "sample_rate")
+        return {
+            "significance": self.significance,
+            "claimed_epsilon": self.epsilon,
+            "delta": self.delta,
+            "neighbouring": self.neighbouring,
+            **{f"claim.{name}": claim.get(name) for name in named},
+            **{f"resolution.{k}": v for k, v in dataclasses.asdict(self.resolution).items()},
+            "oversize": self.oversize,
+            "every_n_steps": self.every_n_steps,
+            "replay_neighbours": self.replay_neighbours,
+            "bound_significance": self.bound_significance,
+            "bounds": list(self.bounds),
+            "allow": sorted(self.allow),
+            "private_dataset_size": self.private_size,
+        }
+
     def settings(self) -> dict[str, Any]:
         """The terms, as they go into the report."""
         return {

@@ -153,7 +153,7 @@ class BatchCheck:
             "doubled": bool(self._doubled),
             "obstacle": self.obstacle,
             **{
-                part: [evidence.log_e, evidence.violated_at, evidence.observed]
+                part: {"growth": list(evidence.growth), "observed": evidence.observed}
                 for part, evidence in (("poisson", self._poisson), ("rate", self._rate))
             },
         }
@@ -168,8 +168,4 @@ class BatchCheck:
         self._doubled += state["doubled"]
         self.obstacle = self.obstacle or state["obstacle"]
         for evidence, part in ((self._poisson, "poisson"), (self._rate, "rate")):
-            log_e, violated_at, observed = state[part]
-            evidence.observed = evidence.observed or observed
-            evidence.log_e = max(evidence.log_e, log_e)
-            if violated_at is not None:
-                evidence.violated_at = violated_at
+            evidence.precede(**state[part])

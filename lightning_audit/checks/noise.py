@@ -96,7 +96,8 @@ class WitnessNoiseCheck:
         self.burst = Evidence("noise.step", significance)
         self._bet = SingleStepBet()
         self._seen = 0
-        self._flagged: list[str] = []
+        #: Largest log e-value of each tensor at any look.
+        self._largest = np.zeros(len(self._names))
         self.single = Evidence("noise.tensor", significance)
 
     def update(self, entry: NDArray[np.void]) -> None:
@@ -118,10 +119,7 @@ class WitnessNoiseCheck:
         self.pooled.update(self.sums.pooled_log_e, step)
         unit_log_e = self.sums.unit_log_e
         self.single.update(float(log_mean_exp(unit_log_e)), step)
-        level = self.single.threshold + np.log(len(self._names))
-        for j in np.flatnonzero(unit_log_e >= level):
-            if self._names[j] not in self._flagged:
-                self._flagged.append(self._names[j])
+        self._largest = np.fmax(self._largest, unit_log_e)
 
     def ratios(self) -> FloatArray:
         """Upper estimate of the noise in each tensor over the claim: noise and data together."""
@@ -130,7 +128,9 @@ class WitnessNoiseCheck:
     def flagged_tensors(self) -> list[str]:
         """Tensors whose own e-value crossed the threshold at some step, the quietest first."""
         ratios = dict(zip(self._names, self.ratios(), strict=True))
-        return sorted(self._flagged, key=lambda name: ratios[name])
+        level = self.single.threshold + np.log(len(self._names))
+        flagged = [self._names[j] for j in np.flatnonzero(self._largest >= level)]
+        return sorted(flagged, key=lambda name: ratios[name])
 
     def results(self) -> tuple[CheckResult, ...]:
         """Results of the three checks."""

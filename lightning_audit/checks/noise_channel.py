@@ -138,7 +138,8 @@ class NoiseChannelChecks:
         self._past = NoisePast()
         self._tails, self._ties = TailBet(), TieBet()
         self._recurrence = SingleStepBet()
-        self._recurred = (0, 0)
+        # Of what resembled an earlier step most before the test flagged.
+        self._recurred, self._recurred_log_e = (0, 0), -math.inf
         self._difference_ratio: float | None = None
         self._divisor = DivisorTest()
         self._quiet, self._beside_data = _QuietEntries(), False
@@ -188,8 +189,9 @@ class NoiseChannelChecks:
         self._recurrence.update(log_e)
         before = self.recurrence.violated
         self.recurrence.update(float(self._recurrence.log_e), step)
-        if self.recurrence.violated and not before:
-            self._recurred = (step - age, step)
+        flags = self.recurrence.violated and not before
+        if flags or (not before and age and log_e > self._recurred_log_e):
+            self._recurred, self._recurred_log_e = (step - age, step), log_e
             self._difference_ratio = self._past.difference_ratio
 
     def _update_divisor(self, seen: NoiseSeen, step: int) -> None:
@@ -238,7 +240,9 @@ class NoiseChannelChecks:
                 "all noise from one generator that is seeded once",
                 {
                     "steps": [earlier, later] if self.recurrence.violated else [],
-                    "difference_ratio": self._difference_ratio,
+                    "difference_ratio": (
+                        self._difference_ratio if self.recurrence.violated else None
+                    ),
                 },
             ),
             self.divisor.result(

@@ -51,7 +51,7 @@ def read_noise(
     grads = _entries([released[j] for j in coordinates], coordinates)
     if grads is None:
         return None
-    held = [_sum_of(p, g) for p, g in zip(params, released, strict=True)] if sums else []
+    held = [clipped_sum(p, g) for p, g in zip(params, released, strict=True)] if sums else []
     parts = _entries([held[j] for j in coordinates], coordinates) if sums else None
     whole = None
     if norm and parts is not None:
@@ -60,8 +60,13 @@ def read_noise(
     return NoiseReading(grads, parts, whole)
 
 
-def _sum_of(param: torch.nn.Parameter, grad: torch.Tensor | None) -> torch.Tensor | None:
-    """The clipped sum, unless it was turned into the gradient in place."""
+def clipped_sum(param: torch.nn.Parameter, grad: torch.Tensor | None) -> torch.Tensor | None:
+    """The clipped sum that Opacus keeps, unless it was turned into the gradient in place.
+
+    Args:
+        param: a parameter.
+        grad: its gradient, where the noise is in.
+    """
     held: torch.Tensor | None = getattr(param, "summed_grad", None)
     if held is None or grad is None or held.data_ptr() == grad.data_ptr():
         return None

@@ -121,11 +121,11 @@ class DenseDirection:
         return float(torch.stack(products).sum())
 
     @torch.no_grad()
-    def take_out(self, grads: Sequence[torch.Tensor | None], amount: float) -> None:
-        """Subtract ``amount`` times the direction from a gradient, in place."""
-        for part, grad in zip(self.parts, grads, strict=True):
-            if grad is not None:
-                grad.sub_(part.to(grad), alpha=amount)
+    def take_out(self, tensors: Sequence[torch.Tensor | None], amount: float) -> None:
+        """Subtract ``amount`` times the direction from tensors, one for each; None is left out."""
+        for part, tensor in zip(self.parts, tensors, strict=True):
+            if tensor is not None:
+                tensor.sub_(part.to(tensor).view_as(tensor), alpha=amount)
 
 
 def own_direction(

@@ -597,3 +597,58 @@ def test_sound_code_is_not_flagged_in_a_few_runs(tmp_path: Path) -> None:
 @HEAVY
 def test_sound_code_is_not_flagged_in_fifty_runs(tmp_path: Path) -> None:
     assert all(_healthy(tmp_path, seed) != "VIOLATION" for seed in range(3, 53))
+
+
+# ------------------------------------------------------------------ the training's generators
+
+
+class NoisyLayer(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 0.1 * torch.randn_like(x)
+
+
+class Draws(Forward):
+    """A net whose layers may draw random numbers, and code that draws from every generator."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__(nn.Sequential(nn.Linear(8, 32), *layers, nn.Linear(32, 10)))
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        shift = random.random() + np.random.random()  # as users write it
+        return functional.cross_entropy(self.net(x + 1e-3 * shift), y)
+
+
+def _generators_after(directory: Path, module: nn.Module, *callbacks: Any) -> tuple[Any, ...]:
+    torch.manual_seed(5)
+    np.random.seed(5)
+    random.seed(5)
+    trainer_for(directory, *callbacks, max_steps=20).fit(module)
+    return (
+        random.getstate(),
+        np.random.get_state()[1].tolist(),
+        torch.get_rng_state().tolist(),
+    )
+
+
+@pytest.mark.parametrize("kind", [Mislabeled, Adversarial])
+def test_the_generators_are_left_as_they_were_where_no_layer_draws(
+    tmp_path: Path, kind: type[InputCanary]
+) -> None:
+    canary = kind(amplitude=100.0, **STATED)
+    plain = _generators_after(tmp_path / "plain", Draws(nn.ReLU()))
+    audited = _generators_after(tmp_path / "audited", Draws(nn.ReLU()), _audit(canary))
+    assert audited == plain
+
+
+def test_the_canarys_sample_draws_from_torchs_generator_where_layers_do(tmp_path: Path) -> None:
+    # The README says so: the batches and the noise that follow are those of another seed.
+    canary = Mislabeled(amplitude=100.0, **STATED)
+    plain = _generators_after(tmp_path / "plain", Draws(NoisyLayer()))
+    audited = _generators_after(tmp_path / "audited", Draws(NoisyLayer()), _audit(canary))
+    assert audited[:2] == plain[:2]
+    assert audited[2] != plain[2]
+    # A step without the canary draws what it would have drawn, the audit's own pass included.
+    rare = Mislabeled(amplitude=100.0, sampling_rate=1e-9, **STATED)
+    unread = _generators_after(tmp_path / "rare", Draws(NoisyLayer()), _audit(rare))
+    assert unread == plain

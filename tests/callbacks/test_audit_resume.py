@@ -10,19 +10,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
-from opacus import GradSampleModule
-from pytorch_lightning.callbacks import ModelCheckpoint
-from torch.nn import functional
-from training_support import (
-    PrivateModule,
-    assert_no_hooks_left,
-    report_in,
-    status,
-    trainer_for,
+from resume_support import (
+    EPOCHS,
+    RESUMING,
+    STEPS_PER_EPOCH,
+    StepwiseModule,
+    StopAt,
+    checkpoint_at,
+    saver,
+    train,
 )
+from training_support import assert_no_hooks_left, report_in, status, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyViolation
 from lightning_audit.checks.monitor import replay
@@ -30,69 +30,7 @@ from lightning_audit.report_directory import RECORD_NAME
 from lightning_audit.store import read_observations
 from lightning_audit.testing.faulty_noise import HalfNoise
 
-# What Lightning says of checkpoint callbacks that differ between the two parts of a run.
-pytestmark = [
-    pytest.mark.filterwarnings(f"ignore:{message}")
-    for message in (
-        "The dirpath has changed",
-        "Be aware that when using `ckpt_path`",
-        "Checkpoint directory .* exists and is not empty",
-        "You're resuming from a checkpoint that ended before the epoch ended",
-    )
-]
-
-STEPS_PER_EPOCH = 32
-EPOCHS = 3
-
-
-class StepwiseModule(PrivateModule):
-    """A training whose every step is a function of the weights and of the step's number."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        torch.manual_seed(0)
-        super().__init__(**kwargs)
-        # Wrapped before Lightning loads a checkpoint: the names of the weights are the same.
-        self.net = GradSampleModule(self.net)
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        torch.manual_seed(1000 + self.global_step)
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        x, y = self.dataset.tensors
-        chosen = torch.rand(len(x)) < self.batch_size / len(x)
-        return functional.cross_entropy(self.net(x[chosen]), y[chosen])
-
-
-class StopAt(pl.Callback):
-    """Breaks the training off before a step."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        if trainer.global_step == self.step:
-            raise RuntimeError("power cut")
-
-
-def train(
-    directory: Path,
-    audit: PrivacyAudit,
-    *callbacks: pl.Callback,
-    ckpt: Path | None = None,
-    **kwargs: Any,
-) -> PrivateModule:
-    module = StepwiseModule(**kwargs)
-    trainer = trainer_for(
-        directory, audit, *callbacks, max_epochs=EPOCHS, enable_checkpointing=True
-    )
-    trainer.fit(module, ckpt_path=ckpt, weights_only=True if ckpt else None)
-    return module
-
-
-def saver(directory: Path, *, epoch_end: bool) -> ModelCheckpoint:
-    if epoch_end:
-        return ModelCheckpoint(directory, save_top_k=-1, every_n_epochs=1)
-    return ModelCheckpoint(directory, save_top_k=-1, every_n_train_steps=10)
+pytestmark = RESUMING
 
 
 def numbers(report: AuditReport) -> dict[str, Any]:
@@ -101,11 +39,6 @@ def numbers(report: AuditReport) -> dict[str, Any]:
     # Made of a resumed run only.
     fields["checks"] = [c for c in fields["checks"] if c["name"] != "reuse.resume"]
     return {k: v for k, v in fields.items() if k not in ("created", "environment")}
-
-
-def checkpoint_at(directory: Path, step: int) -> Path:
-    (found,) = directory.glob(f"*step={step}.ckpt")
-    return found
 
 
 @pytest.mark.whole_report
@@ -256,7 +189,7 @@ def test_another_significance_than_the_checkpoints_is_refused(tmp_path: Path) ->
 
 
 def test_a_newer_checkpoint_says_to_upgrade() -> None:
-    with pytest.raises(ValueError, match=r"version 99.* upgrade lightning-audit"):
+    with pytest.raises(MisconfigurationException, match=r"version 99.* upgrade lightning-audit"):
         PrivacyAudit().load_state_dict({"version": 99})
 
 
@@ -310,7 +243,9 @@ KILLED = """
 import os, sys
 from pathlib import Path
 sys.path[:0] = [{tests!r}]
-from test_audit_resume import *
+import pytorch_lightning as pl
+from lightning_audit import PrivacyAudit
+from resume_support import *
 class Kill(pl.Callback):
     def on_train_batch_end(self, trainer, *_):
         if trainer.global_step == 55:

@@ -1,0 +1,49 @@
+"""Whether `Trainer.fit` goes on with the training whose audit a callback holds.
+
+A Trainer that fits again goes on counting its steps and epochs, with the weights that the module
+has by then; Lightning tells callbacks nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+
+@dataclass(frozen=True)
+class _Left:
+    """Where a Trainer stood when it let go of an audit."""
+
+    run: str
+    step: int
+    module: ref[Any]
+
+
+#: Not kept by the callback, which is to be copied and pickled without its Trainer.
+_left: WeakKeyDictionary[Any, _Left] = WeakKeyDictionary()
+
+
+def leave(trainer: Any, module: Any, state: Mapping[str, Any]) -> None:
+    """Note where a Trainer stands when it lets go of an audit.
+
+    Args:
+        trainer: the Trainer.
+        module: what it trained.
+        state: of the audit; empty if it began with nothing.
+    """
+    _left.pop(trainer, None)
+    if state:
+        _left[trainer] = _Left(state["run"], trainer.global_step, ref(module))
+
+
+def goes_on(trainer: Any, module: Any, state: Mapping[str, Any]) -> bool:
+    """Whether a Trainer goes on where it let go of the audit that has this state."""
+    left = _left.get(trainer)
+    return (
+        left is not None
+        and left.run == state.get("run")
+        and 0 < left.step == trainer.global_step
+        and left.module() is module
+    )
