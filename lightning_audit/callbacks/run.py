@@ -70,9 +70,13 @@ class AuditRun:
             MisconfigurationException: nothing can be written there.
             RuntimeError: that is so in the first process.
         """
-        self.ranks.from_first(
-            lambda: self.files.take(again=again) if self.files is not None else None
-        )
+        files = self.files
+        self.ranks.from_first(lambda: files.take(again=again) if files is not None else None)
+
+    def make_room(self) -> None:
+        """Put the report that lies in the directory aside: it is another training's."""
+        if self.files is not None:
+            self.files.make_room()
 
     def go_on_in_its_directory(self) -> None:
         """Change to the directory of the run that a checkpoint is of, if there is one."""
