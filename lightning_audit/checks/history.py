@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from itertools import pairwise
+
 #: Phases of (noise_multiplier, sample_rate, steps); the sample rate is None where it is unknown.
 Phases = tuple[tuple[float, float | None, int], ...]
 
@@ -12,34 +15,33 @@ class StepHistory:
     def __init__(self) -> None:
         self._sigmas: list[float] = []
         self._rates: list[float | None] = []
-        self._counts: list[int] = []
+        # Number of the last step of each run, from 1 on.
+        self._ends: list[int] = []
 
     def add(self, noise_multiplier: float, sample_rate: float | None) -> None:
         """Take in a step."""
-        last = (self._sigmas[-1], self._rates[-1]) if self._counts else None
-        if last == (noise_multiplier, sample_rate):
-            self._counts[-1] += 1
+        step = self._ends[-1] + 1 if self._ends else 1
+        if self._ends and (self._sigmas[-1], self._rates[-1]) == (noise_multiplier, sample_rate):
+            self._ends[-1] = step
             return
         self._sigmas.append(noise_multiplier)
         self._rates.append(sample_rate)
-        self._counts.append(1)
+        self._ends.append(step)
+
+    def noise_at(self, step: int | None = None) -> float:
+        """Noise multiplier of a step, the first of which is 1; of the last for None, 0 for none."""
+        if not self._ends:
+            return 0.0
+        return self._sigmas[-1 if step is None else bisect_left(self._ends, step)]
 
     def runs(self, steps: int | None = None) -> Phases:
         """Runs of equal steps in their order, of the first ``steps`` steps; of all for None."""
-        found = []
-        for sigma, rate, count in zip(self._sigmas, self._rates, self._counts, strict=True):
-            if steps is not None:
-                count = min(count, steps)
-                steps -= count
-            if count <= 0:
-                break
-            found.append((sigma, rate, count))
-        return tuple(found)
-
-    def noise_at(self, steps: int | None = None) -> float:
-        """Noise multiplier of the last of the first ``steps`` steps; 0 where there is none."""
-        runs = self.runs(steps)
-        return runs[-1][0] if runs else 0.0
+        last = len(self._ends) if steps is None else bisect_left(self._ends, steps) + 1
+        ends = [0, *self._ends[:last]]
+        if steps is not None:
+            ends[-1] = min(ends[-1], steps)
+        counts = (end - begin for begin, end in pairwise(ends))
+        return tuple(zip(self._sigmas, self._rates, counts, strict=False))
 
     def phases(self, steps: int | None = None) -> Phases:
         """The same with equal ones added up, in order of first appearance."""
