@@ -26,8 +26,8 @@ from lightning_audit.results import KINDS, AuditReport, CheckResult, OptimizerSe
 
 #: Relative difference of two numbers that were one before they were rounded.
 _ROUNDING = 1e-9
-#: The bound that is computed whatever others are asked for.
-_ANYTIME = "betting"
+#: The bound that is computed whatever others are asked for, and one where a canary was seen.
+_ANYTIME, _OF_CANARIES = "betting", "mu"
 
 
 def contradictions(report: AuditReport) -> list[str]:
@@ -169,7 +169,8 @@ def _of_bounds(report: AuditReport, asked: Asked) -> Iterator[str]:
     if (_ANYTIME in names) != (report.steps > 0):
         yield f"bounds: {_ANYTIME} is {'there' if _ANYTIME in names else 'absent'}"
     named = report.settings.get("bounds")
-    if not isinstance(named, list) or not {*names} <= {_ANYTIME, *map(str, named)}:
+    own = {_ANYTIME, _OF_CANARIES}
+    if not isinstance(named, list) or not {*names} <= own.union(map(str, named)):
         yield f"bounds: {names} are not those of settings.bounds, {named}"
     count = max(len(report.optimizers), 1)
     for bound in report.bounds:
