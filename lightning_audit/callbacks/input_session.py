@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from lightning_audit.callbacks._namespaces import MisconfigurationException
 from lightning_audit.callbacks.plan import StepPlan
@@ -256,7 +257,9 @@ class InputSession(AuditSession):
             return None
         return torch.cat([rows[:at], rows[at + 1 :]])
 
-    def _readings(self, plan: StepPlan, values: FloatArray) -> FloatArray:
+    def _readings(
+        self, plan: StepPlan, values: FloatArray, dead: NDArray[np.bool_] | None
+    ) -> FloatArray:
         """The inner product with the canary's direction, the canary included."""
         reading, self._reading, self._direction = self._reading, math.nan, None
         if plan.status != INJECTED:

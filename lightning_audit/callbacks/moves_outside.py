@@ -43,7 +43,7 @@ class MovesOutside:
         size = float(np.linalg.norm(gradient)) / np.sqrt(len(gradient))
         self._watched += 1
         # Noise of the claimed size, put through the same update, moves by step / size.
-        self._moved += rest > 0 and rest * size >= _AS_NOISE * step
+        self._moved += bool(rest > 0 and rest * size >= _AS_NOISE * step)
 
     @property
     def like_noise(self) -> bool:

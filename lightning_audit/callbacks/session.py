@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from lightning_audit.callbacks.coordinates import Coordinates
 from lightning_audit.callbacks.dead_entries import DeadEntries
@@ -317,22 +318,21 @@ class AuditSession(StepPlanner):
                 claim=claim,
                 status=plan.recorded,
                 coins=plan.coins,
-                readings=self._readings(plan, values * unit),
+                readings=self._readings(plan, values * unit, reading.dead),
                 witnesses=(values * unit)[self._coordinates.witness_at],
                 epoch=self.epoch,
                 replaced=reading.replaced,
                 sample_rate=self._sample_rate(claim.accumulated),
                 noise=noise if readable else None,
-                dead=self._dead_entries(plan, values),
+                dead=self._dead_entries(plan, reading.dead),
                 used=self._used(plan, reading),
             )
         )
         self._canary_steps += plan.status == INJECTED
 
-    def _dead_entries(self, plan: StepPlan, values: FloatArray) -> DeadEntries | None:
+    def _dead_entries(self, plan: StepPlan, dead: NDArray[np.bool_] | None) -> DeadEntries | None:
         """What of the step is no part of its release: neither noise nor canary came out there."""
-        dead = values == 0.0
-        if not dead.any():
+        if dead is None:
             return None
         live, proved = np.ones(len(plan.coins)), False
         if plan.status == INJECTED and plan.located is not None:
@@ -385,9 +385,13 @@ class AuditSession(StepPlanner):
             self._last_claim = self._claim()
         return StepPlan(self._last_claim, np.zeros(self._canary_count), (), DROPPED)
 
-    def _readings(self, plan: StepPlan, values: FloatArray) -> FloatArray:
+    def _readings(
+        self, plan: StepPlan, values: FloatArray, dead: NDArray[np.bool_] | None
+    ) -> FloatArray:
         """Inner products with the canaries' directions; what was taken out counts as read."""
         if plan.status != INJECTED or plan.located is None:
             return np.zeros(len(plan.coins))
-        live = plan.located.shares(values != 0.0, len(plan.coins))  # taken out where it was
-        return plan.located.products(values, len(plan.coins)) + plan.coins * live
+        count = len(plan.coins)
+        # It was taken out where it was.
+        live = 1.0 if dead is None else plan.located.shares(~dead, count)
+        return plan.located.products(values, count) + plan.coins * live

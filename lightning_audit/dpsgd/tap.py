@@ -42,6 +42,8 @@ class Reading:
             was changed in another way, or not read at the cut.
         used: the gradient when the update was done, ``[n]``; None where it is ``values``, in bits.
         moves: what became of the weights; None where they were not watched.
+        dead: which entries were exactly zero when they were read, canaries included, ``[n]``; None
+            where none was.
     """
 
     values: FloatArray
@@ -51,6 +53,7 @@ class Reading:
     factor: float | None = None
     used: FloatArray | None = None
     moves: Moves | None = None
+    dead: NDArray[np.bool_] | None = None
 
 
 class GradientTap:
@@ -92,6 +95,8 @@ class GradientTap:
         self._at_cut = False
         self._source: Sequence[torch.Tensor | None] | None = None
         self._arrived: torch.Tensor | None = None
+        #: Which entries were zero before anything was taken out of them.
+        self._dead: NDArray[np.bool_] | None = None
         #: The gradients that were read last, where they lay, and their entries.
         self._seen: list[tuple[torch.Tensor, int]] = []
         self._entries: list[NDArray[Any]] = []
@@ -118,7 +123,7 @@ class GradientTap:
         self._forget()
 
     def _forget(self) -> None:
-        self._left = self._arrived = None
+        self._left = self._arrived = self._dead = None
         self._at_cut, self._source = False, None
         self._seen, self._entries = [], []  # or they would live on through the next backward pass
 
@@ -160,7 +165,9 @@ class GradientTap:
         self._backward_before, self._backward_ran = self._backward_ran, False
 
     def _read(self) -> None:
-        self._left = self._gather(self._before())
+        zeros = np.zeros(self._size, dtype=bool)
+        self._left = self._gather(self._before(), zeros)
+        self._dead = zeros if zeros.any() else None
         self._weights.start()
         self._arrived = None
         self._backward_ran = self._backward_before = False
@@ -184,7 +191,7 @@ class GradientTap:
         """
         left, arrived = self._left, self._arrived
         assert left is not None
-        at_cut, backward = self._at_cut, self._backward_ran
+        at_cut, backward, dead = self._at_cut, self._backward_ran, self._dead
         used, moves = self._gather(), self._weights.end()
         self._forget()
         started = left if arrived is None else arrived
@@ -207,20 +214,30 @@ class GradientTap:
                     factor=factor,
                     used=None if untouched else used.cpu().numpy(),
                     moves=moves,
+                    dead=dead,
                 )
             )
 
     def _note_backward(self, _: torch.Tensor) -> None:
         self._backward_ran = True
 
-    def _gather(self, taken: FloatArray | None = None) -> torch.Tensor:
-        """Read the gradient, after taking out the amount given for each coordinate."""
+    def _gather(
+        self, taken: FloatArray | None = None, zeros: NDArray[np.bool_] | None = None
+    ) -> torch.Tensor:
+        """Read the gradient, after taking out the amount given for each coordinate.
+
+        Args:
+            taken: the amounts, ``[n]``; None for nothing.
+            zeros: is told which entries were exactly zero before, ``[n]``.
+        """
         views = self._views()
         if views is None:
-            return self._gather_by_torch(taken)
+            return self._gather_by_torch(taken, zeros)
         values = np.empty(self._size)
         for entries, index, span in zip(views, self._index.values(), self._spans, strict=True):
             read = entries[index]
+            if zeros is not None:
+                zeros[span] = read == 0.0
             if taken is not None and (amounts := taken[span]).any():
                 # Where neither noise nor canary came out there is nothing to take out.
                 read -= np.where(read == 0.0, 0.0, amounts).astype(read.dtype)
@@ -253,22 +270,28 @@ class GradientTap:
         self._entries = views
         return views
 
-    def _gather_by_torch(self, taken: FloatArray | None) -> torch.Tensor:
+    def _gather_by_torch(
+        self, taken: FloatArray | None, zeros: NDArray[np.bool_] | None
+    ) -> torch.Tensor:
         """As `_gather`, on any device; NaN where a parameter has no gradient."""
-        pieces = []
+        pieces, empty_before = [], []
         for (j, where), span in zip(self._where.items(), self._spans, strict=True):
             grad = self._grad(j)
             if grad is None:
                 empty = torch.full((len(where),), torch.nan, dtype=torch.float64)
                 pieces.append(empty.to(self._params[j].device))
+                empty_before.append(pieces[-1] == 0.0)
                 continue
             at = torch.unravel_index(where, grad.shape)
             values = grad[at]
+            empty_before.append(values == 0.0)
             if taken is not None and (amounts := taken[span]).any():
                 amount = torch.from_numpy(amounts).to(grad.device, grad.dtype)
                 values -= torch.where(values == 0.0, torch.zeros_like(amount), amount)
                 grad[at] = values
             pieces.append(values.to(torch.float64))
+        if zeros is not None:
+            zeros[:] = torch.cat(empty_before).cpu().numpy()
         return torch.cat(pieces)
 
 

@@ -14,9 +14,9 @@ import torch
 from hand_written_support import CLAIM, HandWritten
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from resume_support import RESUMING, StepwiseModule
-from training_support import PrivateModule, report_in, trainer_for
+from training_support import PrivateModule, trainer_for
 
-from lightning_audit import PrivacyAudit
+from lightning_audit import AuditReport, PrivacyAudit
 from lightning_audit.callbacks.checkpoint import opened, sealed
 from lightning_audit.canaries import Mislabeled
 
@@ -219,6 +219,7 @@ def test_a_history_of_a_thousand_million_steps_loads_and_reports_in_bounded_time
         StepwiseModule(accountant=accountant), ckpt_path=path, weights_only=True
     )
     assert time.process_time() - begun < 60
-    report = report_in(tmp_path)
+    # Not by the gate: the counts of a state that was stretched by hand do not agree.
+    report = AuditReport.load(tmp_path / "audit" / "report.json")
     assert report.steps == steps + 8
     assert report.epsilon_spent > 1e5
