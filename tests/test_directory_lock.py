@@ -64,13 +64,16 @@ def test_another_processs_claim_ends_when_it_is_killed(tmp_path: Path) -> None:
 def test_a_forked_process_neither_holds_the_claim_nor_lets_it_go(tmp_path: Path) -> None:
     lock = claim(tmp_path)
     read, write = os.pipe()
+    told, tell = os.pipe()
     child = os.fork()
     if not child:
         os.close(write)
         lock.release()
+        os.write(tell, b"x")
         os.read(read, 1)  # until the parent has looked
         os._exit(0)
     os.close(read)
+    os.read(told, 1)  # until the child has let go
     held = lock_of(tmp_path) is None
     lock.release()
     freed = lock_of(tmp_path)

@@ -112,6 +112,7 @@ def _results_of_session(session: AuditSession, facts: RunFacts) -> list[CheckRes
         session.monitor,
         at_cut=not session.late_readings,
         weights_move=session.weights.like_noise,
+        raw=2 * session.raw_readings > session.monitor.steps,
         shares=(session.recorder.released.canaries, session.recorder.released.tensors),
     )
     checks = [undecided(check) if check.name in unsure else check for check in checks]

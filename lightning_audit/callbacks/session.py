@@ -101,6 +101,8 @@ class AuditSession(StepPlanner):
         self._divided_by: float | None = None
         #: Steps that were not read where the noise is known to be in.
         self.late_readings = 0
+        #: Steps whose gradient was what a backward pass left.
+        self.raw_readings = 0
         self.weights = MovesOutside()
         #: The smallest oversize of the run's canaries, which went on with another one.
         self._smallest = settings.oversize
@@ -147,6 +149,7 @@ class AuditSession(StepPlanner):
             "norms": dataclasses.asdict(self.step.norms) if self.step.norms else {},
             "usual_parts": self._parts.usual,
             "late_readings": self.late_readings,
+            "raw_readings": self.raw_readings,
             "moves_outside": self.weights.state(),
             "oversize": self._smallest,
         }
@@ -178,6 +181,7 @@ class AuditSession(StepPlanner):
         self.lost.load(state["lost"])
         self._parts.usual = state["usual_parts"]
         self.late_readings = state["late_readings"]
+        self.raw_readings = state["raw_readings"]
         self.weights.load(state["moves_outside"])
         self._smallest = min(self._smallest, state["oversize"])
         if self.step.norms is not None and state["norms"]:
@@ -307,6 +311,7 @@ class AuditSession(StepPlanner):
         claim = plan.claim
         divisor, self._divided_by = self._divisor(claim), None
         self.late_readings += not reading.at_cut
+        self.raw_readings += reading.raw
         # Another divisor than the stated one is to be seen, wherever the gradient was read.
         other = self._noise.other_divisor(claim, int(plan.coins.sum()), divisor, reading.factor)
         unit = divisor * other / claim.max_grad_norm

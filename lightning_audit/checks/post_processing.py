@@ -136,6 +136,7 @@ def explained_by_processing(
     *,
     at_cut: bool,
     weights_move: bool = False,
+    raw: bool = False,
     shares: tuple[FloatArray, FloatArray] | None = None,
 ) -> set[str]:
     """Names of violated checks that a function of a correct release would violate as well.
@@ -149,12 +150,16 @@ def explained_by_processing(
         monitor: its checks by e-process.
         at_cut: whether every step was read where the noise is known to be in.
         weights_move: whether weights change outside of the update as noise would change them.
+        raw: whether the gradients that were read are what backward passes left: nothing was done to
+            them, noise included, unless in the pass itself.
         shares: how much was released of each canary, ``[k]``, and of each tensor; None for all.
     """
     violated = {check.name for check in checks if check.status == "violated"}
     of_noise = violated & {*NOISE, *REUSE, *CHANNEL}
     if weights_move:
         return of_noise
+    if raw:
+        return set()
     canaries, tensors = shares or (np.ones(len(monitor.header.canaries)), np.ones(1))
     seen = _CanariesSeen(monitor, canaries)
     if not math.isfinite(seen.error):  # no canary says how much of a gradient comes out

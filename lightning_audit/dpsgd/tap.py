@@ -42,6 +42,8 @@ class Reading:
             was changed in another way, or not read at the cut.
         used: the gradient when the update was done, ``[n]``; None where it is ``values``, in bits.
         moves: what became of the weights; None where they were not watched.
+        raw: whether the gradient that was read is what a backward pass left, and nobody wrote to it
+            since.
         dead: which entries were exactly zero when they were read, canaries included, ``[n]``; None
             where none was.
     """
@@ -53,6 +55,7 @@ class Reading:
     factor: float | None = None
     used: FloatArray | None = None
     moves: Moves | None = None
+    raw: bool = False
     dead: NDArray[np.bool_] | None = None
 
 
@@ -103,6 +106,9 @@ class GradientTap:
         self._weights = WeightWatch(params, coordinates)
         self._depth = 0
         self._backward_ran = self._backward_before = False
+        #: Where the gradients lay that backward passes left, and how often they were written to.
+        self._backward_left: dict[int, tuple[int, int]] = {}
+        self._raw = False
         self._handles: list[Any] = [
             optimizer.register_step_pre_hook(self._pre),
             optimizer.register_step_post_hook(self._post),
@@ -165,6 +171,8 @@ class GradientTap:
         self._backward_before, self._backward_ran = self._backward_ran, False
 
     def _read(self) -> None:
+        self._raw = all(self._is_raw(j) for j in self._index)
+        self._backward_left = {}
         zeros = np.zeros(self._size, dtype=bool)
         self._left = self._gather(self._before(), zeros)
         self._dead = zeros if zeros.any() else None
@@ -214,12 +222,19 @@ class GradientTap:
                     factor=factor,
                     used=None if untouched else used.cpu().numpy(),
                     moves=moves,
+                    raw=self._raw,
                     dead=dead,
                 )
             )
 
-    def _note_backward(self, _: torch.Tensor) -> None:
+    def _note_backward(self, param: torch.Tensor) -> None:
         self._backward_ran = True
+        if param.grad is not None:
+            self._backward_left[id(param)] = (param.grad.data_ptr(), param.grad._version)
+
+    def _is_raw(self, tensor: int) -> bool:
+        grad, left = self._grad(tensor), self._backward_left.get(id(self._params[tensor]))
+        return grad is not None and left == (grad.data_ptr(), grad._version)
 
     def _gather(
         self, taken: FloatArray | None = None, zeros: NDArray[np.bool_] | None = None

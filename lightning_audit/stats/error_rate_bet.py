@@ -12,7 +12,7 @@ from lightning_audit.stats.sequential import PredictableCentre, log_mean_exp
 FloatArray = NDArray[np.float64]
 
 #: Stakes over which `ErrorRateBet` mixes: what a right guess adds to the wealth, before its price.
-ERROR_STAKES: FloatArray = np.geomspace(0.03, 8.0, 8)
+ERROR_STAKES: FloatArray = np.geomspace(0.04, 8.0, 7)
 
 
 class ErrorRateBet:

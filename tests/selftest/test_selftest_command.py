@@ -99,11 +99,11 @@ def test_a_page_that_cannot_be_written_is_refused_before_anything_runs(
 
 
 @pytest.mark.parametrize("jobs", ["0", "-1", "two", "1.5"])
-def test_jobs_are_a_whole_number(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_jobs_are_a_positive_whole_number(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["selftest", f"--jobs={jobs}"])
     assert ended.value.code == 2
-    assert "must be a whole number >= 1" in capsys.readouterr().err
+    assert "must be a whole number" in capsys.readouterr().err
 
 
 def test_an_interrupt_has_its_own_exit_code(
