@@ -16,7 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_audit.callbacks.coordinates import Coordinates
+from lightning_audit.callbacks.plan import StepPlan
 from lightning_audit.layout import FloatArray
+from lightning_audit.store import INJECTED
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,23 @@ class DeadEntries:
         noise = sigma * rng.standard_normal(len(readings))
         share = np.sqrt(np.where(self.live > 0, self.live, 1.0))
         return np.where(self.live > 0, readings / share, noise)
+
+
+def dead_entries(plan: StepPlan, dead: NDArray[np.bool_], coordinates: Coordinates) -> DeadEntries:
+    """What of a step is no part of its release.
+
+    Args:
+        plan: of the step.
+        dead: which of the entries that were read are zero, ``[n]``.
+        coordinates: of what was read.
+    """
+    live, proved = np.ones(len(plan.coins)), False
+    if plan.status == INJECTED and plan.located is not None:
+        live = plan.located.shares(~dead, len(plan.coins))
+        entered = plan.coins[plan.located.row] > 0
+        proved = bool((entered & dead[plan.located.at]).any())
+    whole = coordinates.empty_tensors(dead)
+    return DeadEntries(dead[coordinates.witness_at], whole, live, proved)
 
 
 class ReleasedShares:

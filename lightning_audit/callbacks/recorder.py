@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from lightning_audit.callbacks.dead_entries import DeadEntries, ReleasedShares
+from lightning_audit.callbacks.used_step import UsedStep
 from lightning_audit.checks.family import evidence_in, judge_again
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.noise_channel import NoiseChannelChecks, NoiseSeen
@@ -20,21 +21,6 @@ from lightning_audit.layout import FloatArray
 from lightning_audit.results import CheckResult
 from lightning_audit.snapshot import restore, snapshot
 from lightning_audit.store import NOT_PLANNED, ObservationStore, RecordHeader
-
-
-@dataclass(frozen=True)
-class UsedStep:
-    """What was made of a step's release, along the canaries' directions, in any unit, ``[k]``.
-
-    Args:
-        rest: the release itself, canaries taken out.
-        used: the gradient when the update was done; None if it is the release.
-        moved: minus the change of the weights; None if it was not watched.
-    """
-
-    rest: FloatArray
-    used: FloatArray | None
-    moved: FloatArray | None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_audit.callbacks.coordinates import Coordinates
-from lightning_audit.callbacks.dead_entries import DeadEntries
+from lightning_audit.callbacks.dead_entries import DeadEntries, dead_entries
 from lightning_audit.callbacks.lost_steps import LostSteps
 from lightning_audit.callbacks.moves_outside import MovesOutside
 from lightning_audit.callbacks.noise_draws import STEPS, NoiseDraws
@@ -23,7 +22,8 @@ from lightning_audit.callbacks.noise_watch import NoiseWatch
 from lightning_audit.callbacks.plan import StepPlan
 from lightning_audit.callbacks.planning import SessionSettings, StepPlanner
 from lightning_audit.callbacks.ranks import Ranks
-from lightning_audit.callbacks.recorder import Recorder, SeenStep, UsedStep
+from lightning_audit.callbacks.recorder import Recorder, SeenStep
+from lightning_audit.callbacks.used_step import UsedStep, used_step
 from lightning_audit.checks.demands import SHOW_THE_RELEASE
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.witnesses import LAGS, choose_witnesses
@@ -336,40 +336,15 @@ class AuditSession(StepPlanner):
         self._canary_steps += plan.status == INJECTED
 
     def _dead_entries(self, plan: StepPlan, dead: NDArray[np.bool_] | None) -> DeadEntries | None:
-        """What of the step is no part of its release: neither noise nor canary came out there."""
         if dead is None:
             return None
-        live, proved = np.ones(len(plan.coins)), False
-        if plan.status == INJECTED and plan.located is not None:
-            live = plan.located.shares(~dead, len(plan.coins))
-            entered = plan.coins[plan.located.row] > 0
-            proved = bool((entered & dead[plan.located.at]).any())
         self._note(_ZEROS)
-        whole = self._coordinates.empty_tensors(dead)
-        return DeadEntries(dead[self._coordinates.witness_at], whole, live, proved)
+        return dead_entries(plan, dead, self._coordinates)
 
     def _used(self, plan: StepPlan, reading: Reading) -> UsedStep | None:
-        """What was made of the release, along the canaries' directions."""
-        located = plan.located
-        if plan.status != INJECTED or located is None or reading.replaced:
-            return None
-        if self._settings.signal != 1.0:  # low precision leaves a rest of each canary
-            return None
-        count, moves = len(plan.coins), reading.moves
-
-        def along(values: FloatArray | None) -> FloatArray | None:
-            if values is None:
-                return None
-            size = float(np.sqrt(np.mean(values[self._coordinates.witness_at] ** 2)))
-            if not math.isfinite(size) or size == 0.0:
-                return None
-            return located.products(values, count) / size
-
-        rest = along(reading.values)
-        if rest is None:
-            return None
-        moved = None if moves is None else along(-moves.update)
-        return UsedStep(rest, along(reading.used), moved)
+        # Low precision leaves a rest of each canary.
+        fine = self._settings.signal == 1.0
+        return used_step(plan, reading, self._coordinates) if fine else None
 
     def _watch_weights(self, reading: Reading, claim: StepClaim, values: FloatArray) -> None:
         """See whether weights change outside of the update as much as missing noise would."""
