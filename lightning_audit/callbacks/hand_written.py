@@ -57,8 +57,8 @@ class HandWrittenSession(AuditSession):
     _tap: UpdateTap
     #: Steps that asked for no canary.
     _silent = 0
-    #: Whether a batch is being trained on.
-    _open = False
+    #: Whether a batch is being trained on, and whether it may ask for canaries.
+    _trains = _open = False
     #: Whether the step's code asked for canaries, and whether before the gradient was read.
     _asked = _announced = False
 
@@ -93,24 +93,24 @@ class HandWrittenSession(AuditSession):
     def start_batch(self) -> None:
         """From now on canaries may be asked for; a step may take several batches."""
         self._tap.reset()
-        self._open = True
+        self._trains = self._open = True
 
     def end_batch(self) -> None:
         """Until the next batch nobody gets a canary: validation is not training."""
-        self._open = False
+        self._trains = self._open = False
         self.step.settle()
 
     def follow(self, step: DPSGDStep) -> bool:
         """Go on with a new optimizer over the same parameters, in the middle of a batch too."""
-        was_open = self._open
+        before = self._trains, self._open
         same = super().follow(step)
-        self._open = was_open
+        self._trains, self._open = before
         return same
 
     def detach(self) -> None:
         """Take the hooks off; what was observed stays."""
         super().detach()
-        self._open = False
+        self._trains = self._open = False
         unregister(self)
 
     def per_sample(
@@ -139,7 +139,7 @@ class HandWrittenSession(AuditSession):
 
     def released(self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module) -> None:
         """See `lightning_audit.released`."""
-        if not self._open or not self._layout_holds():
+        if not self._trains or not self._layout_holds():
             return
         if not isinstance(grads, dict):
             raise ValueError(
@@ -156,6 +156,10 @@ class HandWrittenSession(AuditSession):
             if place is not None:
                 tensors[place] = grads[name]
         self._tap.read_now(tensors)
+
+    @property
+    def _shown(self) -> bool:
+        return self._tap.cut_known
 
     def _lacks_once(self, sentence: str) -> None:
         if sentence not in self.missing:

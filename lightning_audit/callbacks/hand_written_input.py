@@ -13,6 +13,11 @@ class HandWrittenInputSession(InputSession, HandWrittenSession):
     `lightning_audit.per_sample` and `rows` give nothing: two kinds of canaries would overlap.
     """
 
+    def start_batch(self) -> None:
+        """Let the training show its releases; it gets no other canaries."""
+        super().start_batch()
+        self._trains = True
+
     def _canary_is_due(self) -> bool:
         # Where the gradient is read must be known before a canary is in it.
         return not (self._tap.trial or self._tap.opaque) and super()._canary_is_due()

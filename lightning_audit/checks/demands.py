@@ -20,8 +20,8 @@ MAX_LOST = 0.01
 _LIVE = 0.5
 #: What helps where too little noise can be a fault or a function of correct noise.
 SHOW_THE_RELEASE = (
-    "if more is done to the noisy gradient than to update with it, show it where its noise is in: "
-    "grads = lightning_audit.released(grads, module=self)"
+    "if more is done to the noisy gradient than to update with it, do it behind Opacus' add_noise, "
+    "or show it where its noise is in: grads = lightning_audit.released(grads, module=self)"
 )
 #: Said of a run whose report is not its last.
 NOT_ENDED = "the training has not ended"

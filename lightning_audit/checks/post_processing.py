@@ -77,10 +77,11 @@ class UseOfRelease:
 
     def __init__(self, significance: float, coin_probability: float = 0.5) -> None:
         self.evidence = Evidence("gradient_replaced", significance)
-        self._used = _Following(coin_probability)
+        # Values, and their sizes: a mask that is chosen by what came before the noise keeps more of
+        # what a canary was in.
+        self._used = [_Following(coin_probability) for _ in range(2)]
         self._moved = _Following(coin_probability)
-        self._more = _Following(coin_probability)
-        self._less = _Following(coin_probability)
+        self._rest = [_Following(coin_probability) for _ in range(4)]
 
     def update(
         self,
@@ -100,16 +101,17 @@ class UseOfRelease:
                 the release itself.
             moved: the same of minus the change of the weights; None if it was not watched.
         """
-        self._more.update(coins, rest)
-        self._less.update(coins, -rest)
+        for bet, values in zip(self._rest, (rest, -rest, np.abs(rest), -np.abs(rest)), strict=True):
+            bet.update(coins, values)
         if used is not None:
-            self._used.update(coins, used)
+            for bet, values in zip(self._used, (used, np.abs(used)), strict=True):
+                bet.update(coins, values)
         if moved is not None:
             self._moved.update(coins, moved)
         if used is None and moved is None:
             return
-        rest_log_e = float(log_mean_exp([self._more.log_e, self._less.log_e]))
-        follows = float(log_mean_exp([self._used.log_e, self._moved.log_e]))
+        rest_log_e = float(log_mean_exp([bet.log_e for bet in self._rest]))
+        follows = float(log_mean_exp([bet.log_e for bet in (*self._used, self._moved)]))
         self.evidence.update(follows - max(rest_log_e, 0.0), step)
 
     def result(self, replaced: CheckResult) -> CheckResult:
@@ -168,9 +170,10 @@ def explained_by_processing(
     sized = of_noise & set(_SIZED)
     if sized and seen.shrank_with(_noise_ratio(monitor, sized, tensors), at_cut=at_cut):
         found |= of_noise
-    if at_cut:
-        return found
-    if seen.shift + _ERRORS * seen.error < _WHOLE:
+    shrunk = seen.shift + _ERRORS * seen.error < _WHOLE
+    if at_cut:  # where a class does more in add_noise than to add noise, its canaries tell
+        return found | (of_noise & {"noise.shape"} if shrunk else set())
+    if shrunk:
         found |= of_noise
     if "noise.shape" in violated:
         found.add("noise.shape")

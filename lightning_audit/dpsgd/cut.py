@@ -51,5 +51,13 @@ def divisor_at_cut(
     return 1.0 if size * math.sqrt(scale) >= 1.0 else scale
 
 
+def shows_its_noise(optimizer: object) -> bool:
+    """Whether the noise is in, and nothing else was done, when an optimizer's `add_noise` is over.
+
+    A class of the user's own may do more in it than to add noise.
+    """
+    return isinstance(optimizer, DPOptimizer) and _is_opacus(optimizer, _ADDS)
+
+
 def _is_opacus(optimizer: DPOptimizer, name: str) -> bool:
     return str(getattr(type(optimizer), name).__module__).startswith("opacus.")

@@ -44,6 +44,7 @@ from training_support import (
 
 import lightning_audit
 from lightning_audit import AuditReport, PrivacyAudit
+from lightning_audit.canaries import Mislabeled
 
 pytestmark = pytest.mark.usefixtures("short_report")
 
@@ -287,6 +288,48 @@ def test_hand_written_code_that_uses_more_than_its_release_is_gradient_replaced(
 
     report = run(tmp_path, Leaks(), seed=1)
     assert report.verdict.summary.startswith("gradient_replaced: "), report.verdict
+
+
+class InNoise(Processing):
+    """Does more in its own add_noise than to add noise."""
+
+    def add_noise(self) -> None:
+        super().add_noise()
+        self.apply()
+
+
+@pytest.mark.parametrize("name", ["low_pass", "top_k", "sign", "clip_norm"])
+def test_what_is_done_within_add_noise_is_neither_accused_nor_passed_at_half_the_noise(
+    tmp_path: Path, name: str
+) -> None:
+    correct = run(tmp_path / "correct", with_opacus(optimizer_that(InNoise, name)), 1, steps=100)
+    assert correct.verdict.outcome != "VIOLATION", correct.verdict
+    half = run(tmp_path / "half", with_opacus(optimizer_that(InNoise, name, 0.5)), 1, steps=100)
+    assert half.verdict.outcome != "PASS", half.verdict
+
+
+def test_a_mask_by_the_clean_sum_is_gradient_replaced(tmp_path: Path) -> None:
+    class MasksByTheCleanSum(DPOptimizer):
+        def scale_grad(self) -> None:
+            super().scale_grad()
+            clean = torch.cat([p.summed_grad.abs().flatten() for p in self.params])
+            least = clean.quantile(0.9)
+            for p in self.params:
+                p.grad.mul_((p.summed_grad.abs() >= least).view_as(p))
+
+    report = run(tmp_path, with_opacus(MasksByTheCleanSum), seed=1, steps=100)
+    assert report.verdict.summary.startswith("gradient_replaced: "), report.verdict
+
+
+def test_an_input_canary_is_read_where_the_release_is_shown(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    audit = PrivacyAudit(
+        seed=1, claim=CLAIM, on_violation="warn", canaries=[Mislabeled(amplitude=100.0)]
+    )
+    module = by_hand_that("low_pass")
+    module.forward = lambda self, x: self.net(x)
+    report = fit(tmp_path, module(), audit, max_steps=60)
+    assert not [c.name for c in report.checks if c.status in ("violated", "undecided")]
 
 
 # ------------------------------------------------------------------ released

@@ -60,8 +60,8 @@ def test_the_bet_is_fair_at_every_step_by_enumeration() -> None:
     for coins in itertools.product([0.0, 1.0], repeat=6):
         use = UseOfRelease(SIGNIFICANCE)
         for step, row in enumerate(np.array(coins).reshape(2, 3)):
-            use._used.update(row, values[step])
-        wealth.append(math.exp(use._used.log_e))
+            use._used[0].update(row, values[step])
+        wealth.append(math.exp(use._used[0].log_e))
     assert np.mean(wealth) == pytest.approx(1.0, abs=1e-12)
 
 
@@ -95,6 +95,13 @@ def test_a_canary_that_a_mask_hides_accuses_nobody(kept: float, sign: float) -> 
             release = rng.normal(size=K) - coins * ~alive
             use.update(step, coins, release, sign * release, sign * release)
         assert not use.evidence.violated
+
+
+def test_a_mask_that_follows_what_was_before_the_noise_is_found() -> None:
+    rng = np.random.default_rng(7)
+    kept = lambda coins: rng.random(K) < 0.2 + 0.6 * coins  # noqa: E731
+    use = run(rng, 80, lambda coins, z: z * kept(coins))
+    assert use.evidence.violated
 
 
 def test_only_what_was_seen_changes_the_result() -> None:
