@@ -26,6 +26,7 @@ from lightning_audit.callbacks.recorder import Recorder, SeenStep
 from lightning_audit.callbacks.used_step import UsedStep, used_step
 from lightning_audit.checks.demands import SHOW_THE_RELEASE
 from lightning_audit.checks.monitor import AuditMonitor
+from lightning_audit.checks.release_processing import ReleaseProcessing
 from lightning_audit.checks.witnesses import LAGS, choose_witnesses
 from lightning_audit.dpsgd.cut import divisor_at_cut, shows_its_noise
 from lightning_audit.dpsgd.lost_rows import all_finite
@@ -49,6 +50,10 @@ _UNCLEAR = (
 _ZEROS = (
     "entries of the gradient were exactly zero, noise included; where a canary that had entered "
     "came out as zero as well, they are taken for no part of the release"
+)
+_NOT_FOLLOWED = (
+    "what is done to the gradient behind its noise could not be followed: the update may use other "
+    "things than what was released; entry by entry, or as a sum over steps, it can be"
 )
 
 
@@ -103,7 +108,7 @@ class AuditSession(StepPlanner):
         self.late_readings = 0
         #: Steps whose gradient was what a backward pass left.
         self.raw_readings = 0
-        self.weights = MovesOutside()
+        self.weights, self.processing = MovesOutside(), ReleaseProcessing()
         #: The smallest oversize of the run's canaries, which went on with another one.
         self._smallest = settings.oversize
         self._tap = self._attach()
@@ -216,6 +221,8 @@ class AuditSession(StepPlanner):
 
     def lacks(self) -> list[str]:
         """What stands in the way of a pass, in sentences."""
+        if not self.processing.followed and self._settings.signal == 1.0:
+            return [*self.missing, _NOT_FOLLOWED]
         certain = not self.late_readings and (self._shown or shows_its_noise(self.step.optimizer))
         if not certain and self.recorder.released.tensors.min() < 1.0:
             return [*self.missing, f"{_ZEROS}; {SHOW_THE_RELEASE}"]
@@ -324,6 +331,10 @@ class AuditSession(StepPlanner):
         noise = self._noise.seen(claim, int(plan.coins.sum()), unit)
         readable = not reading.unclear and bool(np.isfinite(values).all())
         self._watch_weights(reading, claim, values * unit)
+        if reading.at_cut and not reading.replaced:
+            at = self._coordinates.witness_at
+            used = None if reading.used is None else reading.used[at]
+            self.processing.update(reading.values[at], used)
         self.recorder.take(
             SeenStep(
                 claim=claim,

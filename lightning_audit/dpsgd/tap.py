@@ -213,6 +213,9 @@ class GradientTap:
         elif not same and backward:
             self._after(Reading(used.cpu().numpy(), replaced=True))
         else:
+            # What one of torch's own optimizers does to a gradient in place is its update.
+            if self._trusted:
+                same, used = True, started
             untouched = same and (arrived is None or factor is not None)
             self._after(
                 Reading(
