@@ -95,18 +95,16 @@ def _checks(
         "sampling.not_poisson": {"poisson": True},
         "sensitivity": {"shift_lower": SHIFT_LOWER},
     }
+    numbers["accounting"] = {"epsilon_spent": spent, "epsilon_claimed": claimed, "delta": DELTA}
     if compared:
         numbers["epsilon"] = {"epsilon_lower": None, "epsilon_claimed": claimed}
-        numbers["accounting"] = {
-            "epsilon_spent": spent,
-            "epsilon_claimed": claimed,
-            "delta": DELTA,
-        }
     checks = []
     for name in (name for name, known in REGISTRY.items() if known.always):
         evidence = numbers.get(name, {})
         if name in ("epsilon", "accounting") and not compared:
-            checks.append(CheckResult(name, "accounting", "not_run", "not compared"))
+            checks.append(
+                CheckResult(name, "accounting", "not_run", "not compared", evidence=evidence)
+            )
         elif name in {*SHARES, *WARNING_SHARES} - {"epsilon", "sampling.not_poisson"}:
             violated = name == "noise" and outcome == "VIOLATION"
             share = {**SHARES, **WARNING_SHARES}[name]

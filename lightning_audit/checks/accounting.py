@@ -39,10 +39,10 @@ def accounting_result(
     """
     name: Final = "accounting"
     kind: Final = "accounting"
+    evidence = {"epsilon_spent": spent, "epsilon_claimed": claimed, "delta": delta}
     if spent is None or claimed is None:
         lacks = "the sample rate is unknown" if spent is None else "no epsilon is claimed"
-        return CheckResult(name, kind, "not_run", f"not compared: {lacks}")
-    evidence = {"epsilon_spent": spent, "epsilon_claimed": claimed, "delta": delta}
+        return CheckResult(name, kind, "not_run", f"not compared: {lacks}", evidence=evidence)
     between = ""
     if by_removal is not None:
         between = " where a record is replaced"

@@ -153,7 +153,7 @@ def _of_epsilons(report: AuditReport, asked: Asked) -> Iterator[str]:
         for check in _named(report, name):
             if compared != (check.status != "not_run"):
                 yield f"checks: {name} is {check.status}, with spent {spent}, claimed {claimed}"
-            elif compared:
+            elif compared or name == "accounting":
                 yield from (
                     f"checks: {name} has {number} {check.evidence.get(number)}, "
                     f"the report {numbers[number]}"
