@@ -40,7 +40,6 @@ class AuditMonitor:
     # Snapshots of earlier releases have neither.
     first_replaced: int | None = None
     last_norm = 1.0
-    last_noise_multiplier = 1.0
 
     def __init__(self, header: RecordHeader, significance: float) -> None:
         self.header = header
@@ -74,7 +73,6 @@ class AuditMonitor:
         if sigma <= 0.0:  # nothing is claimed of a step without noise, so nothing can be tested
             self.noiseless_steps += 1
             return
-        self.last_noise_multiplier = sigma
         if not np.isfinite(entry["tensor_squares"]).all():
             self.lost_steps += 1
             return

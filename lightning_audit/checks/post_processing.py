@@ -177,8 +177,9 @@ def explained_by_processing(
         found |= of_noise
     if "noise.shape" in violated:
         found.add("noise.shape")
-    spread = monitor.sensitivity.residual_std / monitor.last_noise_multiplier
-    if "sensitivity" in violated and spread >= seen.shift - _ERRORS * seen.error:
+    # What amplifies a canary amplifies the noise of every tensor as much.
+    quietest = float(monitor.witness_noise.ratios().min())
+    if "sensitivity" in violated and quietest >= seen.shift - _ERRORS * seen.error:
         found.add("sensitivity")
     return found
 
