@@ -24,12 +24,11 @@ from lightning_audit.stats.noise_shape import TailBet, TieBet, sign_log_e
 from lightning_audit.stats.recurrence import NoisePast
 from lightning_audit.stats.sequential import PredictableCentre, SingleStepBet, log_mean_exp
 
-#: Names of the checks whose e-values `replay` cannot give.
+#: Names of the checks that `replay` cannot give.
 FROM_MEMORY = (
     "noise.shape",
     "reuse.recurrence",
     "batch_normalised",
-    "gradient_replaced",
     "noise.mean",
     "noise.excess",
 )
