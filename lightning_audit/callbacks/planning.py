@@ -215,7 +215,11 @@ class StepPlanner:
             and not self.step.holds_canaries()
             and self.step.batch_size() is not None
         ):
-            self.step.inject(plan.chosen, self._norm(plan.claim))
+            try:
+                self.step.inject(plan.chosen, self._norm(plan.claim))
+            except (ValueError, RuntimeError) as error:
+                self._note(f"no canary entered a step: {error}")
+                self._plan = replace(plan, status=DROPPED)
 
     def _enter_earlier(self) -> None:
         """Put the canaries into a part of a split batch that is not the last, if it is chosen."""

@@ -201,7 +201,7 @@ class GradientTap:
         assert left is not None
         at_cut, backward, dead = self._at_cut, self._backward_ran, self._dead
         used, moves = self._gather(), self._weights.end()
-        if arrived is not None and not bool(torch.isfinite(used).all()):
+        if arrived is not None and any(grad is None for grad in self._grads()):
             used = arrived  # the step has dropped its gradient when the update was done
         self._forget()
         started = left if arrived is None else arrived
