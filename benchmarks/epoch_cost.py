@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 
-from lightning_audit.composition import Phase, epsilon_of_history
+from lightning_audit.accounting.composition import Phase, epsilon_of_history
 
 
 def run(epochs: int = 30) -> dict[str, object]:

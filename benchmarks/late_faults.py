@@ -9,8 +9,8 @@ import statistics
 
 import numpy as np
 
-from lightning_audit.checks.noise import WitnessNoiseCheck
-from lightning_audit.store import RecordHeader
+from lightning_audit.checks.noise_size import WitnessNoiseCheck
+from lightning_audit.record.store import RecordHeader
 
 TENSORS, WITNESSES, DATA = 6, 64, 0.1
 SIGNIFICANCE = 1e-3

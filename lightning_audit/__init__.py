@@ -12,31 +12,31 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from lightning_audit.accounting.claims import PrivacyClaim as PrivacyClaim
     from lightning_audit.blackbox.mechanism import audit_mechanism as audit_mechanism
     from lightning_audit.blackbox.privatize import assert_privatizes as assert_privatizes
     from lightning_audit.callbacks.epsilon_star import EpsilonStar as EpsilonStar
     from lightning_audit.callbacks.privacy_audit import PrivacyAudit as PrivacyAudit
-    from lightning_audit.checks.demands import Resolution as Resolution
-    from lightning_audit.claims import PrivacyClaim as PrivacyClaim
     from lightning_audit.dpsgd.hand_over import per_sample as per_sample
     from lightning_audit.dpsgd.hand_over import released as released
     from lightning_audit.dpsgd.hand_over import rows as rows
-    from lightning_audit.results import AuditReport as AuditReport
-    from lightning_audit.results import InconclusiveAudit as InconclusiveAudit
-    from lightning_audit.results import PrivacyViolation as PrivacyViolation
-    from lightning_audit.results import Verdict as Verdict
-    from lightning_audit.scores import CanaryScores as CanaryScores
+    from lightning_audit.record.scores import CanaryScores as CanaryScores
+    from lightning_audit.results.audit_report import AuditReport as AuditReport
+    from lightning_audit.results.audit_report import InconclusiveAudit as InconclusiveAudit
+    from lightning_audit.results.audit_report import PrivacyViolation as PrivacyViolation
+    from lightning_audit.results.audit_report import Verdict as Verdict
+    from lightning_audit.verdict.pass_blockers import Resolution as Resolution
 
 _HOMES = {
-    "AuditReport": "lightning_audit.results",
-    "CanaryScores": "lightning_audit.scores",
+    "AuditReport": "lightning_audit.results.audit_report",
+    "CanaryScores": "lightning_audit.record.scores",
     "EpsilonStar": "lightning_audit.callbacks.epsilon_star",
-    "InconclusiveAudit": "lightning_audit.results",
+    "InconclusiveAudit": "lightning_audit.results.audit_report",
     "PrivacyAudit": "lightning_audit.callbacks.privacy_audit",
-    "PrivacyClaim": "lightning_audit.claims",
-    "PrivacyViolation": "lightning_audit.results",
-    "Resolution": "lightning_audit.checks.demands",
-    "Verdict": "lightning_audit.results",
+    "PrivacyClaim": "lightning_audit.accounting.claims",
+    "PrivacyViolation": "lightning_audit.results.audit_report",
+    "Resolution": "lightning_audit.verdict.pass_blockers",
+    "Verdict": "lightning_audit.results.audit_report",
     "assert_privatizes": "lightning_audit.blackbox.privatize",
     "audit_mechanism": "lightning_audit.blackbox.mechanism",
     "per_sample": "lightning_audit.dpsgd.hand_over",

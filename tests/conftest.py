@@ -1,10 +1,31 @@
 """One Hypothesis profile for all tests, and trainings that report only what is looked at."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
 import pytest
+from expected_warnings import EXPECTED_WARNINGS
 from hypothesis import settings
 
 settings.register_profile("lightning_audit", derandomize=True, deadline=None)
 settings.load_profile("lightning_audit")
+
+_TESTS = Path(__file__).parent
+#: Rooms whose tests train with a Trainer.
+_TRAINING = ("callbacks", "run", "session", "examine")
+
+
+def _trains(path: Path) -> bool:
+    return path.relative_to(_TESTS).parts[0] in _TRAINING
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Expect those warnings of the tests that train."""
+    for item in items:
+        if _trains(item.path):
+            for message in EXPECTED_WARNINGS:
+                item.add_marker(pytest.mark.filterwarnings(f"ignore:{message}"))
 
 
 @pytest.fixture
@@ -16,3 +37,16 @@ def short_report(monkeypatch: pytest.MonkeyPatch) -> None:
     *others, bounds = PrivacyAudit.__init__.__defaults__
     assert bounds is None
     monkeypatch.setattr(PrivacyAudit.__init__, "__defaults__", (*others, ()))
+
+
+@pytest.fixture(autouse=True)
+def _training(request: pytest.FixtureRequest) -> None:
+    """One thread, one seed, and a whole report only where it is looked at."""
+    if not _trains(request.path):
+        return
+    import torch
+
+    if request.node.get_closest_marker("whole_report") is None:
+        request.getfixturevalue("short_report")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)

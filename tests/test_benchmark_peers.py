@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from places import REPOSITORY
 
 #: Those whose 25 digits take a second or two.
 QUICK = ("35+25 errors of 100+100, .975", "peer's README (0, 487, 512, 1), .05")
@@ -15,7 +15,7 @@ QUICK = ("35+25 errors of 100+100, .975", "peer's README (0, 487, 512, 1), .05")
 
 @pytest.fixture
 def peers(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
     yield importlib.import_module("peers")
     sys.modules.pop("peers", None)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from pathlib import Path
 
 import pytest
+from places import REPOSITORY
 
 pytestmark = [
     pytest.mark.heavy,
@@ -18,7 +18,7 @@ pytestmark = [
 
 @pytest.fixture
 def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
 
     def load(name):
         return importlib.import_module(name)

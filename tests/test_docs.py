@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from places import DOCS
 
-from lightning_audit.cli import _parser
+from lightning_audit.cli.main import _parser
 
-DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted((DOCS / "estimators").glob("*.md"))
 #: Scripts that draw a figure; one without a `main` is shared by them.
 FIGURES = [

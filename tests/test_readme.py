@@ -14,17 +14,18 @@ from pathlib import Path
 
 import pytest
 import pytorch_lightning as pl
+from places import REPOSITORY
 
 import lightning_audit
-from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim, cli
+from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
 from lightning_audit.callbacks.arguments import FINDINGS
 from lightning_audit.canaries import Dirac, Spread
 from lightning_audit.checks.family import SHARES
-from lightning_audit.stats.bounds import METHODS
+from lightning_audit.cli import main as cli
+from lightning_audit.stats.bounds.named_bounds import METHODS
 from lightning_audit.testing.faults import FAULTS
 
-ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 
 # Opacus, Lightning and torch remark on loaders, hooks and secure mode in every training.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -41,7 +42,7 @@ def normalised(text: str) -> set[str]:
 
 
 def _example(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "examples" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
@@ -145,19 +146,19 @@ def test_every_bound_of_the_literature_is_named_with_its_kind():
 
 def test_the_pictures_are_there():
     for name in re.findall(r"!\[.*?\]\((.*?)\)", README):
-        assert (ROOT / name).read_bytes().startswith(b"\x89PNG")
+        assert (REPOSITORY / name).read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_command_with_yaml_audits_a_training_and_passes(tmp_path):
     command = next(b for b in blocks("console") if b.startswith("python examples/")).split()
-    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    shutil.copytree(REPOSITORY / "examples", tmp_path / "examples")
     done = subprocess.run(
         [sys.executable, *command[1:]], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     report = AuditReport.load(tmp_path / "audit" / "report.json")
     assert report.verdict.outcome == "PASS"
-    assert " ".join(command) in (ROOT / "examples" / "cli.py").read_text(encoding="utf-8")
+    assert " ".join(command) in (REPOSITORY / "examples" / "cli.py").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("package", ["pytorch_lightning", "lightning.pytorch"])
@@ -212,20 +213,20 @@ def test_what_is_used_outside_of_a_training_is_there():
                 assert callable(getattr(lightning_audit, name))
         pages = re.findall(r"\]\((.*?)\)", row[3])
         assert pages
-        assert all((ROOT / page).is_file() for page in pages)
+        assert all((REPOSITORY / page).is_file() for page in pages)
 
 
 def test_the_two_commands_are_targets_of_the_makefile():
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
     commands = [line.split("#")[0].strip() for line in blocks("console")[0].splitlines()]
     assert commands == ["make demo", "make test"]
     for command in commands:
         assert re.search(rf"^{command.split()[1]}:", makefile, flags=re.MULTILINE)
-    assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "make test" in (REPOSITORY / ".ci" / "run").read_text(encoding="utf-8")
 
 
 def test_the_shares_of_the_significance_are_those_of_the_docs():
-    text = (ROOT / "docs" / "design-decisions.md").read_text(encoding="utf-8")
+    text = (REPOSITORY / "docs" / "design-decisions.md").read_text(encoding="utf-8")
     assert ".17 for `sensitivity`, six shares\nof a tenth, .09 for `reuse.lag`, .08 for" in text
     assert "`reuse.pair`, and .01 for each test of\nthe sampler" in text
     assert sorted(SHARES.values()) == [0.01] * 6 + [0.08] + [0.09] + [0.1] * 6 + [0.17]

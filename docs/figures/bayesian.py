@@ -25,13 +25,13 @@ from lightning_audit.report.drawing import (
     blank_figure,
     plain_axes,
 )
-from lightning_audit.stats.counts import (
+from lightning_audit.stats.bounds.counts import (
     ConfusionCounts,
     epsilon_at_rates,
     mu_clopper_pearson,
     mu_pooled_clopper_pearson,
 )
-from lightning_audit.stats.posterior import (
+from lightning_audit.stats.posteriors.posterior import (
     epsilon_posterior_cdf,
     epsilon_posterior_interval,
     epsilon_posterior_pdf,

@@ -10,9 +10,12 @@ import numpy as np
 from support import arguments, save
 
 from lightning_audit.report.drawing import BLUE, GREY, INK, ORANGE, TEAL, blank_figure, plain_axes
-from lightning_audit.stats.sequential_tradeoff import SequentialTradeoffTest
-from lightning_audit.stats.tradeoff_audit import audit_tradeoff
-from lightning_audit.stats.tradeoff_estimate import estimate_by_kernel, estimate_by_neighbours
+from lightning_audit.stats.outputs.sequential_tradeoff import SequentialTradeoffTest
+from lightning_audit.stats.outputs.tradeoff_audit import audit_tradeoff
+from lightning_audit.stats.outputs.tradeoff_estimate import (
+    estimate_by_kernel,
+    estimate_by_neighbours,
+)
 
 # The known mechanisms of the tests are those of the paper.
 sys.path.append(str(Path(__file__).parents[2] / "tests" / "stats"))

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_audit.callbacks.epsilon_star import EpsilonStar
 from lightning_audit.report.drawing import BLUE, INK, ORANGE, blank_figure, plain_axes
 from lightning_audit.report.privacy_utility import Model, privacy_utility_figure
-from lightning_audit.stats.epsilon_star import (
+from lightning_audit.stats.membership.epsilon_star import (
     Empirical,
     Parametric,
     epsilon_star,

@@ -10,13 +10,13 @@ from support import arguments, save
 
 from lightning_audit.report.chains import trace_figure
 from lightning_audit.report.drawing import BLUE, GREY, INK, ORANGE, blank_figure, plain_axes
-from lightning_audit.stats.attack_strength import (
+from lightning_audit.stats.attack_strength.correlated_attacks import correlated_attack_posterior
+from lightning_audit.stats.attack_strength.strength_posterior import (
     attack_counts,
     attack_strength_posterior,
     epsilon_posterior_at_strength,
 )
-from lightning_audit.stats.attack_strength_sampler import sample_attack_strength
-from lightning_audit.stats.correlated_attacks import correlated_attack_posterior
+from lightning_audit.stats.attack_strength.strength_sampler import sample_attack_strength
 
 COUNTS = Path(__file__).parents[2] / "tests" / "data" / "mia_error_counts.json"
 STRONG = attack_counts(

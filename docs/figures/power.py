@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support import arguments
 
-from lightning_audit.cli import main as command
+from lightning_audit.cli.main import main as command
 
 
 def main():

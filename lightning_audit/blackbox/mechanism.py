@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 
 from lightning_audit import _validate
+from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.blackbox.outputs import Mechanism, OutputSource
 from lightning_audit.blackbox.outputs import MechanismError as MechanismError
-from lightning_audit.claims import PrivacyClaim
-from lightning_audit.results import Verdict, describe
-from lightning_audit.stats.sequential_tradeoff import FIRST_FIT, SequentialTradeoffTest
-from lightning_audit.stats.tradeoff import ApproxDPTradeoff, TradeoffFunction
-from lightning_audit.stats.tradeoff_bet import common_error_rate
-from lightning_audit.stats.tradeoff_estimate import (
+from lightning_audit.results.audit_report import Verdict, describe
+from lightning_audit.stats.outputs.sequential_tradeoff import FIRST_FIT, SequentialTradeoffTest
+from lightning_audit.stats.outputs.tradeoff_bet import common_error_rate
+from lightning_audit.stats.outputs.tradeoff_estimate import (
     TradeoffEstimate,
     estimate_by_kernel,
     estimate_by_neighbours,
 )
+from lightning_audit.stats.tradeoff.tradeoff_functions import ApproxDPTradeoff, TradeoffFunction
 
 __all__ = ["Claim", "MechanismAudit", "MechanismError", "audit_mechanism"]
 

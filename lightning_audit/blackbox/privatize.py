@@ -25,7 +25,7 @@ from lightning_audit.blackbox.probes import (
     ShiftReading,
     direction,
 )
-from lightning_audit.results import Verdict, describe
+from lightning_audit.results.audit_report import Verdict, describe
 
 __all__ = ["PrivatizeAudit", "PrivatizeViolation", "assert_privatizes", "audit_privatize"]
 

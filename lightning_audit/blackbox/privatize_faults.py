@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning_audit.blackbox.probes import NoiseReading, ShiftReading
-from lightning_audit.results import LikelyFault
+from lightning_audit.results.audit_report import LikelyFault
 
 __all__ = ["likely_fault"]
 

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_audit.blackbox.outputs import MechanismError
-from lightning_audit.stats.coin_bet import CoinBet
-from lightning_audit.stats.noise_scale import noise_log_e
-from lightning_audit.stats.sequential import log_mean_exp
+from lightning_audit.stats.evalues.coin_bet import CoinBet
+from lightning_audit.stats.evalues.noise_scale import noise_log_e
+from lightning_audit.stats.evalues.sequential import log_mean_exp
 
 __all__ = ["NoiseReading", "Privatize", "Released", "ShiftReading", "direction"]
 

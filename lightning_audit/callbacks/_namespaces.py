@@ -7,8 +7,15 @@ the exceptions of that package. What is defined here belongs to each package tha
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from lightning_audit.results.refusal import UnauditableTraining
+
+_Args = ParamSpec("_Args")
+_Value = TypeVar("_Value")
 
 _PACKAGES = (
     ("pytorch_lightning", "lightning_fabric"),
@@ -54,3 +61,16 @@ else:
         )
     ):
         """The `MisconfigurationException` of every Lightning package that is installed."""
+
+
+def refused_as_lightning_does(hook: Callable[_Args, _Value]) -> Callable[_Args, _Value]:
+    """A hook that raises `MisconfigurationException` where a training cannot be audited."""
+
+    @functools.wraps(hook)
+    def translated(*args: _Args.args, **kwargs: _Args.kwargs) -> _Value:
+        try:
+            return hook(*args, **kwargs)
+        except UnauditableTraining as error:
+            raise MisconfigurationException(str(error)) from error
+
+    return translated

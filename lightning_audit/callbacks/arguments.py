@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lightning_audit import _validate
+from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.canaries.gradient import GradientCanary, default_mix
 from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.checks.registry import REGISTRY
-from lightning_audit.claims import PrivacyClaim
-from lightning_audit.stats.bounds import BOUND_NAMES
+from lightning_audit.stats.bounds.named_bounds import BOUND_NAMES
 
 Given = TypeVar("Given")
 

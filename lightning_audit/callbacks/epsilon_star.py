@@ -13,10 +13,10 @@ import numpy as np
 from lightning_audit import _validate
 from lightning_audit.callbacks._namespaces import Callback, MisconfigurationException
 from lightning_audit.callbacks.record_losses import fixed_loader, losses_of
-from lightning_audit.stats import epsilon_star as statistics
 from lightning_audit.stats._arguments import delta_or_zero
-from lightning_audit.stats.epsilon_star import Empirical, Parametric
-from lightning_audit.stats.epsilon_star_null import PermutationNull, epsilon_star_null
+from lightning_audit.stats.membership import epsilon_star as statistics
+from lightning_audit.stats.membership.epsilon_star import Empirical, Parametric
+from lightning_audit.stats.membership.epsilon_star_null import PermutationNull, epsilon_star_null
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl

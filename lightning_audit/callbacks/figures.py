@@ -8,10 +8,10 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from lightning_audit.callbacks.report_files import ReportFiles
+from lightning_audit.record.report_directory import FIGURE_NAME
 from lightning_audit.report.loggers import send_figure
-from lightning_audit.report_directory import FIGURE_NAME
-from lightning_audit.results import AuditReport
+from lightning_audit.results.audit_report import AuditReport
+from lightning_audit.run.report_files import ReportFiles
 
 _log = logging.getLogger(__name__)
 

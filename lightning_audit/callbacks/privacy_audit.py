@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_audit import _validate
-from lightning_audit.callbacks._namespaces import Callback
+from lightning_audit.accounting.claims import PrivacyClaim
+from lightning_audit.callbacks._namespaces import Callback, refused_as_lightning_does
 from lightning_audit.callbacks.arguments import (
     allowed_of,
     bounds_of,
@@ -21,27 +22,27 @@ from lightning_audit.callbacks.arguments import (
     oversize_of,
     seed_of,
 )
-from lightning_audit.callbacks.checkpoint import opened
 from lightning_audit.callbacks.figures import send_report_figure
-from lightning_audit.callbacks.loaders import LoaderWatcher
-from lightning_audit.callbacks.ranks import Ranks
-from lightning_audit.callbacks.refusals import refuse_trainer
-from lightning_audit.callbacks.report_files import ReportFiles
-from lightning_audit.callbacks.run import AuditRun
+from lightning_audit.callbacks.loader_hook import LoaderWatcher
 from lightning_audit.callbacks.same_training import goes_on, leave
-from lightning_audit.callbacks.terms import Terms
+from lightning_audit.callbacks.trainer_refusals import refuse_trainer
+from lightning_audit.callbacks.training_step_hook import TrainingStepHook
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.inputs import InputCanary
-from lightning_audit.checks.demands import Resolution
-from lightning_audit.claims import PrivacyClaim
+from lightning_audit.record.report_directory import REPORT_NAME
 from lightning_audit.report.console import print_report
-from lightning_audit.report_directory import REPORT_NAME
-from lightning_audit.results import (
+from lightning_audit.results.audit_report import (
     AuditReport,
     InconclusiveAudit,
     PrivacyViolation,
     describe,
 )
+from lightning_audit.run.audit_run import AuditRun
+from lightning_audit.run.checkpoint import opened
+from lightning_audit.run.report_files import ReportFiles
+from lightning_audit.run.terms import Terms
+from lightning_audit.session.ranks import Ranks
+from lightning_audit.verdict.pass_blockers import Resolution
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -170,6 +171,7 @@ class PrivacyAudit(Callback):
         self._report: AuditReport | None = None
         self._ended = self._told = False
         self._watcher = LoaderWatcher()
+        self._hook: TrainingStepHook | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle holds: the report and the audit's state, not the training."""
@@ -178,6 +180,7 @@ class PrivacyAudit(Callback):
         state = self.state_dict()
         return held | {
             "_run": None,
+            "_hook": None,
             "_watcher": LoaderWatcher(),
             "_report": self.report,
             "_kept": state,
@@ -190,6 +193,7 @@ class PrivacyAudit(Callback):
 
     # ------------------------------------------------------------------ set-up
 
+    @refused_as_lightning_does
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Refuse what cannot be audited, before anything is trained."""
         if stage != "fit":
@@ -214,6 +218,7 @@ class PrivacyAudit(Callback):
         if not ranks.several:  # each process would see its own share of the records
             self._watcher.attach(trainer, run.lints.watch)
 
+    @refused_as_lightning_does
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Go on in the directory of the run that a checkpoint is of."""
         if self._run is not None:  # the checkpoint has been loaded by now
@@ -237,6 +242,7 @@ class PrivacyAudit(Callback):
         if not same and not _is_trial(trainer):  # the report that lies there is another training's
             run.make_room()
 
+    @refused_as_lightning_does
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep a checkpoint's state until the optimizers are there.
 
@@ -248,16 +254,20 @@ class PrivacyAudit(Callback):
         if self._run is not None:  # Lightning loads checkpoints after `setup`
             self._run.keep(state)
 
+    @refused_as_lightning_does
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Attach to the optimizers and read how the loader samples."""
         if self._run is not None:
             self._run.start(trainer.train_dataloader, trainer.global_step)
             self._run.follow(trainer.optimizers, pl_module)
             self._run.remark(trainer)
-            self._run.open_gate(trainer, pl_module)
+            batches = self._run.way_to_batches(trainer, pl_module)
+            if batches is not None:
+                self._hook = self._hook or TrainingStepHook(trainer, pl_module, batches)
 
     # ------------------------------------------------------------------ each step and epoch
 
+    @refused_as_lightning_does
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
@@ -272,6 +282,7 @@ class PrivacyAudit(Callback):
             self._run.follow_hand_written(pl_module)
         self._run.start_batch(trainer.current_epoch)
 
+    @refused_as_lightning_does
     def on_before_backward(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Any
     ) -> None:
@@ -287,6 +298,7 @@ class PrivacyAudit(Callback):
         if self._run is not None:
             self._run.conceal()
 
+    @refused_as_lightning_does
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any
     ) -> None:
@@ -327,6 +339,7 @@ class PrivacyAudit(Callback):
         """Write the report; raising waits until every other callback has had its end."""
         self._end(trainer)
 
+    @refused_as_lightning_does
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Show the report, and raise if the verdict asks for it."""
         if self._run is None:
@@ -335,7 +348,7 @@ class PrivacyAudit(Callback):
             self._run.take_up(trainer, pl_module)
             if self._run.report is None:
                 self._end(trainer)
-        self._run.detach()
+        self._unhook(self._run)
         report = self._run.report
         if report is None:
             return
@@ -398,12 +411,18 @@ class PrivacyAudit(Callback):
         self._watcher.detach()
         if run is None:
             return False
-        run.detach()
+        self._unhook(run)
         if run.files is not None:
             run.files.release()
         # Checkpoints may be saved after the training, too.
         self._report, self._kept = run.report, run.state()
         return True
+
+    def _unhook(self, run: AuditRun) -> None:
+        hook, self._hook = self._hook, None
+        if hook is not None:
+            hook.remove()
+        run.detach()
 
     def _terms(self) -> Terms:
         return Terms(

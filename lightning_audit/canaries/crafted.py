@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from lightning_audit import _validate
-from lightning_audit.canaries.batches import Sample, rows
 from lightning_audit.canaries.inputs import (
     Game,
     InputCanary,
@@ -19,6 +18,7 @@ from lightning_audit.canaries.inputs import (
     scaled,
     with_least_likely_label,
 )
+from lightning_audit.canaries.sample_batches import Sample, rows
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional
 
 from lightning_audit import _validate
-from lightning_audit.canaries.batches import Sample
+from lightning_audit.canaries.sample_batches import Sample
 
 Loss = Callable[[Any, Any], torch.Tensor]
 

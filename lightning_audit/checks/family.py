@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from lightning_audit.results import CheckResult, Kind
+from lightning_audit.results.audit_report import CheckResult, Kind
 
 _PACKAGE = __name__.partition(".")[0]
 

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_audit.checks.family import Evidence
-from lightning_audit.results import CheckResult
-from lightning_audit.stats.noise_scale import noise_log_e
-from lightning_audit.stats.sequential import is_look, log_mean_exp
-from lightning_audit.store import RecordHeader
+from lightning_audit.record.store import RecordHeader
+from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.stats.evalues.noise_scale import noise_log_e
+from lightning_audit.stats.evalues.sequential import is_look, log_mean_exp
 
 
 class ReuseCheck:

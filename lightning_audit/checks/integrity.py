@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_audit.checks.registry import is_wrong
-from lightning_audit.results import CheckResult
+from lightning_audit.results.audit_report import CheckResult
 
 
 def gradient_replaced_result(

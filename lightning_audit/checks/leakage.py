@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit.stats.error_rate_bet import ErrorRateBet
-from lightning_audit.stats.gaussian import mu_noncentral_t
-from lightning_audit.stats.rejected_looks import RejectedLooks
-from lightning_audit.stats.sequential import is_look
-from lightning_audit.stats.signal_bet import SignalBet
-from lightning_audit.stats.two_groups import TwoGroups
-from lightning_audit.store import RecordHeader
+from lightning_audit.record.store import RecordHeader
+from lightning_audit.stats.bounds.gaussian import mu_noncentral_t
+from lightning_audit.stats.evalues.error_rate_bet import ErrorRateBet
+from lightning_audit.stats.evalues.rejected_looks import RejectedLooks
+from lightning_audit.stats.evalues.sequential import is_look
+from lightning_audit.stats.evalues.signal_bet import SignalBet
+from lightning_audit.stats.evalues.two_groups import TwoGroups
 
 #: Grid of one step's mu, relative to the first step's claim; 2 % apart.
 _MU_GRID = np.geomspace(0.01, 12.0, 359)

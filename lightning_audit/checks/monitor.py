@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_audit.accounting.step_history import Phases, StepHistory
+from lightning_audit.checks.coin_guesses import Guesses
 from lightning_audit.checks.family import shared_log_e
-from lightning_audit.checks.guesses import Guesses
-from lightning_audit.checks.history import Phases, StepHistory
 from lightning_audit.checks.independence import ReuseCheck
 from lightning_audit.checks.integrity import gradient_replaced_result
 from lightning_audit.checks.leakage import (
@@ -23,10 +23,10 @@ from lightning_audit.checks.leakage import (
     SignalOverNoise,
     StudentBound,
 )
-from lightning_audit.checks.noise import CanaryNoiseCheck, WitnessNoiseCheck
+from lightning_audit.checks.noise_size import CanaryNoiseCheck, WitnessNoiseCheck
 from lightning_audit.checks.sensitivity import SensitivityCheck
-from lightning_audit.results import CheckResult
-from lightning_audit.store import DROPPED, ENTERED, RecordHeader
+from lightning_audit.record.store import DROPPED, ENTERED, RecordHeader
+from lightning_audit.results.audit_report import CheckResult
 
 
 class AuditMonitor:

@@ -16,13 +16,13 @@ from scipy import special
 
 from lightning_audit.checks.family import Evidence, Warned
 from lightning_audit.layout import FloatArray
-from lightning_audit.results import CheckResult
-from lightning_audit.snapshot import restore, snapshot
-from lightning_audit.stats.divisor import DivisorTest
-from lightning_audit.stats.noise_scale import excess_log_e
-from lightning_audit.stats.noise_shape import TailBet, TieBet, sign_log_e
-from lightning_audit.stats.recurrence import NoisePast
-from lightning_audit.stats.sequential import PredictableCentre, SingleStepBet, log_mean_exp
+from lightning_audit.record.snapshot import restore, snapshot
+from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.stats.evalues.divisor import DivisorTest
+from lightning_audit.stats.evalues.noise_scale import excess_log_e
+from lightning_audit.stats.evalues.noise_shape import TailBet, TieBet, sign_log_e
+from lightning_audit.stats.evalues.recurrence import NoisePast
+from lightning_audit.stats.evalues.sequential import PredictableCentre, SingleStepBet, log_mean_exp
 
 #: Names of the checks that `replay` cannot give.
 FROM_MEMORY = (

@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from lightning_audit.layout import FloatArray
-from lightning_audit.stats.coin_bet import CoinBet
-from lightning_audit.stats.sequential import PredictableCentre
+from lightning_audit.stats.evalues.coin_bet import CoinBet
+from lightning_audit.stats.evalues.sequential import PredictableCentre
 
 #: Parts count differently if their shifts do by so much, and by so many standard errors.
 _GAP, _ERRORS = 0.25, 3.0

@@ -14,14 +14,13 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from lightning_audit.checks.candidates import CHANNEL, NOISE, REUSE
-from lightning_audit.checks.demands import SHOW_THE_RELEASE
 from lightning_audit.checks.family import Evidence
 from lightning_audit.checks.monitor import AuditMonitor
+from lightning_audit.checks.registry import CHANNEL, NOISE, REUSE, SHOW_THE_RELEASE
 from lightning_audit.layout import FloatArray
-from lightning_audit.results import CheckResult
-from lightning_audit.stats.coin_bet import CoinBet
-from lightning_audit.stats.sequential import log_mean_exp
+from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.stats.evalues.coin_bet import CoinBet
+from lightning_audit.stats.evalues.sequential import log_mean_exp
 
 #: Log likelihood ratio at which one of two explanations of small noise is taken for the right one.
 _CLEAR = 3.0

@@ -10,13 +10,29 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_audit.checks.accounting import exceeds
+from lightning_audit.accounting.margin import exceeds
 from lightning_audit.checks.family import SHARES, WARNING_SHARES
 
 #: Low precision rounds norms, but not by as much as this.
 NORM_TOLERANCE = 1.1
 #: A loader's rate is often rounded: no finding for one per cent.
 RATE_TOLERANCE = 1.01
+
+#: Findings about the same property: a fault that explains one of them explains the others.
+NOISE = ("noise", "noise.tensor", "noise.canary", "noise.step")
+REUSE = ("reuse.lag", "reuse.broadcast", "reuse.pair", "reuse.recurrence")
+LEAKAGE = ("epsilon",)
+#: Tests that suppose noise of the claimed size in each coordinate: noise that is smaller, or the
+#: same twice, is not of the right shape, nor does the stated divisor fit it.
+CHANNEL = ("noise.shape", "batch_normalised")
+#: What is estimated from the gradients of many steps.
+MEASURED = ("sensitivity", *CHANNEL, *NOISE, *REUSE, *LEAKAGE)
+
+#: What helps where too little noise can be a fault or a function of correct noise.
+SHOW_THE_RELEASE = (
+    "if more is done to the noisy gradient than to update with it, do it behind Opacus' add_noise, "
+    "or show it where its noise is in: grads = lightning_audit.released(grads, module=self)"
+)
 
 _Rule = Callable[[Mapping[str, Any]], bool]
 

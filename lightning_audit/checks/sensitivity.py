@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from lightning_audit.checks.family import Evidence
 from lightning_audit.checks.part_shifts import PartShifts, error_of, shift_of, std_of
 from lightning_audit.layout import FloatArray
-from lightning_audit.results import CheckResult
-from lightning_audit.stats.coin_bet import CoinBet
-from lightning_audit.stats.sequential import PredictableCentre
-from lightning_audit.store import EARLIER, RecordHeader
+from lightning_audit.record.store import EARLIER, RecordHeader
+from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.stats.evalues.coin_bet import CoinBet
+from lightning_audit.stats.evalues.sequential import PredictableCentre
 
 #: One-sided 95 % point of the normal distribution, for the "is the canary alive" limit.
 _Z95 = 1.6448536269514722

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lightning_audit.layout import FloatArray, IndexArray, Layout
-from lightning_audit.stats.sequential import PredictableCentre
+from lightning_audit.stats.evalues.sequential import PredictableCentre
 
 PER_TENSOR = 64
 IN_ALL = 4096

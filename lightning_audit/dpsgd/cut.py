@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from opacus.optimizers import DPOptimizer
 
-from lightning_audit.dpsgd.method_hook import MethodHook
+from lightning_audit.taps.method_hook import MethodHook
 
 #: Several processes have a release when their gradients are added up, one has it before.
 _REDUCES, _ADDS = "reduce_gradients", "add_noise"

@@ -19,8 +19,8 @@ from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClippi
 
 from lightning_audit.dpsgd.opacus import OpacusStep, as_number
 from lightning_audit.dpsgd.protocol import Backward, NormsSeen
-from lightning_audit.dpsgd.views import add_along
 from lightning_audit.layout import Direction
+from lightning_audit.taps.tensor_views import add_along
 
 _NO_GHOST_LOSS = (
     "no canary entered, because the loss that runs backward is not the one that Opacus' criterion "

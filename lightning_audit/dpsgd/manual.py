@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from lightning_audit.claims import PrivacyClaim
+from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.dpsgd.lost_rows import not_finite
 from lightning_audit.dpsgd.protocol import Backward, NormsSeen, StepClaim, UnsupportedOptimizer
-from lightning_audit.dpsgd.views import write_rows
 from lightning_audit.layout import Direction, Layout, TensorSlot
+from lightning_audit.taps.tensor_views import write_rows
 
 Gradients = TypeVar("Gradients", bound=dict[str, torch.Tensor])
 

@@ -24,8 +24,8 @@ from lightning_audit.dpsgd.lost_rows import all_finite, waiting_not_finite
 from lightning_audit.dpsgd.prefill import RowPrefill
 from lightning_audit.dpsgd.protocol import Backward, NormsSeen, StepClaim, UnsupportedOptimizer
 from lightning_audit.dpsgd.row_buffer import exchange
-from lightning_audit.dpsgd.views import write_rows
 from lightning_audit.layout import Direction, Layout, TensorSlot
+from lightning_audit.taps.tensor_views import write_rows
 
 #: Subclasses of DPOptimizer that cannot be audited, and what to train with instead.
 _UNSUPPORTED = {

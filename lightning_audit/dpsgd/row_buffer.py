@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from opacus.grad_sample.grad_sample_module import create_or_accumulate_grad_sample
 
-from lightning_audit.dpsgd.views import write_parts
 from lightning_audit.layout import RowParts
+from lightning_audit.taps.tensor_views import write_parts
 
 #: Where Opacus looks for a buffer.
 BUFFER = "_current_grad_sample"

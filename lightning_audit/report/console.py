@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 
-from lightning_audit._text import visible
-from lightning_audit.results import AuditReport, CheckResult, describe
+from lightning_audit.files.printable import visible
+from lightning_audit.results.audit_report import AuditReport, CheckResult, describe
 
 _MARKS = {
     "violated": "VIOLATED",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from lightning_audit._text import visible
+from lightning_audit.files.printable import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,7 +17,7 @@ from lightning_audit.report.drawing import (
     log_from_zero,
     plain,
 )
-from lightning_audit.results import AuditReport
+from lightning_audit.results.audit_report import AuditReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

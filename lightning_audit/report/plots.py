@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_audit._replacing import replacing
+from lightning_audit.files.replacing import replacing
 from lightning_audit.report.drawing import GREEN, GREY, INK, VIOLATION, blank_figure, plain_axes
 from lightning_audit.report.epsilon_panel import draw_epsilon
 from lightning_audit.report.rates_panel import draw_rates
-from lightning_audit.results import AuditReport, Verdict
+from lightning_audit.results.audit_report import AuditReport, Verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -20,7 +20,7 @@ from lightning_audit.report.drawing import (
     blank_figure,
     plain_axes,
 )
-from lightning_audit.stats.pareto import pareto_front
+from lightning_audit.stats.membership.pareto import pareto_front
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from scipy import special
 
 from lightning_audit.report.drawing import BLUE, GREY, INK, SHADE, VIOLATION, log_from_zero
-from lightning_audit.results import AuditReport, OperatingPoint
-from lightning_audit.stats.intervals import clopper_pearson_lower, clopper_pearson_upper
-from lightning_audit.stats.tradeoff import GaussianTradeoff
+from lightning_audit.results.audit_report import AuditReport, OperatingPoint
+from lightning_audit.stats.bounds.intervals import clopper_pearson_lower, clopper_pearson_upper
+from lightning_audit.stats.tradeoff.tradeoff_functions import GaussianTradeoff
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

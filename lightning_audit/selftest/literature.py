@@ -7,12 +7,17 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit.stats.bounds import named_bound
-from lightning_audit.stats.counts import ConfusionCounts
-from lightning_audit.stats.gdp import gaussian_epsilon
-from lightning_audit.stats.posterior import mu_posterior_maximum
-from lightning_audit.stats.thresholds import Fixed, Maximum, ThresholdChoice, candidate_thresholds
-from lightning_audit.store import ENTERED, RecordHeader
+from lightning_audit.record.store import ENTERED, RecordHeader
+from lightning_audit.stats.bounds.counts import ConfusionCounts
+from lightning_audit.stats.bounds.named_bounds import named_bound
+from lightning_audit.stats.bounds.thresholds import (
+    Fixed,
+    Maximum,
+    ThresholdChoice,
+    candidate_thresholds,
+)
+from lightning_audit.stats.posteriors.posterior import mu_posterior_maximum
+from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon
 
 Floats = NDArray[np.float64]
 

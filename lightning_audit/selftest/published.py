@@ -16,7 +16,7 @@ from typing import Any
 from opacus.optimizers import DPOptimizer
 from torch.utils.data import DataLoader
 
-from lightning_audit.stats.gdp import gaussian_mu
+from lightning_audit.stats.tradeoff.gdp import gaussian_mu
 from lightning_audit.testing.faults import FAULTS, Fault
 from lightning_audit.testing.faulty_noise import ScaledNoise
 from lightning_audit.testing.trainings import Training, random_data

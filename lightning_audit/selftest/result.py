@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from lightning_audit.results import AuditReport, CheckResult, Outcome
+from lightning_audit.results.audit_report import AuditReport, CheckResult, Outcome
 from lightning_audit.selftest.rows import Group, Row
 
 Status = Literal[

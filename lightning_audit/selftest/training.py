@@ -12,12 +12,12 @@ import numpy as np
 
 from lightning_audit.callbacks.privacy_audit import PrivacyAudit
 from lightning_audit.checks.monitor import replay
-from lightning_audit.report_directory import RECORD_NAME
-from lightning_audit.results import AuditReport, CheckResult
+from lightning_audit.record.report_directory import RECORD_NAME
+from lightning_audit.record.store import ENTERED, RecordHeader, read_observations
+from lightning_audit.results.audit_report import AuditReport, CheckResult
 from lightning_audit.selftest.literature import steps_needed
 from lightning_audit.selftest.result import Result, finding_of, status_of
 from lightning_audit.selftest.rows import Row
-from lightning_audit.store import ENTERED, RecordHeader, read_observations
 from lightning_audit.testing.runs import train
 
 

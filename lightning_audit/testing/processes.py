@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import IO
 
 from lightning_audit.callbacks.privacy_audit import PrivacyAudit
-from lightning_audit.report_directory import REPORT_NAME
-from lightning_audit.results import AuditReport
+from lightning_audit.record.report_directory import REPORT_NAME
+from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.testing.fault import Fault, lightning
 
 #: Seconds after which a training is given up.

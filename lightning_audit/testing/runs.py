@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from lightning_audit.callbacks.privacy_audit import PrivacyAudit
-from lightning_audit.results import AuditReport
+from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.testing.fault import Fault, lightning
 from lightning_audit.testing.processes import train_together
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.canaries import Mislabeled
-from lightning_audit.claims import PrivacyClaim
 from lightning_audit.testing import distributed_trainings as distributed
 from lightning_audit.testing import faulty_noise as noise
 from lightning_audit.testing import opacus_trainings, run_trainings, trainings

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from pathlib import Path
 
 import pytest
+from places import EXAMPLES
 
-PATH = Path(__file__).parents[2] / "examples" / "blackbox.py"
+PATH = EXAMPLES / "blackbox.py"
 SPEC = importlib.util.spec_from_file_location("blackbox_example", PATH)
 EXAMPLE = importlib.util.module_from_spec(SPEC)
 sys.modules["blackbox_example"] = EXAMPLE

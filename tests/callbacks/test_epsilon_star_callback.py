@@ -8,7 +8,6 @@ import random
 import socket
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch
@@ -18,6 +17,7 @@ import pytest
 import pytorch_lightning
 import pytorch_lightning.cli
 import torch
+from places import SUPPORT
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from torch import nn
 from torch.nn import functional
@@ -26,8 +26,8 @@ from training_support import PrivateModule, digits, trainer_for
 
 from lightning_audit import PrivacyAudit
 from lightning_audit.callbacks.epsilon_star import EpsilonStar
-from lightning_audit.stats.epsilon_star import Empirical, Parametric, epsilon_star
-from lightning_audit.stats.epsilon_star_null import epsilon_star_null
+from lightning_audit.stats.membership.epsilon_star import Empirical, Parametric, epsilon_star
+from lightning_audit.stats.membership.epsilon_star_null import epsilon_star_null
 
 DIGITS = digits(700)
 TRAIN, POPULATION = (TensorDataset(*DIGITS[part]) for part in (slice(0, 300), slice(300, 700)))
@@ -354,7 +354,7 @@ def test_another_method_is_named():
 )
 def test_yaml_configures_it_in_either_lightning(monkeypatch, package, kind):
     monkeypatch.setattr(sys, "argv", ["train.py"])
-    path = "lightning_audit.stats.epsilon_star.Parametric"
+    path = "lightning_audit.stats.membership.epsilon_star.Parametric"
     arguments = {
         "delta": 1e-4,
         "method": {"class_path": path, "init_args": {"clip": 0.01}},
@@ -375,7 +375,7 @@ def test_yaml_configures_it_in_either_lightning(monkeypatch, package, kind):
 
 @pytest.mark.heavy
 def test_two_processes_evaluate_all_records_and_agree(tmp_path):
-    script = Path(__file__).with_name("epsilon_star_two_processes.py")
+    script = SUPPORT / "epsilon_star_two_processes.py"
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional
 
 from lightning_audit.canaries import Adversarial, Blank, Crafted, InputCanary, Mislabeled
-from lightning_audit.canaries.batches import Sample, appended, rows, sample_of
 from lightning_audit.canaries.inputs import loss_of
+from lightning_audit.canaries.sample_batches import Sample, appended, rows, sample_of
 
 Pair = namedtuple("Pair", "image target")  # as users write them
 

@@ -10,7 +10,7 @@ from simulated_record import LABELS, SIGNIFICANCE, header, monitor_of, simulate,
 from lightning_audit.checks.family import SHARES
 from lightning_audit.checks.leakage import LeakageBound, SignalOverNoise
 from lightning_audit.checks.monitor import AuditMonitor, replay
-from lightning_audit.snapshot import restore, snapshot
+from lightning_audit.record.snapshot import restore, snapshot
 
 #: Of the verdict's check on epsilon.
 LEVEL = SHARES["epsilon"] * SIGNIFICANCE

@@ -17,7 +17,7 @@ from simulated_record import (
 
 from lightning_audit.checks.family import SHARES, Evidence
 from lightning_audit.checks.monitor import AuditMonitor, replay
-from lightning_audit.store import (
+from lightning_audit.record.store import (
     DROPPED,
     INJECTED,
     RECORD_NAME,

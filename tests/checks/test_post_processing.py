@@ -15,8 +15,8 @@ from lightning_audit.checks.post_processing import (
     explained_by_processing,
     undecided,
 )
-from lightning_audit.results import CheckResult
-from lightning_audit.store import INJECTED, RecordHeader
+from lightning_audit.record.store import INJECTED, RecordHeader
+from lightning_audit.results.audit_report import CheckResult
 
 K = 8
 SIGNIFICANCE = 1e-3

@@ -18,9 +18,9 @@ from simulated_record import (
 )
 
 from lightning_audit.checks.sensitivity import SensitivityCheck
-from lightning_audit.snapshot import restore, snapshot
-from lightning_audit.stats.coin_bet import CoinBet
-from lightning_audit.store import EARLIER, INJECTED
+from lightning_audit.record.snapshot import restore, snapshot
+from lightning_audit.record.store import EARLIER, INJECTED
+from lightning_audit.stats.evalues.coin_bet import CoinBet
 
 SPREAD = [label.startswith("Spread") for label in LABELS]
 

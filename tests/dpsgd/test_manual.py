@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 import lightning_audit
-from lightning_audit.claims import PrivacyClaim
+from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.dpsgd import hand_over
 from lightning_audit.dpsgd.manual import ManualStep, stated_claim, updating_optimizer
 from lightning_audit.dpsgd.protocol import StepClaim, UnsupportedOptimizer
-from lightning_audit.dpsgd.tap import Reading
-from lightning_audit.dpsgd.update_tap import UpdateTap
 from lightning_audit.layout import Direction, Part
+from lightning_audit.taps.gradient_tap import Reading
+from lightning_audit.taps.update_tap import UpdateTap
 
 CLAIM = StepClaim(noise_multiplier=1.0, max_grad_norm=2.0, scale=16.0)
 

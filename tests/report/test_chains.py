@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from lightning_audit.report.chains import chain_diagnostics, trace_figure
-from lightning_audit.stats.attack_strength import attack_counts
-from lightning_audit.stats.attack_strength_sampler import sample_attack_strength
+from lightning_audit.stats.attack_strength.strength_posterior import attack_counts
+from lightning_audit.stats.attack_strength.strength_sampler import sample_attack_strength
 
 
 def autoregressive(rng: np.random.Generator, correlation: float, shape: tuple[int, int]):

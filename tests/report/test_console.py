@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from lightning_audit.report.console import as_text, evidence_of, print_report
-from lightning_audit.results import (
+from lightning_audit.results.audit_report import (
     AuditReport,
     CheckResult,
     EpsilonBound,

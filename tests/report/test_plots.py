@@ -21,9 +21,9 @@ from lightning_audit.report import plots
 from lightning_audit.report.drawing import BLUE, VIOLATION
 from lightning_audit.report.epsilon_panel import _STYLES
 from lightning_audit.report.plots import figure, save_figure
-from lightning_audit.results import AuditReport, OperatingPoint, Verdict
-from lightning_audit.stats.intervals import clopper_pearson_lower, clopper_pearson_upper
-from lightning_audit.stats.tradeoff import GaussianTradeoff
+from lightning_audit.results.audit_report import AuditReport, OperatingPoint, Verdict
+from lightning_audit.stats.bounds.intervals import clopper_pearson_lower, clopper_pearson_upper
+from lightning_audit.stats.tradeoff.tradeoff_functions import GaussianTradeoff
 
 LITERATURE = (
     *("fdp_cp", "fdp_pooled_cp", "fdp_bayes", "fdp_t"),
@@ -345,7 +345,7 @@ def test_pyplot_is_never_loaded_and_matplotlib_only_for_drawing(tmp_path: Path) 
     (tmp_path / "report.json").write_text(report().to_json(), encoding="utf-8")
     script = (
         "import sys\n"
-        "from lightning_audit.results import AuditReport\n"
+        "from lightning_audit.results.audit_report import AuditReport\n"
         "from lightning_audit.report.plots import figure, save_figure\n"
         "from lightning_audit.report.loggers import send_figure\n"
         "assert 'matplotlib' not in sys.modules\n"

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from places import DOCS
 from scipy import stats
 
-from lightning_audit.stats.counts import (
+from lightning_audit.stats.bounds.counts import (
     epsilon_at_rates,
     epsilon_clopper_pearson,
     mu_clopper_pearson,
 )
-from lightning_audit.stats.gdp import gaussian_epsilon, gaussian_mu
-from lightning_audit.stats.posterior import epsilon_posterior_cdf, epsilon_posterior_interval
-from lightning_audit.stats.subsampled import SubsampledGaussianTradeoff
-from lightning_audit.stats.tradeoff import GaussianTradeoff
+from lightning_audit.stats.posteriors.posterior import (
+    epsilon_posterior_cdf,
+    epsilon_posterior_interval,
+)
+from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon, gaussian_mu
+from lightning_audit.stats.tradeoff.subsampled import SubsampledGaussianTradeoff
+from lightning_audit.stats.tradeoff.tradeoff_functions import GaussianTradeoff
 
-sys.path.append(str(Path(__file__).parents[2] / "docs" / "figures"))
+sys.path.append(str(DOCS / "figures"))
 from published_numbers import (
     DELTA,
     EXAMPLE,

@@ -17,11 +17,11 @@ from torch.utils.data import DataLoader
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyViolation
 from lightning_audit.callbacks.arguments import FINDINGS
-from lightning_audit.checks.consistency import contradictions
 from lightning_audit.testing import faults, trainings
 from lightning_audit.testing.faults import FAULTS, Fault, plant
 from lightning_audit.testing.opacus_trainings import GhostInParts, PhysicalBatches
 from lightning_audit.testing.runs import train
+from lightning_audit.verdict.consistency import contradictions
 
 # Opacus, Lightning and torch remark on loaders, hooks and secure mode in every training.
 pytestmark = [
@@ -32,7 +32,7 @@ pytestmark = [
 SEEN = [fault for fault in FAULTS.values() if not fault.warn_only]
 WARNED = [f for f in FAULTS.values() if f.warn_only and not f.remarked]
 REMARKED = [fault for fault in FAULTS.values() if fault.remarked]
-#: Left to the second stage: long ones, and those that `test_audit_faults` finds on real data.
+#: Left to the second stage: long ones, and those that `test_privacy_audit_faults` has real data for.
 SLOW = {
     "logical_batches_run_together",
     "noise_repeated_on_resume",
@@ -207,7 +207,7 @@ def test_names_are_unique() -> None:
 
 def test_docs_page_is_made_of_the_registry() -> None:
     assert PAGE.read_text(encoding="utf-8") == markdown(), (
-        "run `python tests/testing/faults_page.py`"
+        "run `python tests/support/faults_page.py`"
     )
 
 

@@ -1,0 +1,1 @@
+"""What is claimed, and what the steps compose to."""

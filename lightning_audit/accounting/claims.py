@@ -1,0 +1,163 @@
+"""What a training claims about its privacy, where the optimizer does not say it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from typing import Any, get_args
+
+from lightning_audit import _validate
+from lightning_audit.accounting.composition import Neighbouring, Phase, epsilon_of_history
+
+__all__ = ["PrivacyClaim"]
+
+
+@dataclass(frozen=True)
+class PrivacyClaim:
+    """The privacy that the training claims, where it cannot be read off the optimizer.
+
+    With a DP optimizer the mechanism (noise multiplier, sample rate, clipping norm) is read off the
+    optimizer; a hand-written DP-SGD states it here, and so does anyone who promises an
+    (epsilon, delta) of their own. A claim proves nothing, and its parts are not compared with each
+    other here: ``epsilon`` is what is promised, `composed_epsilon` what the mechanism spends.
+
+    Args:
+        epsilon: Claimed epsilon of the whole training, > 0; needs ``delta``.
+        delta: Delta in (0, 1) at which epsilon is claimed and reported.
+        noise_multiplier: Noise standard deviation over ``max_grad_norm`` in each step, > 0.
+        sample_rate: Probability in (0, 1] with which each record joins a step's batch.
+        steps: Number of optimizer steps, >= 1.
+        max_grad_norm: Clipping norm of a record's gradient, > 0, in the unit of the gradient.
+        expected_batch_size: Number of records by which the summed gradient is divided, > 0: a
+            constant, that is, which is not computed of the number of records.
+        neighbouring: Between which data sets epsilon is promised: "add_remove" for a record more or
+            less, or "replace" for another record in the place of one, which costs about twice as
+            much. None for the first one, which Opacus' accountants suppose.
+        private_dataset_size: Whether the number of records is private, so that a divisor that is
+            computed of it has to be paid for (`expected_batch_size` of the audit). A divisor that
+            equals ``int(records * sample_rate)`` counts as computed of it, unless
+            ``expected_batch_size`` states it. The sample rate and the number of steps are taken for
+            public constants. None or False where the number is public, as accountants suppose.
+
+    Raises:
+        ValueError: If nothing is given, if an argument is outside its range, if ``epsilon`` is
+            given without ``delta``, or if ``private_dataset_size`` is true where records are
+            replaced.
+
+    Example:
+        >>> claim = PrivacyClaim(delta=1e-5, noise_multiplier=1.0, sample_rate=0.01, steps=1000)
+        >>> claim.mu, round(claim.composed_epsilon(), 2)
+        (1.0, 1.83)
+        >>> PrivacyClaim(epsilon=8.0)
+        Traceback (most recent call last):
+            ...
+        ValueError: delta=None must be in (0, 1); epsilon=8.0 is claimed at a delta, such as 1e-5
+    """
+
+    epsilon: float | None = None
+    delta: float | None = None
+    noise_multiplier: float | None = None
+    sample_rate: float | None = None
+    steps: int | None = None
+    max_grad_norm: float | None = None
+    expected_batch_size: float | None = None
+    neighbouring: Neighbouring | None = None
+    private_dataset_size: bool | None = None
+
+    def __post_init__(self) -> None:
+        given = {name: value for name, value in self.to_dict().items() if value is not None}
+        if not given:
+            names = ", ".join(field.name for field in fields(self))
+            raise ValueError(f"PrivacyClaim() claims nothing; give at least one of {names}.")
+        for name, value in given.items():
+            # Plain numbers, so that a claim made of NumPy's goes into JSON.
+            object.__setattr__(self, name, _CHECKS[name](name, value, _ADVICE[name]))
+        if self.epsilon is not None and self.delta is None:
+            advice = f"epsilon={self.epsilon!r} is claimed at a delta, such as 1e-5"
+            _validate.open_unit("delta", self.delta, advice)
+        if self.private_dataset_size and self.neighbouring == "replace":
+            raise ValueError(
+                "private_dataset_size=True contradicts neighbouring='replace': where a record is "
+                "replaced, all data sets have as many records; leave one of them out."
+            )
+
+    @property
+    def mu(self) -> float:
+        """Parameter of Gaussian DP of one step on its batch: one over the noise multiplier.
+
+        Raises:
+            ValueError: If ``noise_multiplier`` is not part of the claim.
+        """
+        return 1.0 / self._known("mu", "noise_multiplier")[0]
+
+    def history(self) -> list[Phase]:
+        """Return the claimed training as the one phase that it consists of.
+
+        Raises:
+            ValueError: If ``noise_multiplier``, ``sample_rate`` or ``steps`` is not claimed.
+        """
+        sigma, rate, steps = self._known("history", "noise_multiplier", "sample_rate", "steps")
+        return [Phase(sigma, rate, int(steps))]
+
+    def composed_epsilon(self, delta: float | None = None) -> float:
+        """Return the epsilon that the claimed mechanism spends, by `epsilon_of_history`.
+
+        Args:
+            delta: Delta in (0, 1); None takes that of the claim.
+
+        Raises:
+            ValueError: If no delta is known, or the claim lacks a part of the mechanism.
+        """
+        if delta is None:
+            delta = self._known("composed_epsilon", "delta")[0]
+        return epsilon_of_history(
+            self.history(), delta, neighbouring=self.neighbouring or "add_remove"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the claim as plain values by name, from which ``PrivacyClaim(**...)`` is made."""
+        return asdict(self)
+
+    def _known(self, purpose: str, *names: str) -> list[float]:
+        missing = [name for name in names if getattr(self, name) is None]
+        if missing:
+            listed = " and ".join(f"{name}=None" for name in missing)
+            example = ", ".join(f"{name}=..." for name in missing)
+            raise ValueError(
+                f"{listed} must be a number for {purpose}; state PrivacyClaim({example})."
+            )
+        return [getattr(self, name) for name in names]
+
+
+def _one_of_both(name: str, value: Any, advice: str) -> str:
+    return _validate.one_of(name, value, get_args(Neighbouring), advice)
+
+
+def _flag(name: str, value: Any, advice: str) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}={_validate.shown(value)} must be True or False; {advice}")
+    return value
+
+
+_CHECKS: dict[str, Callable[[str, Any, str], Any]] = {
+    "epsilon": _validate.positive,
+    "delta": _validate.open_unit,
+    "noise_multiplier": _validate.positive,
+    "sample_rate": _validate.rate,
+    "steps": _validate.positive_int,
+    "max_grad_norm": _validate.positive,
+    "expected_batch_size": _validate.positive,
+    "neighbouring": _one_of_both,
+    "private_dataset_size": _flag,
+}
+_ADVICE = {
+    "epsilon": "leave it out to take the accountant's own epsilon",
+    "delta": "such as 1e-5, well below one over the number of records",
+    "noise_multiplier": "training without noise has no privacy to claim",
+    "sample_rate": "expected batch size over number of records",
+    "steps": "count optimizer steps, not epochs",
+    "max_grad_norm": "it is the clipping norm of a record's gradient",
+    "expected_batch_size": "sample rate times number of records",
+    "neighbouring": "or leave it out for add_remove",
+    "private_dataset_size": "True if nobody may learn how many records there are",
+}

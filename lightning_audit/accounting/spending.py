@@ -1,0 +1,234 @@
+"""The epsilons of a run: claimed, spent, proved."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from lightning_audit.accounting.composition import Neighbouring, Phase, compress, epsilon_of_history
+from lightning_audit.accounting.step_history import StepHistory
+
+if TYPE_CHECKING:
+    from lightning_audit.dpsgd.opacus import AccountantLink
+
+_log = logging.getLogger(__name__)
+
+#: Parts of a run that are composed for one lower bound.
+MOST_COMPOSED = 3
+
+History = Sequence[tuple[float, float | None, int]]
+
+
+#: Steps of which Opacus' prv accountant is asked, and of which lower bounds are composed, at most.
+_LONGEST_ASKED, _LONGEST_PROVED = 10**7, 10**6
+
+
+@dataclass(frozen=True)
+class ClaimedEpsilon:
+    """The claim, and who makes it."""
+
+    epsilon: float | None
+    source: str
+
+
+def claimed_epsilon(
+    stated: float | None, links: Sequence[AccountantLink], delta: float, *, optimizers: int = 1
+) -> ClaimedEpsilon:
+    """What is claimed: by the user, else by the accountants for the steps so far.
+
+    Several accountants are one: the history of all of them, given to an accountant of their kind.
+    Where they differ in kind, or are of a kind that cannot compose different steps, their epsilons
+    at equal shares of delta are summed.
+
+    Args:
+        stated: the user's claim, None to ask the accountants.
+        links: the accountants.
+        delta: the delta of the claim.
+        optimizers: number of private optimizers.
+    """
+    if stated is not None:
+        return ClaimedEpsilon(stated, "the claim")
+    asked = [link.accountant for link in links if link.accountant.history]
+    if any(_takes_too_long(accountant) for accountant in asked):
+        _log.warning(
+            "Opacus' prv accountant is not asked for the epsilon of more than %g steps, which "
+            "would take minutes; claimed_epsilon states one",
+            _LONGEST_ASKED,
+        )
+        return ClaimedEpsilon(None, "nobody")
+    if not asked:
+        return ClaimedEpsilon(None, "nobody")
+    kinds = sorted({accountant.mechanism() for accountant in asked})
+    name = f"Opacus' {kinds[0]} accountant"
+    if len(asked) > 1:
+        name = f"the history of Opacus' {len(asked)} {' and '.join(kinds)} accountants"
+    try:
+        if optimizers == 1:
+            return ClaimedEpsilon(_epsilon_of(asked[0], delta), name)
+        merged = merged_history([a.history for a in asked])
+        if len(asked) > 1 and (len(kinds) > 1 or (kinds == ["gdp"] and len(merged) > 1)):
+            share = delta / len(asked)
+            return ClaimedEpsilon(sum(float(a.get_epsilon(share)) for a in asked), name)
+        # Steps taken in turn make a phase each, which some accountants take minutes to compose.
+        together = copy.copy(asked[0])
+        together.history = merged
+        return ClaimedEpsilon(float(together.get_epsilon(delta)), name)
+    except Exception as error:  # some accountants fail on short histories; training goes on
+        _log.warning("%s gave no epsilon: %s", name, error)
+        return ClaimedEpsilon(None, "nobody")
+
+
+def _takes_too_long(accountant: Any) -> bool:
+    steps = sum(int(count) for *_, count in accountant.history)
+    return bool(accountant.mechanism() == "prv" and steps > _LONGEST_ASKED)
+
+
+#: What accountants said last, for which history and delta.
+_said: WeakKeyDictionary[Any, tuple[object, float]] = WeakKeyDictionary()
+
+
+def _epsilon_of(accountant: Any, delta: float) -> float:
+    """Ask an accountant once for a history: a training ends where its last epoch did."""
+    asked = (tuple(accountant.history), delta)
+    known = _said.get(accountant)
+    if known is None or known[0] != asked:
+        known = _said[accountant] = (asked, float(accountant.get_epsilon(delta)))
+    return known[1]
+
+
+def merged_history(histories: Iterable[Iterable[Any]]) -> list[tuple[float, float, int]]:
+    """Histories of accountants as one, with equal phases added up, in order of appearance."""
+    steps: dict[tuple[float, float], int] = {}
+    for sigma, rate, count in (phase for history in histories for phase in history):
+        steps[sigma, rate] = steps.get((sigma, rate), 0) + int(count)
+    return [(sigma, rate, count) for (sigma, rate), count in steps.items()]
+
+
+def epsilon_spent(
+    history: History,
+    links: Sequence[AccountantLink],
+    delta: float,
+    neighbouring: Neighbouring = "add_remove",
+) -> float | None:
+    """Epsilon of all steps that ran, composed anew as privacy loss distributions.
+
+    Each step of each optimizer is a mechanism that is run on the data. The larger of two: of the
+    steps that this audit saw, and of the accountants' histories, which are longer where the model
+    was trained before, and shorter or of too much noise where they are wrong.
+
+    Args:
+        history: phases of (noise_multiplier, sample_rate, steps) that the audit saw.
+        links: the accountants.
+        delta: the delta.
+        neighbouring: see `lightning_audit.accounting.composition.epsilon_of_history`.
+
+    Returns:
+        Epsilon, None where a sample rate is unknown.
+    """
+    seen = _composed(history, delta, "mean", neighbouring)
+    recorded: Any = tuple(phase for link in links for phase in link.accountant.history)
+    if seen is None or _merged(recorded) in (set(), _merged(history)):
+        return seen
+    told = _composed(recorded, delta, "mean", neighbouring)
+    return seen if told is None else max(seen, told)
+
+
+def epsilon_at_ratio(
+    history: History,
+    ratio: float,
+    delta: float,
+    neighbouring: Neighbouring = "add_remove",
+    *,
+    lower: bool = True,
+) -> float | None:
+    """Epsilon of a history whose every noise multiplier is divided by ``ratio``.
+
+    Args:
+        history: phases of (noise_multiplier, sample_rate, steps).
+        ratio: a lower bound on leakage over claim, as the betting test gives it; 0 gives 0.
+        delta: the delta.
+        neighbouring: see `accounting.composition.epsilon_of_history`; a lower bound for
+            "add_remove" is one for "replace" as well.
+        lower: whether a lower bound is asked for; of more than a million steps it is that of the
+            first million.
+
+    Returns:
+        Epsilon, None where a sample rate is unknown.
+    """
+    if ratio == 0.0:
+        return None if any(rate is None for _, rate, _ in history) else 0.0
+    composed = _first(history) if lower else history
+    scaled = [(sigma / ratio, rate, steps) for sigma, rate, steps in composed]
+    return _composed(scaled, delta, "up", neighbouring)
+
+
+def epsilon_of_parts(
+    claims: StepHistory, front: Sequence[tuple[float, int]], delta: float
+) -> float | None:
+    """The largest epsilon of a first part of the run, at the ratio proved of that part.
+
+    Not of a ratio over the whole run: what a look rejects says nothing of the steps after it.
+    Composing takes 10 to 400 ms, so that it is done for the `MOST_COMPOSED` parts of the largest
+    sum of ``sample_rate^2 (exp(ratio^2 / sigma^2) - 1)``, the chi-square divergence of a step: it
+    orders parts nearly as epsilon does, and leaving one out proves less.
+
+    Args:
+        claims: what was claimed of the steps.
+        front: proved ratios and the numbers of steps that they are about.
+        delta: the delta.
+
+    Returns:
+        Epsilon, 0 where nothing is proved, None where a sample rate is unknown.
+    """
+    runs = claims.runs()
+    if any(rate is None for _, rate, _ in runs):
+        return None
+    if not front:
+        return 0.0
+    sigma, rate, counts = np.array(runs, dtype=np.float64).T
+    begins = np.cumsum(counts) - counts
+
+    def leakage(part: tuple[float, int]) -> float:
+        ratio, steps = part
+        # Beyond 700 exp overflows.
+        square = np.minimum((ratio / np.maximum(sigma, 1e-9)) ** 2, 700.0)
+        return float(np.clip(steps - begins, 0.0, counts) @ (rate**2 * np.expm1(square)))
+
+    largest = sorted(front, key=leakage, reverse=True)[:MOST_COMPOSED]
+    found = [epsilon_at_ratio(claims.phases(steps), ratio, delta) for ratio, steps in largest]
+    return max(epsilon for epsilon in found if epsilon is not None)
+
+
+def _first(history: History) -> History:
+    """As many steps as can be composed in seconds: they leak no more than all of them."""
+    kept, left = [], _LONGEST_PROVED
+    for sigma, rate, steps in history:
+        if left > 0:
+            kept.append((sigma, rate, min(steps, left)))
+        left -= steps
+    return kept
+
+
+def _composed(
+    history: History, delta: float, rounding: Literal["mean", "up"], neighbouring: Neighbouring
+) -> float | None:
+    if any(rate is None for _, rate, _ in history):
+        return None
+    # Twelve buckets leave a noise schedule's epsilon right to half a percent.
+    short = compress(_phases(history), max_phases=12, rounding=rounding)
+    return epsilon_of_history(short, delta, neighbouring=neighbouring)
+
+
+def _merged(history: History) -> set[Phase]:
+    """The phases with equal ones merged, in no order and without any rounding."""
+    return set(compress(_phases(history), max_phases=max(len(history), 1)))
+
+
+def _phases(history: History) -> list[Phase]:
+    return [Phase(sigma, rate, int(steps)) for sigma, rate, steps in history if rate]

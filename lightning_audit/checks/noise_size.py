@@ -1,0 +1,209 @@
+"""Is the noise as large as claimed: in all, in every tensor, and on the canaries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_audit.checks.family import Evidence
+from lightning_audit.layout import FloatArray
+from lightning_audit.record.store import RecordHeader
+from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.stats.evalues.noise_scale import noise_log_e, noise_upper
+from lightning_audit.stats.evalues.sequential import (
+    PredictableCentre,
+    SingleStepBet,
+    is_look,
+    log_mean_exp,
+)
+
+_ADVICE = (
+    "compare the noise that is drawn (Opacus: in add_noise) with noise_multiplier * max_grad_norm, "
+    "and look for code that changes the gradient after the noise was added"
+)
+
+
+class PooledSums:
+    """Sums of squares of several units, pooled over those that look quiet.
+
+    A unit is taken in at a step when the mean square of its recent past is below one: the choice
+    rests on the past alone, so the test stays valid, and units where data dominate do not hide the
+    others.
+
+    Args:
+        units: number of units (tensors, or canaries).
+    """
+
+    _DECAY = 0.9
+    #: A loud step counts as twice the claim: later quiet ones shall be heard soon.
+    _LOUDEST = 2.0
+
+    def __init__(self, units: int) -> None:
+        self.count = np.zeros(units)
+        self.squares = np.zeros(units)
+        self.pooled_count = 0.0
+        self.pooled_squares = 0.0
+        # At the first step nothing is known of a unit, and none is pooled.
+        self._recent = np.ones(units)
+
+    def update(self, counts: FloatArray, squares: FloatArray) -> None:
+        """Take in a step's number of terms and sum of squares of each unit."""
+        chosen = self._recent < 1.0
+        self.pooled_count += float(counts[chosen].sum())
+        self.pooled_squares += float(squares[chosen].sum())
+        self.count += counts
+        self.squares += squares
+        mean = squares / np.maximum(counts, 1.0)
+        heard = np.where(counts > 0, np.minimum(mean, self._LOUDEST), self._recent)
+        self._recent = self._DECAY * self._recent + (1 - self._DECAY) * heard
+
+    @property
+    def mean_square(self) -> FloatArray:
+        """Mean square of each unit so far; 1 where nothing was seen."""
+        return np.where(self.count > 0, self.squares / np.maximum(self.count, 1.0), 1.0)
+
+    @property
+    def unit_log_e(self) -> FloatArray:
+        """Log e-value of each unit."""
+        return noise_log_e(self.count, self.squares)
+
+    @property
+    def pooled_log_e(self) -> float:
+        """Log e-value of the pooled sums."""
+        return float(noise_log_e(self.pooled_count, self.pooled_squares))
+
+    def noise_upper(self, significance: float) -> float:
+        """Upper limit of the noise over its claim; see `lightning_audit.stats.evalues.noise_scale`.
+
+        Half of the stake is on all units together, and half on each alone. Those that look quiet
+        are no sum of their own: it leaves out the steps in which all were loud, and would hold a
+        noise of the others against a signal of all.
+        """
+        units = len(self.count)
+        return noise_upper(
+            np.array([self.count.sum(), *self.count]),
+            np.array([self.squares.sum(), *self.squares]),
+            np.array([0.5, *np.full(units, 0.5 / units)]),
+            significance,
+        )
+
+
+class WitnessNoiseCheck:
+    """`noise` (all tensors pooled), `noise.tensor` (each) and `noise.step`, from the witnesses."""
+
+    def __init__(self, header: RecordHeader, significance: float) -> None:
+        self._names = header.tensors
+        self._counts = np.array(header.witnesses, dtype=np.float64)
+        self.sums = PooledSums(len(self._names))
+        self.pooled = Evidence("noise", significance)
+        self.burst = Evidence("noise.step", significance)
+        self._bet = SingleStepBet()
+        self._seen = 0
+        #: Largest log e-value of each tensor at any look.
+        self._largest = np.zeros(len(self._names))
+        self.single = Evidence("noise.tensor", significance)
+
+    def update(self, entry: NDArray[np.void]) -> None:
+        """Take in one entry of the record."""
+        squares = np.asarray(entry["tensor_squares"])
+        if not np.isfinite(squares).all():
+            return
+        self.sums.update(self._counts, squares)
+        step = int(entry["step"])
+        together = float(noise_log_e(self._counts.sum(), squares.sum()))
+        each = float(log_mean_exp(noise_log_e(self._counts, squares)))
+        self._bet.update(log_mean_exp([together, each]))
+        self.burst.update(float(self._bet.log_e), step)
+        self._seen += 1
+        if is_look(self._seen):
+            self._look(step)
+
+    def _look(self, step: int) -> None:
+        self.pooled.update(self.sums.pooled_log_e, step)
+        unit_log_e = self.sums.unit_log_e
+        self.single.update(float(log_mean_exp(unit_log_e)), step)
+        self._largest = np.fmax(self._largest, unit_log_e)
+
+    def ratios(self) -> FloatArray:
+        """Upper estimate of the noise in each tensor over the claim: noise and data together."""
+        return np.sqrt(self.sums.mean_square)
+
+    def flagged_tensors(self) -> list[str]:
+        """Tensors whose own e-value crossed the threshold at some step, the quietest first."""
+        ratios = dict(zip(self._names, self.ratios(), strict=True))
+        level = self.single.threshold + np.log(len(self._names))
+        flagged = [self._names[j] for j in np.flatnonzero(self._largest >= level)]
+        return sorted(flagged, key=lambda name: ratios[name])
+
+    def results(self) -> tuple[CheckResult, ...]:
+        """Results of the three checks."""
+        ratios = self.ratios()
+        smallest = float(ratios.min())
+        evidence: dict[str, Any] = {
+            "ratio": dict(zip(self._names, ratios.round(4).tolist(), strict=True)),
+            "smallest_ratio": smallest,
+            "coordinates": int(self._counts.sum()),
+        }
+        flagged = self.flagged_tensors()
+        shown = ", ".join(f"`{name}`" for name in flagged[:5])
+        return (
+            self.pooled.result(
+                "noise and data together are at least the claimed noise",
+                f"the noise is at most {smallest:.3g} times the claim, over the run and where data "
+                "are quiet",
+                _ADVICE,
+                evidence,
+            ),
+            self.single.result(
+                "no tensor has less noise than claimed",
+                f"too little noise on {shown or 'some tensor'} "
+                f"({len(flagged)} of {len(self._names)} tensors; "
+                f"at most {smallest:.3g} times the claim)",
+                _ADVICE,
+                {**evidence, "flagged": flagged},
+            ),
+            self.burst.result(
+                "no few steps have less noise than claimed",
+                "some steps have too little noise",
+                _ADVICE,
+                {},
+            ),
+        )
+
+
+class CanaryNoiseCheck:
+    """`noise.canary`: the noise on the canaries' own directions, pooled and one by one."""
+
+    def __init__(self, header: RecordHeader, significance: float) -> None:
+        self._labels = header.canaries
+        self._centre = PredictableCentre((len(self._labels),))
+        self.sums = PooledSums(len(self._labels))
+        self.evidence = Evidence("noise.canary", significance)
+        self._seen = 0
+
+    def update(self, entry: NDArray[np.void]) -> None:
+        """Take in one entry whose coins count."""
+        residual = np.asarray(entry["readings"]) - entry["coins"]
+        squares = ((residual - self._centre.value) / float(entry["noise_multiplier"])) ** 2
+        self.sums.update(np.ones(len(squares)), squares)
+        self._centre.update(residual)
+        self._seen += 1
+        if is_look(self._seen):
+            both = [self.sums.pooled_log_e, float(log_mean_exp(self.sums.unit_log_e))]
+            self.evidence.update(float(log_mean_exp(both)), int(entry["step"]))
+
+    def results(self) -> tuple[CheckResult, ...]:
+        """Result of the check."""
+        ratios = np.sqrt(self.sums.mean_square)
+        quietest = int(np.argmin(ratios))
+        return (
+            self.evidence.result(
+                "the canaries read at least the claimed noise",
+                f"the noise along {self._labels[quietest]} is at most {ratios[quietest]:.3g} times "
+                "the claim",
+                _ADVICE,
+                {"ratio": [round(float(r), 4) for r in ratios], "canaries": list(self._labels)},
+            ),
+        )

@@ -1,0 +1,1 @@
+"""The command `lightning-audit`: a command a module, without torch."""

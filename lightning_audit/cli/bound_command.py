@@ -1,0 +1,167 @@
+"""`lightning-audit bound`: a lower bound on epsilon from an attack's scores, by name."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+from typing import Any
+
+from lightning_audit.record.scores import CanaryScores
+from lightning_audit.stats.bounds.named_bounds import NamedBound
+from lightning_audit.stats.bounds.thresholds import (
+    Fixed,
+    Grid,
+    Maximum,
+    MultiSplit,
+    Simultaneous,
+    Split,
+    ThresholdChoice,
+)
+
+#: False positive rates at which the option --roc tells the true positive rate.
+_FPRS = (0.001, 0.01, 0.1)
+_CHOICES = "a number, several with commas, split, multi_split, berk_jones, dkw or max"
+
+
+class BoundError(Exception):
+    """The bound cannot be computed; the message says why and what to do."""
+
+
+def run(options: argparse.Namespace) -> str:
+    """Compute the bound.
+
+    Args:
+        options: the parsed arguments.
+
+    Returns:
+        What to print.
+
+    Raises:
+        BoundError: the file or an argument is wrong.
+    """
+    try:
+        scores = CanaryScores.load(options.scores, max_values=options.max_values)
+        for side, held in (("with", scores.in_scores), ("without", scores.out_scores)):
+            if not held.size:
+                raise BoundError(
+                    f"{options.scores!r} holds no score {side} the canary; both are needed."
+                )
+        choice = None if options.threshold is None else parse_threshold(options.threshold)
+        guesses = None if options.guesses is None else parse_guesses(options.guesses)
+        bound = scores.bound(
+            options.method,
+            options.delta,
+            options.significance,
+            choice,
+            guesses=guesses,
+            sides=options.sides,
+        )
+        rates = _rates(scores, options.significance) if options.roc else {}
+    except ValueError as error:
+        raise BoundError(str(error)) from error
+    return (_as_json if options.json else _as_text)(bound, scores, rates)
+
+
+def parse_threshold(text: str) -> ThresholdChoice:
+    """The choice of a threshold that a word or numbers stand for.
+
+    Args:
+        text: a number, several with commas, or "split", "multi_split",
+            "berk_jones", "dkw", "max".
+
+    Raises:
+        BoundError: it is none of them.
+
+    Example:
+        >>> parse_threshold("0.5"), parse_threshold("dkw")
+        (Fixed(threshold=0.5), Simultaneous(band='dkw'))
+    """
+    match text:
+        case "split":
+            return Split()
+        case "multi_split":
+            return MultiSplit()
+        case "max":
+            return Maximum()
+        case "berk_jones" | "dkw":
+            return Simultaneous(text)
+    try:
+        numbers = [float(part) for part in text.split(",")]
+        return Fixed(numbers[0]) if len(numbers) == 1 else Grid(tuple(numbers))
+    except ValueError as error:
+        raise BoundError(f"threshold={text!r} must be {_CHOICES}; {error}.") from error
+
+
+def parse_guesses(text: str) -> tuple[int, ...]:
+    """The numbers of guesses that a text with commas stands for.
+
+    Raises:
+        BoundError: it is not made of whole numbers >= 1.
+
+    Example:
+        >>> parse_guesses("250,62")
+        (250, 62)
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise BoundError(f"guesses={text!r} must be a whole number >= 1, or several with commas.")
+    return tuple(int(part) for part in parts)
+
+
+def _rates(scores: CanaryScores, significance: float) -> dict[str, float]:
+    """Observed rates, and lower bounds on the true ones, which hold together."""
+    rates = {"auroc": scores.auroc()}
+    for fpr in _FPRS:
+        rates[f"tpr_at_fpr_{fpr:g}"] = scores.tpr_at_fpr(fpr)
+        rates[f"tpr_lower_at_fpr_{fpr:g}"] = scores.tpr_at_fpr(fpr, significance)
+    return rates
+
+
+def _as_json(bound: NamedBound, scores: CanaryScores, rates: dict[str, float]) -> str:
+    fields: dict[str, Any] = {**dataclasses.asdict(bound), **_numbers_of(scores), **rates}
+    # JSON has no infinity; the reports write it in this way, too.
+    plain = {k: str(v) if isinstance(v, float) and math.isinf(v) else v for k, v in fields.items()}
+    return json.dumps(plain, indent=2, allow_nan=False)
+
+
+def _numbers_of(scores: CanaryScores) -> dict[str, int]:
+    n_in, n_out = len(scores.in_scores), len(scores.out_scores)
+    return {"n_in": n_in, "n_out": n_out, "dropped": scores.dropped}
+
+
+def _as_text(bound: NamedBound, scores: CanaryScores, rates: dict[str, float]) -> str:
+    level = f"{100 * (1 - bound.significance):g} %"
+    numbers = _numbers_of(scores)
+    first = f"epsilon >= {bound.epsilon_lower:.6g} at delta {bound.delta:g}"
+    if bound.mu_lower is not None:
+        first += f" (mu >= {bound.mu_lower:.6g})"
+    lines = [
+        first,
+        f"{bound.method}: {level} {bound.interpretation}, {numbers['n_in']} scores in, "
+        f"{numbers['n_out']} out",
+    ]
+    if numbers["dropped"]:
+        lines.append(f"{numbers['dropped']} readings were not finite and are no scores")
+    if bound.threshold is not None:
+        lines.append(f"threshold {bound.threshold_value:.6g}, {bound.rule}")
+    if bound.guesses is not None:
+        lines.append(f"{bound.correct} of {bound.guesses} guesses right: {bound.rule}")
+    if not bound.valid:
+        lines.append(
+            "NOT VALID: the threshold was chosen on the scores that the bound is computed from"
+            if bound.threshold
+            else "NOT VALID in general: scores that are not Gaussian, and data that differ from "
+            "canary to canary, look like leakage to it"
+        )
+    lines.extend(f"assumes: {what}" for what in bound.assumptions)
+    if rates:
+        lines.append(f"AUROC {rates['auroc']:.6g} (observed)")
+    for fpr in _FPRS if rates else ():
+        seen, lower = rates[f"tpr_at_fpr_{fpr:g}"], rates[f"tpr_lower_at_fpr_{fpr:g}"]
+        lines.append(
+            f"TPR at FPR {fpr:g}: {seen:.6g} observed, >= {lower:.6g} at {level}, if "
+            "the scores are independent"
+        )
+    return "\n".join(lines)

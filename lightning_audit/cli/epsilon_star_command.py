@@ -1,0 +1,186 @@
+"""`lightning-audit epsilon-star`: Epsilon* of one model from the losses of its records."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import json
+import math
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_audit import _validate
+from lightning_audit.files.bounded import text_lines
+from lightning_audit.files.npz import MAX_VALUES, open_npz
+from lightning_audit.stats.membership.epsilon_star import (
+    Empirical,
+    EpsilonStar,
+    Method,
+    Parametric,
+    epsilon_star,
+)
+from lightning_audit.stats.membership.epsilon_star_null import PermutationNull, epsilon_star_null
+
+Losses = NDArray[np.float64]
+
+_SIDES = ("train", "population")
+_EXPECTED = (
+    "it must be an .npz with the vectors losses_train and losses_population, or a .csv with the "
+    "columns side (train or population) and loss"
+)
+_NO_BOUND = "it describes this model; it is no bound on the epsilon of its training"
+
+
+class EpsilonStarError(Exception):
+    """Epsilon* cannot be computed; the message says why and what to do."""
+
+
+def run(options: argparse.Namespace) -> str:
+    """Compute Epsilon* and its null.
+
+    Args:
+        options: the parsed arguments.
+
+    Returns:
+        What to print.
+
+    Raises:
+        EpsilonStarError: the file or an argument is wrong.
+    """
+    train, population = read_losses(options.losses, max_values=options.max_values)
+    try:
+        method: Method = Empirical(options.clip)
+        if options.components:
+            method = Parametric(options.clip, options.components)
+        star = epsilon_star(train, population, options.delta, method)
+        null = epsilon_star_null(
+            train,
+            population,
+            options.delta,
+            method,
+            permutations=options.permutations,
+            rng=np.random.default_rng(options.seed),
+        )
+    except ValueError as error:
+        raise EpsilonStarError(str(error)) from error
+    show = _as_json if options.json else _as_text
+    return show(star, null, (len(train), len(population)))
+
+
+def read_losses(
+    path: str | os.PathLike[str], *, max_values: int = MAX_VALUES
+) -> tuple[Losses, Losses]:
+    """Read the losses of both sides.
+
+    Args:
+        path: an .npz with losses_train and losses_population, or a .csv with side and loss.
+        max_values: losses that are read at most, whatever the file declares.
+
+    Returns:
+        (training losses, losses of the population).
+
+    Raises:
+        EpsilonStarError: the file is absent or holds something else.
+    """
+    name = os.fspath(path)
+    names = [f"losses_{side}" for side in _SIDES]
+    try:
+        if name.lower().endswith(".csv"):
+            return _from_csv(name, max_values)
+        with open_npz(path, max_values) as archive:
+            held = archive.names
+            if set(names) <= set(held):
+                train, population = (archive.numbers(n, "iuf", 1) for n in names)
+                return train.astype(np.float64), population.astype(np.float64)
+    except (OSError, ValueError, csv.Error) as error:
+        raise EpsilonStarError(f"cannot read {name!r} ({error}); {_EXPECTED}.") from error
+    raise EpsilonStarError(f"{name!r} holds {_validate.shown(held)}; {_EXPECTED}.")
+
+
+def _from_csv(name: str, max_values: int) -> tuple[Losses, Losses]:
+    found: dict[str, list[float]] = {side: [] for side in _SIDES}
+    with text_lines(name, max_values) as lines:
+        rows = csv.DictReader(lines)
+        if not {"side", "loss"} <= set(rows.fieldnames or ()):
+            raise ValueError(f"its columns are {_validate.shown(rows.fieldnames)}")
+        for row in rows:
+            if row["side"] not in found:
+                raise ValueError(f"line {rows.line_num} has side={_validate.shown(row['side'])}")
+            try:
+                loss = float(row["loss"])
+            except (TypeError, ValueError):
+                loss = math.nan
+            if math.isnan(loss):
+                told = _validate.shown(row["loss"])
+                raise ValueError(f"line {rows.line_num} has loss={told}, no number")
+            found[row["side"]].append(loss)
+    train, population = (np.array(found[side]) for side in _SIDES)
+    return train, population
+
+
+def _as_json(star: EpsilonStar, null: PermutationNull, sizes: tuple[int, int]) -> str:
+    fields: dict[str, Any] = {
+        **dataclasses.asdict(star),
+        "null": {k: v for k, v in dataclasses.asdict(null).items() if k != "value"},
+        "decided_by": _decided_by(star, sizes),
+        "n_train": sizes[0],
+        "n_population": sizes[1],
+        "interpretation": _NO_BOUND,
+    }
+    return json.dumps(_plain(fields), indent=2, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    # JSON has no infinity; the reports write it in this way, too.
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    return str(value) if isinstance(value, float) and math.isinf(value) else value
+
+
+def _decided_by(star: EpsilonStar, sizes: tuple[int, int]) -> str | None:
+    """What the rate in the denominator is limited by; None if it is not."""
+    if not star.at_clip:
+        return None
+    one_loss = star.fit is None and star.clip < 1 / _denominator(star, sizes)[1]
+    return "one loss" if one_loss else "clip"
+
+
+def _denominator(star: EpsilonStar, sizes: tuple[int, int]) -> tuple[str, int]:
+    """Whose losses the rate in the denominator is of, and how many there are."""
+    if star.inequality in ("train_below", "train_above"):
+        return "losses of the population", sizes[1]
+    return "training losses", sizes[0]
+
+
+def _as_text(star: EpsilonStar, null: PermutationNull, sizes: tuple[int, int]) -> str:
+    lines = [
+        f"epsilon* {star.value:.6g} at delta {star.delta:g} and clip {star.clip:g}, "
+        f"{sizes[0]} training losses, {sizes[1]} of the population",
+        f"without a difference of the two: median {null.median:.6g}, 95 % below "
+        f"{null.quantile_95:.6g}; p-value {null.p_value:.3g} ({null.permutations} permutations)",
+    ]
+    if star.threshold is not None:
+        lines.append(
+            f"attained at loss {star.threshold:.6g}: FPR {star.fpr:.4g}, FNR {star.fnr:.4g} "
+            f"({star.inequality})"
+        )
+    decided_by = _decided_by(star, sizes)
+    if decided_by == "clip":
+        lines.append("the clip decides the value, not the losses: another clip gives another one")
+    elif decided_by == "one loss":
+        side, size = _denominator(star, sizes)
+        where = "up to" if str(star.inequality).endswith("below") else "above"
+        lines.append(
+            f"one loss decides the value: at most 1 of the {size} {side} is {where} the threshold, "
+            f"and none counts as 1/{size}; more losses may change it, a smaller clip does not"
+        )
+    if star.fit is not None:
+        lines.append(
+            f"Kolmogorov-Smirnov distance of the fits: train {star.fit.ks_train:.3g}, "
+            f"population {star.fit.ks_population:.3g}"
+        )
+    return "\n".join([*lines, _NO_BOUND])

@@ -1,0 +1,1 @@
+"""Reads and writes files that others may have written or may read meanwhile."""

@@ -1,0 +1,1 @@
+"""What loaders, losses and Trainers show without a canary."""

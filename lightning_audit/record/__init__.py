@@ -1,0 +1,1 @@
+"""What a run leaves on disk or in a checkpoint, and scores read from there."""

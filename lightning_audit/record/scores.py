@@ -1,0 +1,366 @@
+"""Scores of canaries, and everything that can be said from them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from lightning_audit import _validate
+from lightning_audit.files.npz import MAX_VALUES
+from lightning_audit.record.report_directory import REPORT_NAME, archive_of
+from lightning_audit.record.score_csv import NO_SCORE, ScoresError, read_scores
+from lightning_audit.record.score_npz import read_score_npz
+from lightning_audit.results.audit_report import AuditReport, ReportError
+from lightning_audit.stats._arguments import places
+from lightning_audit.stats.bounds.bands import Band
+from lightning_audit.stats.bounds.named_bounds import METHODS, NamedBound, named_bound
+from lightning_audit.stats.bounds.thresholds import Fixed, Split, ThresholdChoice
+from lightning_audit.stats.membership import roc
+from lightning_audit.stats.membership.roc import RocCurve
+from lightning_audit.stats.one_run._guesses import Sides
+from lightning_audit.stats.one_run.gaussian_pair import epsilon_gaussian_pair_from_scores
+from lightning_audit.stats.one_run.one_run_bounds import ONE_RUN_METHODS, named_one_run_bound
+from lightning_audit.stats.one_run.one_run_epsilon import OneRunBound, epsilon_one_run_from_scores
+from lightning_audit.stats.one_run.one_run_fdp import (
+    epsilon_one_run_fdp_from_scores,
+    mu_one_run_from_scores,
+)
+from lightning_audit.stats.one_run.white_box import mu_white_box_from_scores
+from lightning_audit.stats.tradeoff.piecewise import PiecewiseTradeoff
+
+__all__ = ["CanaryScores", "ScoresError"]
+
+Floats = NDArray[np.float64]
+
+_WITH_THRESHOLD = [name for name, method in METHODS.items() if method.from_counts is not None]
+_WITH_GUESSES = [name for name, method in ONE_RUN_METHODS.items() if method.from_guesses]
+
+
+@dataclass(frozen=True, eq=False)
+class CanaryScores:
+    """Scores of an attack with and without the canary, larger where it seems to be in.
+
+    Args:
+        in_scores: Scores with the canary in, finite, ``[n_in]``; kept as a read-only copy.
+        out_scores: Scores with the canary out, finite, ``[n_out]``.
+        threshold: How a threshold is chosen where nothing is said, fixed before the scores.
+        coin_probability: Known probability with which a canary was in; None if it is not known.
+        dropped: Number of readings of the source that are no numbers, and so no scores. For the
+            bounds of one run they are canaries that nobody guesses.
+        steps: Number of releases that the scores are readings of; None if it is not known.
+
+    Raises:
+        ScoresError: Scores are no vector of finite numbers.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> scores = CanaryScores(1 + rng.standard_normal(1000), rng.standard_normal(1000))
+        >>> round(scores.bound("fdp_pooled_cp", delta=1e-5, threshold=Fixed(0.5)).mu_lower, 2)
+        0.84
+        >>> round(scores.auroc(), 2), round(scores.tpr_at_fpr(0.01), 2)
+        (0.75, 0.1)
+    """
+
+    in_scores: Floats
+    out_scores: Floats
+    threshold: ThresholdChoice = Split()  # noqa: RUF009  # frozen
+    coin_probability: float | None = None
+    dropped: int = 0
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        for field, name in (("in_scores", "scores_in"), ("out_scores", "scores_out")):
+            scores = _vector(name, getattr(self, field))
+            scores.flags.writeable = False
+            object.__setattr__(self, field, scores)
+
+    @classmethod
+    def from_npz(
+        cls, path: str | os.PathLike[str], *, max_values: int = MAX_VALUES
+    ) -> CanaryScores:
+        """Read scores_in and scores_out of an .npz, or an audit's observations.npz.
+
+        Args:
+            path: the file; what it declares is checked before memory is taken for it.
+            max_values: numbers that are read at most, whatever the file declares.
+
+        Raises:
+            ScoresError: The file is absent, is no .npz, holds neither, or too much.
+        """
+        found = read_score_npz(path, max_values)
+        return cls(
+            found.in_scores,
+            found.out_scores,
+            Split() if found.steps is None else Fixed(0.5),
+            coin_probability=found.coin_probability,
+            dropped=found.dropped,
+            steps=found.steps,
+        )
+
+    @classmethod
+    def from_csv(
+        cls, path: str | os.PathLike[str], *, max_values: int = MAX_VALUES
+    ) -> CanaryScores:
+        """Read the columns ``score`` and ``in`` of a file with commas; other columns are ignored.
+
+        Args:
+            path: the file.
+            max_values: lines that are read at most.
+
+        Raises:
+            ScoresError: The file is absent, lacks a column, or holds what is no number.
+        """
+        scores, members = read_scores(path, max_values)
+        return cls(scores[members == 1], scores[members == 0])
+
+    @classmethod
+    def from_report(
+        cls, path: str | os.PathLike[str], *, max_values: int = MAX_VALUES
+    ) -> CanaryScores:
+        """Read the observations beside a ``report.json``; ``max_values`` as for `from_npz`.
+
+        Raises:
+            ScoresError: The report cannot be read, kept no observations, or several records.
+        """
+        name = os.fspath(path)
+        try:
+            records = AuditReport.load(path).records
+        except ReportError as error:
+            raise ScoresError(str(error)) from error
+        if len(records) != 1:
+            raise ScoresError(
+                f"{name!r} names {len(records)} records of observations; keep one, or name the "
+                "observations.npz of the optimizer that is meant."
+            )
+        try:
+            archive = archive_of(records[0])
+        except ValueError as error:
+            raise ScoresError(f"{name!r}: {error}") from error
+        return cls.from_npz(Path(path).with_name(archive), max_values=max_values)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, max_values: int = MAX_VALUES) -> CanaryScores:
+        """Read a .csv, a report (.json, or its directory) or an .npz, by the ending of its name.
+
+        Args:
+            path: the file or directory.
+            max_values: as the constructor of that kind has it.
+
+        Raises:
+            ScoresError: As the constructor of that kind; or it is an audit's record (.bin).
+        """
+        if Path(path).is_dir():
+            return cls.from_report(Path(path) / REPORT_NAME, max_values=max_values)
+        match Path(path).suffix.lower():
+            case ".csv":
+                return cls.from_csv(path, max_values=max_values)
+            case ".json":
+                return cls.from_report(path, max_values=max_values)
+            case ".bin":
+                raise ScoresError(
+                    f"{os.fspath(path)!r} is a record of which a training may still write; take "
+                    "the .npz of the same name, which is there when it has ended."
+                )
+            case _:
+                return cls.from_npz(path, max_values=max_values)
+
+    def bound(
+        self,
+        method: str,
+        delta: float,
+        significance: float = 0.05,
+        threshold: ThresholdChoice | None = None,
+        *,
+        guesses: Sequence[int] | None = None,
+        sides: Sides = "both",
+    ) -> NamedBound:
+        """Lower bound of the literature, by the name of its method.
+
+        As `stats.bounds.named_bounds.named_bound`, with this object's ``threshold`` for None,
+        or `stats.one_run.one_run_bounds.named_one_run_bound` for one of its methods.
+        """
+        _validate.one_of("method", method, (*METHODS, *ONE_RUN_METHODS))
+        if method in ONE_RUN_METHODS:
+            if threshold is not None:
+                raise ScoresError(
+                    f"threshold={threshold!r} is not for method={method!r}, which has none; leave "
+                    f"it out, or take one of {', '.join(_WITH_THRESHOLD)}."
+                )
+            guesses_coins = ONE_RUN_METHODS[method].from_guesses is not None
+            groups = self._with_fair_coins() if guesses_coins else self._of_one_release(method)
+            return named_one_run_bound(
+                method, *groups, delta, significance, guesses, self.dropped, sides
+            )
+        if guesses is not None or sides != "both":
+            given = f"guesses={guesses!r}" if guesses is not None else f"sides={sides!r}"
+            raise ScoresError(
+                f"{given} is not for method={method!r}, which does not guess coins; "
+                f"leave it out, or take one of {', '.join(_WITH_GUESSES)}."
+            )
+        if threshold is None and method in _WITH_THRESHOLD:
+            threshold = self.threshold
+        return named_bound(method, self.in_scores, self.out_scores, delta, significance, threshold)
+
+    def epsilon_one_run(
+        self,
+        delta: float,
+        significance: float = 0.05,
+        *,
+        guesses: Sequence[int] | None = None,
+        sides: Sides = "both",
+    ) -> OneRunBound:
+        """Lower bound on epsilon for canaries with one fair coin each, whatever their scores.
+
+        As `lightning_audit.stats.one_run.one_run_epsilon.epsilon_one_run_from_scores`.
+        """
+        return epsilon_one_run_from_scores(
+            *self._with_fair_coins(),
+            delta,
+            significance,
+            guesses=guesses,
+            unscored=self.dropped,
+            sides=sides,
+        )
+
+    def epsilon_one_run_fdp(
+        self,
+        delta: float,
+        significance: float = 0.05,
+        *,
+        guesses: Sequence[int] | None = None,
+        sides: Sides = "both",
+    ) -> OneRunBound:
+        """The same for many canaries: `stats.one_run.one_run_fdp.epsilon_one_run_fdp`."""
+        return epsilon_one_run_fdp_from_scores(
+            *self._with_fair_coins(),
+            delta,
+            significance,
+            guesses=guesses,
+            unscored=self.dropped,
+            sides=sides,
+        )
+
+    def mu_one_run(
+        self,
+        significance: float = 0.05,
+        *,
+        guesses: Sequence[int] | None = None,
+        sides: Sides = "both",
+    ) -> OneRunBound:
+        """Lower bound on mu for canaries with one fair coin each, whatever their scores.
+
+        As `lightning_audit.stats.one_run.one_run_fdp.mu_one_run_from_scores`.
+        """
+        return mu_one_run_from_scores(
+            *self._with_fair_coins(),
+            significance,
+            guesses=guesses,
+            unscored=self.dropped,
+            sides=sides,
+        )
+
+    def mu_white_box(self, significance: float = 0.05) -> float:
+        """Lower bound on mu from readings of one noisy sum along orthonormal directions.
+
+        As `lightning_audit.stats.one_run.white_box.mu_white_box_from_scores`; fair coins, any data.
+        """
+        groups = self._of_one_release("white_box")
+        return mu_white_box_from_scores(*groups, significance)
+
+    def epsilon_gaussian_pair(self, delta: float, significance: float = 0.05) -> float:
+        """Lower bound on epsilon for scores that are Gaussian in each group; asymptotic.
+
+        As `stats.one_run.gaussian_pair.epsilon_gaussian_pair_from_scores`, which says where
+        it is not valid.
+        """
+        groups = self._of_one_release("gaussian_pair")
+        return epsilon_gaussian_pair_from_scores(*groups, delta, significance)
+
+    def roc(self) -> RocCurve:
+        """The observed ROC curve: `lightning_audit.stats.membership.roc.roc_curve`."""
+        return roc.roc_curve(self.in_scores, self.out_scores)
+
+    def auroc(self) -> float:
+        """Area under it, ties counted half: `lightning_audit.stats.membership.roc.auroc`."""
+        return roc.auroc(self.in_scores, self.out_scores)
+
+    def tpr_at_fpr(
+        self, fpr: float, significance: float | None = None, band: Band = "berk_jones"
+    ) -> float:
+        """True positive rate at a false positive rate: observed, or a lower bound.
+
+        With ``significance`` it is `lightning_audit.stats.membership.roc.tpr_at_fpr_lower`, else
+        `lightning_audit.stats.membership.roc.tpr_at_fpr`.
+        """
+        if significance is None:
+            return roc.tpr_at_fpr(self.in_scores, self.out_scores, fpr)
+        return roc.tpr_at_fpr_lower(self.in_scores, self.out_scores, fpr, significance, band)
+
+    def tradeoff_upper(
+        self, significance: float = 0.05, band: Band = "berk_jones"
+    ) -> PiecewiseTradeoff:
+        """Upper bound on the trade-off function: `stats.membership.roc.tradeoff_upper`."""
+        return roc.tradeoff_upper(self.in_scores, self.out_scores, significance, band)
+
+    def privacy_curve(
+        self, deltas: ArrayLike, significance: float = 0.05, band: Band = "berk_jones"
+    ) -> Floats:
+        """Lower bounds on epsilon at each delta, which hold at all of them together.
+
+        Args:
+            deltas: deltas in (0, 1), of any shape.
+            significance: Probability in (0, 1) with which any of them may fail.
+            band: As in `lightning_audit.stats.bounds.bands.simultaneous_upper_limits`.
+
+        Returns:
+            The bounds, of the shape of ``deltas``.
+        """
+        wanted = np.asarray(deltas, dtype=np.float64)
+        curve = self.tradeoff_upper(significance, band).epsilon_at(wanted.reshape(-1))
+        return np.asarray(curve).reshape(wanted.shape)
+
+    def _with_fair_coins(self) -> tuple[Floats, Floats]:
+        if self.coin_probability not in (None, 0.5):
+            raise ScoresError(
+                f"coin_probability={self.coin_probability!r} must be 0.5 for a bound of one run; "
+                "use bound() for coins that are not fair."
+            )
+        return self.in_scores, self.out_scores
+
+    def _of_one_release(self, method: str) -> tuple[Floats, Floats]:
+        groups = self._with_fair_coins()
+        if self.dropped:
+            raise ScoresError(
+                f"dropped={self.dropped!r} must be 0 for {method}, which needs the readings of "
+                "all canaries; use one_run."
+            )
+        if (self.steps or 1) > 1:
+            raise ScoresError(
+                f"steps={self.steps!r} must be 1 for {method}, whose readings are those of one "
+                "release: the data of a later step may depend on earlier coins; use fdp_cp or "
+                "one_run."
+            )
+        return groups
+
+
+def _vector(name: str, values: Any) -> Floats:
+    array = np.asarray(values)
+    # An empty list has no dtype of its own.
+    numbers = array.dtype.kind in "iufb" or not array.size
+    if not numbers or array.ndim != 1:
+        raise ScoresError(
+            f"{name} has dtype {array.dtype} and shape {array.shape}; it must be a vector of "
+            "finite numbers, one score an observation."
+        )
+    with np.errstate(over="ignore"):  # a longdouble that is too large is no finite number
+        scores = array.astype(np.float64)
+    if (wrong := ~np.isfinite(scores)).any():
+        first = float(scores[wrong][0])
+        raise ScoresError(f"{name} holds {first}, {NO_SCORE} ({places(wrong)}).")
+    return scores

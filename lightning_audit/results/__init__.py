@@ -1,0 +1,1 @@
+"""What an audit found: plain, frozen and JSON-able."""

@@ -1,0 +1,340 @@
+"""What an audit found: plain, frozen and JSON-able, with no heavy import.
+
+A report holds the verdict, every check with its evidence, the bounds, and the inputs from which
+each number can be computed again; the observations themselves lie beside it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from lightning_audit.files import typed_json as _typed
+from lightning_audit.files.bounded import read_text
+from lightning_audit.files.printable import visible
+from lightning_audit.files.replacing import replacing
+from lightning_audit.files.strict_json import MOST_BYTES, JsonError, read_json
+from lightning_audit.results.verdict import EXIT_CODES as EXIT_CODES
+from lightning_audit.results.verdict import KINDS as KINDS
+from lightning_audit.results.verdict import Kind as Kind
+from lightning_audit.results.verdict import LikelyFault as LikelyFault
+from lightning_audit.results.verdict import Outcome as Outcome
+from lightning_audit.results.verdict import Place as Place
+from lightning_audit.results.verdict import Verdict as Verdict
+from lightning_audit.results.verdict import describe as describe
+
+#: Version of the report's layout; raised when a reader of the old one would misread the new one.
+SCHEMA_VERSION = 4
+
+
+class ReportError(Exception):
+    """A report cannot be read; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class EpsilonBound:
+    """A proved lower bound on epsilon.
+
+    Args:
+        name: the method.
+        epsilon_lower: the bound, None where the composition is unknown.
+        delta: the delta that it goes with.
+        mu_lower: the bound on one step's mu.
+        significance: probability that the bound is wrong.
+        interpretation: confidence or credible.
+        threshold: fixed beforehand, or searched on the same data.
+        looks: anytime, or for a single look.
+        assumptions: what it rests on.
+        epsilon_step_lower: the bound on one step's epsilon at ``delta`` (at 0 for "katz"), None
+            where the method bounds mu only through a whole run. It is of telling a batch with the
+            canary from one without it, unless the assumptions name the subsampled game.
+    """
+
+    name: str
+    epsilon_lower: float | None
+    delta: float
+    mu_lower: float | None
+    significance: float
+    interpretation: Literal["confidence", "credible"]
+    threshold: Literal["fixed", "searched"]
+    looks: Literal["anytime", "single"]
+    assumptions: tuple[str, ...]
+    epsilon_step_lower: float | None = None
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """How often the coins were guessed wrong at one threshold, over the whole run.
+
+    Args:
+        threshold: a reading above it is guessed "in": 0.5 is half way between out and in.
+        fn: canary in, guessed out.
+        tp: canary in, guessed in.
+        fp: canary out, guessed in.
+        tn: canary out, guessed out.
+    """
+
+    threshold: float
+    fn: int
+    tp: int
+    fp: int
+    tn: int
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One check of one property.
+
+    Args:
+        name: the finding's name, as `PrivacyAudit(allow=...)` takes it.
+        kind: which claim it is about.
+        status: "ok", "violated", "allowed" (violated, acknowledged by the user), "warned" (not as
+            stated, but no privacy is lost by it: it fails no gate), "undecided" (violated, but not
+            by a fault for certain: nothing can pass beside it), or "not_run".
+        message: what was seen, in a sentence.
+        advice: what to look at; empty where nothing is wrong.
+        log_e_value: largest natural logarithm of the e-value so far, None for a deterministic one.
+        share: its share of the significance, 0 for a deterministic one.
+        evidence: numbers behind the message.
+    """
+
+    name: str
+    kind: Kind
+    status: Literal["ok", "violated", "allowed", "warned", "undecided", "not_run"]
+    message: str
+    advice: str = ""
+    log_e_value: float | None = None
+    share: float = 0.0
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Power:
+    """How likely a run was to show a violation of a part of the resolution.
+
+    Args:
+        power: probability of a flag within the steps that ran.
+        steps_needed: steps at which it reaches 95 %.
+        size: the violation: noise, or what a canary adds, as a multiple of what is claimed.
+    """
+
+    power: float
+    steps_needed: int
+    size: float
+
+
+@dataclass(frozen=True)
+class OptimizerSeen:
+    """What the verdict rests on of one private optimizer, beside its checks.
+
+    Args:
+        label: its number and first parameters; empty where there is no other.
+        steps: its steps.
+        canaries: canaries of a step.
+        canary_steps: steps whose canaries were read.
+        lost_steps: steps with a failed injection or a gradient that is not finite.
+        noiseless_steps: steps without noise, of which nothing is claimed.
+        oversize: norm of the canaries over the clipping norm.
+        shift_lower: lower 95 % limit of a canary's own signal, in units of the clipping norm; None
+            or -inf if it was not seen.
+        power: what the steps could have shown, by part of the resolution; empty while they go on.
+        lacks: what else stands in the way of a pass, in sentences.
+    """
+
+    label: str
+    steps: int
+    canaries: int
+    canary_steps: int
+    lost_steps: int
+    noiseless_steps: int
+    oversize: float
+    shift_lower: float | None
+    power: Mapping[str, Power]
+    lacks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """Everything an audit has to say about one run.
+
+    Args:
+        verdict: the answer.
+        checks: every check, violated ones first.
+        bounds: lower bounds on epsilon.
+        epsilon_claimed: the claim, None if none was made.
+        epsilon_spent: epsilon of the steps that ran, by the accountant's history; None if unknown.
+        epsilon_not_excluded: epsilon of the worst mechanism that this run could not have seen.
+        delta: the delta of all epsilons.
+        steps: optimizer steps seen.
+        observations: canary readings that entered the tests.
+        history: phases of (noise_multiplier, sample_rate, steps); sample_rate None if unknown.
+        power: for each part of the resolution, the probability of a flag and the steps it needs.
+        epochs: what was logged at each epoch's end.
+        settings: arguments of the audit, seed included.
+        environment: versions of the libraries.
+        notes: remarks on the run.
+        record: file name of the observations beside the report, None if not kept.
+        created: when the report was written, in ISO 8601 with the zone.
+        complete: False while the run is going on, or if it broke off.
+        operating_points: how well the coins were guessed, at several thresholds.
+        other_records: file names of the observations of further private optimizers; steps,
+            observations, history and operating points are those of all of them.
+        optimizers: for each private optimizer what the verdict rests on beside the checks.
+        lacks: what else stands in the way of a pass, in sentences.
+        schema_version: layout of this report.
+    """
+
+    verdict: Verdict
+    checks: tuple[CheckResult, ...]
+    bounds: tuple[EpsilonBound, ...]
+    epsilon_claimed: float | None
+    epsilon_spent: float | None
+    epsilon_not_excluded: float | None
+    delta: float
+    steps: int
+    observations: int
+    history: tuple[tuple[float, float | None, int], ...]
+    power: Mapping[str, Mapping[str, float]]
+    epochs: tuple[Mapping[str, float], ...]
+    settings: Mapping[str, Any]
+    environment: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+    record: str | None = None
+    created: str = ""
+    complete: bool = True
+    operating_points: tuple[OperatingPoint, ...] = ()
+    other_records: tuple[str, ...] = ()
+    optimizers: tuple[OptimizerSeen, ...] = ()
+    lacks: tuple[str, ...] = ()
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def records(self) -> tuple[str, ...]:
+        """File names of all observations beside the report."""
+        return (*((self.record,) if self.record else ()), *self.other_records)
+
+    @property
+    def epsilon_lower(self) -> float | None:
+        """The largest of the bounds that hold at all looks, None if no epsilon was composed."""
+        anytime = [b for b in self.bounds if b.looks == "anytime"]
+        values = [b.epsilon_lower for b in anytime if b.epsilon_lower is not None]
+        return max(values, default=None)
+
+    def to_json(self) -> str:
+        """The report as JSON; infinite numbers as the strings "inf" and "-inf"."""
+        return json.dumps(_plain(dataclasses.asdict(self)), indent=2, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> AuditReport:
+        """Read a report.
+
+        Args:
+            text: what `to_json` wrote.
+
+        Returns:
+            The report.
+
+        Raises:
+            ReportError: the text is truncated, is no report, has another layout, or holds what no
+                report does: a key twice, a value of another type, a number that is not finite.
+        """
+        try:
+            data = read_json(text)
+        except JsonError as error:
+            raise ReportError(
+                f"the report is not complete JSON ({error}); it was cut short or edited, or is "
+                "another file. Run the training again to write it anew."
+            ) from error
+        version = data.get("schema_version") if isinstance(data, dict) else None
+        if type(version) is not int:
+            raise ReportError(
+                "the file is JSON but no audit report: it has no schema_version. Name the "
+                "report.json that the audit wrote."
+            )
+        if version != SCHEMA_VERSION:
+            newer = "upgrade lightning-audit to read it"
+            older = "run the training again, or read it by the release that wrote it"
+            raise ReportError(
+                f"the report has schema_version={version}, this lightning-audit reads "
+                f"{SCHEMA_VERSION} alone; {newer if version > SCHEMA_VERSION else older}."
+            )
+        try:
+            report: AuditReport = _typed.read(cls, data)
+        except ValueError as error:
+            raise ReportError(
+                f"the report lacks or garbles a field: {visible(str(error))}; it was edited or "
+                "cut. Run the training again to write it anew."
+            ) from error
+        return report
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the report so that a reader sees the old file or the new one, never half.
+
+        A link in the file's place is replaced, and nothing is written through it.
+        """
+        text = self.to_json() + "\n"
+        with replacing(path) as file:
+            file.write(text.encode())
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> AuditReport:
+        """Read a report from a file.
+
+        Raises:
+            ReportError: the file is absent or unreadable, or see `from_json`.
+        """
+        try:
+            text = read_text(path, MOST_BYTES)
+        except (OSError, ValueError) as error:
+            raise ReportError(f"cannot read {os.fspath(path)!r}: {error}") from error
+        return cls.from_json(text)
+
+
+class _EndedByVerdict(Exception):
+    """A training ends by the audit's verdict.
+
+    Args:
+        report: the audit's report.
+    """
+
+    def __init__(self, report: AuditReport) -> None:
+        super().__init__(describe(report.verdict))
+        self.report = report
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Spawned processes hand their exceptions over as pickles.
+        return type(self), (self.report,)
+
+
+class PrivacyViolation(_EndedByVerdict):
+    """The training does not give the privacy that it claims."""
+
+
+class InconclusiveAudit(_EndedByVerdict):
+    """The audit could not have seen a violation, and the user asked to be stopped then."""
+
+
+def _plain(value: Any) -> Any:
+    """JSON-able form: tuples as lists, infinities as strings, NaN as null."""
+    if isinstance(value, Mapping):
+        return {_plain(str(key)): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, str):  # half a surrogate pair, as of a file's name, is shown escaped
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, bool) or value is None or isinstance(value, int):
+        return value
+    if isinstance(value, float):
+        if math.isnan(value):
+            return None
+        return value if math.isfinite(value) else str(value)
+    if hasattr(value, "item"):  # a numpy scalar
+        return _plain(value.item())
+    raise TypeError(f"{type(value).__name__} cannot be written to a report: {value!r}")

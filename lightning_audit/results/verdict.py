@@ -1,0 +1,150 @@
+"""The answer of an audit, with the faults that may be behind it, in data and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from lightning_audit.files.printable import visible
+
+Outcome = Literal["PASS", "VIOLATION", "INCONCLUSIVE"]
+Kind = Literal["mechanism", "epsilon", "accounting"]
+
+#: In the order in which a verdict tells them.
+KINDS: tuple[Kind, ...] = ("mechanism", "epsilon", "accounting")
+
+#: Exit codes of the gate.
+EXIT_CODES: Mapping[Outcome, int] = {"PASS": 0, "VIOLATION": 1, "INCONCLUSIVE": 2}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a fault was seen, as far as that is known.
+
+    Args:
+        parameters: names of the parameters that show it; empty where all do, or none is known.
+        step: optimizer step, from 0, at which it was first seen; None if unknown.
+        process: rank of the process, None if all show it.
+        optimizer: which of several private optimizers; empty where there is no other.
+    """
+
+    parameters: tuple[str, ...] = ()
+    step: int | None = None
+    process: int | None = None
+    optimizer: str = ""
+
+
+@dataclass(frozen=True)
+class LikelyFault:
+    """What may be wrong in the code, given what the checks found.
+
+    Args:
+        name: a short identifier that stays the same, such as "clip_after_average".
+        sentence: what is wrong, in words.
+        finding: name of the check that shows it.
+        look_at: what to look at in the code, in a sentence.
+        evidence: the numbers that speak for it.
+        place: where it was seen.
+    """
+
+    name: str
+    sentence: str
+    finding: str
+    look_at: str = ""
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    place: Place = Place()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer of an audit.
+
+    Args:
+        outcome: PASS, VIOLATION or INCONCLUSIVE.
+        kind: for a violation, which claim is false.
+        summary: what was seen, in a sentence.
+        fault: the likeliest fault in words; empty if none. It is taken of ``faults`` if not given.
+        advice: what to do next.
+        missing: what an inconclusive audit lacks.
+        faults: what may be wrong, the likeliest first.
+
+    Raises:
+        ValueError: ``fault`` is not the sentence of the first of ``faults``.
+    """
+
+    outcome: Outcome
+    kind: Kind | None
+    summary: str
+    fault: str = ""
+    advice: str = ""
+    missing: tuple[str, ...] = ()
+    faults: tuple[LikelyFault, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.faults:
+            return
+        first = self.faults[0].sentence
+        if self.fault not in ("", first):
+            raise ValueError(f"fault={self.fault!r} must be {first!r}, as faults has it.")
+        object.__setattr__(self, "fault", first)
+
+    @property
+    def exit_code(self) -> int:
+        """0 for PASS, 1 for VIOLATION, 2 for INCONCLUSIVE."""
+        return EXIT_CODES[self.outcome]
+
+
+def describe(verdict: Verdict) -> str:
+    """A verdict in a few lines of text; of a report from elsewhere, no line can pose as two."""
+    kind = f" ({verdict.kind})" if verdict.kind else ""
+    lines = [f"{verdict.outcome}{kind}: {verdict.summary}"]
+    if verdict.fault:
+        lines.append(f"Likely fault: {verdict.fault}")
+    lines.extend(_details(verdict.faults[0]) if verdict.faults else ())
+    lines.extend(
+        f"Also possible: {_briefly(fault, beside=verdict.faults[0])}"
+        for fault in verdict.faults[1:]
+    )
+    lines.extend(f"Missing: {item}" for item in verdict.missing)
+    if verdict.advice:
+        lines.append(f"Next: {verdict.advice}")
+    return "\n".join(visible(line) for line in lines)
+
+
+def _details(fault: LikelyFault) -> list[str]:
+    """Place, evidence and what to look at, each in a line if there is anything to say."""
+    place = _in_words(fault.place)
+    evidence = ", ".join(f"{name} {_shown(value)}" for name, value in fault.evidence.items())
+    return [
+        f"  {title}: {text}"
+        for title, text in (("Where", place), ("Evidence", evidence), ("Look at", fault.look_at))
+        if text
+    ]
+
+
+def _briefly(fault: LikelyFault, beside: LikelyFault) -> str:
+    place = "" if fault.place == beside.place else _in_words(fault.place)
+    return f"{fault.sentence} ({place})" if place else fault.sentence
+
+
+def _in_words(place: Place) -> str:
+    parts = [place.optimizer] if place.optimizer else []
+    if place.parameters:
+        more = f" and {len(place.parameters) - 5} more" if len(place.parameters) > 5 else ""
+        parts.append(", ".join(f"`{name}`" for name in place.parameters[:5]) + more)
+    if place.process is not None:
+        parts.append(f"process {place.process}")
+    if place.step is not None:
+        parts.append(f"first seen at step {place.step}")
+    return ", ".join(parts)
+
+
+def _shown(value: Any) -> str:
+    """A number in three digits, the first five entries of a table."""
+    if isinstance(value, Mapping):
+        cells = [f"{name} {_shown(item)}" for name, item in list(value.items())[:5]]
+        return f"({', '.join(cells)}{', ...' if len(value) > 5 else ''})"
+    if isinstance(value, list | tuple):
+        return ", ".join(_shown(item) for item in value)
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,1 @@
+"""The audit of one training: its optimizers, checkpoints, epsilons and report."""

@@ -1,0 +1,302 @@
+"""The optimizers of a run: which are private, who audits each, and what goes on after a stop."""
+
+from __future__ import annotations
+
+import operator
+import uuid
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lightning_audit.checks.integrity import noise_restarted_result
+from lightning_audit.dpsgd.adapters import opacus_step
+from lightning_audit.dpsgd.opacus import innermost, private_optimizer
+from lightning_audit.dpsgd.protocol import DPSGDStep, UnsupportedOptimizer
+from lightning_audit.lints.loader_lints import fingerprints
+from lightning_audit.record.report_directory import record_name
+from lightning_audit.record.store import ObservationStore, RecordHeader
+from lightning_audit.results.refusal import UnauditableTraining
+from lightning_audit.run.checkpoint import cannot_go_on, going_on
+from lightning_audit.run.new_session import new_session
+from lightning_audit.run.optimizer_audit import OptimizerAudit, facts_of, label_of
+from lightning_audit.run.optimizer_refusals import (
+    hand_written_step,
+    private_optimizers,
+    refuse_several,
+)
+from lightning_audit.run.other_terms import refuse_mechanism, remarks
+from lightning_audit.run.report_files import ReportFiles
+from lightning_audit.run.run_facts import OptimizerFacts, RunFacts
+from lightning_audit.run.terms import Terms
+from lightning_audit.session.audit_session import AuditSession
+from lightning_audit.session.hand_written_session import HandWrittenSession
+from lightning_audit.session.ranks import Ranks
+
+_NO_ACCOUNTANT = (
+    "no accountant feeds on the optimizer's steps, so no epsilon is composed; each step is audited "
+    "all the same"
+)
+
+
+_ADAPTIVE_UNACCOUNTED = (
+    "PrivacyAudit cannot tell the epsilon of adaptive clipping without an accountant: the count "
+    "that the clipping norm adapts to is released too. Use PrivacyEngine.make_private."
+)
+
+
+class AuditedOptimizers:
+    """Follows the Trainer's optimizers, with a session for each private one.
+
+    Args:
+        terms: what is claimed and asked for.
+        files: where records go; None to keep none.
+        precision: the Trainer's precision.
+        ranks: the processes that train together.
+        facts: of the run.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        files: ReportFiles | None,
+        precision: str,
+        ranks: Ranks,
+        facts: RunFacts,
+    ) -> None:
+        self.terms = terms
+        #: Of the private optimizers, in the order in which the Trainer first had them.
+        self.audits: list[OptimizerAudit] = []
+        #: State of a checkpoint from which this training goes on, until it was taken up.
+        self.kept: dict[str, Any] = {}
+        self.attached: list[Any] = []
+        self._files = files
+        self._precision = precision
+        self._ranks = ranks
+        self._facts = facts
+        self._name = uuid.uuid4().hex
+        self._plain_handles: list[Any] = []
+        self._untrained: dict[str, tuple[float, float]] = {}
+
+    @property
+    def sessions(self) -> list[AuditSession]:
+        """The session of each private optimizer."""
+        return [audit.session for audit in self.audits]
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds of the sessions: tensors and plain values."""
+        first, *others = (audit.state() for audit in self.audits)
+        # Left out where there is but one: such checkpoints are read by older releases too.
+        more = {"others": others} if others else {}
+        return {
+            "run": self._name,
+            "seed": self.terms.seed,
+            "terms": self.terms.kept(),
+            **first,
+            "untrained": {name: list(sums) for name, sums in self._untrained.items()},
+            **more,
+        }
+
+    # ------------------------------------------------------------------ following
+
+    def follow(self, optimizers: Sequence[Any], module: torch.nn.Module) -> bool:
+        """Attach to the optimizers that are in use now, unless that was done.
+
+        Returns:
+            Whether sessions have begun.
+
+        Raises:
+            UnauditableTraining: an optimizer cannot be audited.
+        """
+        same = len(optimizers) == len(self.attached)
+        if same and not any(map(operator.is_not, optimizers, self.attached)):
+            return False
+        self._remove_plain_handles()
+        self.attached = list(optimizers)
+        plain = [innermost(o) for o in optimizers if private_optimizer(o) is None]
+        self._plain_handles = [o.register_step_post_hook(self._count_plain) for o in plain]
+        private = private_optimizers(optimizers)
+        if not private:
+            by_hand = any(isinstance(session, HandWrittenSession) for session in self.sessions)
+            return by_hand and self.follow_hand_written(module)
+        names = {id(p): name for name, p in module.named_parameters()}
+        try:
+            steps = [opacus_step(optimizer, names, module.modules()) for optimizer in private]
+        except UnsupportedOptimizer as error:
+            raise UnauditableTraining(str(error)) from error
+        found = [facts_of(optimizer) for optimizer in private]
+        claim = self.terms.claim
+        rate_known = claim is not None and claim.sample_rate is not None
+        if not rate_known and any(facts.accountant is None for facts in found):
+            self._facts.note(_NO_ACCOUNTANT)
+        if any(s.adapts_its_norm and not f.accountant for s, f in zip(steps, found, strict=True)):
+            raise UnauditableTraining(_ADAPTIVE_UNACCOUNTED)
+        begun, audits = self._go_on(steps, found, module)
+        for audit, optimizer in zip(audits, private, strict=True):
+            audit.watch(optimizer)
+        return begun
+
+    def follow_hand_written(self, module: Any) -> bool:
+        """Attach to a plain optimizer, if the claim states DP-SGD and none is private.
+
+        Returns:
+            Whether a session has begun.
+
+        Raises:
+            UnauditableTraining: the optimizers, or what is claimed, cannot be audited.
+        """
+        claim = self.terms.claim
+        if claim is None or claim.noise_multiplier is None:
+            return False
+        step = hand_written_step(claim, self.attached, module)
+        self._remove_plain_handles()
+        if claim.sample_rate is None:
+            self._facts.note(_NO_ACCOUNTANT)
+        begun, (audit,) = self._go_on([step], [OptimizerFacts()], module)
+        assert isinstance(audit.session, HandWrittenSession)
+        audit.session.open_to(module)
+        return begun
+
+    def _go_on(
+        self, steps: Sequence[DPSGDStep], found: Sequence[OptimizerFacts], module: torch.nn.Module
+    ) -> tuple[bool, list[OptimizerAudit]]:
+        """Begin the audits of steps, or go on with them; whether they begin, and whose they are."""
+        if self.audits:
+            return False, [
+                self._followed(step, facts) for step, facts in zip(steps, found, strict=True)
+            ]
+        refuse_several(len(steps), self.terms.canaries, self._ranks.count)
+        self._untrained = fingerprints(module, [p for step in steps for p in step.params])
+        self._take_up(steps, found)
+        return True, self.audits
+
+    def _followed(self, step: DPSGDStep, facts: OptimizerFacts) -> OptimizerAudit:
+        """The audit that goes on with a step over the same parameters."""
+        for audit in self.audits:
+            if type(step) is type(audit.session.step) and audit.session.follow(step):
+                audit.facts.accountant = facts.accountant
+                audit.facts.expected_batch_size = facts.expected_batch_size
+                audit.facts.loss_reduction = facts.loss_reduction
+                return audit
+        raise UnauditableTraining(
+            "PrivacyAudit cannot follow an optimizer over other parameters or of another kind "
+            "during a training; keep the parameters and change their learning rates instead."
+        )
+
+    def _take_up(self, steps: Sequence[DPSGDStep], found: Sequence[OptimizerFacts]) -> None:
+        """Begin the audits, or go on with those that a checkpoint holds."""
+        kept = self.kept
+        states = [kept, *kept.get("others", [])] if kept else []
+        if kept:
+            self._name = kept["run"]
+            self.terms = replace(self.terms, seed=kept["seed"])
+            if len(states) != len(steps):
+                raise cannot_go_on(
+                    f"it was saved with {len(states)} private optimizers, the training has "
+                    f"{len(steps)}; resume with the same optimizers."
+                )
+        loader, batches = self._facts.loader, self._facts.batches
+        track = (loader is None or loader.kind == "unknown") and batches is None
+        self._facts.optimizers = list(found)
+        for number, (step, facts) in enumerate(zip(steps, found, strict=True), 1):
+            facts.label = label_of(step, number) if len(steps) > 1 else ""
+            entries = states[number - 1]["session"]["entries"] if states else None
+            opened = partial(self._open_store, number, entries)
+            session = new_session(
+                step,
+                (number, len(steps)),
+                self.terms,
+                self._precision,
+                partial(facts.current_rate, self.terms.claim),
+                opened if self._files is not None else None,
+                self._ranks,
+            )
+            session.track_batch_sizes = track
+            self.audits.append(OptimizerAudit(session, facts, self._look_at_noise))
+        if not kept:
+            return
+        try:
+            with going_on():
+                self._load(kept, states)
+        except UnauditableTraining:
+            for session in self.sessions:
+                if session.store is not None:
+                    session.store.close(archive=False)
+            raise
+
+    def _load(self, kept: dict[str, Any], states: Sequence[dict[str, Any]]) -> None:
+        """Go on with what a checkpoint holds of the optimizers, under the terms of now."""
+        for audit, state in zip(self.audits, states, strict=True):
+            audit.load(state)
+        self._untrained = {name: (a, b) for name, (a, b) in kept["untrained"].items()}
+        steps = max(session.recorder.steps for session in self.sessions)
+        histories = [session.monitor.history for session in self.sessions]
+        refuse_mechanism(kept["terms"], self.terms, histories, steps)
+        for sentence in remarks(kept["terms"], self.terms, steps):
+            self._facts.note(sentence)
+
+    def _open_store(
+        self, number: int, entries: int | None, header: RecordHeader
+    ) -> ObservationStore | None:
+        assert self._files is not None
+        opened = partial(self._opened, number, entries, header)
+        return self._files.write(record_name(number), opened, beside=number > 1)
+
+    def _opened(
+        self, number: int, entries: int | None, header: RecordHeader, path: Path
+    ) -> ObservationStore:
+        directory, name = path.parent, self._name
+        if entries is not None:
+            store = ObservationStore.resume(directory, header, name, entries, number)
+            if store is not None:
+                return store
+            self._facts.note(
+                f"the record of the first {entries} steps is not in {directory}; the checks "
+                "go on from the checkpoint's sums, the record from here"
+            )
+        return ObservationStore(directory, header, name, number)
+
+    # ------------------------------------------------------------------ what they do
+
+    def _count_plain(self, optimizer: Any, *_: Any) -> None:
+        self._facts.plain_steps += 1
+        self._facts.plain_name = type(optimizer).__name__
+
+    def audit_of(self, optimizer: Any) -> OptimizerAudit | None:
+        """The audit of an optimizer, or of a wrapper of it; None if it has none."""
+        private = private_optimizer(optimizer)
+        return next((a for a in self.audits if a.session.step.optimizer is private), None)
+
+    def unaudited(self, module: torch.nn.Module) -> tuple[str, ...]:
+        """Parameters that no private optimizer trains, and that changed since the start."""
+        trained = [p for session in self.sessions for p in session.step.params]
+        now = fingerprints(module, trained)
+        return tuple(name for name, sums in self._untrained.items() if now.get(name, sums) != sums)
+
+    def _look_at_noise(self, audit: OptimizerAudit, state: str | None) -> None:
+        """See whether an optimizer's noise starts as a resumed training's or another's did."""
+        facts = self._facts
+        if not audit.session.recorder.steps:
+            begun = [other.first_noise for other in self.audits if other is not audit]
+            facts.noise_shared = facts.noise_shared or (state is not None and state in begun)
+            audit.first_noise = state
+            return
+        again = state is not None and state == audit.first_noise
+        facts.noise_restarted = facts.noise_restarted or again
+        if again and self._ranks.is_first:
+            warnings.warn(noise_restarted_result(restarted=True).message, stacklevel=2)
+
+    def detach(self) -> None:
+        """Take all hooks off."""
+        self._remove_plain_handles()
+        for audit in self.audits:
+            audit.detach()
+
+    def _remove_plain_handles(self) -> None:
+        for handle in self._plain_handles:
+            handle.remove()
+        self._plain_handles = []

@@ -1,0 +1,101 @@
+"""Optimizers that cannot be audited, refused before the first step with what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from opacus.optimizers import DPOptimizer
+
+from lightning_audit.accounting.claims import PrivacyClaim
+from lightning_audit.canaries.inputs import InputCanary
+from lightning_audit.dpsgd.manual import ManualStep, stated_claim
+from lightning_audit.dpsgd.opacus import private_optimizer
+from lightning_audit.dpsgd.protocol import UnsupportedOptimizer
+from lightning_audit.results.refusal import UnauditableTraining
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+
+
+def private_optimizers(optimizers: Sequence[Any]) -> list[DPOptimizer]:
+    """The private optimizers of a training.
+
+    Args:
+        optimizers: the Trainer's optimizers.
+
+    Raises:
+        UnauditableTraining: two of them train the same parameter.
+    """
+    private = [o for o in map(private_optimizer, optimizers) if o is not None]
+    owners: dict[int, int] = {}
+    for number, optimizer in enumerate(private, 1):
+        for param in optimizer.params:
+            owner = owners.setdefault(id(param), number)
+            if owner != number:
+                raise UnauditableTraining(
+                    f"the private optimizers {owner} and {number} both train a parameter of shape "
+                    f"{tuple(param.shape)}: each would clip the other's canaries. Give every "
+                    "parameter to one optimizer to audit."
+                )
+    return private
+
+
+def refuse_several(count: int, canaries: Sequence[object], processes: int) -> None:
+    """Raise if so many private optimizers cannot be audited together.
+
+    Args:
+        count: number of private optimizers.
+        canaries: of the audit.
+        processes: number of processes.
+
+    Raises:
+        UnauditableTraining: an input canary, or more than one process.
+    """
+    if count < 2:
+        return
+    if any(isinstance(canary, InputCanary) for canary in canaries):
+        raise UnauditableTraining(
+            f"canaries={list(canaries)!r} would join the gradients of all {count} private "
+            "optimizers at once; use gradient canaries, such as Dirac()."
+        )
+    if processes > 1:
+        raise UnauditableTraining(
+            f"PrivacyAudit audits {count} private optimizers in one process, the Trainer has "
+            f"{processes}; train with devices=1, or give all parameters to one optimizer, as "
+            "parameter groups."
+        )
+
+
+def hand_written_step(
+    claim: PrivacyClaim, optimizers: Sequence[Any], module: pl.LightningModule
+) -> ManualStep:
+    """The step of a training that states DP-SGD and has no private optimizer.
+
+    Args:
+        claim: what the user states of the training, with a noise multiplier.
+        optimizers: the Trainer's optimizers.
+        module: the module that they train.
+
+    Raises:
+        UnauditableTraining: the claim lacks a part, there is not one optimizer or process,
+            or the updates cannot be observed.
+    """
+    if module.trainer.world_size > 1:
+        raise UnauditableTraining(
+            f"PrivacyAudit audits hand-written DP-SGD in one process, the Trainer has "
+            f"{module.trainer.world_size}; train with devices=1 to audit."
+        )
+    if len(optimizers) != 1:
+        raise UnauditableTraining(
+            f"claim.noise_multiplier={claim.noise_multiplier!r} states DP-SGD, no optimizer is "
+            f"Opacus' DPOptimizer, and the module has {len(optimizers)} optimizers: it cannot be "
+            "told which one takes the noisy gradient. Give all parameters to one optimizer, as "
+            "parameter groups."
+        )
+    try:
+        stated = stated_claim(claim)
+        names = {id(p): name for name, p in module.named_parameters()}
+        return ManualStep(optimizers[0], names, stated)
+    except (ValueError, UnsupportedOptimizer) as error:
+        raise UnauditableTraining(str(error)) from error

@@ -1,0 +1,168 @@
+"""Where an audit writes what it has to say of one training, and what it could not write there."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from lightning_audit.files.replacing import reason_of, remove_partials
+from lightning_audit.record.directory_lock import DirectoryLock, claim, lock_of
+from lightning_audit.record.report_directory import RECORD_NAME, all_beside, put_back, set_aside
+from lightning_audit.record.store import run_of
+from lightning_audit.results.refusal import UnauditableTraining
+
+_log = logging.getLogger(__name__)
+_Made = TypeVar("_Made")
+
+
+class ReportFiles:
+    """The report directory of one training, which no other training has at the same time.
+
+    What cannot be written is refused before the training; later it is said, and ends nothing.
+
+    Args:
+        asked: the directory that is asked for; a relative one is of the present working directory.
+    """
+
+    def __init__(self, asked: str | os.PathLike[str]) -> None:
+        self._asked = asked
+        self._base = Path(asked)
+        self._lock: DirectoryLock | None = None
+        #: Where the report of an earlier training was put.
+        self._aside: Path | None = None
+        #: Remarks for the report.
+        self.notes: list[str] = []
+        #: What could not be written, in sentences, by file name.
+        self.lacks: dict[str, str] = {}
+
+    @property
+    def directory(self) -> Path:
+        """Where this training's files are."""
+        return self._lock.directory if self._lock else self._base
+
+    def shown(self, name: str) -> Path | None:
+        """Where a file is, as it is to be shown; None if it could not be written."""
+        if name in self.lacks or self._lock is None:
+            return None
+        path = self.directory / name
+        with contextlib.suppress(OSError, ValueError):  # it lies elsewhere, or there is no cwd
+            path = path.relative_to(Path.cwd())
+        return path
+
+    def take(self, *, again: bool = False) -> None:
+        """Make the directory this training's, and put the report of an earlier one aside.
+
+        Args:
+            again: whether this training goes on, so that the report there may be its own.
+
+        Raises:
+            UnauditableTraining: it cannot be made, or nothing can be written into it.
+        """
+        try:
+            base = Path(os.path.abspath(self._asked))
+            self._lock = claim(base)
+            self._prepare(again=again)
+        except OSError as error:
+            self.release()
+            raise UnauditableTraining(
+                f"PrivacyAudit cannot write its report to {os.fspath(self._asked)!r} ({error}); "
+                "give another directory as report_dir (without it, `audit` in the Trainer's "
+                "default_root_dir)."
+            ) from error
+        self._base = base
+        self._remark(base)
+
+    def _prepare(self, *, again: bool = False) -> None:
+        with tempfile.TemporaryFile(dir=self.directory):
+            pass
+        remove_partials(self.directory)
+        if not again:
+            self.make_room()
+
+    def make_room(self) -> None:
+        """Put an earlier run's report aside, which a gate must not read; its record may go on."""
+        self._aside = set_aside(self.directory, but_the_record=True)
+
+    def _remark(self, first: Path) -> None:
+        assert self._lock is not None
+        notes = []
+        if self.directory != first:
+            notes.append(
+                f"{first} belongs to another training that has not ended; this one's report is in "
+                f"{self.directory}"
+            )
+        if not self._lock.by_lock:
+            notes.append(
+                f"the file system of {self.directory} has no locks: the file "
+                f"{self._lock.path.name} in it keeps other trainings out; remove it if this "
+                "process is killed"
+            )
+        for note in notes:
+            if note not in self.notes:
+                _log.warning("privacy audit: %s", note)
+        self.notes = notes
+
+    def go_on(self, run: str) -> None:
+        """Change to the directory in which a run began that goes on after a stop.
+
+        Args:
+            run: its name, which its record tells.
+        """
+        at = [d for d in all_beside(self._base) if run_of(d / RECORD_NAME) == run]
+        if not at or self.directory in at:
+            return
+        try:
+            lock = lock_of(at[0])
+            if lock is not None:
+                if self._aside is not None:  # nothing of this training comes in its place
+                    put_back(self._aside)
+                self.release()
+                self._lock = lock
+                self._prepare()
+        except OSError as error:
+            _log.warning("privacy audit: the run cannot go on in %s: %s", at[0], reason_of(error))
+        self._remark(at[0])
+
+    def write(self, name: str, write: Callable[[Path], _Made], *, beside: bool) -> _Made | None:
+        """Write a file of this training; what cannot be written is said, once, and ends nothing.
+
+        Args:
+            name: of the file.
+            write: writes it, given its path.
+            beside: whether other files of this training lie there.
+
+        Returns:
+            What ``write`` returns, None if the file could not be written.
+        """
+        try:
+            self._stay(own=beside)
+            made = write(self.directory / name)
+        except OSError as error:
+            sentence = f"{self.directory / name} could not be written: {reason_of(error)}"
+            if self.lacks.get(name) != sentence:
+                _log.warning("privacy audit: %s; the training goes on", sentence)
+            self.lacks[name] = sentence
+            return None
+        self.lacks.pop(name, None)
+        return made
+
+    def _stay(self, *, own: bool) -> None:
+        """Take the directory again if it was removed: it may be another training's since."""
+        assert self._lock is not None
+        if self._lock.holds:
+            return
+        again = claim(self._lock.directory)
+        self._lock.release()
+        self._lock = again
+        if not own:
+            set_aside(again.directory)
+
+    def release(self) -> None:
+        """Let another training have the directory."""
+        if self._lock is not None:
+            self._lock.release()

@@ -1,0 +1,218 @@
+"""Lower bounds on the run's epsilon: the anytime one, and those of the literature by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from lightning_audit.accounting.spending import epsilon_at_ratio, epsilon_of_parts
+from lightning_audit.checks.monitor import AuditMonitor
+from lightning_audit.record.store import RecordHeader
+from lightning_audit.results.audit_report import EpsilonBound
+from lightning_audit.stats.bounds.named_bounds import BOUND_NAMES, METHODS, BoundMethod
+from lightning_audit.stats.bounds.subsampled_counts import (
+    subsampled_epsilon_clopper_pearson,
+    subsampled_epsilon_of_mu,
+)
+from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon, gaussian_mu
+
+History = Sequence[tuple[float, float | None, int]]
+
+_GAUSSIAN = (
+    "epsilon of the run from mu of a step: Gaussian noise, independent steps, Poisson sampling at "
+    "the stated rate"
+)
+_COMPOSED = f"{_GAUSSIAN}, the same leakage over claim in every step"
+#: Where the leakage over claim varied, the ratio is at most its mean over the part (proved, at one
+#: noise multiplier). That equal steps cost no more than unequal ones of that mean is exact where
+#: every record is in every batch, and held by simulation for subsampled steps.
+_OF_A_PART = (
+    f"{_GAUSSIAN}; composed over the steps up to a look, at a ratio of at most the mean leakage "
+    "over claim of these steps, as steps that leak alike compose to no more than unlike ones of "
+    "that mean"
+)
+#: What turns limits of signal and noise into one of their quotient.
+_SO_FAR = "signal and noise over their claims constant so far"
+_OF_A_STEP = "epsilon of the run from that of a step: the step is a Gaussian mechanism"
+_CANARIES = "canaries of a step independent"
+_STEPS = "steps independent"
+_MIDDLE = "threshold half way between out and in"
+#: It supposes Gaussian readings, from which skewed data deviate most where one world is rare.
+_OF_FAIR_COINS = {"fdp_t"}
+#: Those of which no form for the subsampled game is derived.
+_OF_KNOWN_COINS = {"eps_jeffreys", "eps_bayes", "katz"}
+#: A single step's mu from which epsilon runs into the thousands: composing it tells nothing more.
+_LARGEST_MU = 40.0
+
+
+def betting_bound(monitor: AuditMonitor, delta: float, significance: float) -> EpsilonBound:
+    """The bound by betting, valid at all times together.
+
+    Args:
+        monitor: the checks now.
+        delta: the delta of all epsilons.
+        significance: probability that the bound is wrong.
+    """
+    front, claims = monitor.leakage.front(significance), monitor.claims
+    # Of the step at which a ratio was proved.
+    at_looks = ((ratio, claims.noise_at(steps)) for ratio, steps in front)
+    mu = max((ratio / sigma for ratio, sigma in at_looks if sigma > 0), default=0.0)
+    return EpsilonBound(
+        name="betting",
+        epsilon_lower=epsilon_of_parts(claims, front, delta),
+        delta=delta,
+        mu_lower=mu,
+        significance=significance,
+        interpretation="confidence",
+        threshold="fixed",
+        looks="anytime",
+        assumptions=(_coins(monitor.header), *_game(monitor.header), _OF_A_PART),
+        epsilon_step_lower=_step_epsilon(monitor.header, mu, delta),
+    )
+
+
+def mu_bound(monitor: AuditMonitor, delta: float, significance: float) -> tuple[EpsilonBound, ...]:
+    """Signal at least over noise at most, where a canary was seen.
+
+    Args:
+        monitor: the checks now.
+        delta: the delta of all epsilons.
+        significance: probability that the bound is wrong; half is each limit's.
+    """
+    sigma = monitor.claims.noise_at()
+    if not monitor.canary_steps or sigma == 0.0:
+        return ()
+    found = monitor.signal_over_noise(significance)
+    mu = found.ratio_lower / sigma
+    limits = (
+        f"a canary adds at least {found.signal_lower:.3g} times what it may, and the noise is at "
+        f"most {found.noise_upper:.4g} times the claim, both for any data"
+    )
+    return (
+        EpsilonBound(
+            name="mu",
+            epsilon_lower=_composed(monitor.history, found.ratio_lower, mu, delta),
+            delta=delta,
+            mu_lower=mu,
+            significance=significance,
+            interpretation="confidence",
+            threshold="fixed",
+            looks="single",
+            assumptions=(
+                _coins(monitor.header),
+                *_game(monitor.header),
+                limits,
+                _SO_FAR,
+                "Gaussian noise, of one size over its claim in all coordinates",
+                _COMPOSED,
+            ),
+            epsilon_step_lower=_step_epsilon(monitor.header, mu, delta),
+        ),
+    )
+
+
+def literature_bounds(
+    monitor: AuditMonitor,
+    delta: float,
+    significance: float,
+    names: Sequence[str] = BOUND_NAMES,
+) -> tuple[EpsilonBound, ...]:
+    """The literature's bounds that hold for the coins and the game, for one look now.
+
+    Given the coins, the errors in either world are independent trials of that world's rate,
+    whatever the coins' probability is: their limits and posteriors need no fair coins.
+
+    Args:
+        monitor: the checks now.
+        delta: the delta of all epsilons.
+        significance: probability that each bound is wrong.
+        names: those that are asked for.
+    """
+    if not monitor.canary_steps:
+        return ()
+    if monitor.header.coin_probability != 0.5:
+        names = tuple(name for name in names if name not in _OF_FAIR_COINS)
+    if monitor.header.game == "subsampled":
+        names = tuple(name for name in names if name not in _OF_KNOWN_COINS)
+    return tuple(_bound(monitor, METHODS[name], delta, significance) for name in names)
+
+
+def _coins(header: RecordHeader) -> str:
+    p = header.coin_probability
+    return "fair private coins" if p == 0.5 else f"private coins of probability {p:g}"
+
+
+def _game(header: RecordHeader) -> tuple[str, ...]:
+    """What a step's epsilon is of, where it is not of the known coin."""
+    if header.game == "step":
+        return ()
+    return (
+        f"epsilon of a step: of a record that joins it with probability "
+        f"{header.coin_probability:g}, by the canary's own coins",
+    )
+
+
+def _step_epsilon(header: RecordHeader, mu: float, delta: float) -> float:
+    if header.game == "step":
+        return float(gaussian_epsilon(mu, delta))
+    return subsampled_epsilon_of_mu(mu, header.coin_probability, delta)
+
+
+def _bound(
+    monitor: AuditMonitor, method: BoundMethod, delta: float, significance: float
+) -> EpsilonBound:
+    counts, sigma = monitor.guesses.middle, monitor.guesses.least_noise
+    header = monitor.header
+    threshold = (_MIDDLE,)
+    if method.from_counts is None:
+        value, sigma = monitor.student.mu_lower(significance)
+        threshold = ("steps of the first noise multiplier only",)
+    else:
+        value = float(method.from_counts(counts, delta, significance))
+    if method.name == "katz":
+        return _labelled(method, None, None, value, 0.0, significance, threshold)
+    if method.quantity == "mu":
+        mu, step = value, _step_epsilon(header, value, delta)
+        assumptions: tuple[str, ...] = (*threshold, *_game(header))
+    else:
+        mu, step = _mu_of(value, delta), value
+        assumptions = (*threshold, _OF_A_STEP, *_game(header))
+        if header.game == "subsampled":
+            rate = header.coin_probability
+            step = subsampled_epsilon_clopper_pearson(counts, rate, delta, significance)
+    # Claims of several sigmas are all implied by that of the smallest.
+    epsilon = _composed(monitor.history, mu * sigma, mu, delta)
+    return _labelled(method, epsilon, mu, step, delta, significance, (*assumptions, _COMPOSED))
+
+
+def _composed(history: History, ratio: float, mu: float, delta: float) -> float | None:
+    if mu > _LARGEST_MU:
+        return None if any(rate is None for _, rate, _ in history) else math.inf
+    return epsilon_at_ratio(history, ratio, delta)
+
+
+def _mu_of(epsilon: float, delta: float) -> float:
+    return float(gaussian_mu(epsilon, delta)) if epsilon > 0 else 0.0
+
+
+def _labelled(
+    method: BoundMethod,
+    epsilon: float | None,
+    mu: float | None,
+    step: float,
+    delta: float,
+    significance: float,
+    assumptions: tuple[str, ...],
+) -> EpsilonBound:
+    fields: dict[str, Any] = {"name": method.name, "epsilon_lower": epsilon, "mu_lower": mu}
+    return EpsilonBound(
+        **fields,
+        delta=delta,
+        significance=significance,
+        interpretation=method.interpretation,
+        threshold="fixed",
+        looks="single",
+        assumptions=(_CANARIES, _STEPS, *method.assumptions, *assumptions),
+        epsilon_step_lower=step,
+    )

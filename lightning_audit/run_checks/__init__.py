@@ -1,0 +1,1 @@
+"""Checks of a whole run: accountant, loader, batches, records."""

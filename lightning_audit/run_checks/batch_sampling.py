@@ -1,0 +1,171 @@
+"""Do the batches of a sampler of unknown type look as Poisson sampling makes them?"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from lightning_audit.checks.family import Evidence
+from lightning_audit.checks.registry import RATE_TOLERANCE
+from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.stats.evalues.batch_sizes import (
+    RATE_RATIOS,
+    PoissonBatchBets,
+    rate_log_e,
+)
+from lightning_audit.stats.evalues.sequential import log_mean_exp
+
+#: A record's probability above which the tests do not hold.
+_LARGEST_RATE = 0.5
+
+_SEEN = {
+    "size": "batches are too equal in size: Poisson batches vary by about the root of their size",
+    "unseen": "records hardly come twice in an epoch: the sampler goes through the data instead of "
+    "drawing every record anew for each batch",
+    "repeated": "the batches of an epoch are those of the epoch before",
+}
+
+
+class BatchCheck:
+    """Tests the batches that a sampler yields, in memory; no index and no count leaves it.
+
+    Args:
+        records: number of records in the data set, >= 1.
+        significance: of the whole run.
+    """
+
+    def __init__(self, records: int, significance: float) -> None:
+        self.records = records
+        self._bets = PoissonBatchBets(records)
+        self._poisson = Evidence("sampling.not_poisson", significance, "accounting")
+        self._rate = Evidence("sampling.rate", significance, "accounting")
+        self._rate_wealth = np.zeros((2, len(RATE_RATIOS)))
+        self._doubled = 0
+        #: Why the batches cannot be tested; empty if they can.
+        self.obstacle = ""
+        #: Whether a record that stands twice in a batch counts twice; code that averages its
+        #: gradients before clipping, for augmentations of it, does not let it.
+        self.twice_counts = True
+
+    @property
+    def batches(self) -> int:
+        """Batches taken in."""
+        return self._bets.batches
+
+    def start_epoch(self) -> None:
+        """Take note that the sampler starts anew."""
+        self._bets.start_epoch()
+
+    def take(self, batch: Any) -> None:
+        """Take in what the sampler yields; what cannot be read ends the test."""
+        if self.obstacle:
+            return
+        indices = None if hasattr(batch, "__next__") else np.asarray(batch)
+        if indices is not None and indices.size == 0:
+            indices = np.zeros(0, dtype=np.int64)
+        if (
+            indices is None
+            or indices.ndim != 1
+            or not np.issubdtype(indices.dtype, np.integer)
+            or (indices.size and not 0 <= indices.min() <= indices.max() < self._bets.records)
+        ):
+            self.obstacle = "its batches are not lists of record numbers"
+            return
+        distinct = np.unique(indices.astype(np.int64))
+        self._doubled += len(distinct) < len(indices)
+        self._bets.update(distinct)
+        self._poisson.update(self._bets.log_e, self._bets.batches)
+
+    def settle(self, rate: float | None) -> None:
+        """Let the bets on the rate count for the batches since the last call.
+
+        Args:
+            rate: the largest rate that the accountant was told of these batches; None if unknown.
+        """
+        allowed = 1.0 if rate is None else RATE_TOLERANCE * rate
+        if allowed < 1.0:
+            for row, (trials, hits) in zip(self._rate_wealth, self._bets.counts, strict=True):
+                row += rate_log_e(int(trials), int(hits), allowed)
+            self._rate.update(float(log_mean_exp(self._rate_wealth.ravel())), self._bets.batches)
+        self._bets.counts[:] = 0
+
+    def results(self, description: str, rate: float) -> tuple[CheckResult, ...]:
+        """Results of `sampling.not_poisson` and `sampling.rate`.
+
+        Args:
+            description: the sampler, in words.
+            rate: the accountant's sample rate, below 1.
+        """
+        self.settle(rate)
+        name, unknown = self._poisson.name, {"accounted_rate": rate}
+        if self._doubled and self.twice_counts:
+            message = f"{description} yields batches in which a record stands twice"
+            found = CheckResult(
+                name,
+                "accounting",
+                "violated",
+                message,
+                evidence={"doubled": True, "poisson": False},
+            )
+        elif self.obstacle or self._doubled or rate > _LARGEST_RATE:
+            twice = "a record stands twice in a batch" if self._doubled else ""
+            why = self.obstacle or twice or f"a sample rate of {rate:.3g} is too high to tell"
+            message = f"it cannot be read off whether {description} draws Poisson batches: {why}"
+            found = CheckResult(name, "accounting", "not_run", message, evidence=unknown)
+        elif not self._poisson.violated and not self._could_have_seen():
+            message = (
+                f"{self._bets.batches} batches are too few or too small to tell whether "
+                f"{description} draws Poisson batches"
+            )
+            found = CheckResult(name, "accounting", "not_run", message, evidence=unknown)
+        else:
+            seen = _SEEN[self._bets.NAMES[int(np.argmax(self._bets.wealth))]]
+            found = self._poisson.result(
+                f"the batches of {description} agree with Poisson sampling",
+                f"the accountant supposes Poisson sampling, but {description} does not draw so: "
+                f"{seen}",
+                "",
+                {"batches": self._bets.batches},
+            )
+        return found, self._rate.result(
+            f"the batches hold no more records than the accountant's rate {rate:.4g} allows",
+            "records come more often than with the probability that the accountant is told, "
+            f"{rate:.4g}",
+            "give the sampler and the accountant the same rate; records that are favoured need the "
+            "largest",
+            {"accounted_rate": rate},
+        )
+
+    def _could_have_seen(self) -> bool:
+        """Whether equal sizes, and batches without a record in common, would have been flagged."""
+        needed = self._poisson.threshold + math.log(len(self._bets.NAMES))
+        return bool(self._bets.could_win.min() >= needed)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds: e-values, and nothing of the batches themselves."""
+        return {
+            "batches": self._bets.batches,
+            "wealth": self._bets.wealth.copy(),
+            "could_win": self._bets.could_win.copy(),
+            "rate_wealth": self._rate_wealth.copy(),
+            "doubled": bool(self._doubled),
+            "obstacle": self.obstacle,
+            **{
+                part: {"growth": list(evidence.growth), "observed": evidence.observed}
+                for part, evidence in (("poisson", self._poisson), ("rate", self._rate))
+            },
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a state; batches drawn since add to it."""
+        bets = self._bets
+        bets.batches += state["batches"]
+        bets.wealth += state["wealth"]
+        bets.could_win += state["could_win"]
+        self._rate_wealth += state["rate_wealth"]
+        self._doubled += state["doubled"]
+        self.obstacle = self.obstacle or state["obstacle"]
+        for evidence, part in ((self._poisson, "poisson"), (self._rate, "rate")):
+            evidence.precede(**state[part])

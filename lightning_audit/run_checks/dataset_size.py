@@ -1,0 +1,102 @@
+"""Does the divisor of the gradients tell the number of records, and what does that cost?"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from lightning_audit.accounting.composition import Neighbouring
+from lightning_audit.checks.registry import is_wrong
+from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.stats.tradeoff.isotropic_divergence import isotropic_pair_epsilon
+
+NAME: Final = "expected_batch_size"
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What is promised of the records.
+
+    Args:
+        epsilon: of the whole training; None if nothing is claimed.
+        delta: of that epsilon, in (0, 1).
+        neighbouring: between which data sets.
+        private_size: whether the number of records is private.
+    """
+
+    epsilon: float | None
+    delta: float
+    neighbouring: Neighbouring = "add_remove"
+    private_size: bool = False
+
+
+def batch_size_result(
+    expected: float, records: int, sample_rate: float, coordinates: int, promise: Promise
+) -> CheckResult | None:
+    """Result of `expected_batch_size`: what one record more or less does to the divisor.
+
+    Opacus divides by ``int(records * sample_rate)``, the noise with the sum. Where one record more
+    or less makes that another number, the noise of all coordinates of all steps has another size,
+    and tells neighbouring data sets apart. The usual reading takes the number of records for
+    public, and then nothing is wrong: this is said, and never fails.
+
+    Where it is private, the cost is `isotropic_pair_epsilon` of the two divisors' ratio: exact for
+    records whose gradients are zero, which are among those that an epsilon is promised for, and so
+    a lower bound for the mechanism, whatever its noise multiplier. If it is above the claim, the
+    claim is refuted. If it is not, what both cost together is not known (`demands.unpaid`): where
+    gradients are not zero, the divisor moves the mean as well, and no accountant counts it. The
+    sample rate is taken for a public constant.
+
+    Args:
+        expected: the divisor.
+        records: number of records in the data set.
+        sample_rate: the accountant's rate.
+        coordinates: number of parameters times that of the steps that had noise.
+        promise: what is promised of the records.
+
+    Returns:
+        The result, None where the divisor is another number and so was set by hand.
+    """
+    if expected != int(records * sample_rate):
+        return None
+    others = sorted({int((records + more) * sample_rate) for more in (-1, 1)} - {int(expected)})
+    evidence: dict[str, object] = {"expected_batch_size": expected, "of_neighbours": others}
+    divided = f"gradients are divided by int(records * sample_rate) = {expected:g}"
+    if not others:
+        message = "one record more or less leaves the divisor of the gradients the same"
+        return CheckResult(NAME, "accounting", "ok", message, evidence=evidence)
+    if promise.neighbouring == "replace":
+        message = f"{divided}, which replacing a record leaves the same"
+        return CheckResult(NAME, "accounting", "ok", message, evidence=evidence)
+    cost = max(_cost(expected, other, coordinates, promise.delta) for other in others)
+    evidence |= {"epsilon_of_divisor": cost, "coordinates": coordinates, "delta": promise.delta}
+    divided += f", with one record more or less by {others[0]}"
+    priced = (
+        f"the other size of the noise alone costs epsilon {cost:.4g} at delta {promise.delta:.3g} "
+        f"({coordinates:.3g} parameters times steps)"
+    )
+    if not promise.private_size:
+        message = (
+            f"{divided}: epsilon holds where the number of records is public, as is usual; where "
+            f"it is not, {priced}: set expected_batch_size to a constant"
+        )
+        return CheckResult(NAME, "accounting", "ok", message, evidence=evidence)
+    evidence |= {"private_dataset_size": True, "epsilon_claimed": promise.epsilon}
+    advice = (
+        "after make_private set optimizer.expected_batch_size to a constant that is not computed "
+        f"of the records, and state it: PrivacyClaim(expected_batch_size=...); if {expected:g} is "
+        "such a constant, state it"
+    )
+    refuted = is_wrong(NAME, evidence)
+    claim = "" if promise.epsilon is None else f", and {promise.epsilon:.4g} is claimed"
+    message = f"{divided}, and the number of records is private: {priced}{claim}"
+    status: Final = "violated" if refuted else "ok"
+    return CheckResult(NAME, "accounting", status, message, advice, evidence=evidence)
+
+
+def _cost(expected: float, other: int, coordinates: int, delta: float) -> float:
+    """Epsilon at which the noise of both divisors is told apart."""
+    if min(expected, other) <= 0:
+        return math.inf
+    return isotropic_pair_epsilon(expected / other, coordinates, delta) if coordinates else 0.0

@@ -1,0 +1,131 @@
+"""Does the loader draw its batches as the accountant supposes?"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from lightning_audit.checks.registry import is_wrong
+from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.run_checks.batch_sampling import BatchCheck
+
+LoaderKind = Literal["poisson", "not_poisson", "unknown"]
+
+_WRITE_INSTEAD = (
+    "Lightning trains on the loader that the module or data module returns, not on the one that "
+    "PrivacyEngine.make_private returns: write `def train_dataloader(self): return "
+    "DPDataLoader.from_data_loader(loader)` (from opacus.data_loader), or wrap the data module in "
+    "opacus.lightning.DPLightningDataModule"
+)
+
+
+def sampling_results(
+    kind: LoaderKind,
+    description: str,
+    loader_rate: float | None,
+    accounted_rate: float | None,
+    batch_sizes: Sequence[int],
+    batches: BatchCheck | None = None,
+) -> tuple[CheckResult, ...]:
+    """Compare the loader with the accountant's supposition of Poisson sampling.
+
+    Args:
+        kind: what the loader's type tells.
+        description: the loader's batch sampler, in words.
+        loader_rate: the sampler's rate, None if it has none.
+        accounted_rate: the accountant's rate, None if nothing is accounted.
+        batch_sizes: sizes of the batches so far, the last of each epoch left out; held in memory
+            only, since they are not private.
+        batches: the test of the batches, where the loader's type does not tell.
+
+    Returns:
+        Results of `sampling.not_poisson` and, for a Poisson loader, `sampling.rate`.
+    """
+    name = "sampling.not_poisson"
+    if accounted_rate is None or accounted_rate >= 1.0:
+        return (CheckResult(name, "accounting", "not_run", "no subsampling is accounted for"),)
+    if kind == "unknown" and batches is not None:
+        return tuple(
+            dataclasses.replace(result, advice=result.advice or _WRITE_INSTEAD)
+            if result.status == "violated"
+            else result
+            for result in batches.results(description, accounted_rate)
+        )
+    if kind == "unknown" and _too_equal(batch_sizes, accounted_rate):
+        kind, description = "not_poisson", f"{description}, with batches all of one size"
+    if kind == "not_poisson":
+        return (
+            CheckResult(
+                name,
+                "accounting",
+                "violated",
+                f"the accountant supposes Poisson sampling at rate {accounted_rate:.4g}, but the "
+                f"trainer's loader is not Poisson: {description}",
+                _WRITE_INSTEAD,
+                evidence={"loader": description, "poisson": False},
+            ),
+        )
+    if kind == "unknown":
+        return (
+            CheckResult(
+                name,
+                "accounting",
+                "not_run",
+                f"it cannot be read off whether {description} draws Poisson batches",
+                evidence={"accounted_rate": accounted_rate},
+            ),
+        )
+    message = f"the loader is Poisson: {description}"
+    results = [CheckResult(name, "accounting", "ok", message, evidence={"poisson": True})]
+    if loader_rate is not None:
+        rates = {"loader_rate": loader_rate, "accounted_rate": accounted_rate}
+        higher = is_wrong("sampling.rate", rates)
+        results.append(
+            CheckResult(
+                "sampling.rate",
+                "accounting",
+                "violated" if higher else "ok",
+                f"the loader's sample rate is {loader_rate:.4g}, the accountant's "
+                f"{accounted_rate:.4g}",
+                "give the loader and the accountant the same rate: 1 / len(loader)"
+                if higher
+                else "",
+                evidence=rates,
+            )
+        )
+    return tuple(results)
+
+
+def repeated_result(processes: int, accounted_rate: float | None) -> CheckResult:
+    """Result of `sampling.repeated`, for processes that each draw from all records.
+
+    Args:
+        processes: number of processes.
+        accounted_rate: the accountant's rate, None if nothing is accounted.
+    """
+    name = "sampling.repeated"
+    if accounted_rate is None or accounted_rate >= 1.0:
+        return CheckResult(name, "accounting", "not_run", "no subsampling is accounted for")
+    return CheckResult(
+        name,
+        "accounting",
+        "violated",
+        f"each of {processes} processes draws from all records at rate {accounted_rate:.4g}, so a "
+        "record may be clipped and added several times in a step that is accounted as once",
+        "write DPDataLoader.from_data_loader(loader, distributed=True), which deals the records "
+        "out to the processes",
+        evidence={"processes": processes, "accounted_rate": accounted_rate},
+    )
+
+
+def _too_equal(sizes: Sequence[int], rate: float) -> bool:
+    """Whether Poisson batches would agree in size so well with probability below 1e-9."""
+    if not sizes or len(set(sizes)) > 1:
+        return False
+    variance = sizes[0] * (1.0 - rate)
+    if variance < 1.0:
+        return False
+    most_likely = 1.0 / math.sqrt(2.0 * math.pi * variance)
+    return (len(sizes) - 1) * math.log(most_likely) < math.log(1e-9)

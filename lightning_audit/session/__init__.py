@@ -1,0 +1,1 @@
+"""One optimizer under audit: plan, canaries in, reading, record."""

@@ -1,0 +1,118 @@
+"""Reads a step's noise beside its clipped sums, and says of it what the checks need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from lightning_audit.checks.noise_channel import NoiseSeen, divisors_of
+from lightning_audit.checks.witnesses import REUSE_IN_ALL, Witnesses
+from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
+from lightning_audit.taps.noise_reading import NoiseReading, read_noise
+
+#: Steps that are read: the first ones, and one in so many later.
+_FIRST, _EVERY = 100, 8
+#: Steps in which the norm of the whole sum is taken as well.
+_FIRST_NORMS, _EVERY_NORM = 20, 100
+#: Relative difference of numbers that are equal up to rounding.
+_EQUAL = 1e-4
+
+
+class NoiseWatch:
+    """The noise of one private optimizer's steps.
+
+    Args:
+        witnesses: entries of the gradient of which some are read.
+        alone: whether one process trains; the sums of several are known to none of them.
+    """
+
+    def __init__(self, witnesses: Witnesses, *, alone: bool) -> None:
+        each = max(1, REUSE_IN_ALL // len(witnesses.index))
+        self._coordinates = {j: index[:each] for j, index in sorted(witnesses.index.items())}
+        self._alone = alone
+        self._earlier: int | None = 0
+        self._reading: NoiseReading | None = None
+        self._terms: int | None = None
+        self._split = False
+
+    def skip(self, step: DPSGDStep) -> None:
+        """A part of a split batch is clipped, and no step is taken yet."""
+        rows = step.batch_size()
+        known = rows is not None and self._earlier is not None
+        self._earlier = (self._earlier or 0) + (rows or 0) if known else None
+
+    def read(
+        self,
+        step: DPSGDStep,
+        number: int,
+        rows: int | None,
+        grads: Sequence[torch.Tensor | None],
+    ) -> None:
+        """Read a step between its noise and its update, canaries and all.
+
+        Args:
+            step: the step.
+            number: how many came before it.
+            rows: samples of its last part, canaries included; None if unknown.
+            grads: its gradient, one tensor for each parameter.
+        """
+        earlier, self._earlier = self._earlier, 0
+        self._split = earlier != 0
+        self._reading = None
+        if number >= _FIRST and number % _EVERY:
+            return
+        norm = number < _FIRST_NORMS or number % _EVERY_NORM == 0
+        self._reading = read_noise(
+            step.params, grads, self._coordinates, sums=self._alone, norm=norm
+        )
+        self._terms = None if rows is None or earlier is None else rows + earlier
+
+    def other_divisor(
+        self, claim: StepClaim, canaries: int, divisor: float, factor: float | None
+    ) -> float:
+        """What the gradient of the update is, times its stated divisor over the noisy sum.
+
+        It is one, unless the sum was divided by a number of the step's samples. What else is done
+        to a gradient behind the place where it was read says nothing of that sum.
+
+        Args:
+            claim: what is claimed of the step.
+            canaries: how many of the step's samples are canaries.
+            divisor: what the sum was divided by where it was read.
+            factor: what it was multiplied by since; None if it was changed in another way.
+        """
+        if factor is None:
+            return 1.0
+        shown = factor * claim.scale / divisor
+        return (
+            shown
+            if any(abs(shown * n - 1.0) < _EQUAL for n in self._divisors(claim, canaries))
+            else 1.0
+        )
+
+    def _divisors(self, claim: StepClaim, canaries: int) -> tuple[float, ...]:
+        terms = self._terms if self._alone else None
+        return divisors_of(() if terms is None else (terms, terms - canaries), claim.scale)
+
+    def seen(self, claim: StepClaim, canaries: int, unit: float) -> NoiseSeen | None:
+        """What was read, once; None if nothing was, or nothing is claimed of it.
+
+        Args:
+            claim: what is claimed of the step.
+            canaries: how many of the step's samples are canaries.
+            unit: what makes the gradient that was read a sum in units of the clipping norm.
+        """
+        reading, self._reading = self._reading, None
+        if reading is None or claim.noise_multiplier <= 0:
+            return None
+        norm = claim.max_grad_norm
+        return NoiseSeen(
+            released=reading.released * unit,
+            sums=None if reading.sums is None else reading.sums / norm,
+            noise_multiplier=claim.noise_multiplier,
+            divisors=self._divisors(claim, canaries),
+            terms=self._terms,
+            split=self._split,
+            sum_norm=None if reading.sum_norm is None else reading.sum_norm / norm,
+        )

@@ -1,0 +1,372 @@
+"""What enters each step of a private optimizer: when canaries are due, their coins, their claim."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lightning_audit.accounting.claims import PrivacyClaim
+from lightning_audit.canaries.gradient import GradientCanary
+from lightning_audit.canaries.inputs import InputCanary
+from lightning_audit.canaries.placement import Placement, place
+from lightning_audit.dpsgd.protocol import Backward, DPSGDStep, StepClaim
+from lightning_audit.layout import FloatArray
+from lightning_audit.record.store import DROPPED, INJECTED, NOT_PLANNED
+from lightning_audit.session.batch_parts import PartChoice, draw_part
+from lightning_audit.session.coordinates import Coordinates
+from lightning_audit.session.noise_watch import NoiseWatch
+from lightning_audit.session.ranks import Ranks
+from lightning_audit.session.recorder import Recorder
+from lightning_audit.session.step_plan import StepPlan
+from lightning_audit.taps.gradient_tap import GradientTap
+from lightning_audit.taps.tensor_views import add_along
+
+_log = logging.getLogger(__name__)
+
+_ONE_FAILED = (
+    "process {} could not add the canaries of step {} ({}); the other processes count on them, so "
+    "the training cannot go on: train in one process (devices=1) to audit"
+)
+
+#: Where rows must be copied and the user does not say how often: steps that all carry canaries,
+#: enough for the power that a pass needs at common noise multipliers, and one in so many later.
+FULL_STEPS, THINNED = 500, 10
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """What the callback's arguments come to.
+
+    Args:
+        canaries: the canaries of every audited step.
+        oversize: their norm over the clipping norm.
+        every_n_steps: canaries enter each n-th step; None for every step, and where rows must be
+            copied for every step at first and fewer later.
+        significance: probability of a false alarm over the run.
+        claim: overrides what the optimizer states.
+        signal: largest shift that correct clipping shows in this precision.
+    """
+
+    canaries: tuple[GradientCanary | InputCanary, ...]
+    oversize: float
+    every_n_steps: int | None
+    significance: float
+    claim: PrivacyClaim | None
+    signal: float = 1.0
+
+
+def gradient_canaries(canaries: Sequence[object]) -> list[GradientCanary]:
+    """The canaries that are rows of gradient."""
+    return [canary for canary in canaries if isinstance(canary, GradientCanary)]
+
+
+class StepPlanner:
+    """Plans the steps of one private optimizer, and puts their canaries in.
+
+    Args:
+        step: the adapter.
+        settings: what to audit, and how.
+        rng: the audit's own generator.
+        ranks: the processes that train together; None for this one alone.
+    """
+
+    recorder: Recorder
+    _coordinates: Coordinates
+    _tap: GradientTap
+    _noise: NoiseWatch
+    #: Number of canaries of a step.
+    _canary_count: int
+    #: Of the same seed, and so the same in every process.
+    _key: int
+
+    def __init__(
+        self,
+        step: DPSGDStep,
+        settings: SessionSettings,
+        rng: np.random.Generator,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.step = step
+        self._ranks = ranks or Ranks()
+        self._settings = settings
+        self._rng = rng
+        self._placement = self._place()
+        #: Whether a process had to copy rows; until all have said so, one may have.
+        self.copied, self.anyone_copies = False, True
+        self._canary_steps = 0
+        self.notes = list(self._placement.skipped)
+        #: Sizes are kept only where the loader's type does not tell how it samples.
+        self.track_batch_sizes = False
+        self.batch_sizes: list[int] = []
+        self.missing: list[str] = []
+        self._changed_at: int | None = None
+        self._plan: StepPlan | None = None
+        #: The plan whose canaries were put in, until the step is taken; a closure may run again.
+        self._entered: StepPlan | None = None
+        #: The coming step's plan once its canaries are in an earlier part of a split batch.
+        self._earlier: StepPlan | None = None
+        self._parts, self._part_announced = PartChoice(), False
+        # Without a claim nothing is tested: noise multiplier 0 until one was read.
+        self._last_claim = StepClaim(noise_multiplier=0.0, max_grad_norm=1.0, scale=1.0)
+
+    def _place(self) -> Placement:
+        """Where canaries lie in the gradient beforehand."""
+        return place(gradient_canaries(self._settings.canaries), self.step.layout, self._rng)
+
+    def _withdraw(self) -> None:
+        """Give up a step that was planned, and leave no canary in the gradients that wait."""
+        if self._plan is not None and self._plan.status == INJECTED:
+            self.step.withdraw()
+        self._plan = self._entered = None
+
+    def prepare(self, coming: Backward) -> None:
+        """Before a backward pass: lay out the canaries, where that is possible."""
+        if self._tap.inside_step:
+            return
+        again = self._runs_again
+        if self._plan is not None and not self._plan.prepared and not again:
+            self._withdraw()  # a step that broke off before the optimizer took it
+        if again is None and (self._plan is not None or not self._may_inject()):
+            return
+        if again is None and not self._is_due(free=True):
+            return
+        # The coins are not flipped before it is known whether they are used: one seed gives one
+        # record, copied or not.
+        if obstacle := self.step.obstacle(coming):
+            self._note(obstacle)
+            self.copied = True
+            return
+        try:
+            claim = self._claim(accumulated=1)
+        except ValueError:  # said where the canaries would go in
+            return
+        plan = again or self._flip(claim)
+        self.step.prepare(plan.chosen, self._norm(claim))
+        self._plan = replace(plan, prepared=True)
+
+    def conceal(self) -> None:
+        """After a backward pass: what was laid out is seen by nobody until it is put in."""
+        if self._plan is not None and self._plan.prepared:
+            self.step.conceal()
+
+    def inject(self) -> None:
+        """Flip the coins of the coming step and put the canaries in, before clipping."""
+        # A closure that runs again inside the step, or a physical batch of a larger logical one.
+        if self._tap.inside_step:
+            return
+        if not self.step.final_step_of_batch():
+            self._enter_earlier()
+            self._noise.skip(self.step)
+            self._parts.passed()
+            self._part_announced = True
+            return
+        self._parts.ended()
+        if not self._layout_holds():
+            return
+        if self._runs_again is not None:
+            self._enter_again()
+            return
+        self.step.look_at_parts()
+        plan, self._earlier = self._earlier, None
+        plan = plan or self._confirmed()
+        size = self.step.batch_size() if self.track_batch_sizes else None
+        if size is not None:
+            own = plan is not None and not plan.earlier
+            self.batch_sizes.append(size - (int(plan.coins.sum()) if plan and own else 0))
+        self._plan = plan
+        number = self.recorder.steps
+        try:
+            claim = self._last_claim = self._claim()
+        except ValueError as error:
+            _log.warning("nothing can be claimed of step %d: %s", number, error)
+            return
+        if plan is not None:
+            # Of several backward passes the first one was prepared.
+            first = claim.accumulated > 1 and self._parts_are_equal
+            self._plan = replace(plan, claim=claim, earlier=plan.earlier or first)
+        else:
+            self._plan = self._late(claim, number)
+        self._entered = self._plan
+
+    @property
+    def _runs_again(self) -> StepPlan | None:
+        """The plan of a step whose closure runs again before the optimizer takes it.
+
+        Optimizers that mix gradients of several places run it so. The step's coins stay: each of
+        its gradients holds the same canaries, and any mixture of them too.
+        """
+        entered = self._entered
+        return entered if entered is not None and entered.status == INJECTED else None
+
+    def _enter_again(self) -> None:
+        """Put the canaries of a step into what its closure computed when it ran again."""
+        plan = self._plan
+        if plan is not None and plan.prepared:
+            self._plan = plan = replace(plan, prepared=False)
+            if self.step.confirm():
+                return
+        # A run that computed nothing, as the closure of manual optimization, leaves nothing to do.
+        if (
+            plan is not None
+            and not self.step.holds_canaries()
+            and self.step.batch_size() is not None
+        ):
+            try:
+                self.step.inject(plan.chosen, self._norm(plan.claim))
+            except (ValueError, RuntimeError) as error:
+                self._note(f"no canary entered a step: {error}")
+                self._plan = replace(plan, status=DROPPED)
+
+    def _enter_earlier(self) -> None:
+        """Put the canaries into a part of a split batch that is not the last, if it is chosen."""
+        if not self._may_inject():
+            return
+        plan = self._confirmed()
+        if plan is None:
+            with contextlib.suppress(ValueError):  # said where the step ends
+                plan = self._late(self._claim(), self.recorder.steps)
+        if plan is not None and plan.status == INJECTED:
+            self._earlier = replace(plan, earlier=True)
+
+    def end_part(self) -> None:
+        """When a part of a split batch is clipped: leave no canary in its gradients."""
+        if self._plan is None:
+            self.step.withdraw()
+
+    def _take_back(self) -> None:
+        """Take the canaries out of the sum of a split batch that is not completed."""
+        plan, self._earlier = self._earlier, None
+        if plan is not None:
+            sums = [getattr(p, "summed_grad", None) for p in self.step.params]
+            add_along(sums, plan.chosen, np.full(len(plan.chosen), -plan.claim.max_grad_norm))
+
+    def _late(self, claim: StepClaim, number: int) -> StepPlan:
+        """Put the canaries into a step whose backward passes are done."""
+        if not self._is_due(free=False) or self.recorder.clipping_is_broken:
+            return self._without_canary(claim)
+        plan, part = self._flip(claim), -1
+        if claim.accumulated > 1 and self._parts_are_equal:
+            part = draw_part(claim.accumulated, self._rng)
+            plan = replace(plan, earlier=part >= 0)
+        try:
+            # Also where all coins say "out": whether a step counts must not depend on its coins.
+            self.step.inject(plan.chosen, self._norm(claim), part)
+        except (ValueError, RuntimeError) as error:
+            if self._ranks.several:
+                raise RuntimeError(_ONE_FAILED.format(self._ranks.rank, number, error)) from error
+            if self._note(f"no canary entered a step: {error}"):
+                _log.warning("no canary entered step %d: %s", number, error)
+            plan = replace(plan, status=DROPPED)
+        return plan
+
+    def _without_canary(self, claim: StepClaim) -> StepPlan:
+        return StepPlan(claim, np.zeros(self._canary_count), (), NOT_PLANNED)
+
+    def inject_late(self) -> None:
+        """As `inject`, just before clipping, for a step that nobody announced."""
+        announced, self._part_announced = self._part_announced, False
+        if announced and not self.step.final_step_of_batch():
+            return
+        if self._plan is None and self._may_inject():
+            self._note(self.step.obstacle(Backward(None, announced=False)))
+        if self._plan is None or self._plan.prepared:
+            self.inject()
+        else:
+            self._claim_again()
+
+    def _claim_again(self) -> None:
+        """Just before clipping: hooks of the user's own may have set this step's noise by now."""
+        if self._plan is not None and self.step.final_step_of_batch():
+            with contextlib.suppress(ValueError):
+                self._plan = replace(self._plan, claim=self._claim())
+
+    def _may_inject(self) -> bool:
+        return (
+            self._part_is_chosen() and self._layout_holds() and not self.recorder.clipping_is_broken
+        )
+
+    def _part_is_chosen(self) -> bool:
+        """Whether canaries are to enter the part of the batch that is clipped next."""
+        if self._earlier is not None:
+            return False
+        if self.step.final_step_of_batch():
+            return True
+        return self._parts_are_equal and self._parts.chosen(self._rng)
+
+    @property
+    def _parts_are_equal(self) -> bool:
+        """Whether canaries may enter any part of a step.
+
+        Several processes do not know of each other's parts, and of adaptive clipping the norm that
+        an earlier part was clipped to is not that of the step.
+        """
+        return not (self._ranks.several or self.step.adapts_its_norm)
+
+    def _flip(self, claim: StepClaim) -> StepPlan:
+        """Draw the coins and directions of a step."""
+        ranks, number = self._ranks, self.recorder.steps
+        rng = ranks.coins(self._key, number) if ranks.several else self._rng
+        coins = self._toss(rng)
+        directions = self._placement.draw(rng)
+        located = self._coordinates.locate(directions)
+        return StepPlan(claim, coins, directions, INJECTED, located, adds=ranks.adds(number))
+
+    def _toss(self, rng: np.random.Generator) -> FloatArray:
+        """The coins of a step, 1 for in, ``[k]``."""
+        return rng.integers(0, 2, size=self._canary_count).astype(np.float64)
+
+    def _norm(self, claim: StepClaim) -> float:
+        return self._settings.oversize * claim.max_grad_norm
+
+    def _is_due(self, *, free: bool) -> bool:
+        """Whether canaries enter this step, if their rows cost a copy or are free of one."""
+        every = self._settings.every_n_steps
+        if self._ranks.several:  # all must decide alike, although rows may be free in some only
+            free = not self.anyone_copies
+        if every is None:
+            every = 1 if free or self._canary_steps < FULL_STEPS else THINNED
+        return self.recorder.steps % every == 0
+
+    def _confirmed(self) -> StepPlan | None:
+        """The plan whose rows were laid out beforehand, if they are in the step's gradients."""
+        plan = self._plan
+        if plan is None or not plan.prepared:
+            self._withdraw()
+            return None
+        self._plan = None
+        # If not, the backward pass was another one than it seemed, or its gradients were dropped.
+        return replace(plan, prepared=False) if self.step.confirm() else None
+
+    def _layout_holds(self) -> bool:
+        """Whether the same parameters are trained as at the start; if not, nothing is touched."""
+        if self._changed_at is None and not self.step.same_params():
+            self._changed_at = self.recorder.steps
+            self.missing.append(
+                f"the set of trained parameters changed at step {self._changed_at}; later steps "
+                "are not audited: freeze before the training starts"
+            )
+        return self._changed_at is None
+
+    def _claim(self, accumulated: int | None = None) -> StepClaim:
+        """What is claimed of the coming step: by the optimizer, unless stated otherwise."""
+        claim, stated = self.step.claim(accumulated), self._settings.claim
+        if stated is None:
+            return claim
+        batch = stated.expected_batch_size
+        return replace(
+            claim,
+            noise_multiplier=stated.noise_multiplier or claim.noise_multiplier,
+            max_grad_norm=stated.max_grad_norm or claim.max_grad_norm,
+            scale=batch * claim.accumulated if batch else claim.scale,
+        )
+
+    def _note(self, sentence: str) -> bool:
+        """Add a remark, once; whether it is new."""
+        new = sentence not in self.notes
+        if new:
+            self.notes.append(sentence)
+        return new

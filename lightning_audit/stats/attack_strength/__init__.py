@@ -1,0 +1,1 @@
+"""Posterior of epsilon and of the strength of attacks (MCMC-DP-Est)."""

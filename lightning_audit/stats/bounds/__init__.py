@@ -1,0 +1,1 @@
+"""Lower bounds on epsilon from the errors of attacks, and the intervals that they rest on."""

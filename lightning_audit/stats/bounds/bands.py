@@ -1,0 +1,216 @@
+"""Simultaneous confidence bands: upper limits of an error rate at all thresholds together."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize, special
+
+from lightning_audit import _validate
+from lightning_audit.stats.bounds.intervals import clopper_pearson_upper
+
+__all__ = ["Band", "berk_jones_level", "dkw_half_width", "simultaneous_upper_limits"]
+
+Floats = NDArray[np.float64]
+Band = Literal["berk_jones", "dkw"]
+
+_ADVICE = "it is the probability with which the band may fail anywhere"
+# Poisson counts are followed within this many standard deviations, and a few more for small means:
+# what is cut off weighs less than 1e-20.
+_REACH, _EXTRA = 10.0, 30
+# The crossing probability is one minus a probability that is known to 1e-12 or better.
+_SMALLEST = 1e-8
+# Observations up to which the Berk-Jones level is computed (one second), and the distance of the
+# ranks that more of them are compared at, in standard deviations of a rank.
+_LARGEST, _SPACING = 10_000, 0.5
+
+
+@lru_cache(maxsize=256)
+def berk_jones_level(n: int, significance: float) -> float:
+    r"""Level at which Clopper-Pearson upper limits hold at all thresholds together.
+
+    For n independent observations of any distribution F, with probability at least ``1 -
+    significance`` (exactly that if F is continuous), no threshold has F above the Clopper-Pearson
+    upper limit of its count at the returned level. This inverts the one-sided Berk-Jones test.
+
+    .. math:: \gamma_n = \sup\{\gamma : \Pr[U_{(i)} \le b_i(\gamma),\ i = 1 \dots n]
+        \ge 1 - \text{significance}\}, \qquad b_i = I^{-1}_{1 - \gamma}(i,\, n - i + 1)
+
+    with U_(i) the order statistics of n uniform numbers. The probability is that of a Poisson
+    process staying above a staircase, given its total, computed step by step in O(n^1.5). About
+    0.02 s for n = 500 and 0.4 s for n = 5000; results are cached.
+
+    Args:
+        n: Number of observations, >= 1.
+        significance: Probability in [1e-8, 1) with which the band may fail.
+
+    Returns:
+        The level in (0, significance], to a relative error of 1e-8 or 1e-12 / significance,
+        whichever is larger.
+
+    Raises:
+        ValueError: If ``n`` is no whole number >= 1 or ``significance`` is not in [1e-8, 1).
+
+    Example:
+        >>> f"{berk_jones_level(100, 0.025):.3e}"
+        '1.094e-03'
+        >>> round(berk_jones_level(1, 0.05), 10)
+        0.05
+
+    References:
+        Berk and Jones, "Goodness-of-fit test statistics that dominate the Kolmogorov statistics",
+        Z. Wahrscheinlichkeitstheorie 47, 1979. Moscovich and Nadler, "Fast calculation of boundary
+        crossing probabilities for Poisson processes", Statistics and Probability Letters 123, 2017.
+    """
+    n = _validate.positive_int("n", n)
+    significance = _validate.open_unit("significance", significance, _ADVICE)
+    if significance < _SMALLEST:
+        raise ValueError(
+            f"significance={significance!r} must be in [{_SMALLEST}, 1) for a Berk-Jones band; "
+            "use the DKW band for smaller ones."
+        )
+    if n == 1:
+        return significance
+
+    def excess(log_level: float) -> float:
+        return float(np.log(_crossing(n, np.exp(log_level)) / significance))
+
+    # Crossing somewhere is at least as likely as at one place, and at most as at n places.
+    low, high = np.log(significance / n), np.log(significance)
+    return float(np.exp(optimize.brentq(excess, low, high, xtol=1e-9, rtol=1e-12)))
+
+
+def dkw_half_width(n: int, significance: float) -> float:
+    r"""Half width of the one-sided Dvoretzky-Kiefer-Wolfowitz band.
+
+    For n independent observations of any distribution F, with probability at least ``1 -
+    significance`` no threshold has F above its empirical value by more than the half width.
+
+    .. math:: w = \sqrt{\ln(1 / \text{significance}) / (2 n)}
+
+    Args:
+        n: Number of observations, >= 1.
+        significance: Probability in (0, 1/2] with which the band may fail; above 1/2 the
+            inequality with constant one is not true.
+
+    Returns:
+        The half width, > 0.
+
+    Raises:
+        ValueError: If ``n`` is no whole number >= 1 or ``significance`` is not in (0, 1/2].
+
+    Example:
+        >>> round(dkw_half_width(1000, 0.025), 6)
+        0.042947
+
+    References:
+        Massart, "The tight constant in the Dvoretzky-Kiefer-Wolfowitz inequality", Annals of
+        Probability 18, 1990.
+    """
+    n = _validate.positive_int("n", n)
+    if _validate.open_unit("significance", significance, _ADVICE) > 0.5:
+        raise ValueError(
+            f"significance={significance!r} must be in (0, 1/2] for a one-sided DKW band; "
+            "use the Berk-Jones band for larger ones."
+        )
+    return float(np.sqrt(-np.log(significance) / (2 * n)))
+
+
+@lru_cache(maxsize=64)
+def simultaneous_upper_limits(n: int, significance: float, band: Band) -> Floats:
+    """Upper limits of an error rate by its count, valid at all thresholds together.
+
+    With probability at least ``1 - significance`` the error rate at *every* threshold is at most
+    the limit of the number of errors there, so that the threshold may be chosen afterwards.
+
+    Args:
+        n: Number of observations, >= 0.
+        significance: Probability with which the band may fail, see `berk_jones_level` and
+            `dkw_half_width`.
+        band: "berk_jones" is narrow where the rate is small, "dkw" of one width everywhere. With
+            more than 10,000 observations "berk_jones" takes Clopper-Pearson limits at every half
+            standard deviation of the counts, by Bonferroni's inequality: wider by a quarter of
+            a width that is small by then, and computed in a moment.
+
+    Returns:
+        The limits of 0, ..., n errors in [0, 1], ``[n + 1]``, read-only.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+
+    Example:
+        >>> simultaneous_upper_limits(5, 0.05, "berk_jones").round(3)
+        array([0.581, 0.762, 0.884, 0.963, 0.997, 1.   ])
+        >>> simultaneous_upper_limits(5, 0.05, "dkw").round(3)
+        array([0.547, 0.747, 0.947, 1.   , 1.   , 1.   ])
+
+    References:
+        As of `berk_jones_level` and `dkw_half_width`.
+    """
+    _validate.one_of("band", band, ("berk_jones", "dkw"))
+    counts = np.arange(n + 1)
+    if n == 0:
+        limits = np.ones(1)
+    elif band == "dkw":
+        limits = np.minimum(counts / n + dkw_half_width(n, significance), 1.0)
+    elif n > _LARGEST:
+        limits = _limits_at_some(n, significance)
+    else:
+        limits = clopper_pearson_upper(counts, n, berk_jones_level(n, significance))
+    # The cache hands out the same array again.
+    limits.flags.writeable = False
+    return limits
+
+
+def _limits_at_some(n: int, significance: float) -> Floats:
+    """Upper limits of all counts from those of some, each at its share of the significance."""
+    _validate.open_unit("significance", significance, _ADVICE)
+    # A count's standard deviation is a constant length on this scale, half as long as 1/sqrt(n).
+    turns = math.ceil(np.pi * math.sqrt(n) / _SPACING)
+    some = np.unique(np.floor(n * np.sin(np.linspace(0.0, np.pi / 2, turns + 1)) ** 2))
+    some = some[some < n]
+    limits = np.append(clopper_pearson_upper(some, n, significance / len(some)), 1.0)
+    # The limit of a larger count holds for a smaller one, as true rates rise with the threshold.
+    above: Floats = limits[np.searchsorted(some, np.arange(n + 1))]
+    return above
+
+
+def _crossing(n: int, level: float) -> float:
+    """Probability that some order statistic of n uniform numbers exceeds its upper quantile.
+
+    A Poisson process of rate n on [0, 1], given its total n, is a uniform sample: all order
+    statistics keep their bounds if the count at b_i is at least i, for every i. The distribution
+    of the count is carried from bound to bound, without what has fallen below.
+    """
+    i = np.arange(1, n + 1)
+    bounds = special.betainccinv(i, n - i + 1.0, level)
+    means = n * np.diff(bounds, prepend=0.0, append=1.0)
+    log_factorial = special.gammaln(np.arange(n + 2) + 1.0)
+    # mass[j] is the probability of a count of first + j with no crossing so far.
+    mass, first = np.ones(1), 0
+    for step, mean in enumerate(means):
+        reach = int(mean + _REACH * np.sqrt(mean)) + _EXTRA
+        k = np.arange(min(reach, n - first) + 1)
+        arrivals = np.exp(special.xlogy(k, mean) - mean - log_factorial[k])
+        mass = np.convolve(mass, arrivals)
+        if step == n:
+            break
+        mass, first = mass[step + 1 - first :], step + 1
+        expected = n * bounds[step]
+        last = min(n, int(expected + _REACH * np.sqrt(expected)) + _EXTRA)
+        mass = mass[: max(last - first, 0) + 1]
+    return float(1.0 - mass[n - first] / _poisson_at_its_mean(n, log_factorial[n]))
+
+
+def _poisson_at_its_mean(n: int, log_factorial: float) -> float:
+    """Probability of n under a Poisson law of mean n."""
+    if n < 16:
+        return float(np.exp(n * np.log(n) - n - log_factorial))
+    # Stirling's series: the logarithms above would cost five digits at n = 1e5.
+    x = 1.0 / (n * n)
+    series = (1 / 12 - x * (1 / 360 - x * (1 / 1260 - x / 1680))) / n
+    return float(np.exp(-series) / np.sqrt(2 * np.pi * n))

@@ -1,0 +1,284 @@
+"""The lower bounds of the literature, each by its name, with what it is and what it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
+
+from lightning_audit import _validate
+from lightning_audit.stats.bounds.counts import (
+    ConfusionCounts,
+    epsilon_at_rates,
+    epsilon_clopper_pearson,
+    epsilon_jeffreys,
+    epsilon_katz,
+    mu_clopper_pearson,
+    mu_pooled_clopper_pearson,
+)
+from lightning_audit.stats.bounds.gaussian import mu_noncentral_t_from_scores
+from lightning_audit.stats.bounds.thresholds import (
+    Label,
+    Simultaneous,
+    Split,
+    ThresholdChoice,
+    threshold_bound,
+    words_of,
+)
+from lightning_audit.stats.posteriors.posterior import (
+    epsilon_posterior_quantile,
+    mu_posterior_quantile,
+)
+from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon
+
+__all__ = ["BOUND_NAMES", "METHODS", "BoundMethod", "NamedBound", "named_bound"]
+
+Floats = NDArray[np.float64]
+
+_INDEPENDENT = "observations independent of each other, within each world of one error rate"
+_GAUSSIAN = "scores Gaussian, of one variance in both worlds"
+MU_TO_EPSILON = "epsilon from mu: the mechanism is Gaussian"
+_PRIOR = "error rates independent a priori, each Beta(1/2, 1/2)"
+
+
+@dataclass(frozen=True)
+class BoundMethod:
+    """A bound of the literature.
+
+    Args:
+        name: as it is logged and asked for.
+        quantity: what it bounds, "mu" or "epsilon".
+        interpretation: confidence (frequentist) or credible (Bayesian).
+        assumptions: what it rests on.
+        reference: where it comes from.
+        from_counts: (counts, delta, significance) to lower bounds, of the shape of the counts; None
+            for a bound from the scores themselves.
+        from_rates: (upper type II rates, upper type I rates, delta) to lower bounds; None where
+            upper limits of the rates are not enough.
+    """
+
+    name: str
+    quantity: Literal["mu", "epsilon"]
+    interpretation: Literal["confidence", "credible"]
+    assumptions: tuple[str, ...]
+    reference: str
+    from_counts: Callable[[ConfusionCounts, float, float], Any] | None = None
+    from_rates: Callable[[Floats, Floats, float], Any] | None = None
+    monotone: bool = True
+
+
+@dataclass(frozen=True)
+class NamedBound:
+    """What a method proves of one observation's mechanism.
+
+    Args:
+        method: name of the method.
+        epsilon_lower: lower bound on epsilon at ``delta``.
+        mu_lower: lower bound on mu, None for a method that bounds epsilon.
+        delta: the delta of epsilon; 0 for "katz".
+        significance: probability that the bound is wrong, if it is valid.
+        interpretation: confidence or credible.
+        threshold: "fixed" or "searched"; None for a method without threshold.
+        threshold_value: the threshold that was used, None for a method without.
+        rule: how it was chosen, or the number of guesses, in words; None for a method without.
+        valid: whether the bound has its significance: a maximum over thresholds has not, and
+            "gaussian_pair" only where the data are alike along all canaries.
+        assumptions: what it rests on.
+        guesses: number of canaries that were guessed to be in; None for a method with a threshold.
+        correct: number of those that were in.
+    """
+
+    method: str
+    epsilon_lower: float
+    mu_lower: float | None
+    delta: float
+    significance: float
+    interpretation: Literal["confidence", "credible"]
+    threshold: Label | None
+    threshold_value: float | None
+    rule: str | None
+    valid: bool
+    assumptions: tuple[str, ...]
+    guesses: int | None = None
+    correct: int | None = None
+
+
+def _mu_of_rates(fnr: Floats, fpr: Floats, delta: float) -> Floats:
+    return np.asarray(np.maximum(-special.ndtri(fnr) - special.ndtri(fpr), 0.0))
+
+
+def _epsilon_of_rates(fnr: Floats, fpr: Floats, delta: float) -> Floats:
+    # Upper limits that sum to more than one say nothing of the attack's direction.
+    below = fnr + fpr < 1.0 - delta
+    return np.where(below, epsilon_at_rates(fnr, fpr, delta), 0.0)
+
+
+#: Every method, by name.
+METHODS: Mapping[str, BoundMethod] = {
+    method.name: method
+    for method in (
+        BoundMethod(
+            "fdp_cp",
+            "mu",
+            "confidence",
+            (_INDEPENDENT, MU_TO_EPSILON),
+            "Nasr et al. 2023, eq. 12: Clopper-Pearson limits of both error rates",
+            lambda counts, delta, significance: mu_clopper_pearson(counts, significance),
+            _mu_of_rates,
+        ),
+        BoundMethod(
+            "fdp_pooled_cp",
+            "mu",
+            "confidence",
+            (_INDEPENDENT, MU_TO_EPSILON),
+            "Clopper-Pearson limit of both kinds of errors together; Hoeffding 1956",
+            lambda counts, delta, significance: mu_pooled_clopper_pearson(counts, significance),
+        ),
+        BoundMethod(
+            "fdp_bayes",
+            "mu",
+            "credible",
+            (_INDEPENDENT, _PRIOR, MU_TO_EPSILON),
+            "Nasr et al. 2023, eq. 13, with the posterior above the diagonal counted as mu = 0",
+            lambda counts, delta, significance: mu_posterior_quantile(
+                significance, counts, region="one_sided"
+            ),
+        ),
+        BoundMethod(
+            "fdp_t",
+            "mu",
+            "confidence",
+            (_INDEPENDENT, _GAUSSIAN, MU_TO_EPSILON),
+            "exact limit of the noncentral t distribution",
+        ),
+        BoundMethod(
+            "eps_cp",
+            "epsilon",
+            "confidence",
+            (_INDEPENDENT,),
+            "Nasr et al. 2021; Clopper-Pearson limits of both error rates",
+            epsilon_clopper_pearson,
+            _epsilon_of_rates,
+        ),
+        BoundMethod(
+            "eps_jeffreys",
+            "epsilon",
+            "credible",
+            (_INDEPENDENT, _PRIOR),
+            "Zanella-Béguelin et al. 2023: Jeffreys limits of both error rates",
+            epsilon_jeffreys,
+        ),
+        BoundMethod(
+            "eps_bayes",
+            "epsilon",
+            "credible",
+            (_INDEPENDENT, _PRIOR),
+            "Zanella-Béguelin et al. 2023, definition 3.1, with the posterior above the diagonal "
+            "counted as epsilon = 0",
+            lambda counts, delta, significance: epsilon_posterior_quantile(
+                significance, counts, delta, region="one_sided"
+            ),
+        ),
+        BoundMethod(
+            "katz",
+            "epsilon",
+            "confidence",
+            (_INDEPENDENT, "many errors of each kind: the limit is asymptotic", "delta = 0"),
+            "Katz et al. 1978, Lu et al. 2022: normal limit of the log ratio of two rates",
+            lambda counts, delta, significance: epsilon_katz(counts, significance),
+            monotone=False,
+        ),
+    )
+}
+BOUND_NAMES = tuple(METHODS)
+
+
+def named_bound(
+    method: str,
+    scores_in: ArrayLike,
+    scores_out: ArrayLike,
+    delta: float,
+    significance: float = 0.05,
+    threshold: ThresholdChoice | None = None,
+) -> NamedBound:
+    """Lower bound on the epsilon of one observation, by the name of its method.
+
+    Args:
+        method: one of `BOUND_NAMES`.
+        scores_in: scores with the canary in, larger where it seems to be in, ``[n_in]``.
+        scores_out: scores with the canary out, ``[n_out]``.
+        delta: delta of the epsilon, in (0, 1); "katz" has 0 whatever is given.
+        significance: probability in (0, 1) with which the bound may be wrong.
+        threshold: how the threshold is chosen; None for `Split`, which is valid whatever the
+            scores' scale. "fdp_t" has no threshold and takes None only.
+
+    Returns:
+        The bound with its labels.
+
+    Raises:
+        ValueError: An unknown method, a delta or significance outside its range, scores that are
+            no vectors of numbers, or a choice of threshold that the method does not allow.
+
+    Example:
+        >>> from lightning_audit.stats.bounds.thresholds import Fixed
+        >>> rng = np.random.default_rng(0)
+        >>> scores = 1 + rng.standard_normal(1000), rng.standard_normal(1000)
+        >>> bound = named_bound("fdp_pooled_cp", *scores, 1e-5, threshold=Fixed(0.5))
+        >>> round(bound.mu_lower, 2), round(bound.epsilon_lower, 2), bound.threshold
+        (0.84, 3.6, 'fixed')
+    """
+    chosen = METHODS[_validate.one_of("method", method, METHODS)]
+    level = _validate.open_unit("significance", significance, "e.g. 0.05")
+    at = 0.0
+    if method != "katz":
+        hint = "such as 1e-5; for delta = 0 take the method katz"
+        at = _validate.open_unit("delta", delta, hint)
+    label: Label | None = None
+    rule: str | None = None
+    place: float | None = None
+    valid = True
+    if chosen.from_counts is None:
+        if threshold is not None:
+            raise ValueError(
+                f"threshold={threshold!r} is not for method={method!r}, which reads the scores "
+                "themselves; leave it out, or take a method that counts errors, such as fdp_cp."
+            )
+        value = float(mu_noncentral_t_from_scores(scores_in, scores_out, level))
+    else:
+        of_counts, of_rates = chosen.from_counts, chosen.from_rates
+        choice = threshold if threshold is not None else Split()
+        if of_rates is None and isinstance(choice, Simultaneous):
+            raise ValueError(
+                f"threshold={choice!r} is not for method={method!r}, which needs counts and not "
+                "limits of the error rates; take Fixed, Grid or Split, or the method fdp_cp."
+            )
+        found = threshold_bound(
+            scores_in,
+            scores_out,
+            choice,
+            lambda counts, share: of_counts(counts, at, share),
+            level,
+            from_rates=None if of_rates is None else lambda fnr, fpr: of_rates(fnr, fpr, at),
+            monotone=chosen.monotone,
+        )
+        value, label, place = found.value, choice.label, found.threshold
+        rule = words_of(choice)
+        valid = found.valid
+    mu = value if chosen.quantity == "mu" else None
+    return NamedBound(
+        method=method,
+        epsilon_lower=value if mu is None else float(gaussian_epsilon(mu, at)),
+        mu_lower=mu,
+        delta=at,
+        significance=level,
+        interpretation=chosen.interpretation,
+        threshold=label,
+        threshold_value=place,
+        rule=rule,
+        valid=valid,
+        assumptions=chosen.assumptions,
+    )

@@ -1,0 +1,1 @@
+"""Anytime-valid tests: e-values of noise, coins, batches and shapes, and their power."""

@@ -1,0 +1,188 @@
+"""How many steps an audit needs to see a given violation.
+
+A pass is worth what the audit could have seen. These functions answer, without simulation and in
+microseconds, how likely the tests by `noise_log_e` and `CoinBet` are to flag a violation
+within a number of steps. They look once, at the last step; the tests look at every step, so the
+true power is a little higher.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from scipy import optimize, special
+
+from lightning_audit import _validate
+from lightning_audit.stats.evalues.coin_bet import COIN_SLOPES
+from lightning_audit.stats.evalues.noise_scale import noise_log_e
+from lightning_audit.stats.evalues.sequential import FloatArray, PredictableCentre
+
+#: Steps that the coin bet spends on finding its centre and scale.
+_WARM_UP = 3
+
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(81)
+_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
+#: Middles of equal parts of the distribution of a number of heads.
+_LEVELS = (np.arange(32) + 0.5) / 32
+
+
+def noise_power(
+    coordinates: int,
+    steps: int,
+    noise_ratio: float,
+    data_variance: float = 0.0,
+    significance: float = 1e-4,
+) -> float:
+    """Probability that the noise test flags noise of ``noise_ratio`` times the claim.
+
+    The residual's variance is ``noise_ratio^2 + data_variance`` in units of the claimed noise,
+    times what the predictable centre costs. The e-value falls with the sum of squares, so the
+    power is one chi-square probability.
+
+    Args:
+        coordinates: independent coordinates read in a step.
+        steps: number of steps.
+        noise_ratio: true noise over claimed noise, in (0, 1).
+        data_variance: variance of the data term over the variance of the claimed noise.
+        significance: the share of the significance that the test has.
+
+    Returns:
+        Probability of a flag at the last step.
+
+    Raises:
+        ValueError: an argument outside its range, by name.
+
+    Example:
+        >>> round(noise_power(8, 100, 0.8255), 2)
+        0.99
+    """
+    coordinates = _validate.positive_int("coordinates", coordinates)
+    steps = _validate.positive_int("steps", steps)
+    ratio = _validate.open_unit("noise_ratio", noise_ratio)
+    data = _validate.non_negative("data_variance", data_variance)
+    level = -np.log(_validate.open_unit("significance", significance))
+    count = coordinates * steps
+    variance = (ratio**2 + data) * _centring_cost(steps)
+    # Beyond one claimed variance a coordinate the test cannot flag: every bet has lost.
+    largest = _largest_flagged(count, level)
+    return float(special.gammainc(count / 2, largest / variance / 2)) if largest > 0 else 0.0
+
+
+def _centring_cost(steps: int) -> float:
+    """Mean factor by which the noise of the predictable centre widens a residual."""
+    prior = PredictableCentre.PRIOR
+    # The sum of t / (t + prior)^2 over t < steps.
+    first = special.digamma(steps + prior) - special.digamma(prior)
+    second = special.polygamma(1, prior) - special.polygamma(1, steps + prior)
+    return float(1.0 + (first - prior * second) / steps)
+
+
+def _largest_flagged(count: int, level: float) -> float:
+    """The largest sum of squares that the noise test still flags; 0 if none."""
+
+    def excess(total: float) -> float:
+        return float(noise_log_e(count, total)) - level
+
+    if excess(0.0) <= 0:
+        return 0.0
+    return float(optimize.brentq(excess, 0.0, float(count), xtol=1e-9 * count))
+
+
+def sensitivity_power(
+    canaries: int,
+    steps: int,
+    shift: float,
+    residual_std: float,
+    significance: float = 1e-4,
+    coin_probability: float = 0.5,
+) -> float:
+    """Probability that the coin bet flags a canary that adds ``shift`` times what it may.
+
+    The log wealth of the best slope is a sum of independent terms whose mean and variance are
+    integrals over a normal; what the mixture over slopes costs is charged in full, and so are
+    three steps, more for rare coins, in which the bet finds its centre and scale. Coins that are
+    not fair gain more by one side than by the other, so the number of times that a canary is in is
+    averaged over.
+
+    Args:
+        canaries: canaries in a step.
+        steps: number of steps.
+        shift: what the canary adds over what clipping allows, > 1.
+        residual_std: standard deviation of a reading (noise and data) in units of the signal.
+        significance: the share of the significance that the test has.
+        coin_probability: known probability in (0, 1) that a canary is in.
+
+    Returns:
+        Probability of a flag at the last step, to the accuracy of the normal approximation.
+
+    Raises:
+        ValueError: an argument outside its range, by name.
+
+    Example:
+        >>> sensitivity_power(8, 193, 2.0, 3.0) >= 0.95
+        True
+    """
+    canaries = _validate.positive_int("canaries", canaries)
+    steps = _validate.positive_int("steps", steps)
+    effect = _validate.positive("shift", shift) - 1.0
+    if effect <= 0:
+        raise ValueError(f"shift={shift!r} must be > 1; 1 is what a correct clipping shows.")
+    effect /= _validate.positive("residual_std", residual_std)
+    level = -np.log(_validate.open_unit("significance", significance)) + np.log(len(COIN_SLOPES))
+    p = _validate.open_unit("coin_probability", coin_probability)
+    # What is found out of an effect is proportional to p (1 - p).
+    warm_up = math.ceil(_WARM_UP / (4.0 * p * (1.0 - p)))
+    count = canaries * max(steps - warm_up, 0)
+    if count == 0:
+        return 0.0
+    mean, variance = _moments(effect, p, p)
+    if p == 0.5:
+        scale = np.sqrt(count) * np.sqrt(variance)
+        return float(np.max(special.ndtr((count * mean - level) / scale)))
+    mean_out, variance_out = _moments(effect, 1.0 - p, p)
+    # The smallest whole number whose distribution function reaches the level.
+    inside = np.ceil(special.bdtrik(_LEVELS, count, p).clip(0.0, count))[:, None]
+    outside = count - inside
+    scale = np.sqrt(inside * variance + outside * variance_out)
+    powers = special.ndtr((inside * mean + outside * mean_out - level) / scale)
+    return float(np.max(powers.mean(axis=0)))
+
+
+def _moments(effect: float, chance: float, p: float) -> tuple[FloatArray, FloatArray]:
+    """Mean and variance of what a coin's side of probability ``chance`` gains, ``[slopes]``."""
+    # Centred on the mean of both groups, a residual lies that far from it towards its own.
+    x = ((1.0 - chance) * effect + _NODES) / np.sqrt(1.0 + p * (1.0 - p) * effect**2)
+    u = COIN_SLOPES[:, None] * x + ((chance - 0.5) * COIN_SLOPES**2)[:, None]
+    gains = -np.log(chance) - np.logaddexp(0.0, np.log((1.0 - chance) / chance) - u)
+    mean = gains @ _WEIGHTS
+    return mean, np.maximum((gains**2) @ _WEIGHTS - mean**2, 1e-30)
+
+
+def steps_needed(power: Callable[[int], float], target: float = 0.95, limit: int = 10**7) -> int:
+    """Smallest number of steps with at least the ``target`` power; ``limit`` if there is none.
+
+    Args:
+        power: probability of a flag as a function of the number of steps, non-decreasing.
+        target: the power asked for.
+        limit: where the search ends.
+
+    Returns:
+        The number of steps.
+
+    Example:
+        >>> steps_needed(lambda steps: noise_power(8, steps, 0.8))
+        61
+    """
+    target = _validate.open_unit("target", target)
+    high = 1
+    while power(high) < target:
+        high *= 2
+        if high >= limit:
+            return limit
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if power(middle) < target else (low, middle)
+    return high

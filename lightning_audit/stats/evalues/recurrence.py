@@ -1,0 +1,90 @@
+"""Does a step's noise come back: the nearest step of the past, found and tested on two halves."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_audit.stats.evalues.noise_scale import noise_log_e
+
+FloatArray = NDArray[np.float64]
+
+#: Coordinates by which the nearest step of the past is found; the others test it.
+SEARCHED = 32
+
+
+class NoisePast:
+    """Readings of the latest steps, in single precision.
+
+    Args:
+        kept: number of steps.
+    """
+
+    def __init__(self, kept: int = 4096) -> None:
+        self._kept = kept
+        #: Where the nearest step is searched by, and the other coordinates.
+        self._parts: tuple[NDArray[np.intp], NDArray[np.intp]] | None = None
+        self._searched = np.zeros((0, 0), dtype=np.float32)
+        self._tested = np.zeros((0, 0), dtype=np.float32)
+        self._squares = np.zeros(0, dtype=np.float32)
+        self._number = 0
+        #: Root mean square of the latest differences from what was nearest, over that of new noise
+        #: of the claimed size; infinite without a past.
+        self.difference_ratio = math.inf
+
+    def __len__(self) -> int:
+        return min(self._number, self._kept)
+
+    def add(self, readings: FloatArray) -> None:
+        """Keep the readings of a step, ``[n]``, n the same at every step."""
+        searched, tested = self._divided(readings)
+        at = self._number % self._kept
+        if at >= len(self._squares):
+            more = min(max(16, len(self._squares)), self._kept - len(self._squares))
+            self._searched = _longer(self._searched, more, len(searched))
+            self._tested = _longer(self._tested, more, len(tested))
+            self._squares = np.concatenate([self._squares, np.zeros(more, dtype=np.float32)])
+        self._searched[at], self._tested[at] = searched, tested
+        self._squares[at] = searched @ searched
+        self._number += 1
+
+    def recurrence_log_e(self, readings: FloatArray) -> tuple[float, int]:
+        """Log e-value of one step for "this noise is new", and the age of what it resembles.
+
+        The step of the past that is nearest on some coordinates is the centre of the others. It
+        rests on the past and on noise that is independent of the noise it is held against, so that
+        the differences are at least as large as the noise (`noise_log_e`).
+
+        Args:
+            readings: in units of the claimed standard deviation, ``[n]``.
+
+        Returns:
+            The log e-value, 0 without a past; and how many steps ago, 0 without a past.
+        """
+        size = len(self)
+        if not size or len(readings) < 2:
+            return 0.0, 0
+        searched, tested = self._divided(readings)
+        # Squared distances but for a constant.
+        distances = self._squares[:size] - 2.0 * (self._searched[:size] @ searched)
+        nearest = int(np.argmin(distances))
+        gap = np.asarray(tested - self._tested[nearest], dtype=np.float64)
+        self.difference_ratio = math.sqrt(float(gap @ gap) / (2.0 * len(gap)))
+        age = (self._number - 1 - nearest) % self._kept + 1
+        return float(noise_log_e(len(gap), gap @ gap)), age
+
+    def _divided(self, readings: FloatArray) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """The coordinates to search by, about `SEARCHED` and at most half of them, and the rest."""
+        if self._parts is None:
+            stride = max(2, len(readings) // SEARCHED)
+            chosen = np.arange(len(readings)) % stride == 0
+            self._parts = np.flatnonzero(chosen), np.flatnonzero(~chosen)
+        single = readings.astype(np.float32)
+        return single[self._parts[0]], single[self._parts[1]]
+
+
+def _longer(rows: NDArray[np.float32], more: int, width: int) -> NDArray[np.float32]:
+    added = np.zeros((more, width), dtype=np.float32)
+    return np.concatenate([rows, added]) if len(rows) else added

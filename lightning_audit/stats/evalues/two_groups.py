@@ -1,0 +1,47 @@
+"""Means and spread of the readings with and without the canary, while one noise is claimed."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_audit.stats.evalues.sequential import PredictableCentre
+
+FloatArray = NDArray[np.float64]
+
+
+class TwoGroups:
+    """Accumulates standardised readings for `mu_noncentral_t`, of the first noise multiplier alone.
+
+    Args:
+        canaries: readings of a step.
+    """
+
+    def __init__(self, canaries: int) -> None:
+        self._centre = PredictableCentre((canaries,))
+        self._n, self._sum, self._squares = np.zeros(2), np.zeros(2), 0.0
+        self.noise_multiplier: float | None = None
+        self.frozen = False
+
+    def update(self, coins: FloatArray, readings: FloatArray, noise_multiplier: float) -> None:
+        """Take in one step; after the first change of the noise multiplier, nothing more."""
+        if self.noise_multiplier is None:
+            self.noise_multiplier = noise_multiplier
+        # The t statistic is of one variance.
+        self.frozen = self.frozen or noise_multiplier != self.noise_multiplier
+        if self.frozen:
+            return
+        x = (readings - self._centre.value) / noise_multiplier
+        for group, chosen in enumerate((coins < 0.5, coins > 0.5)):
+            self._n[group] += chosen.sum()
+            self._sum[group] += x[chosen].sum()
+        self._squares += float(x @ x)
+        self._centre.update(readings - coins)
+
+    @property
+    def statistics(self) -> tuple[int, int, float, float]:
+        """(Readings in, readings out, difference of means, squares within), in units of sigma."""
+        means = self._sum / np.maximum(self._n, 1.0)
+        # Rounding can leave a tiny negative sum of squares when all readings agree.
+        within = max(self._squares - float(self._n @ means**2), 0.0)
+        return int(self._n[1]), int(self._n[0]), float(means[1] - means[0]), within

@@ -1,0 +1,1 @@
+"""Membership inference: losses, ROC curves, Epsilon*."""

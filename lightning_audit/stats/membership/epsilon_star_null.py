@@ -1,0 +1,130 @@
+"""What Epsilon* reads without any leakage: its distribution over random permutations."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from lightning_audit import _validate
+from lightning_audit.stats._arguments import delta_or_zero
+from lightning_audit.stats.membership._loss_fit import LogitScale, fit_both
+from lightning_audit.stats.membership._ranked_losses import RankedLosses, sorted_losses
+from lightning_audit.stats.membership.epsilon_star import (
+    Empirical,
+    Method,
+    Parametric,
+    epsilon_star_of_distributions,
+)
+
+__all__ = ["PermutationNull", "epsilon_star_null"]
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class PermutationNull:
+    """Epsilon* as it is when the losses are dealt to the two sides at random.
+
+    Args:
+        value: Epsilon* of the sides as given.
+        p_value: Probability, at most, of so large a value if training and population losses are
+            exchangeable: (1 + permutations with a value at least as large) / (1 + permutations).
+        median: Median over the permutations: what no leakage reads.
+        quantile_95: Their 95 % quantile.
+        permutations: How many there are.
+    """
+
+    value: float
+    p_value: float
+    median: float
+    quantile_95: float
+    permutations: int
+
+
+def epsilon_star_null(
+    losses_train: ArrayLike,
+    losses_population: ArrayLike,
+    delta: float,
+    method: Method,
+    *,
+    permutations: int,
+    rng: np.random.Generator,
+) -> PermutationNull:
+    """Compare Epsilon* with its values when the losses are dealt to the sides at random.
+
+    Epsilon* is positive without leakage too; this says by how much. The p-value holds exactly, for
+    any sample sizes and either method, if without leakage the losses of both sides are
+    exchangeable: single draws from one population, not several of one person on one side, nor a
+    population that is another one. A small p-value says that the losses differ, not that a claim of
+    privacy is false: private training allows such a difference.
+
+    Args:
+        losses_train: Losses of training data, ``[n]``.
+        losses_population: Losses of the population, ``[m]``.
+        delta: Delta in [0, 1).
+        method: `Empirical` or `Parametric`, with its clip.
+        permutations: How many, at least 1; 999 make p-values of 0.001 possible.
+        rng: Generator of the permutations; it is advanced.
+
+    Returns:
+        The value, its p-value and what the permutations gave.
+
+    Raises:
+        ValueError: As `epsilon_star`; if ``permutations`` is no whole number >= 1.
+        TypeError: If ``rng`` is no `numpy.random.Generator`, or ``method`` none of the classes.
+
+    Example:
+        >>> from lightning_audit.stats.membership.epsilon_star import Empirical
+        >>> rng = np.random.default_rng(0)
+        >>> losses = rng.gamma(5, 1, 2000)
+        >>> null = epsilon_star_null(losses[:1000], losses[1000:], 1e-5, Empirical(clip=1e-3),
+        ...                          permutations=99, rng=rng)
+        >>> null.value > 1, null.p_value > 0.05
+        (True, True)
+
+    References:
+        Phipson and Smyth, "Permutation p-values should never be zero", Statistical Applications in
+        Genetics and Molecular Biology 9, 2010.
+    """
+    _validate.positive_int("permutations", permutations, "999 are usual")
+    if not isinstance(rng, np.random.Generator):
+        raise TypeError(f"rng={rng!r} must be a numpy.random.Generator; use default_rng(seed).")
+    train = sorted_losses("losses_train", losses_train)
+    population = sorted_losses("losses_population", losses_population)
+    small = delta_or_zero(delta)
+    values = np.empty(permutations)
+    match method:
+        case Empirical():
+            ranked = RankedLosses.of(train, population)
+            value = ranked.epsilon_star(small, method.clip).value
+            for i in range(permutations):
+                values[i] = ranked.dealt(rng).epsilon_star(small, method.clip).value
+        case Parametric():
+            pooled = np.concatenate([train, population])
+            pooled = LogitScale.of(pooled).forward(pooled)
+            value = _parametric_value(pooled, len(train), small, method)
+            for i in range(permutations):
+                values[i] = _dealt_value(rng.permutation(pooled), len(train), small, method)
+        case _:
+            raise TypeError(f"method={method!r} must be Empirical(...) or Parametric(...).")
+    # The same sides in another order may differ by a rounding.
+    as_large = int(np.count_nonzero(values >= value * (1 - 1e-9)))
+    p_value = (1 + as_large) / (1 + permutations)
+    median, quantile = np.quantile(values, [0.5, 0.95], method="higher").tolist()
+    return PermutationNull(value, p_value, median, quantile, permutations)
+
+
+def _parametric_value(pooled: Floats, n: int, delta: float, method: Parametric) -> float:
+    fits = fit_both(pooled[:n], pooled[n:], method.components)
+    return epsilon_star_of_distributions(*fits, delta, clip=method.clip).value
+
+
+def _dealt_value(pooled: Floats, n: int, delta: float, method: Parametric) -> float:
+    try:
+        return _parametric_value(pooled, n, delta, method)
+    except ValueError:
+        # A dealt side of equal losses has no fit. Counted as the largest, the p-value holds.
+        return math.inf

@@ -1,0 +1,1 @@
+"""Lower bounds from many canaries in one training."""

@@ -1,0 +1,244 @@
+"""The bounds of one run, each by its name, as `stats.bounds.named_bounds` has the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from lightning_audit import _validate
+from lightning_audit.stats._arguments import delta_or_zero
+from lightning_audit.stats.bounds.named_bounds import MU_TO_EPSILON, NamedBound
+from lightning_audit.stats.one_run._guesses import SIDES, OneRunBound, Sides, default_guesses
+from lightning_audit.stats.one_run.gaussian_pair import epsilon_gaussian_pair_from_scores
+from lightning_audit.stats.one_run.one_run_epsilon import epsilon_one_run_from_scores
+from lightning_audit.stats.one_run.one_run_fdp import (
+    epsilon_one_run_fdp_from_scores,
+    mu_one_run_from_scores,
+)
+from lightning_audit.stats.one_run.white_box import mu_white_box_from_scores
+from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon
+
+__all__ = ["ONE_RUN_METHODS", "ONE_RUN_NAMES", "OneRunMethod", "named_one_run_bound"]
+
+#: From scores in and out, delta, a significance, numbers of guesses and of canaries without a
+#: score, and the sides that are guessed, to a bound.
+_Guessing = Callable[[ArrayLike, ArrayLike, float, float, Sequence[int], int, Sides], OneRunBound]
+
+#: From scores in and out, delta and a significance to a bound.
+_FromScores = Callable[[ArrayLike, ArrayLike, float, float], float]
+
+_COINS = "every canary in by a fair coin of its own, unknown to whoever scored it"
+_ONE_TRAINING = "all canaries of one training; their scores may depend on each other"
+_ONE_RELEASE = "all readings of one release or step, along orthonormal directions"
+_ONE_VARIANCE = "independent Gaussian noise of one variance along each of them"
+_ASYMPTOTIC = "asymptotic: independent scores, Gaussian in the limit, of one law within each group"
+_ALIKE = "the data give the same along every canary: large data along a few make it exceed epsilon"
+_PAIR_TO_EPSILON = "epsilon of the mechanism is at least that of the pair of Gaussians"
+
+
+@dataclass(frozen=True)
+class OneRunMethod:
+    """A bound from many canaries of one training.
+
+    Args:
+        name: as it is asked for.
+        quantity: what it bounds, "mu" or "epsilon".
+        assumptions: what it rests on.
+        reference: where it comes from.
+        from_guesses: the bound; None for one from the scores themselves.
+        from_scores: the bound from the scores themselves, None for one from guesses.
+        valid: whether it has its significance whatever the data give along the canaries.
+    """
+
+    name: str
+    quantity: Literal["mu", "epsilon"]
+    assumptions: tuple[str, ...]
+    reference: str
+    from_guesses: _Guessing | None = None
+    from_scores: _FromScores | None = None
+    valid: bool = True
+
+
+#: Every method, by name.
+ONE_RUN_METHODS: Mapping[str, OneRunMethod] = {
+    method.name: method
+    for method in (
+        OneRunMethod(
+            "one_run",
+            "epsilon",
+            (_COINS, _ONE_TRAINING),
+            "Steinke, Nasr and Jagielski 2023, section 5",
+            lambda inside, outside, delta, significance, guesses, unscored, sides: (
+                epsilon_one_run_from_scores(
+                    inside,
+                    outside,
+                    delta,
+                    significance,
+                    guesses=guesses,
+                    unscored=unscored,
+                    sides=sides,
+                )
+            ),
+        ),
+        OneRunMethod(
+            "one_run_fdp",
+            "epsilon",
+            (_COINS, _ONE_TRAINING),
+            "Mahloujifar, Melis and Chaudhuri 2024, with the trade-off function of "
+            "(epsilon, delta)",
+            lambda inside, outside, delta, significance, guesses, unscored, sides: (
+                epsilon_one_run_fdp_from_scores(
+                    inside,
+                    outside,
+                    delta,
+                    significance,
+                    guesses=guesses,
+                    unscored=unscored,
+                    sides=sides,
+                )
+            ),
+        ),
+        OneRunMethod(
+            "one_run_mu",
+            "mu",
+            (_COINS, _ONE_TRAINING, MU_TO_EPSILON),
+            "Mahloujifar, Melis and Chaudhuri 2024, with the trade-off function of mu-GDP",
+            lambda inside, outside, delta, significance, guesses, unscored, sides: (
+                mu_one_run_from_scores(
+                    inside, outside, significance, guesses=guesses, unscored=unscored, sides=sides
+                )
+            ),
+        ),
+        OneRunMethod(
+            "white_box",
+            "mu",
+            (_COINS, _ONE_RELEASE, _ONE_VARIANCE, MU_TO_EPSILON),
+            "Bentkus and Dzindzalieta 2015; derived in `lightning_audit.stats.one_run.white_box`",
+            from_scores=lambda inside, outside, delta, significance: mu_white_box_from_scores(
+                inside, outside, significance
+            ),
+        ),
+        OneRunMethod(
+            "gaussian_pair",
+            "epsilon",
+            (_COINS, _ASYMPTOTIC, _ALIKE, _PAIR_TO_EPSILON),
+            "the idea of Agrawal et al. 2026; the confidence region is ours, derived in "
+            "`lightning_audit.stats.one_run.gaussian_pair`",
+            from_scores=epsilon_gaussian_pair_from_scores,
+            # Data that differ between the canaries look like leakage, however many there are.
+            valid=False,
+        ),
+    )
+}
+ONE_RUN_NAMES = tuple(ONE_RUN_METHODS)
+
+
+def named_one_run_bound(
+    method: str,
+    scores_in: ArrayLike,
+    scores_out: ArrayLike,
+    delta: float,
+    significance: float = 0.05,
+    guesses: Sequence[int] | None = None,
+    unscored: int = 0,
+    sides: Sides = "both",
+) -> NamedBound:
+    """Lower bound on the epsilon of a training from its many canaries, by the name of its method.
+
+    Args:
+        method: one of `ONE_RUN_NAMES`.
+        scores_in: scores of the canaries that were in, ``[n_in]``.
+        scores_out: scores of those that were out, ``[n_out]``.
+        delta: delta of the epsilon, in (0, 1), or 0 for "one_run" and "one_run_fdp".
+        significance: probability in (0, 1) with which the bound may be wrong.
+        guesses: how many canaries are guessed, fixed beforehand; of several numbers each
+            has its share of the significance, and the best one counts. None for
+            `stats.one_run.one_run_epsilon.default_guesses`. "white_box" and "gaussian_pair"
+            take None only.
+        unscored: number of canaries that had a coin, but have no score. "white_box" and
+            "gaussian_pair" take 0 only.
+        sides: "both" to guess half of them in and half out, "in" to guess them all in, as for an
+            attack that tells members only. "white_box" and "gaussian_pair" guess nothing, and take
+            "both" only.
+
+    Returns:
+        The bound with its labels.
+
+    Raises:
+        ValueError: An unknown method, a delta or significance outside its range, scores that are
+            no vectors of numbers, or numbers of guesses or sides that are none or that the method
+            has not.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> scores = 1 + rng.standard_normal(500), rng.standard_normal(500)
+        >>> bound = named_one_run_bound("one_run", *scores, 1e-5, guesses=[62])
+        >>> round(bound.epsilon_lower, 2), bound.rule
+        (1.5, '62 guesses, half in and half out, fixed beforehand')
+    """
+    chosen = ONE_RUN_METHODS[_validate.one_of("method", method, ONE_RUN_METHODS)]
+    level = _validate.open_unit("significance", significance, "e.g. 0.05")
+    _validate.one_of("sides", sides, SIDES)
+    if chosen.quantity == "mu" or chosen.from_scores:
+        at = _validate.open_unit("delta", delta, "such as 1e-5; for delta = 0 take one_run")
+    else:
+        at = delta_or_zero(delta)
+    found: OneRunBound | None = None
+    rule: str | None = None
+    if chosen.from_scores:
+        if sides != "both":
+            raise ValueError(
+                f"sides={sides!r} is not for method={method!r}, which guesses nothing; leave it "
+                "out, or take one_run."
+            )
+        if guesses is not None:
+            raise ValueError(
+                f"guesses={guesses!r} is not for method={method!r}, which guesses nothing; leave "
+                "it out, or take one_run."
+            )
+        if unscored:
+            raise ValueError(
+                f"unscored={unscored!r} must be 0 for method={method!r}, which needs a reading of "
+                "every canary; take one_run."
+            )
+        value = chosen.from_scores(scores_in, scores_out, at, level)
+    elif chosen.from_guesses:
+        numbers = guesses
+        if numbers is None:
+            numbers = default_guesses(np.size(scores_in) + np.size(scores_out) + unscored, sides)
+        found = chosen.from_guesses(scores_in, scores_out, at, level, numbers, unscored, sides)
+        value, rule = found.value, _words_of(numbers, sides)
+    mu = value if chosen.quantity == "mu" else None
+    return NamedBound(
+        method=method,
+        epsilon_lower=value if mu is None else float(gaussian_epsilon(mu, at)),
+        mu_lower=mu,
+        delta=at,
+        significance=level,
+        interpretation="confidence",
+        threshold=None,
+        threshold_value=None,
+        rule=rule,
+        valid=chosen.valid,
+        assumptions=chosen.assumptions,
+        guesses=None if found is None else found.guesses,
+        correct=None if found is None else found.correct,
+    )
+
+
+def _words_of(guesses: Sequence[int], sides: Sides) -> str:
+    way = "all in" if sides == "in" else "half in and half out"
+    numbers = [str(number) for number in sorted(set(guesses), reverse=True)]
+    if len(numbers) < 2:
+        (number,) = numbers or ["no"]
+        noun = {"no": "guesses", "1": "guess"}.get(number, f"guesses, {way}")
+        return f"{number} {noun}, fixed beforehand"
+    told = f"{', '.join(numbers[:-1])} and {numbers[-1]}"
+    return (
+        f"the best of {told} guesses, {way}, fixed beforehand, each at its share of the "
+        "significance"
+    )

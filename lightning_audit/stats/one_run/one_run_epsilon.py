@@ -1,0 +1,197 @@
+"""Lower bounds on epsilon from guesses about many canaries, each of which went in by its own coin.
+
+One number of guesses is compared with one binomial law. Where an upper limit for each of two error
+rates wastes most of its significance, because both must fail at once, this does not: it is the
+tighter bound at few false positives. Nothing is asked of the scores: they may depend on each other,
+as those of canaries in one training do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import optimize, special
+
+from lightning_audit import _validate
+from lightning_audit.stats._arguments import delta_or_zero
+from lightning_audit.stats.one_run._guesses import OneRunBound as OneRunBound
+from lightning_audit.stats.one_run._guesses import Sides, best_of_ranks, whole_guesses
+from lightning_audit.stats.one_run._guesses import default_guesses as default_guesses
+
+__all__ = [
+    "OneRunBound",
+    "default_guesses",
+    "epsilon_one_run",
+    "epsilon_one_run_from_scores",
+    "one_run_p_value",
+]
+
+_ADVICE = "it is the probability with which the bound may fail"
+# Standard deviations, and a few more for small ones, below which the mean of the law is falling.
+_REACH, _EXTRA = 12.0, 40
+
+
+def one_run_p_value(
+    correct: int, guesses: int, canaries: int, epsilon: float, delta: float
+) -> float:
+    r"""Probability of at least so many correct guesses, at most, under (epsilon, delta)-DP.
+
+    Each of m canaries goes in by a fair coin of its own. Whoever sees the output, but no coin,
+    guesses r of the coins, each to be in or out as it likes. Under (epsilon, delta)-DP for adding
+    or removing one canary, at least v guesses are correct with a probability of at most
+
+    .. math:: \Pr[W \ge v] + 2 m \delta \max_{1 \le i \le v} \tfrac1i \Pr[v - i \le W < v],
+        \qquad W \sim \mathrm{Bin}\Bigl(r, \tfrac{e^\varepsilon}{1 + e^\varepsilon}\Bigr)
+
+    Args:
+        correct: Number v of correct guesses.
+        guesses: Number r of guesses.
+        canaries: Number m of coins, guessed or not.
+        epsilon: Epsilon >= 0 of the claim.
+        delta: Delta in [0, 1) of the claim.
+
+    Returns:
+        The probability, at most 1.
+
+    Raises:
+        ValueError: If the numbers are not whole with 0 <= correct <= guesses <= canaries, or
+            ``epsilon`` or ``delta`` is out of its range.
+
+    Example:
+        >>> round(one_run_p_value(20, 20, 1000, epsilon=1.79128, delta=1e-5), 4)
+        0.05
+
+    References:
+        Steinke, Nasr and Jagielski, "Privacy auditing with one (1) training run", NeurIPS 2023,
+        section 5.
+    """
+    v, r, m = whole_guesses(correct, guesses, canaries)
+    return _p_value(v, r, m, _validate.non_negative("epsilon", epsilon), delta_or_zero(delta))
+
+
+def epsilon_one_run(
+    correct: int, guesses: int, canaries: int, delta: float, significance: float
+) -> float:
+    """Lower bound on epsilon from the number of correct guesses of canaries' coins.
+
+    Exceeds the true epsilon with probability at most ``significance``, for every mechanism: it is
+    where `one_run_p_value` exceeds the significance. The number of guesses is fixed beforehand.
+    Which canaries are guessed may depend on the scores of all, but on no coin.
+
+    Args:
+        correct: Number of correct guesses.
+        guesses: Number of guesses.
+        canaries: Number of coins, guessed or not.
+        delta: Delta in [0, 1).
+        significance: Probability in (0, 1) with which the bound may fail.
+
+    Returns:
+        The bound >= 0.
+
+    Raises:
+        ValueError: If the numbers are not whole with 0 <= correct <= guesses <= canaries, or
+            ``delta`` or ``significance`` is out of its range.
+
+    Example:
+        >>> round(epsilon_one_run(900, 1000, 1000, delta=1e-5, significance=0.05), 4)
+        2.0206
+
+    References:
+        As of `one_run_p_value`.
+    """
+    v, r, m = whole_guesses(correct, guesses, canaries)
+    d, level = delta_or_zero(delta), _validate.open_unit("significance", significance, _ADVICE)
+
+    def excess(epsilon: float) -> float:
+        return _p_value(v, r, m, epsilon, d) - level
+
+    if v == 0 or excess(0.0) >= 0:
+        return 0.0
+    high = 1.0
+    while excess(high) < 0:
+        high *= 2.0
+    # A claim implies every larger one, and each is rejected for many enough correct guesses: a
+    # bound at any crossing fails no more often than the largest claim below it is rejected.
+    return float(optimize.brentq(excess, 0.0, high, xtol=1e-12, rtol=1e-13))
+
+
+def epsilon_one_run_from_scores(
+    scores_in: ArrayLike,
+    scores_out: ArrayLike,
+    delta: float,
+    significance: float,
+    *,
+    guesses: Sequence[int] | None = None,
+    unscored: int = 0,
+    sides: Sides = "both",
+) -> OneRunBound:
+    """Lower bound on epsilon from the canaries with the largest and the smallest scores.
+
+    Of r guesses the (r + 1) // 2 largest scores are guessed in, and the r // 2 smallest out. Ranks
+    of all scores together need no threshold, and no look at a coin. The best of k numbers of
+    guesses is taken, each at significance / k; that k and the numbers are fixed beforehand is what
+    makes the search valid.
+
+    Args:
+        scores_in: Scores of the canaries that were in, ``[n_in]``; every canary had a fair coin.
+        scores_out: Scores of those that were out, ``[n_out]``.
+        delta: Delta in [0, 1).
+        significance: Probability in (0, 1) with which the bound may fail.
+        guesses: Numbers of guesses; None for `default_guesses`.
+        unscored: Number of canaries that had a coin, but have no score.
+        sides: "both": half of the guesses are that the largest scores are in, half that the
+            smallest are out. "in": all are that the largest are in, for an attack that tells
+            members only.
+
+    Returns:
+        The bound. Of canaries with the same score as one that is not guessed, or not the same
+        way, none is guessed; these guesses count as made and wrong, as do those that no score is
+        left for.
+
+    Raises:
+        ValueError: If scores are not one-dimensional or hold nan, a number of guesses is no whole
+            number from 1 to that of canaries, ``sides`` is neither, or ``delta`` or
+            ``significance`` is out of its range.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> scores = 1 + rng.standard_normal(500), rng.standard_normal(500)
+        >>> bound = epsilon_one_run_from_scores(*scores, delta=1e-5, significance=0.05)
+        >>> round(bound.value, 2), bound.guesses, bound.correct
+        (1.33, 125, 108)
+
+    References:
+        As of `one_run_p_value`; Bonferroni's inequality.
+    """
+    d = delta_or_zero(delta)
+    return best_of_ranks(
+        scores_in,
+        scores_out,
+        lambda correct, number, canaries, share: epsilon_one_run(
+            correct, number, canaries, d, share
+        ),
+        significance,
+        guesses,
+        unscored,
+        sides,
+    )
+
+
+def _p_value(v: int, r: int, m: int, epsilon: float, delta: float) -> float:
+    q = float(special.expit(epsilon))
+    p = float(special.betainc(v, r - v + 1.0, q)) if v else 1.0
+    if delta > 0 and v:
+        # j = v - i: correct guesses that delta need not supply. The mean of a law of one peak over
+        # j, ..., v - 1 is largest for a j next below the peak, or for v - 1 below it.
+        spread = math.sqrt(r * q * (1.0 - q))
+        lowest = math.floor(r * q - _REACH * spread) - _EXTRA
+        j = np.arange(min(max(lowest, 0), v - 1), v)
+        at_least = np.ones(len(j))
+        positive = j > 0
+        at_least[positive] = special.betainc(j[positive], r - j[positive] + 1.0, q)
+        p += 2.0 * m * delta * float(np.max((at_least - p) / (v - j)))
+    # A probability, whatever the bound on it.
+    return min(p, 1.0)

@@ -1,0 +1,223 @@
+r"""Test of a claimed trade-off function from samples of a mechanism's outputs.
+
+A test of "P or Q" with error rates (alpha, beta) refutes the claim that the mechanism is f-DP if
+``beta < f(alpha)`` or, with the worlds exchanged, ``alpha < f(beta)``. The samples are split: one
+part chooses the test, the other counts its errors.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from lightning_audit import _validate
+from lightning_audit.stats._arguments import significance_level
+from lightning_audit.stats.bounds.intervals import clopper_pearson_upper
+from lightning_audit.stats.outputs._samples import claim_of_both_orders, sample_pair
+from lightning_audit.stats.outputs.nearest_neighbours import NeighbourRatio
+from lightning_audit.stats.outputs.tradeoff_estimate import (
+    TradeoffEstimate,
+    estimate_by_kernel,
+    estimate_by_neighbours,
+)
+from lightning_audit.stats.tradeoff.tradeoff_functions import TradeoffFunction
+
+__all__ = ["AUDIT_THRESHOLDS", "Box", "TradeoffAudit", "audit_tradeoff", "error_rate_corner"]
+
+Floats = NDArray[np.float64]
+Box = Literal["clopper_pearson", "hoeffding"]
+
+#: Likelihood ratios among which `audit_tradeoff` chooses.
+AUDIT_THRESHOLDS: Floats = np.geomspace(1e-4, 1e4, 801)
+
+# Neighbours of the classifier over their default number, as in the paper, up to a share of all.
+_MORE_NEIGHBOURS, _MOST_NEIGHBOURS = 10, 1 / 6
+
+
+@dataclass(frozen=True)
+class TradeoffAudit:
+    """What the samples say of a claimed trade-off function.
+
+    Args:
+        rejected: whether the claim is refuted, at the significance.
+        threshold: likelihood ratio above which the test guesses the second world.
+        false_positives: samples of the first world guessed to be of the second.
+        negatives: samples of the first world that were tested.
+        false_negatives: samples of the second world guessed to be of the first.
+        positives: samples of the second world that were tested.
+        alpha_upper: upper limit of the type I error rate.
+        beta_upper: upper limit of the type II error rate; both hold together.
+        margin: by how much the corner of both limits lies below the claim; refuted if positive.
+        significance: probability of refuting a claim that is true.
+        box: how the limits were computed.
+    """
+
+    rejected: bool
+    threshold: float
+    false_positives: int
+    negatives: int
+    false_negatives: int
+    positives: int
+    alpha_upper: float
+    beta_upper: float
+    margin: float
+    significance: float
+    box: Box
+
+
+def error_rate_corner(
+    errors: ArrayLike,
+    trials: int,
+    significance: float,
+    box: Box = "clopper_pearson",
+) -> Floats:
+    r"""Upper limit of one of two error rates, such that both hold together.
+
+    .. math:: \text{Clopper-Pearson: } p_+(k, n; \gamma / 2), \qquad
+        \text{Hoeffding: } \frac{k}{n} + \sqrt{\frac{\ln(4 / \gamma)}{2 n}}
+
+    The first is exact; the second is the paper's box, two-sided though only its upper corner
+    decides. Both fail with probability at most gamma for the two rates together.
+
+    Args:
+        errors: Number of errors k, whole numbers of any shape.
+        trials: Number of samples n >= 1.
+        significance: Probability gamma in (0, 1) with which one of the two limits may fail.
+        box: Which limit.
+
+    Returns:
+        The limit, at most 1, of the shape of ``errors``.
+
+    Raises:
+        ValueError: If a count is no whole number in [0, trials], ``significance`` is not in (0, 1),
+            or ``box`` is another one.
+
+    Example:
+        >>> error_rate_corner([0, 300], 1000, 0.05, "hoeffding").round(4)  # k / n + .0468
+        array([0.0468, 0.3468])
+        >>> error_rate_corner([0, 300], 1000, 0.05).round(4)
+        array([0.0037, 0.3295])
+    """
+    level = significance_level(significance)
+    counts = np.asarray(errors)
+    exact = np.asarray(clopper_pearson_upper(counts, trials, level / 2))
+    if _validate.one_of("box", box, ("clopper_pearson", "hoeffding")) == "clopper_pearson":
+        return exact
+    return np.minimum(counts / trials + math.sqrt(math.log(4.0 / level) / (2.0 * trials)), 1.0)
+
+
+def audit_tradeoff(
+    samples_p: ArrayLike,
+    samples_q: ArrayLike,
+    claim: TradeoffFunction,
+    significance: float = 0.05,
+    *,
+    box: Box = "clopper_pearson",
+    fraction: float = 0.5,
+    neighbours: int | None = None,
+    seed: int = 0,
+) -> TradeoffAudit:
+    """Test whether a mechanism is f-DP, from independent samples of its outputs on two data sets.
+
+    Refutes a claim that is true with probability at most ``significance``, whatever the mechanism:
+    the estimated curve names the likelihood ratio at which it lies lowest below the claim, a
+    nearest-neighbour classifier is made for it, and both know nothing of the samples whose errors
+    are counted. That a claim is not refuted proves nothing.
+
+    Args:
+        samples_p: Outputs on one data set, ``[n]`` or ``[n, ...]``, independent of each other.
+        samples_q: Outputs on its neighbour, ``[n']`` or ``[n', ...]``.
+        claim: The claimed trade-off function, convex and non-increasing; it is held against both
+            orders of the worlds, as f-DP is a promise for both.
+        significance: Probability in (0, 1) of refuting a true claim.
+        box: Limits of the error rates; "hoeffding" is the paper's, which is wider.
+        fraction: Share in (0, 1) of the samples that choose the test.
+        neighbours: Number of neighbours of the classifier; None for ten times the default, as the
+            paper has it, and a sixth of the samples at most.
+        seed: Seed of the random split, to be fixed beforehand: trying several is another search.
+
+    Returns:
+        The counts, the limits and the decision.
+
+    Raises:
+        ValueError: If samples are not finite, fewer than eight or of different dimensions; if
+            another argument is outside its range; if the claim is of one order only.
+
+    Example:
+        >>> from lightning_audit.stats.tradeoff.tradeoff_functions import GaussianTradeoff
+        >>> rng = np.random.default_rng(0)
+        >>> p, q = rng.normal(0, 1, 4000), rng.normal(1, 1, 4000)
+        >>> audit_tradeoff(p, q, GaussianTradeoff(1.0)).rejected
+        False
+        >>> audit_tradeoff(p, q, GaussianTradeoff(0.7)).rejected
+        True
+
+    References:
+        Askin et al., "General-purpose f-DP estimation and auditing in a black-box setting", USENIX
+        Security 2025, Algorithm 3, with the exact limits of Clopper and Pearson.
+    """
+    p, q = sample_pair(samples_p, samples_q, least=8)
+    share = _validate.open_unit("fraction", fraction, "half and half is usual")
+    level = significance_level(significance)
+    _validate.one_of("box", box, ("clopper_pearson", "hoeffding"))
+    claim_of_both_orders(claim)
+    rng = np.random.default_rng(seed)
+    (p_choose, p_test), (q_choose, q_test) = (_split(rows, share, rng) for rows in (p, q))
+    sizes = len(p_test), len(q_test)
+    threshold = _lowest(_estimate(p_choose, q_choose), claim)
+    if neighbours is None:
+        neighbours = _neighbours(len(p_choose) + len(q_choose))
+    ratio = NeighbourRatio(p_choose, q_choose, neighbours)
+    fp = int(np.count_nonzero(ratio(p_test) > threshold))
+    fn = int(np.count_nonzero(ratio(q_test) <= threshold))
+    alpha = error_rate_corner(fp, sizes[0], level, box)
+    beta = error_rate_corner(fn, sizes[1], level, box)
+    margin = float(tradeoff_margin(alpha, beta, claim))
+    return TradeoffAudit(
+        rejected=margin > 0,
+        threshold=threshold,
+        false_positives=fp,
+        negatives=sizes[0],
+        false_negatives=fn,
+        positives=sizes[1],
+        alpha_upper=float(alpha),
+        beta_upper=float(beta),
+        margin=margin,
+        significance=level,
+        box=box,
+    )
+
+
+def tradeoff_margin(alpha: Floats, beta: Floats, claim: TradeoffFunction) -> Floats:
+    """By how much points (alpha, beta) lie below a claim, in either order of the two worlds."""
+    return np.asarray(np.maximum(claim(alpha) - beta, claim(beta) - alpha))
+
+
+def _split(rows: Floats, share: float, rng: np.random.Generator) -> tuple[Floats, Floats]:
+    order = rng.permutation(len(rows))
+    # Four to choose by and two to test, at the least, of the eight that are asked for.
+    cut = min(max(round(share * len(rows)), 4), len(rows) - 2)
+    return rows[order[:cut]], rows[order[cut:]]
+
+
+def _estimate(p: Floats, q: Floats) -> TradeoffEstimate:
+    if p.shape[1] == 1:
+        return estimate_by_kernel(p, q, thresholds=AUDIT_THRESHOLDS, smoothing=0.0)
+    return estimate_by_neighbours(p, q, thresholds=AUDIT_THRESHOLDS)
+
+
+def _lowest(estimate: TradeoffEstimate, claim: TradeoffFunction) -> float:
+    """The threshold at which the estimated curve lies lowest below the claim."""
+    # The distance over its error, or the expected margin, finds less: where nothing is below the
+    # claim by much they run to the ends of the curve, where everything is small.
+    gap = tradeoff_margin(estimate.alpha, estimate.beta, claim)
+    return float(estimate.thresholds[int(np.argmax(gap))])
+
+
+def _neighbours(samples: int) -> int:
+    wanted = _MORE_NEIGHBOURS * math.ceil(math.sqrt(samples))
+    return max(1, min(wanted, int(_MOST_NEIGHBOURS * samples)))

@@ -1,0 +1,243 @@
+"""An e-process for a claimed trade-off function, by betting on the errors of given tests."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from lightning_audit import _validate
+from lightning_audit.stats._arguments import each, non_negative
+from lightning_audit.stats.evalues.sequential import log_mean_exp
+from lightning_audit.stats.outputs._samples import claim_of_both_orders
+from lightning_audit.stats.tradeoff.tradeoff_functions import ApproxDPTradeoff, TradeoffFunction
+
+__all__ = ["BET_STAKES", "TradeoffBet", "claimed_log_slopes", "privacy_curve"]
+
+Floats = NDArray[np.float64]
+
+#: Parts of the largest stake that cannot ruin, over which `TradeoffBet` mixes.
+BET_STAKES: Floats = 0.99 * np.array([0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 0.95])
+
+# Type I error rates at which the slopes of a claim are taken, over its common error rate.
+_SLOPES_AT = (1.0, 0.6, 0.3, 0.1, 0.02)
+_HALVINGS = 60
+_FINE = 2000
+
+
+def privacy_curve(claim: TradeoffFunction, epsilon: ArrayLike) -> Floats:
+    r"""Smallest delta of a claimed trade-off function at each epsilon, never too small.
+
+    .. math:: \delta(\varepsilon) = \max_\alpha\, 1 - f(\alpha) - e^{\varepsilon} \alpha
+
+    Args:
+        claim: The trade-off function; its own ``delta_at`` is used if it has one.
+        epsilon: Epsilon >= 0, a number or an array.
+
+    Returns:
+        Delta in [0, 1], at least the true one: without ``delta_at``, by the convexity of f around
+        the best of many alphas, and by f falling between neighbouring ones, too large by 1e-5 at
+        the most.
+
+    Raises:
+        ValueError: If an epsilon is negative.
+
+    Example:
+        >>> from lightning_audit.stats.tradeoff.tradeoff_functions import GaussianTradeoff
+        >>> privacy_curve(lambda a: GaussianTradeoff(1.0)(a), [0.0, 1.0, 3.0]).round(4)
+        array([0.3829, 0.1269, 0.0015])
+
+    References:
+        Dong, Roth and Su, "Gaussian differential privacy", JRSS B 84, 2022, Proposition 2.12.
+    """
+    wanted = each(non_negative, "epsilon", np.asarray(epsilon, dtype=np.float64))
+    own = getattr(claim, "delta_at", None)
+    if own is not None:
+        return np.asarray(own(wanted), dtype=np.float64)
+    coarse = np.concatenate([[0.0], np.geomspace(1e-14, 1.0, _FINE)])
+    values = np.asarray(claim(coarse))
+    deltas = [_largest_gap(claim, coarse, values, math.exp(value)) for value in wanted.ravel()]
+    return np.asarray(np.clip(np.reshape(deltas, wanted.shape), 0.0, 1.0), dtype=np.float64)
+
+
+def claimed_log_slopes(claim: TradeoffFunction) -> Floats:
+    """Logarithms of the slopes at which tests are made against a claim.
+
+    Args:
+        claim: The trade-off function.
+
+    Returns:
+        For (epsilon, delta)-DP its epsilon; else the log slopes >= 0 at five type I error rates,
+        from the one at which both errors are alike down to a fiftieth of it, ``[m]``.
+
+    Raises:
+        ValueError: If the function is not below 1 - alpha and falling, as trade-off functions are,
+            or says that it is of one order of the worlds only.
+
+    Example:
+        >>> from lightning_audit.stats.tradeoff.tradeoff_functions import GaussianTradeoff
+        >>> claimed_log_slopes(GaussianTradeoff(1.0)).round(2)
+        array([0.  , 0.4 , 0.83, 1.37, 2.  ])
+    """
+    claim_of_both_orders(claim)
+    if isinstance(claim, ApproxDPTradeoff):
+        return np.array([claim.epsilon])
+    common = common_error_rate(claim)
+    at = common * np.array(_SLOPES_AT)
+    step = 1e-3 * at
+    fall = np.asarray(claim(at - step)) - np.asarray(claim(np.minimum(at + step, 1.0)))
+    # Below a slope of one the other order of the worlds is as good.
+    slopes = np.maximum(fall / (2.0 * step), 1.0) if common > 0 else np.ones(1)
+    return np.unique(np.log(slopes).round(6))
+
+
+def common_error_rate(claim: TradeoffFunction) -> float:
+    """The error rate of the test whose two errors are alike, if it is as good as is claimed.
+
+    Raises:
+        ValueError: If there is none in [0, 1/2]: the claim is no trade-off function.
+
+    Example:
+        >>> from lightning_audit.stats.tradeoff.tradeoff_functions import ApproxDPTradeoff
+        >>> round(common_error_rate(ApproxDPTradeoff(1.0, 0.0)), 4)  # 1 / (1 + e)
+        0.2689
+    """
+    ends = [float(claim(alpha)) for alpha in (0.0, 0.5, 1.0)]
+    if not (0.0 <= ends[0] <= 1.0 and ends[0] >= ends[1] >= ends[2] >= 0.0 and ends[1] <= 0.5):
+        raise ValueError(
+            f"claim={claim!r} is {ends} at alpha 0, 0.5 and 1, must be a trade-off function: "
+            "between 0 and 1 - alpha, and not increasing."
+        )
+    low, high = 0.0, 0.5
+    for _ in range(_HALVINGS):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if float(claim(middle)) > middle else (low, middle)
+    return low
+
+
+class TradeoffBet:
+    r"""E-process for "no test has ``beta + e^t alpha`` below ``1 - delta(t)``", for several t.
+
+    For pairs of an output x of the first world and y of the second, independent of the past, and a
+    score r that the past determines (an estimate of the log likelihood ratio), the test "second if
+    r > t" loses
+
+    .. math:: L_t = e^t\, 1\{r(x) > t\} + 1\{r(y) \le t\}, \qquad
+        \mathbb E\, L_t = e^t \alpha + \beta \ge 1 - \delta(t) =: c
+
+    if the mechanism is f-DP with privacy curve delta. So ``1 + s (c - L) / (1 + e^t - c)`` has mean
+    at most one for every stake 0 <= s <= 1, and its product over pairs is an e-process, whatever
+    the scores are. It is averaged over the stakes, over the t and over both orders of the worlds.
+
+    Args:
+        log_slopes: The t >= 0, ``[m]``.
+        deltas: What is claimed, delta(t) in [0, 1], ``[m]``.
+        shape: Leading shape: independent runs, ``()`` for one.
+
+    Raises:
+        ValueError: If a slope or delta is out of range, or their numbers differ.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> bet = TradeoffBet([1.0], [0.0])  # pure epsilon = 1
+        >>> x, y = rng.normal(0, 1, 2000), rng.normal(2, 1, 2000)
+        >>> bet.update(2 * x - 2, 2 * y - 2)
+        >>> bool(bet.log_e > np.log(1000))
+        True
+
+    References:
+        The inequality: Dong, Roth and Su, "Gaussian differential privacy", JRSS B 84, 2022,
+        Proposition 2.12. Betting: Waudby-Smith and Ramdas, "Estimating means of bounded random
+        variables by betting", JRSS B 86, 2024. Audits without a sample size: Gonzalez et al.,
+        "Sequentially auditing differential privacy", NeurIPS 2025; Kutta et al., "Sequential
+        auditing for f-differential privacy", arXiv:2602.06518.
+    """
+
+    def __init__(
+        self, log_slopes: ArrayLike, deltas: ArrayLike, shape: tuple[int, ...] = ()
+    ) -> None:
+        self.log_slopes = np.asarray(log_slopes, dtype=np.float64)
+        claimed = np.asarray(deltas, dtype=np.float64)
+        each(_validate.non_negative, "log_slopes", self.log_slopes)
+        if self.log_slopes.ndim != 1 or claimed.shape != self.log_slopes.shape:
+            raise ValueError(
+                f"log_slopes has shape {self.log_slopes.shape} and deltas {claimed.shape}, must be "
+                "one [m] for both; give the privacy curve at each slope."
+            )
+        if not ((claimed >= 0) & (claimed <= 1)).all():
+            raise ValueError(f"deltas={_validate.shown(deltas)} must lie in [0, 1].")
+        slopes, floor = np.exp(self.log_slopes), 1.0 - claimed
+        # Gains by (type I error, type II error), in parts of the largest loss: [m] each.
+        gains = np.array([[floor, floor - 1.0], [floor - slopes, floor - slopes - 1.0]])
+        parts = gains / (1.0 + slopes - floor)
+        self._log_factors = np.log1p(parts[..., None] * BET_STAKES)
+        self._log_wealth = np.zeros((*shape, 2, len(claimed), len(BET_STAKES)))
+        #: Pairs taken in.
+        self.pairs = 0
+
+    def update(self, scores_p: Floats, scores_q: Floats) -> None:
+        """Take in pairs of outputs.
+
+        Args:
+            scores_p: estimated log likelihood ratios of outputs of the first world, by an estimate
+                that the past determines, ``[..., n]``.
+            scores_q: those of as many outputs of the second world, ``[..., n]``.
+        """
+        t = self.log_slopes[:, None]
+        p, q = scores_p[..., None, :], scores_q[..., None, :]
+        for order, (first, second) in enumerate(((p > t, q <= t), (q < -t, p >= -t))):
+            both = np.sum(first & second, axis=-1)
+            only = np.sum(first, axis=-1) - both, np.sum(second, axis=-1) - both
+            neither = scores_p.shape[-1] - both - only[0] - only[1]
+            counts = ((neither, only[1]), (only[0], both))
+            self._log_wealth[..., order, :, :] += sum(
+                counts[i][j][..., None] * self._log_factors[i, j] for i in (0, 1) for j in (0, 1)
+            )
+        self.pairs += scores_p.shape[-1]
+
+    @property
+    def log_e(self) -> Floats:
+        """Log e-value against all slopes together, of the leading shape."""
+        return log_mean_exp(self.log_e_of_slopes)
+
+    @property
+    def log_e_of_slopes(self) -> Floats:
+        """Log e-value against what is claimed at each slope, ``[..., m]``."""
+        by_order = log_mean_exp(self._log_wealth)
+        return log_mean_exp(by_order, axis=-2)
+
+    def detectable_error_rate(self, significance: float, parts: int = 1) -> float:
+        """Largest common error rate of a test that so many pairs would have been enough for.
+
+        Args:
+            significance: Probability in (0, 1) of a false alarm.
+            parts: Number of e-processes that the final one is the average of.
+
+        Returns:
+            The rate at which the mean log wealth reaches its goal; -1 if not even a flawless test
+            would.
+        """
+        goal = math.log(parts * 2 * len(self.log_slopes) * len(BET_STAKES) / significance)
+        if self._growth(0.0) * self.pairs < goal:
+            return -1.0
+        low, high = 0.0, 0.5
+        for _ in range(_HALVINGS):
+            middle = 0.5 * (low + high)
+            enough = self._growth(middle) * self.pairs >= goal
+            low, high = (middle, high) if enough else (low, middle)
+        return low
+
+    def _growth(self, rate: float) -> float:
+        """Mean growth of the log wealth by a pair, at the best slope and stake."""
+        chance = np.array([1.0 - rate, rate])
+        return float(np.max(np.einsum("i,j,ij...", chance, chance, self._log_factors)))
+
+
+def _largest_gap(claim: TradeoffFunction, coarse: Floats, values: Floats, slope: float) -> float:
+    """At least max 1 - f(alpha) - slope alpha, from where it is largest on the coarse grid."""
+    best = int(np.argmin(values + slope * coarse))
+    ends = coarse[max(best - 1, 0)], coarse[min(best + 1, len(coarse) - 1)]
+    fine = np.linspace(*ends, _FINE)
+    # Between two neighbours f is at least its right value, and alpha at least the left one.
+    return float(np.max(1.0 - np.asarray(claim(fine))[1:] - slope * fine[:-1]))

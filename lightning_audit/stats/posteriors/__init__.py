@@ -1,0 +1,1 @@
+"""Bayesian posteriors of epsilon and mu from error counts."""

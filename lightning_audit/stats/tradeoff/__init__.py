@@ -1,0 +1,1 @@
+"""Trade-off functions and the divergences behind them."""

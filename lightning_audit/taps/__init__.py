@@ -1,0 +1,1 @@
+"""Hooks that read gradients, weights and samplers without changing them."""

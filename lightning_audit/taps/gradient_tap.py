@@ -1,0 +1,346 @@
+"""Reads the gradient where its noise is in, takes the canary out, and sees what the update uses.
+
+What is computed from a noisy gradient is as private as that gradient (post-processing), so it is
+read at the first place where the noise is known to be in, which is the *cut*: where an
+implementation shows that place, the audit calls `GradientTap.read_now` there. Elsewhere the step
+hooks of the innermost torch optimizer serve every implementation: they run after clipping, noise,
+scaling and reduction, and before the update.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lightning_audit.layout import FloatArray, IndexArray
+from lightning_audit.taps.tensor_views import numpy_view
+from lightning_audit.taps.weight_watch import Moves, WeightWatch
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The gradient of one step at the observed coordinates.
+
+    Args:
+        values: entries of the noisy gradient, canaries already taken out, ``[n]`` in the order of
+            the tap's coordinates; NaN where a parameter had no gradient. Where the gradient was
+            replaced, those that were there when the update was done.
+        replaced: a backward pass ran between the reading and the end of the update, which used
+            another gradient than the one that was read.
+        unclear: the gradient was changed without a backward pass, by an optimizer that is not
+            torch's own, so that it cannot be told which gradient the update used.
+        at_cut: whether it was read where the noise was known to be in, before the optimizer that
+            updates was called.
+        factor: what the gradient was multiplied by between the cut and the update; None where it
+            was changed in another way, or not read at the cut.
+        used: the gradient when the update was done, ``[n]``; None where it is ``values``, in bits.
+        moves: what became of the weights; None where they were not watched.
+        raw: whether the gradient that was read is what a backward pass left, and nobody wrote to it
+            since.
+        dead: which entries were exactly zero when they were read, canaries included, ``[n]``; None
+            where none was.
+    """
+
+    values: FloatArray
+    replaced: bool = False
+    unclear: bool = False
+    at_cut: bool = False
+    factor: float | None = None
+    used: FloatArray | None = None
+    moves: Moves | None = None
+    raw: bool = False
+    dead: NDArray[np.bool_] | None = None
+
+
+class GradientTap:
+    """Step hooks on one torch optimizer.
+
+    Args:
+        optimizer: the innermost optimizer.
+        params: the parameters to read, in the order of the layout.
+        coordinates: tensor -> flat coordinates to read, distinct in a tensor.
+        before: called first in every step; returns what to take out of the gradient: an amount for
+            each coordinate, ``[n]``, or None for nothing.
+        after: called when the update is done, with the `Reading`.
+        lost: called before the update where what was read is not finite.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        params: Sequence[torch.nn.Parameter],
+        coordinates: dict[int, IndexArray],
+        before: Callable[[], FloatArray | None],
+        after: Callable[[Reading], None],
+        lost: Callable[[], None] | None = None,
+    ) -> None:
+        self._params = params
+        self._before, self._after, self._lost = before, after, lost
+        # torch's own optimizers may add momentum or weight decay to p.grad in place: the gradient
+        # that the update starts from is the one that was read.
+        self._trusted = type(optimizer).__module__.startswith("torch.optim.")
+        self._index = coordinates
+        self._where = {
+            j: torch.from_numpy(index).to(params[j].device) for j, index in coordinates.items()
+        }
+        ends = np.cumsum([0, *(len(index) for index in coordinates.values())]).tolist()
+        self._spans = [slice(*pair) for pair in itertools.pairwise(ends)]
+        self._size = ends[-1]
+        self._left: torch.Tensor | None = None
+        #: Whether what was read was read at the cut, of which tensors, and what the update got.
+        self._at_cut = False
+        self._source: Sequence[torch.Tensor | None] | None = None
+        self._arrived: torch.Tensor | None = None
+        #: Which entries were zero before anything was taken out of them.
+        self._dead: NDArray[np.bool_] | None = None
+        #: The gradients that were read last, where they lay, and their entries.
+        self._seen: list[tuple[torch.Tensor, int]] = []
+        self._entries: list[NDArray[Any]] = []
+        self._weights = WeightWatch(params, coordinates)
+        self._depth = 0
+        self._backward_ran = self._backward_before = False
+        #: Where the gradients lay that backward passes left, and how often they were written to.
+        self._backward_left: dict[int, tuple[int, int]] = {}
+        self._raw = False
+        self._handles: list[Any] = [
+            optimizer.register_step_pre_hook(self._pre),
+            optimizer.register_step_post_hook(self._post),
+        ]
+        for j in coordinates:
+            register = params[j].register_post_accumulate_grad_hook
+            self._handles.append(register(self._note_backward))  # type: ignore[no-untyped-call]
+
+    @property
+    def inside_step(self) -> bool:
+        """Whether the step is between reading the gradient and the end of its update."""
+        return self._depth > 0 or self._at_cut
+
+    def reset(self) -> None:
+        """Forget a step that broke off between its hooks."""
+        self._depth = 0
+        self._weights.forget()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._left = self._arrived = self._dead = None
+        self._at_cut, self._source = False, None
+        self._seen, self._entries = [], []  # or they would live on through the next backward pass
+
+    @torch.no_grad()
+    def read_now(self, tensors: Sequence[torch.Tensor | None] | None = None) -> None:
+        """The noise is in: read the gradient and take the canary out.
+
+        Args:
+            tensors: one for each parameter, of its shape, edited in place; None for ``p.grad``.
+        """
+        self._source = tensors
+        if self._at_cut and self._seen and all(map(_unmoved, self._grads(), self._seen)):
+            # More was added in place; the canary is out already.
+            self._left = self._gather()
+        else:
+            self._at_cut = True
+            self._read()
+        self._source = None
+
+    def remove(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+        self.reset()
+
+    @torch.no_grad()
+    def _pre(self, *_: Any) -> None:
+        self._depth += 1
+        if self._depth > 1:  # a subclass calls its parent's step, which fires the hooks again
+            return
+        self._arrive_at_update()
+
+    def _arrive_at_update(self) -> None:
+        """The optimizer that updates has its gradient: read it, unless that was done at the cut."""
+        if not self._at_cut:
+            self._read()
+            return
+        self._arrived = self._gather()
+        self._backward_before, self._backward_ran = self._backward_ran, False
+
+    def _read(self) -> None:
+        self._raw = all(self._is_raw(j) for j in self._index)
+        self._backward_left = {}
+        zeros = np.zeros(self._size, dtype=bool)
+        self._left = self._gather(self._before(), zeros)
+        self._dead = zeros if zeros.any() else None
+        self._weights.start()
+        self._arrived = None
+        self._backward_ran = self._backward_before = False
+        if self._lost is not None and not math.isfinite(float(self._left.sum())):
+            self._lost()
+
+    @torch.no_grad()
+    def _post(self, *_: Any) -> None:
+        self._depth = max(self._depth - 1, 0)
+        if self._depth or self._left is None:  # the hooks may have come off and on inside a step
+            return
+        self._end(trusted=self._trusted)
+
+    def _end(self, *, trusted: bool, again: bool = False) -> None:
+        """The update is done: compare the gradient that is left with the one that was read.
+
+        Args:
+            trusted: whether the update started from the gradient that it was given.
+            again: whether the closure ran more than once, so that it cannot be told of which run
+                the gradient is.
+        """
+        left, arrived = self._left, self._arrived
+        assert left is not None
+        at_cut, backward, dead = self._at_cut, self._backward_ran, self._dead
+        used, moves = self._gather(), self._weights.end()
+        if arrived is not None and any(grad is None for grad in self._grads()):
+            used = arrived  # the step has dropped its gradient when the update was done
+        self._forget()
+        started = left if arrived is None else arrived
+        factor = factor_of(left, arrived) if arrived is not None else None
+        same = _same_bits(started, used)
+        values = left.cpu().numpy()
+        if arrived is not None and self._backward_before and factor is None:
+            self._after(Reading(used.cpu().numpy(), replaced=True))
+        elif again and not at_cut:
+            self._after(Reading(values, unclear=True))
+        elif not same and backward:
+            self._after(Reading(used.cpu().numpy(), replaced=True))
+        else:
+            # What one of torch's own optimizers does to a gradient in place is its update.
+            if self._trusted:
+                same, used = True, started
+            untouched = same and (arrived is None or factor is not None)
+            self._after(
+                Reading(
+                    values,
+                    unclear=not (same or trusted or at_cut),
+                    at_cut=at_cut,
+                    factor=factor,
+                    used=None if untouched else used.cpu().numpy(),
+                    moves=moves,
+                    raw=self._raw,
+                    dead=dead,
+                )
+            )
+
+    def _note_backward(self, param: torch.Tensor) -> None:
+        self._backward_ran = True
+        if param.grad is not None:
+            self._backward_left[id(param)] = (param.grad.data_ptr(), param.grad._version)
+
+    def _is_raw(self, tensor: int) -> bool:
+        grad, left = self._grad(tensor), self._backward_left.get(id(self._params[tensor]))
+        return grad is not None and left == (grad.data_ptr(), grad._version)
+
+    def _gather(
+        self, taken: FloatArray | None = None, zeros: NDArray[np.bool_] | None = None
+    ) -> torch.Tensor:
+        """Read the gradient, after taking out the amount given for each coordinate.
+
+        Args:
+            taken: the amounts, ``[n]``; None for nothing.
+            zeros: is told which entries were exactly zero before, ``[n]``.
+        """
+        views = self._views()
+        if views is None:
+            return self._gather_by_torch(taken, zeros)
+        values = np.empty(self._size)
+        for entries, index, span in zip(views, self._index.values(), self._spans, strict=True):
+            read = entries[index]
+            if zeros is not None:
+                zeros[span] = read == 0.0
+            if taken is not None and (amounts := taken[span]).any():
+                # Where neither noise nor canary came out there is nothing to take out.
+                read -= np.where(read == 0.0, 0.0, amounts).astype(read.dtype)
+                entries[index] = read
+            values[span] = read
+        return torch.from_numpy(values)
+
+    def _grad(self, tensor: int) -> torch.Tensor | None:
+        """The gradient of a tensor of the layout, wherever it is read."""
+        return self._params[tensor].grad if self._source is None else self._source[tensor]
+
+    def _grads(self) -> list[torch.Tensor | None]:
+        return [self._grad(j) for j in self._index]
+
+    def grads(self) -> list[torch.Tensor | None]:
+        """What is read now, one tensor for each parameter of the layout."""
+        return [self._grad(j) for j in range(len(self._params))]
+
+    def _views(self) -> list[NDArray[Any]] | None:
+        """The gradients' memory, tensor by tensor; None unless all of it can be seen by numpy."""
+        grads = self._grads()
+        if self._seen and all(map(_unmoved, grads, self._seen)):
+            return self._entries
+        self._seen = []
+        found = [None if grad is None else numpy_view(grad) for grad in grads]
+        views = [view for view in found if view is not None]
+        if len(views) < len(found):
+            return None
+        self._seen = [(grad, grad.data_ptr()) for grad in grads if grad is not None]
+        self._entries = views
+        return views
+
+    def _gather_by_torch(
+        self, taken: FloatArray | None, zeros: NDArray[np.bool_] | None
+    ) -> torch.Tensor:
+        """As `_gather`, on any device; NaN where a parameter has no gradient."""
+        pieces, empty_before = [], []
+        for (j, where), span in zip(self._where.items(), self._spans, strict=True):
+            grad = self._grad(j)
+            if grad is None:
+                empty = torch.full((len(where),), torch.nan, dtype=torch.float64)
+                pieces.append(empty.to(self._params[j].device))
+                empty_before.append(pieces[-1] == 0.0)
+                continue
+            at = torch.unravel_index(where, grad.shape)
+            values = grad[at]
+            empty_before.append(values == 0.0)
+            if taken is not None and (amounts := taken[span]).any():
+                amount = torch.from_numpy(amounts).to(grad.device, grad.dtype)
+                values -= torch.where(values == 0.0, torch.zeros_like(amount), amount)
+                grad[at] = values
+            pieces.append(values.to(torch.float64))
+        if zeros is not None:
+            zeros[:] = torch.cat(empty_before).cpu().numpy()
+        return torch.cat(pieces)
+
+
+#: How far a gradient that was multiplied by one number may be off, relative to its size.
+_PROPORTIONAL = 1e-4
+
+
+def factor_of(left: torch.Tensor, arrived: torch.Tensor) -> float | None:
+    """The one number that ``left`` was multiplied by to give ``arrived``; None if there is none.
+
+    Args:
+        left: entries of a gradient, ``[n]``.
+        arrived: the same entries later, ``[n]``.
+    """
+    square = float(left @ left)
+    if not (math.isfinite(square) and square > 0.0 and bool(torch.isfinite(arrived).all())):
+        return None
+    factor = float(left @ arrived) / square
+    rest = float((arrived - factor * left).norm())
+    return factor if factor > 0.0 and rest <= _PROPORTIONAL * float(arrived.norm()) else None
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    # As bits: NaN must equal itself here.
+    return torch.equal(one.view(torch.int64), other.view(torch.int64))
+
+
+def _unmoved(grad: torch.Tensor | None, seen: tuple[torch.Tensor, int]) -> bool:
+    """Whether a gradient is the tensor that was seen, in the memory where it was then."""
+    if grad is None or grad is not seen[0]:
+        return False
+    return grad.data_ptr() == seen[1] and grad.is_contiguous()

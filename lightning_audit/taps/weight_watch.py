@@ -1,0 +1,82 @@
+"""How the weights move: in the update, and outside of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from lightning_audit.layout import FloatArray, IndexArray
+from lightning_audit.taps.tensor_views import numpy_view
+
+#: Steps that are watched: the first ones, and one in so many later.
+_FIRST, _EVERY = 100, 8
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Entries of the weights around one update.
+
+    Args:
+        update: what the update added, from the reading of its gradient on, ``[n]``.
+        start: the weights before it, ``[n]``.
+        outside: what was added since the update before; None where that was not watched, ``[n]``.
+    """
+
+    update: FloatArray
+    start: FloatArray
+    outside: FloatArray | None
+
+
+class WeightWatch:
+    """Reads the weights at the coordinates where gradients are read.
+
+    Args:
+        params: the parameters, in the order of the layout.
+        coordinates: tensor -> flat coordinates to read.
+    """
+
+    def __init__(
+        self, params: Sequence[torch.nn.Parameter], coordinates: dict[int, IndexArray]
+    ) -> None:
+        self._params = params
+        self._index = coordinates
+        self._number = 0
+        self._before: FloatArray | None = None
+        self._after: tuple[int, FloatArray] | None = None
+
+    def start(self) -> None:
+        """Before an update, or nearer to it."""
+        watched = self._number < _FIRST or self._number % _EVERY == 0
+        self._before = self._read() if watched else None
+
+    def end(self) -> Moves | None:
+        """After an update; None where it was not watched."""
+        before, number = self._before, self._number
+        self.forget()
+        self._number += 1
+        if before is None:
+            return None
+        earlier, now = self._after, self._read()
+        self._after = (number, now)
+        outside = before - earlier[1] if earlier and earlier[0] == number - 1 else None
+        return Moves(now - before, before, outside)
+
+    def forget(self) -> None:
+        """The step broke off."""
+        self._before = None
+
+    @torch.no_grad()
+    def _read(self) -> FloatArray:
+        pieces = []
+        for j, index in self._index.items():
+            param = self._params[j]
+            view = numpy_view(param)
+            if view is not None:
+                pieces.append(view[index].astype(np.float64))
+            else:
+                where = torch.from_numpy(index).to(param.device)
+                pieces.append(param.detach().reshape(-1)[where].double().cpu().numpy())
+        return np.concatenate(pieces)

@@ -1,0 +1,1 @@
+"""From checks to PASS, VIOLATION or INCONCLUSIVE, with the likely fault."""

@@ -1,0 +1,84 @@
+"""What the rules that name a fault are given, and what they give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_audit.checks.monitor import AuditMonitor
+from lightning_audit.results.audit_report import CheckResult, LikelyFault, Place
+
+#: Entries of a check's evidence that say where it was seen.
+_STEPS = ("first_step", "step", "violated_at_step")
+_PARAMETERS = ("parameters", "flagged")
+_PLACES = (*_STEPS, *_PARAMETERS, "process")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A fault that the checks may have seen.
+
+    Args:
+        fault: the fault.
+        explains: findings that it entails, so that nothing else need be made of them.
+    """
+
+    fault: LikelyFault
+    explains: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is known when a fault is to be named.
+
+    Args:
+        violated: the violated checks, by name.
+        monitor: all checks by e-process after the last step; None if no step was observed.
+        oversize: norm of the canaries over the clipping norm.
+        processes: number of processes that train together.
+    """
+
+    violated: Mapping[str, CheckResult]
+    monitor: AuditMonitor | None
+    oversize: float
+    processes: int = 1
+
+    def first_of(self, names: tuple[str, ...]) -> str | None:
+        """The first of the names that is violated."""
+        return next((name for name in names if name in self.violated), None)
+
+    def candidate(
+        self,
+        name: str,
+        finding: str,
+        sentence: str,
+        look_at: str,
+        evidence: Mapping[str, Any] | None = None,
+        parameters: tuple[str, ...] | None = None,
+        explains: tuple[str, ...] = (),
+    ) -> Candidate:
+        """A candidate whose place is where its finding was seen.
+
+        Args:
+            name: the fault's identifier.
+            finding: name of a violated check.
+            sentence: what is wrong.
+            look_at: what to look at in the code.
+            evidence: numbers; None for those of the check.
+            parameters: names of parameters; None for those of the check.
+            explains: findings that the fault entails.
+        """
+        seen = self.violated[finding].evidence
+        if evidence is None:
+            evidence = {key: value for key, value in seen.items() if key not in _PLACES}
+        if parameters is None:
+            named = next((seen[key] for key in _PARAMETERS if seen.get(key)), ())
+            parameters = (named,) if isinstance(named, str) else tuple(map(str, named))
+        place = Place(
+            parameters,
+            next((int(seen[key]) for key in _STEPS if seen.get(key) is not None), None),
+            None if seen.get("process") is None else int(seen["process"]),
+        )
+        fault = LikelyFault(name, sentence, finding, look_at, dict(evidence), place)
+        return Candidate(fault, explains)

@@ -1,0 +1,97 @@
+"""Is the status of each check in a report the one that its numbers give?"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+
+from lightning_audit.checks.family import SHARES, WARNING_SHARES
+from lightning_audit.checks.registry import REGISTRY, is_wrong
+from lightning_audit.results.audit_report import AuditReport, CheckResult
+from lightning_audit.verdict.pass_blockers import Asked
+
+_SHARES = {**SHARES, **WARNING_SHARES}
+#: Relative difference of e-value and threshold within which the last bit may decide.
+_ROUNDING = 1e-9
+
+
+def contradictions_of_checks(report: AuditReport, asked: Asked) -> Iterator[str]:
+    """What in the checks of a report cannot be: their names, how many there are, their status.
+
+    Args:
+        report: as it was read.
+        asked: what was asked of the audit.
+    """
+    optimizers = len(report.optimizers)
+    yield from _of_names(report, asked, optimizers)
+    for check in report.checks:
+        if check.name in REGISTRY:
+            told = _of_status(check, asked, optimizers)
+            yield from (f"checks: {check.name} {sentence}" for sentence in told)
+
+
+def _of_names(report: AuditReport, asked: Asked, optimizers: int) -> Iterator[str]:
+    counts = Counter(check.name for check in report.checks)
+    yield from (f"checks: there is no check {name!r}" for name in counts if name not in REGISTRY)
+    for name, known in REGISTRY.items():
+        most = optimizers if known.each else min(optimizers, 1)
+        least = most if known.always else 0
+        if name == "no_dp":  # whoever audits claims privacy, also where no optimizer is private
+            most = least = 1
+        if name == "coupling":  # what was found stays found in a run that no longer looks for it
+            least = most * asked.replay_neighbours
+        if name == "reuse.optimizers":
+            least = most = int(optimizers > 1)
+        if not least <= counts[name] <= most:
+            wanted = f"{least}" if least == most else f"{least} to {most}"
+            yield f"checks: {name} is there {counts[name]} times, not {wanted}"
+
+
+def _of_status(check: CheckResult, asked: Asked, optimizers: int) -> Iterator[str]:
+    known = REGISTRY[check.name]
+    wrong = "warned" if known.warns else "allowed" if check.name in asked.allow else "violated"
+    if check.log_e_value is None:
+        if check.share not in (0, _SHARES.get(check.name, 0)):
+            yield f"has the share {check.share} of the significance, and no e-value"
+        yield from _without_e_value(check, wrong)
+        return
+    if check.name not in _SHARES:
+        yield "has an e-value, and such a check has none"
+        return
+    share = _SHARES[check.name] / (max(optimizers, 1) if known.each else 1)
+    if not math.isclose(check.share, share):
+        yield f"has the share {check.share} of the significance, not {share}"
+        return
+    threshold = -math.log(share * asked.significance)
+    if math.isclose(check.log_e_value, threshold, rel_tol=_ROUNDING):
+        return
+    crossed = check.log_e_value > threshold
+    since = check.evidence.get("violated_at_step", "unknown")
+    if crossed != (since is not None):
+        yield (
+            f"has the log e-value {check.log_e_value:.4g} with the threshold {threshold:.4g}, and "
+            f"is said to have reached it at step {since}"
+        )
+    fine = ("ok", "not_run") if check.log_e_value == 0.0 else ("ok",)
+    unsure = ("undecided",) if known.doubtful else ()
+    if check.status not in ((wrong, *unsure) if crossed else fine):
+        yield (
+            f"is {check.status} at a log e-value of {check.log_e_value:.4g} with the threshold "
+            f"{threshold:.4g}"
+        )
+
+
+def _without_e_value(check: CheckResult, wrong: str) -> Iterator[str]:
+    if check.status == "not_run" and (not check.evidence or REGISTRY[check.name].wrong is None):
+        return
+    try:
+        found = is_wrong(check.name, check.evidence)
+    except (KeyError, TypeError) as error:
+        if check.status != "not_run":
+            yield f"is {check.status}, and its evidence does not tell: {error}"
+        return
+    if check.status == "not_run" and not found:
+        return
+    if check.status != (wrong if found else "ok"):
+        yield f"is {check.status}, its evidence says {wrong if found else 'ok'}"

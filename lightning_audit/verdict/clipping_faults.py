@@ -1,0 +1,201 @@
+"""Which fault of the clipping lets a canary add more than it may."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from lightning_audit.checks.monitor import AuditMonitor
+from lightning_audit.checks.registry import LEAKAGE, NOISE
+from lightning_audit.verdict.candidates import Candidate, Case
+
+#: Canaries at least this large tell a clipped one from one that is not, whatever the noise.
+_OVERSIZE = 20.0
+#: How the label of an input canary ends; those of gradient canaries end with a place.
+_INPUT = re.compile(r"\(input(, sampling_rate=[^)]*)?\)$")
+
+
+def clipping_candidates(case: Case) -> list[Candidate]:
+    """Faults of the clipping, the likeliest first.
+
+    What only one fault makes comes first: the norm of the readings, tensors that pass whole, the
+    whole gradient that passes, parts of a batch that count differently, canaries over several
+    tensors that pass with more than the others.
+    A clipping norm that is too large comes last, for it explains any shift.
+    """
+    monitor, finding = case.monitor, _finding(case)
+    if monitor is None or finding is None:
+        return []
+    shift = monitor.sensitivity.largest_shift
+    evidence = {"shift": shift, "shift_lower": monitor.sensitivity.shift_lower}
+    found = [_after_average(monitor), _missed(monitor, case.oversize)]
+    loose = found[1] is not None
+    if shift > 0.5 * case.oversize:
+        found.append(
+            _Named(
+                "no_clipping",
+                "no clipping: a canary passes with its full norm",
+                "whether the step that clips per-sample gradients runs at all, and whether what it "
+                "returns is what is summed",
+            )
+        )
+    elif not loose:
+        by_part = _by_part(monitor)
+        found += (
+            [by_part]
+            if by_part
+            else [_per_tensor(monitor), _counts_twice(monitor), _too_large(monitor)]
+        )
+    return [
+        case.candidate(
+            named.name,
+            finding,
+            named.sentence,
+            named.look_at,
+            {**evidence, **named.evidence},
+            named.parameters,
+            ("sensitivity", *LEAKAGE),
+        )
+        for named in found
+        if named is not None
+    ]
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A fault of the clipping, without what all of them share."""
+
+    name: str
+    sentence: str
+    look_at: str
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    parameters: tuple[str, ...] = ()
+
+
+def _finding(case: Case) -> str | None:
+    if "sensitivity" in case.violated:
+        return "sensitivity"
+    large = case.monitor is not None and case.monitor.sensitivity.shift_lower > 2
+    leaks = "epsilon" in case.violated and not case.first_of(NOISE)
+    return "epsilon" if large and leaks else None
+
+
+def _after_average(monitor: AuditMonitor) -> _Named | None:
+    if not monitor.sensitivity.sum_is_clipped:
+        return None
+    return _Named(
+        "clip_after_average",
+        "clipping after averaging: the batch's mean gradient is clipped, not each sample's "
+        "gradient before the sum",
+        "where gradients are summed or averaged: each sample's must be clipped before that, and "
+        "the norm be taken over one sample",
+        {"expected_batch_size": monitor.last_scale},
+    )
+
+
+def _missed(monitor: AuditMonitor, oversize: float) -> _Named | None:
+    """Tensors that were not clipped, where most were."""
+    shifts = monitor.sensitivity.shifts()
+    loose = shifts > 0.5 * oversize
+    clipped = shifts < 0.1 * oversize
+    if oversize < _OVERSIZE or not loose.any() or clipped.sum() <= loose.sum():
+        return None
+    labels = list(dict.fromkeys(np.array(monitor.header.canaries)[loose].tolist()))
+    return _Named(
+        "clipping_misses_tensors",
+        "clipping misses some tensors: "
+        f"{', '.join(f'`{label}`' for label in labels)} passed with the full norm, and the other "
+        "canaries were clipped",
+        "whether the norm by which a sample is clipped is taken over all trainable tensors",
+        {"unclipped_canaries": labels},
+        _tensors_of(monitor, labels),
+    )
+
+
+def _tensors_of(monitor: AuditMonitor, labels: list[str]) -> tuple[str, ...]:
+    """The tensors that labels name; those of a canary over several tensors are not in its label."""
+    inside = [
+        label.partition("(")[2].removesuffix(")").removesuffix(", moving") for label in labels
+    ]
+    return tuple(name for name in dict.fromkeys(inside) if name in monitor.header.tensors)
+
+
+def _by_part(monitor: AuditMonitor) -> _Named | None:
+    """Canaries whose size depends on the part of a split batch that they enter."""
+    parts = monitor.sensitivity.parts
+    if parts is None or not parts.differ:
+        return None
+    earlier, last = parts.earlier.shift, parts.last.shift
+    return _Named(
+        "parts_count_differently",
+        "parts of a split batch count differently: a record in its last part adds "
+        f"{max(last, 0.0):.2g} times max_grad_norm, one in an earlier part "
+        f"{max(earlier, 0.0):.2g} times",
+        "where the clipped sums of the parts are added up: a sum that shares its memory with "
+        "p.grad, that is added twice, or that is not set to zero after the step",
+        {"shift_of_earlier_parts": earlier, "shift_of_last_parts": last},
+    )
+
+
+def _per_tensor(monitor: AuditMonitor) -> _Named | None:
+    spread, single = _shifts_by_width(monitor)
+    if not (spread > 1.5 and single - 1.0 < (spread - 1.0) / 3.0):
+        return None
+    return _Named(
+        "clip_per_tensor",
+        "clipping per tensor: each tensor is clipped to max_grad_norm on its own, so a whole "
+        f"gradient passes with {spread:.3g} times that norm",
+        "whether a sample's norm is taken over all tensors together; clipped one by one, each of "
+        "L tensors may keep max_grad_norm / sqrt(L)",
+        {"shift_of_spread_canaries": spread, "shift_of_single_tensors": single},
+    )
+
+
+def _shifts_by_width(monitor: AuditMonitor) -> tuple[float, float]:
+    """Mean shift of the canaries over many tensors, and of those in one; NaN where unseen."""
+    shifts = monitor.sensitivity.shifts()
+    kinds = np.array(monitor.header.canary_kinds)
+    wide, pair = kinds == "Spread", kinds == "BlockPair"
+    seen = ~np.isnan(shifts)
+    groups = (shifts[wide & seen], shifts[~wide & ~pair & seen])
+    spread, single = (float(np.mean(g)) if len(g) else math.nan for g in groups)
+    return spread, single
+
+
+def _counts_twice(monitor: AuditMonitor) -> _Named | None:
+    """An input canary that adds about a whole number of clipping norms."""
+    sensitivity = monitor.sensitivity
+    times = round(sensitivity.shift)
+    # The lower limit lies 1.64 standard errors down.
+    error = (sensitivity.shift - sensitivity.shift_lower) / 1.64
+    whole = times >= 2 and abs(sensitivity.shift - times) <= max(2.0 * error, 0.1)
+    if not (_is_input(monitor) and whole):
+        return None
+    return _Named(
+        "record_counts_twice",
+        "a record counts more than once: it adds about "
+        f"{times} times max_grad_norm, as if {times} samples were made of it",
+        "whether views, augmentations or time steps of a record, or a layer that is used several "
+        "times, give per-sample gradients that are clipped one by one",
+        {"times": times},
+    )
+
+
+def _too_large(monitor: AuditMonitor) -> _Named:
+    shift = monitor.sensitivity.shift
+    what = "a record adds" if _is_input(monitor) else "gradients are clipped at"
+    return _Named(
+        "clipping_norm_too_large",
+        f"clipping norm too large: {what} {shift:.3g} times max_grad_norm",
+        "whether the norm that gradients are clipped to is the max_grad_norm that the accountant "
+        "and the noise are told",
+    )
+
+
+def _is_input(monitor: AuditMonitor) -> bool:
+    return bool(_INPUT.search(monitor.header.canaries[0]))

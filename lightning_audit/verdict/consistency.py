@@ -1,0 +1,232 @@
+"""Does a report agree with itself, and its verdict with its checks and counts?
+
+The verdict is computed again by the rules that the run went by: `demands` for the outcome,
+`registry` and `family` for the checks. This finds accidents and careless edits. Whoever writes all
+numbers anew so that they fit has a report that passes: a report is no signature.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from lightning_audit.accounting.margin import exceeds
+from lightning_audit.checks.family import SHARES, shared_log_e
+from lightning_audit.checks.registry import REGISTRY
+from lightning_audit.results.audit_report import KINDS, AuditReport, CheckResult, OptimizerSeen
+from lightning_audit.verdict.check_status import contradictions_of_checks
+from lightning_audit.verdict.pass_blockers import (
+    Asked,
+    lacks_of_optimizer,
+    lacks_of_run,
+    outcome_of,
+)
+
+#: Relative difference of two numbers that were one before they were rounded.
+_ROUNDING = 1e-9
+#: The bound that is computed whatever others are asked for, and one where a canary was seen.
+_ANYTIME, _OF_CANARIES = "betting", "mu"
+
+
+def contradictions(report: AuditReport) -> list[str]:
+    """What in a report cannot be, in sentences that begin with the place.
+
+    Args:
+        report: as `AuditReport.from_json` reads it.
+
+    Returns:
+        The sentences; none where the verdict is the one that checks, counts and settings give.
+    """
+    try:
+        asked = Asked.of(report.settings)
+    except ValueError as error:
+        return [str(error)]
+    return [
+        *_of_verdict(report, asked),
+        *_of_counts(report),
+        *_of_epsilons(report, asked),
+        *contradictions_of_checks(report, asked),
+        *_of_powers(report, asked),
+        *_of_bounds(report, asked),
+    ]
+
+
+def _named(report: AuditReport, name: str) -> list[CheckResult]:
+    return [check for check in report.checks if check.name == name]
+
+
+def _of_counts(report: AuditReport) -> Iterator[str]:
+    seen, history = report.optimizers, report.history
+    for one in seen:
+        counted = (one.canary_steps, one.lost_steps, one.noiseless_steps)
+        if min(counted) < 0 or sum(counted) > one.steps or one.canaries < 1:
+            yield (
+                f"optimizers: {one.steps} steps cannot be {one.canary_steps} with {one.canaries} "
+                f"canaries, {one.lost_steps} lost and {one.noiseless_steps} without noise"
+            )
+    told = {
+        "optimizers": sum(one.steps for one in seen),
+        "history": sum(steps for *_, steps in history),
+    }
+    yield from (
+        f"steps is {report.steps}, the sum over {where} {steps}"
+        for where, steps in told.items()
+        if steps != report.steps
+    )
+    if any(steps < 1 or sigma < 0 or not 0 < (rate or 1) <= 1 for sigma, rate, steps in history):
+        yield "history: a phase has no steps, negative noise or a sample rate outside (0, 1]"
+    noiseless = sum(steps for sigma, _, steps in history if sigma <= 0)
+    if noiseless != sum(one.noiseless_steps for one in seen):
+        yield f"optimizers: other than {noiseless} steps without noise, which history has"
+    readings = sum(one.canaries * one.canary_steps for one in seen)
+    if readings != report.observations:
+        yield f"observations is {report.observations}, the canary steps have {readings} readings"
+    for point in report.operating_points:
+        cells = (point.fn, point.tp, point.fp, point.tn)
+        if min(cells) < 0 or sum(cells) != readings:
+            yield f"operating_points: one counts {sum(cells)} guesses of {readings} readings"
+    if len(report.records) > len(seen):
+        yield f"record: {len(report.records)} records of {len(seen)} private optimizers"
+    yield from _of_counted_evidence(report)
+
+
+def _of_counted_evidence(report: AuditReport) -> Iterator[str]:
+    """Numbers of the optimizers that their checks hold as well."""
+    for check in _named(report, "no_dp"):
+        if check.evidence.get("private_steps") != report.steps:
+            yield f"checks: no_dp has other private_steps than the {report.steps} steps"
+    pairs = (("gradient_replaced", "steps"), ("sensitivity", "shift_lower"))
+    for name, number in pairs:
+        told = [check for check in _named(report, name) if check.status != "not_run"]
+        found = [check.evidence.get(number) for check in told]
+        wanted = [getattr(one, number) for one in report.optimizers if _ran(one, name)]
+        if sorted(map(str, found)) != sorted(map(str, wanted)):
+            yield f"checks: {name} has {number} {found}, optimizers has {wanted}"
+    last = next((row["e_value"] for row in reversed(report.epochs) if "e_value" in row), 0.0)
+    if last > 0 and math.log(last) > shared_log_e(report.checks) + _ROUNDING * abs(math.log(last)):
+        yield f"epochs: an e-value of {last:.3g} was logged, and no check has as much"
+
+
+def _ran(one: OptimizerSeen, name: str) -> bool:
+    """Whether a check that looks at every step, or at those with canaries, saw something."""
+    return bool(one.canary_steps if name == "sensitivity" else one.steps)
+
+
+def _of_powers(report: AuditReport, asked: Asked) -> Iterator[str]:
+    for one in report.optimizers:
+        sizes = {part: power.size for part, power in one.power.items()}
+        if sizes != asked.resolution.parts and (sizes or (report.complete and one.steps)):
+            yield f"optimizers: power is of {sizes}, the resolution asks for " + (
+                f"{dict(asked.resolution.parts)}"
+            )
+        if not all(0.0 <= power.power <= 1.0 for power in one.power.values()):
+            yield "optimizers: a power outside [0, 1]"
+    least = {part: _least(report.optimizers, part) for part in asked.resolution.parts}
+    if report.power != {part: row for part, row in least.items() if row is not None}:
+        yield f"power: {dict(report.power)} is not the least of the optimizers', {least}"
+
+
+def _least(seen: Iterable[OptimizerSeen], part: str) -> dict[str, Any] | None:
+    powers = [one.power[part] for one in seen if part in one.power]
+    return dataclasses.asdict(min(powers, key=lambda power: power.power)) if powers else None
+
+
+def _of_epsilons(report: AuditReport, asked: Asked) -> Iterator[str]:
+    spent, claimed, delta = report.epsilon_spent, report.epsilon_claimed, report.delta
+    if asked.claimed_epsilon is not None and asked.claimed_epsilon != claimed:
+        yield f"epsilon_claimed is {claimed}, settings.claimed_epsilon {asked.claimed_epsilon}"
+    if asked.delta != delta:
+        yield f"delta is {delta}, settings.delta {asked.delta}"
+    known = bool(report.history) and all(rate is not None for _, rate, _ in report.history)
+    if known != (spent is not None):
+        yield f"epsilon_spent is {spent}, and history {'tells' if known else 'does not tell'} it"
+    for name, number in (("spent", spent), ("claimed", claimed)):
+        if number is not None and number < 0:
+            yield f"epsilon_{name} is {number}, below 0"
+    if not report.optimizers:
+        return
+    numbers = {"epsilon_spent": spent, "epsilon_claimed": claimed, "delta": delta}
+    compared = spent is not None and claimed is not None
+    for name, held in (("accounting", tuple(numbers)), ("epsilon", ("epsilon_claimed",))):
+        for check in _named(report, name):
+            if compared != (check.status != "not_run"):
+                yield f"checks: {name} is {check.status}, with spent {spent}, claimed {claimed}"
+            elif compared or name == "accounting":
+                yield from (
+                    f"checks: {name} has {number} {check.evidence.get(number)}, "
+                    f"the report {numbers[number]}"
+                    for number in held
+                    if check.evidence.get(number) != numbers[number]
+                )
+
+
+def _of_bounds(report: AuditReport, asked: Asked) -> Iterator[str]:
+    names = [bound.name for bound in report.bounds]
+    if len(set(names)) < len(names):
+        yield "bounds: a name stands twice"
+    if (_ANYTIME in names) != (report.steps > 0):
+        yield f"bounds: {_ANYTIME} is {'there' if _ANYTIME in names else 'absent'}"
+    named = report.settings.get("bounds")
+    own = {_ANYTIME, _OF_CANARIES}
+    if not isinstance(named, list) or not {*names} <= own.union(map(str, named)):
+        yield f"bounds: {names} are not those of settings.bounds, {named}"
+    count = max(len(report.optimizers), 1)
+    for bound in report.bounds:
+        numbers = (bound.epsilon_lower, bound.mu_lower, bound.epsilon_step_lower)
+        if any(number is not None and not number >= 0 for number in numbers):
+            yield f"bounds: {bound.name} has a bound below 0"
+        if bound.delta not in (report.delta, 0):
+            yield f"bounds: {bound.name} is at delta {bound.delta}, the report at {report.delta}"
+        # One is valid at all looks, and stands for what is proved.
+        if (bound.looks == "anytime") != (bound.name == _ANYTIME):
+            yield f"bounds: {bound.name} is for {bound.looks} looks"
+        # Of several optimizers, those that took no step leave the others with their share.
+        levels = (asked.bound_significance, asked.bound_significance / count)
+        if not any(math.isclose(bound.significance, level) for level in levels):
+            yield f"bounds: {bound.name} is at significance {bound.significance}, not {levels[0]}"
+    surely = [check.evidence.get("epsilon_lower") for check in _named(report, "epsilon")]
+    lower = report.epsilon_lower
+    strict = SHARES["epsilon"] * asked.significance <= asked.bound_significance
+    for sure in surely:
+        if isinstance(sure, int | float) and strict and (lower is None or exceeds(sure, lower)):
+            yield f"bounds: epsilon {sure} is proved at the verdict's significance, {lower} here"
+
+
+def _of_verdict(report: AuditReport, asked: Asked) -> Iterator[str]:
+    verdict = report.verdict
+    others = report.lacks
+    lacks = lacks_of_run(
+        asked, report.checks, report.epsilon_spent, others, complete=report.complete
+    )
+    for one in report.optimizers or (None,):
+        lacks += lacks_of_optimizer(one, asked.resolution)
+    outcome = outcome_of(report.checks, lacks)
+    violated = [check for check in report.checks if check.status == "violated"]
+    if verdict.outcome != outcome:
+        why = {"VIOLATION": [f"{c.name} is violated" for c in violated], "INCONCLUSIVE": lacks}
+        reason = "; ".join(why.get(outcome, ["nothing is violated and nothing is missing"]))
+        yield f"verdict: outcome is {verdict.outcome}, the report gives {outcome}: {reason}"
+    if verdict.outcome == "PASS":
+        if verdict.missing:
+            yield f"verdict: outcome is PASS, and missing: {'; '.join(verdict.missing)}"
+        yield from (
+            f"verdict: outcome is PASS, and {check.name} has not run"
+            for check in report.checks
+            if check.status == "not_run"
+            and check.name in REGISTRY
+            and REGISTRY[check.name].must_run
+        )
+    if verdict.outcome == "INCONCLUSIVE" and not verdict.missing:
+        yield "verdict: outcome is INCONCLUSIVE, and nothing is missing"
+    kind = next((k for k in KINDS if any(check.kind == k for check in violated)), None)
+    if verdict.kind != kind:
+        yield f"verdict: kind is {verdict.kind}, the violated checks give {kind}"
+    names = {check.name for check in violated}
+    if any(fault.finding not in names for fault in verdict.faults):
+        yield "verdict: a fault rests on a check that is not violated"
+    if bool(verdict.faults) != bool(names):
+        yield f"verdict: {len(verdict.faults)} faults of {len(names)} violated checks"
+    if verdict.fault and not verdict.faults:
+        yield "verdict: a fault is named that is not among faults"

@@ -1,0 +1,230 @@
+"""What a run must have shown to pass: one rule for the run that gives a verdict and for the gate.
+
+Nothing here needs more than what stands in the report, nor anything but the standard library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_audit import _validate
+from lightning_audit.checks.registry import SHOW_THE_RELEASE
+from lightning_audit.files import typed_json as _typed
+from lightning_audit.results.audit_report import CheckResult, OptimizerSeen, Outcome
+
+#: Power that a pass needs.
+TARGET = 0.95
+#: Share of steps with a failed injection or a non-finite reading above which nothing is concluded.
+MAX_LOST = 0.01
+#: A live canary's shift has its lower 95 % limit above this; a dead one reads mu = 0.
+_LIVE = 0.5
+#: Said of a run whose report is not its last.
+NOT_ENDED = "the training has not ended"
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """The violations that an audit must be able to see before it may pass.
+
+    Args:
+        noise: noise as a multiple of the claim, in (0, 1).
+        sensitivity: what a canary adds as a multiple of what clipping allows, > 1.
+
+    Raises:
+        ValueError: a value outside its range.
+    """
+
+    noise: float = 0.8
+    sensitivity: float = 2.0
+
+    def __post_init__(self) -> None:
+        _validate.open_unit("noise", self.noise, "0.8 asks to see noise of 0.8 times the claim")
+        if not self.sensitivity > 1:
+            raise ValueError(
+                f"sensitivity={self.sensitivity!r} must be > 1; 2.0 asks to see a clipping norm "
+                "twice the claimed one."
+            )
+
+    @property
+    def parts(self) -> Mapping[str, float]:
+        """Size of each violation, by the name of its part."""
+        return {"noise": self.noise, "sensitivity": self.sensitivity}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Those settings of an audit on which its outcome rests.
+
+    Args:
+        claimed_epsilon: the user's claim, None if the accountants were asked.
+        delta: of all epsilons.
+        significance: probability of a false alarm over the whole run.
+        bound_significance: probability that a bound on epsilon is wrong.
+        resolution: what the run must be able to see.
+        allow: names of checks whose violation the user acknowledges.
+        replay_neighbours: whether batches were to be replayed.
+
+    Raises:
+        ValueError: a probability outside (0, 1).
+    """
+
+    claimed_epsilon: float | None
+    delta: float
+    significance: float
+    bound_significance: float
+    resolution: Resolution
+    allow: tuple[str, ...]
+    replay_neighbours: bool
+
+    def __post_init__(self) -> None:
+        for name in ("delta", "significance", "bound_significance"):
+            _validate.open_unit(name, getattr(self, name))
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Asked:
+        """Read them from a report's settings.
+
+        Raises:
+            ValueError: one is absent, of another type or out of range; the message names it.
+        """
+        own = {name: settings[name] for name in cls.__dataclass_fields__ if name in settings}
+        asked: Asked = _typed.read(cls, own, "settings")
+        return asked
+
+
+def outcome_of(checks: Iterable[CheckResult], lacks: Sequence[str]) -> Outcome:
+    """The outcome of a run.
+
+    Args:
+        checks: all checks, those that the user acknowledges marked.
+        lacks: what stands in the way of a pass.
+    """
+    if any(check.status == "violated" for check in checks):
+        return "VIOLATION"
+    return "INCONCLUSIVE" if lacks else "PASS"
+
+
+def lacks_of_run(
+    asked: Asked,
+    checks: Sequence[CheckResult],
+    epsilon_spent: float | None,
+    others: Sequence[str],
+    *,
+    complete: bool,
+) -> list[str]:
+    """What stands in the way of a pass, whichever private optimizer is looked at.
+
+    Args:
+        asked: what was asked of the audit.
+        checks: all checks.
+        epsilon_spent: epsilon of the steps that ran; None if unknown.
+        others: what no check and no count shows, in sentences.
+        complete: whether the training has ended as it should.
+    """
+    lacks = list(others)
+    if not complete and not lacks:
+        lacks.append(NOT_ENDED)
+    if asked.claimed_epsilon is not None and epsilon_spent is None:
+        lacks.append(
+            "the sample rate is unknown, so the claimed epsilon cannot be checked; state it as "
+            "PrivacyAudit(claim=PrivacyClaim(sample_rate=...)) or attach an accountant"
+        )
+    idle = {c.name: c for c in checks if c.status == "not_run" and c.name not in asked.allow}
+    if asked.replay_neighbours and "coupling" in idle:
+        lacks.append(f"replay_neighbours=True compared nothing: {idle['coupling'].message}")
+    name = "sampling.not_poisson"
+    # Where no subsampling is accounted for, it is of no consequence how the loader draws.
+    if name in idle and idle[name].evidence.get("accounted_rate") is not None:
+        lacks.append(f"{idle[name].message}; if it does, allow={name!r} says so")
+    lacks += [
+        f"{check.message}: what that and the steps cost together is not known; {check.advice}"
+        for check in checks
+        if unpaid(check) and check.name not in asked.allow
+    ]
+    undecided = [check.name for check in checks if check.status == "undecided"]
+    if undecided:
+        named = ", ".join(undecided)
+        lacks.append(
+            f"{named}: a fault, or something that is done to correct noise; {SHOW_THE_RELEASE}"
+        )
+    return lacks
+
+
+def unpaid(check: CheckResult) -> bool:
+    """Whether a private number of records changes the divisor, at a cost that no claim covers.
+
+    Of a result that is not violated: the divisor's cost alone is within the claim, and what it and
+    the steps cost together is not known.
+    """
+    private = check.evidence.get("private_dataset_size") is True
+    return check.name == "expected_batch_size" and check.status == "ok" and private
+
+
+def lacks_of_optimizer(seen: OptimizerSeen | None, resolution: Resolution) -> list[str]:
+    """What one private optimizer's steps lack to pass.
+
+    Args:
+        seen: what they showed; None if there was no such optimizer.
+        resolution: what they must have been able to show.
+    """
+    if seen is None or seen.steps == 0:
+        lacks = seen.lacks if seen else ()
+        return [*lacks, "no step of a private optimizer was observed"]
+    return [*_of_steps(seen, resolution), *_of_canaries(seen, resolution)]
+
+
+def _of_steps(seen: OptimizerSeen, resolution: Resolution) -> list[str]:
+    lacks = list(seen.lacks)
+    if seen.lost_steps > MAX_LOST * seen.steps:
+        lacks.append(
+            f"{seen.lost_steps} of {seen.steps} steps were lost to failed injections or "
+            "non-finite gradients; look for NaN or Inf in the training"
+        )
+    if seen.noiseless_steps:
+        lacks.append(
+            f"{seen.noiseless_steps} of {seen.steps} steps have noise_multiplier 0, so no "
+            "privacy is claimed of them and nothing can be tested; set it above 0"
+        )
+    if seen.oversize < resolution.sensitivity:
+        lacks.append(
+            f"canaries of {seen.oversize:g} times max_grad_norm cannot show a clipping norm "
+            f"{resolution.sensitivity:g} times too large; set oversize to 1000, "
+            "or take an input canary whose gradient is longer, as Mislabeled(amplitude=100.0)"
+        )
+    return lacks
+
+
+def _of_canaries(seen: OptimizerSeen, resolution: Resolution) -> list[str]:
+    if seen.noiseless_steps == seen.steps:
+        return []
+    if seen.canary_steps == 0:
+        return ["no canary was observed"]
+    lacks = []
+    wanted = {
+        "noise": f"noise of {resolution.noise:g} times the claim",
+        "sensitivity": f"a clipping norm {resolution.sensitivity:g} times too large",
+    }
+    for part, violation in wanted.items():
+        reached = seen.power.get(part)
+        if reached is not None and not reached.power >= TARGET:
+            more = reached.steps_needed - seen.steps
+            need = (
+                f"about {more} more steps are needed if the data stay as loud"
+                if 0 < more < 10**6
+                else "the data's part of the gradient hides it so far; it may fall as the training "
+                "converges"
+            )
+            lacks.append(
+                f"{violation} would have been seen with probability {reached.power:.2f} only; "
+                f"{need}"
+            )
+    shift = seen.shift_lower
+    if shift is None or not shift > _LIVE:
+        limit = "unknown" if shift is None else f"{shift:.2f} of 1"
+        lacks.append(
+            f"the canary's own signal was not seen (lower limit {limit}): more steps are "
+            "needed, or something removes it before the update"
+        )
+    return lacks

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+
+from lightning_audit.accounting.claims import PrivacyClaim
+from lightning_audit.accounting.composition import Phase, epsilon_of_history
+
+MECHANISM = {"noise_multiplier": 2.0, "sample_rate": 0.01, "steps": 100}
+
+
+def test_each_part_can_be_claimed_alone() -> None:
+    values = {**MECHANISM, "delta": 1e-5, "max_grad_norm": 1.2, "expected_batch_size": 64}
+    values |= {"neighbouring": "replace", "private_dataset_size": True}
+    for name, value in values.items():
+        claim = PrivacyClaim(**{name: value})
+        assert {k: v for k, v in claim.to_dict().items() if v is not None} == {name: value}
+
+
+def test_nothing_is_no_claim() -> None:
+    with pytest.raises(ValueError, match=r"claims nothing; give at least one of epsilon, delta"):
+        PrivacyClaim()
+
+
+def test_epsilon_needs_its_delta() -> None:
+    with pytest.raises(ValueError, match=r"delta=None must be in \(0, 1\); epsilon=8\.0 is claim"):
+        PrivacyClaim(epsilon=8)
+    assert PrivacyClaim(epsilon=8, delta=1e-5).epsilon == 8.0
+
+
+def test_mu_is_that_of_one_step() -> None:
+    assert PrivacyClaim(noise_multiplier=4.0).mu == 0.25
+    with pytest.raises(ValueError, match=r"noise_multiplier=None must be a number for mu; state"):
+        _ = PrivacyClaim(epsilon=1.0, delta=1e-5).mu
+
+
+def test_history_is_one_phase() -> None:
+    assert PrivacyClaim(**MECHANISM).history() == [Phase(2.0, 0.01, 100)]
+
+
+def test_history_names_all_that_is_missing() -> None:
+    message = r"sample_rate=None and steps=None must .* PrivacyClaim\(sample_rate=\.\.\., steps="
+    with pytest.raises(ValueError, match=message):
+        PrivacyClaim(noise_multiplier=1.0).history()
+
+
+def test_composed_epsilon_is_that_of_the_mechanism_not_the_promise() -> None:
+    claim = PrivacyClaim(epsilon=50.0, delta=1e-5, **MECHANISM)
+    assert claim.composed_epsilon() == epsilon_of_history(claim.history(), 1e-5)
+    assert claim.composed_epsilon(1e-7) == epsilon_of_history(claim.history(), 1e-7)
+
+
+def test_composed_epsilon_is_between_the_neighbours_of_the_claim() -> None:
+    replaced = PrivacyClaim(delta=1e-5, neighbouring="replace", **MECHANISM)
+    wanted = epsilon_of_history(replaced.history(), 1e-5, neighbouring="replace")
+    removed = PrivacyClaim(delta=1e-5, neighbouring="add_remove", **MECHANISM)
+    assert replaced.composed_epsilon() == wanted > removed.composed_epsilon()
+    assert removed.composed_epsilon() == PrivacyClaim(delta=1e-5, **MECHANISM).composed_epsilon()
+
+
+def test_composed_epsilon_asks_for_a_delta_and_a_mechanism() -> None:
+    with pytest.raises(ValueError, match=r"delta=None must be a number for composed_epsilon"):
+        PrivacyClaim(**MECHANISM).composed_epsilon()
+    assert PrivacyClaim(**MECHANISM).composed_epsilon(1e-5) > 0
+    with pytest.raises(ValueError, match=r"noise_multiplier=None"):
+        PrivacyClaim(epsilon=1.0, delta=1e-5).composed_epsilon()
+
+
+def test_goes_into_json_and_back() -> None:
+    claim = PrivacyClaim(
+        epsilon=np.float32(8.0), delta=1e-5, steps=np.int64(7), max_grad_norm=np.float64(1.5)
+    )
+    assert PrivacyClaim(**json.loads(json.dumps(claim.to_dict()))) == claim
+
+
+def test_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        PrivacyClaim(epsilon=1.0, delta=1e-5).epsilon = 2.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"epsilon": 0.0, "delta": 1e-5}, r"epsilon=0\.0 must be a finite number > 0; leave it"),
+        ({"epsilon": math.inf, "delta": 1e-5}, r"epsilon=inf must be a finite number > 0"),
+        ({"epsilon": 1.0, "delta": 0.0}, r"delta=0\.0 must be in \(0, 1\); such as 1e-5"),
+        ({"delta": 1.0}, r"delta=1\.0 must be in \(0, 1\)"),
+        ({"noise_multiplier": 0.0}, r"noise_multiplier=0\.0 must be .*; training without noise"),
+        ({"sample_rate": 1.2}, r"sample_rate=1\.2 must be in \(0, 1\]; expected batch size over"),
+        ({"steps": 0}, "steps=0 must be a whole number >= 1; count optimizer steps"),
+        ({"steps": 1.5}, r"steps=1\.5 must be a whole number"),
+        ({"max_grad_norm": -1.0}, r"max_grad_norm=-1\.0 must be a finite number > 0"),
+        ({"expected_batch_size": 0}, "expected_batch_size=0 must be a finite number > 0"),
+        ({"epsilon": "8", "delta": 1e-5}, "epsilon='8' must be"),
+        (
+            {"neighbouring": "swap"},
+            r"neighbouring='swap' must be one of \['add_remove', 'replace'\]",
+        ),
+        (
+            {"private_dataset_size": 1},
+            "private_dataset_size=1 must be True or False; True if nobody may learn how many",
+        ),
+        (
+            {"private_dataset_size": True, "neighbouring": "replace"},
+            "private_dataset_size=True contradicts neighbouring='replace': where a record is",
+        ),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        PrivacyClaim(**arguments)

@@ -1,0 +1,417 @@
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_audit.accounting import composition
+from lightning_audit.accounting.composition import Phase, bucket_up, compress, epsilon_of_history
+from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon
+
+sigmas = st.floats(0.05, 100)
+phases = st.builds(Phase, sigmas, st.sampled_from([0.01, 0.1, 1.0]), st.integers(1, 10_000))
+histories = st.lists(phases, max_size=20)
+
+
+@pytest.fixture
+def builds(monkeypatch: pytest.MonkeyPatch):
+    """The single-step distributions built in the test, starting from empty caches."""
+    from dp_accounting.pld import privacy_loss_distribution
+
+    build, built = privacy_loss_distribution.from_gaussian_mechanism, []
+
+    def counted(sigma, **options):
+        built.append((sigma, options["sampling_prob"], options["value_discretization_interval"]))
+        return build(sigma, **options)
+
+    monkeypatch.setattr(privacy_loss_distribution, "from_gaussian_mechanism", counted)
+    composition._single_step.cache_clear()
+    composition._sufficient_grid.cache_clear()
+    composition._epsilon_on_grid.cache_clear()
+    return built
+
+
+# Reference numbers; the last column is the finest grid that is printed.
+
+TABLE = [
+    (1.0, 0.01, 1000, {1e-3: 1.828934, 1e-4: 1.828244}, 1.828244),
+    (1.0, 0.01, 10_000, {1e-3: 6.190976, 1e-4: 6.187745}, 6.187745),
+    (0.8, 0.00512, 20_000, {1e-3: 6.811991, 1e-4: 6.806006}, 6.805951),
+    (1.0, 0.001, 100_000, {1e-3: 1.725923, 1e-4: 1.638029}, 1.637252),
+]
+
+
+@pytest.mark.parametrize(("sigma", "rate", "steps", "by_grid", "finest"), TABLE)
+def test_reference_epsilons_on_given_grids(
+    sigma: float, rate: float, steps: int, by_grid: dict[float, float], finest: float
+) -> None:
+    for grid, expected in by_grid.items():
+        epsilon = epsilon_of_history([Phase(sigma, rate, steps)], 1e-5, grid=grid)
+        assert epsilon == pytest.approx(expected, abs=6e-7)
+
+
+@pytest.mark.parametrize(("sigma", "rate", "steps", "by_grid", "finest"), TABLE)
+def test_automatic_grid_is_within_half_a_percent(
+    sigma: float, rate: float, steps: int, by_grid: dict[float, float], finest: float
+) -> None:
+    epsilon = epsilon_of_history([Phase(sigma, rate, steps)], 1e-5)
+    assert epsilon == pytest.approx(finest, rel=0.005)
+    assert epsilon >= finest
+
+
+@pytest.mark.parametrize(
+    ("mu", "expected"),
+    [(0.25, 0.2758), (0.5, 0.6238), (0.75, 1.0955), (1, 1.8289), (1.25, 3.1414), (1.5, 5.3547)],
+)
+def test_reference_epsilons_by_mu_of_a_step(mu: float, expected: float) -> None:
+    epsilon = epsilon_of_history([Phase(1 / mu, 0.01, 1000)], 1e-5, grid=1e-3)
+    assert epsilon == pytest.approx(expected, abs=6e-5)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "rate", "steps", "expected"),
+    [(0.7512, 0.00512, 20_000, 8.0), (1.41576, 0.01, 1000, 1.0)],
+)
+def test_reference_noise_multipliers_of_claims(
+    sigma: float, rate: float, steps: int, expected: float
+) -> None:
+    epsilon = epsilon_of_history([Phase(sigma, rate, steps)], 1e-5, grid=5e-4)
+    assert epsilon == pytest.approx(expected, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "rate", "steps", "claimed", "mu"),
+    [(0.75120, 0.00512, 20_000, 8.0, 1.33120), (1.41576, 0.01, 1000, 1.0, 0.70633)],
+)
+def test_reference_noise_multipliers_are_right_to_the_last_digit(
+    sigma: float, rate: float, steps: int, claimed: float, mu: float
+) -> None:
+    assert 1 / sigma == pytest.approx(mu, abs=6e-6)
+    spent = [
+        epsilon_of_history([Phase(sigma + off, rate, steps)], 1e-5, grid=1e-3)
+        for off in (-6e-6, 6e-6)
+    ]
+    assert spent[1] < claimed < spent[0]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("sigma", "rate", "steps", "by_grid", "finest"), TABLE[2:])
+def test_reference_epsilons_on_the_finest_grid(
+    sigma: float, rate: float, steps: int, by_grid: dict[float, float], finest: float
+) -> None:
+    epsilon = epsilon_of_history([Phase(sigma, rate, steps)], 1e-5, grid=3e-5)
+    assert epsilon == pytest.approx(finest, abs=6e-7)
+
+
+def test_noise_a_fifth_too_small_doubles_the_claim() -> None:
+    # Reference: sigma .7512 claims 8, x0.8 spends 15.84.
+    epsilon = epsilon_of_history([Phase(0.8 * 0.7512, 0.00512, 20_000)], 1e-5, grid=5e-4)
+    assert epsilon == pytest.approx(15.84, abs=0.02)
+
+
+def test_full_batches_compose_exactly() -> None:
+    # The references are 33.103748 and 33.103733 on grids of 1e-3 and 1e-4.
+    assert epsilon_of_history([Phase(2.0, 1.0, 100)], 1e-5) == pytest.approx(33.103733, abs=1e-6)
+    mixed = [Phase(2.0, 1.0, 10), Phase(5.0, 1.0, 40), Phase(2.0, 1.0, 7)]
+    mu = math.sqrt(17 / 4 + 40 / 25)
+    assert epsilon_of_history(mixed, 1e-5) == gaussian_epsilon(mu, 1e-5)
+
+
+def test_nearly_full_batches_agree_with_the_exact_composition() -> None:
+    sampled = epsilon_of_history([Phase(2.0, 1 - 1e-9, 100)], 1e-5, grid=1e-3)
+    assert sampled == pytest.approx(gaussian_epsilon(5.0, 1e-5), rel=1e-6)
+
+
+def test_agrees_with_quadrature_of_a_single_step() -> None:
+    # Naive twin: one step's privacy curve by summing the densities (remove, then add).
+    sigma, rate, delta = 0.8, 0.2, 1e-3
+    x = np.linspace(-12 * sigma, 1 + 12 * sigma, 400_001)
+    without = np.exp(-0.5 * (x / sigma) ** 2) / (sigma * math.sqrt(2 * math.pi))
+    shifted = np.exp(-0.5 * ((x - 1) / sigma) ** 2) / (sigma * math.sqrt(2 * math.pi))
+    within = (1 - rate) * without + rate * shifted
+    epsilon = epsilon_of_history([Phase(sigma, rate, 1)], delta, grid=1e-4)
+    width = x[1] - x[0]
+    spent = max(
+        np.maximum(p - math.exp(epsilon) * q, 0).sum() * width
+        for p, q in ((within, without), (without, within))
+    )
+    assert spent == pytest.approx(delta, rel=1e-3)
+
+
+# Replaced records.
+
+
+def test_a_replaced_record_agrees_with_quadrature_of_a_single_step() -> None:
+    # Naive twin: opposite gradients, each of which joins the batch with the sample rate.
+    sigma, rate, delta = 0.8, 0.2, 1e-3
+    x = np.linspace(-1 - 12 * sigma, 1 + 12 * sigma, 400_001)
+    at = [np.exp(-0.5 * ((x - shift) / sigma) ** 2) for shift in (-1, 0, 1)]
+    minus, none, plus = (density / (sigma * math.sqrt(2 * math.pi)) for density in at)
+    epsilon = epsilon_of_history([Phase(sigma, rate, 1)], delta, neighbouring="replace", grid=1e-4)
+    gap = (1 - rate) * none + rate * plus - math.exp(epsilon) * ((1 - rate) * none + rate * minus)
+    assert np.maximum(gap, 0).sum() * (x[1] - x[0]) == pytest.approx(delta, rel=1e-3)
+
+
+def test_a_replaced_record_of_full_batches_is_twice_the_shift() -> None:
+    history = [Phase(2.0, 1.0, 100)]
+    epsilon = epsilon_of_history(history, 1e-5, neighbouring="replace")
+    assert epsilon == gaussian_epsilon(10.0, 1e-5)
+    nearly = [Phase(2.0, 1 - 1e-9, 100)]
+    sampled = epsilon_of_history(nearly, 1e-5, neighbouring="replace", grid=1e-3)
+    assert sampled == pytest.approx(epsilon, rel=1e-6)
+
+
+@pytest.mark.parametrize("history", [[Phase(1.0, 0.01, 1000)], [Phase(0.7, 0.1, 10)]])
+def test_replacing_costs_more_than_removing_and_at_most_removing_and_adding(
+    history: list[Phase],
+) -> None:
+    delta = 1e-5
+    replaced = epsilon_of_history(history, delta, neighbouring="replace")
+    assert replaced > epsilon_of_history(history, delta)
+    # Removing, then adding: (epsilon, delta') twice is (2 epsilon, (1 + e^epsilon) delta').
+    for share in (1e-6, 1e-7, 1e-8):
+        removed = epsilon_of_history(history, share)
+        if (1 + math.exp(removed)) * share <= delta:
+            assert replaced <= 2 * removed
+
+
+def test_a_replaced_record_at_a_tiny_delta_has_the_bound_without_subsampling() -> None:
+    history = [Phase(1.0, 0.01, 1000)]
+    epsilon = epsilon_of_history(history, 1e-13, neighbouring="replace")
+    assert epsilon == gaussian_epsilon(2 * math.sqrt(1000), 1e-13)
+
+
+def test_another_neighbourhood_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"neighbouring='zero' must be one of \['add_remove', 're"):
+        epsilon_of_history([Phase(1.0, 0.01, 10)], 1e-5, neighbouring="zero")
+
+
+# The automatic grid.
+
+
+@pytest.mark.parametrize(
+    ("sigma", "rate", "steps"), [(0.1, 0.05, 300), (0.3, 0.05, 300), (0.01, 0.05, 300)]
+)
+def test_large_losses_take_a_coarse_grid(
+    sigma: float, rate: float, steps: int, builds: list[tuple[float, float, float]]
+) -> None:
+    epsilon = epsilon_of_history([Phase(sigma, rate, steps)], 1e-5)
+    grids = [grid for _, _, grid in builds]
+    assert min(grids) > 1e-3
+    assert epsilon / min(grids) < 300_000
+    finer = epsilon_of_history([Phase(sigma, rate, steps)], 1e-5, grid=min(grids) / 4)
+    assert finer <= epsilon <= 1.005 * finer
+
+
+def test_small_losses_take_a_fine_grid() -> None:
+    # Single-step losses of 1e-6: on a grid of 1e-3, epsilon comes out seventy times too large.
+    history = [Phase(5.0, 1e-5, 1000)]
+    epsilon = epsilon_of_history(history, 1e-5)
+    finest = epsilon_of_history(history, 1e-5, grid=1e-8)
+    assert finest <= epsilon <= finest + 1e-6
+
+
+def test_practically_no_loss_ends_the_search() -> None:
+    assert epsilon_of_history([Phase(100.0, 1e-6, 1)], 1e-5) == 0.0
+
+
+def test_absurdly_small_noise_returns_the_bound_without_subsampling(builds: list) -> None:
+    epsilon = epsilon_of_history([Phase(1e-4, 0.05, 300)], 1e-5)
+    assert epsilon == gaussian_epsilon(math.sqrt(300) * 1e4, 1e-5)
+    assert not builds
+
+
+@pytest.mark.parametrize("delta", [1e-12, 1e-13, 1e-16, 1e-30, 1e-300])
+def test_tiny_deltas_stay_finite_and_ordered(delta: float) -> None:
+    history = [Phase(1.0, 0.01, 1000)]
+    epsilon = epsilon_of_history(history, delta)
+    assert epsilon_of_history(history, 1e-11) < epsilon
+    assert epsilon <= gaussian_epsilon(math.sqrt(1000), delta)
+
+
+def test_smallest_delta_of_the_grid_agrees_with_the_exact_composition() -> None:
+    sampled = epsilon_of_history([Phase(2.0, 1 - 1e-9, 100)], 1e-12, grid=1e-3)
+    assert sampled == pytest.approx(gaussian_epsilon(5.0, 1e-12), rel=1e-4)
+
+
+# Caching.
+
+
+def test_growing_history_builds_nothing_new(builds: list) -> None:
+    for steps in (300, 400, 800, 1023):
+        epsilon_of_history([Phase(1.0, 0.01, steps)], 1e-5)
+        if steps == 300:
+            first = len(builds)
+    assert len(builds) == len(set(builds)) == first
+    assert first <= 4
+
+
+def test_grid_is_checked_again_when_steps_have_grown_fourfold(builds: list) -> None:
+    for steps in (256, 1023):
+        epsilon_of_history([Phase(1.0, 0.01, steps)], 1e-5)
+    assert composition._sufficient_grid.cache_info().misses == 1
+    epsilon_of_history([Phase(1.0, 0.01, 1024)], 1e-5)
+    assert composition._sufficient_grid.cache_info().misses == 2
+
+
+def test_order_of_calls_does_not_matter() -> None:
+    histories = [[Phase(1.0, 0.01, steps)] for steps in (10, 100, 1000, 5000)]
+    results = []
+    for order in (histories, histories[::-1]):
+        composition._sufficient_grid.cache_clear()
+        composition._epsilon_on_grid.cache_clear()
+        results.append({h[0].steps: epsilon_of_history(h, 1e-5) for h in order})
+    assert results[0] == results[1]
+
+
+def test_caches_are_bounded() -> None:
+    assert composition._single_step.cache_info().maxsize is not None
+    assert composition._sufficient_grid.cache_info().maxsize is not None
+
+
+# Laws.
+
+
+def test_nothing_spends_nothing() -> None:
+    assert epsilon_of_history([], 1e-5) == 0.0
+
+
+def test_a_step_without_noise_spends_everything() -> None:
+    assert epsilon_of_history([Phase(0.0, 0.01, 1)], 1e-5) == math.inf
+    assert epsilon_of_history([Phase(1.0, 0.01, 9), Phase(0.0, 1.0, 1)], 1e-5) == math.inf
+
+
+def test_splitting_and_reordering_change_nothing() -> None:
+    whole = [Phase(1.0, 0.01, 500), Phase(2.0, 0.02, 300)]
+    parts = [Phase(1.0, 0.01, 200), Phase(2.0, 0.02, 300), Phase(1.0, 0.01, 300)]
+    assert epsilon_of_history(parts, 1e-5) == epsilon_of_history(whole, 1e-5)
+    swapped = epsilon_of_history(whole[::-1], 1e-5)
+    assert swapped == pytest.approx(epsilon_of_history(whole, 1e-5), rel=1e-9)
+
+
+def test_epsilon_rises_with_steps_and_rate_and_falls_with_noise_and_delta() -> None:
+    def epsilon(sigma=1.0, rate=0.01, steps=500, delta=1e-5):
+        return epsilon_of_history([Phase(sigma, rate, steps)], delta, grid=1e-3)
+
+    assert epsilon(steps=499) < epsilon() < epsilon(steps=501)
+    assert epsilon(rate=0.009) < epsilon() < epsilon(rate=0.011)
+    assert epsilon(sigma=1.1) < epsilon() < epsilon(sigma=0.9)
+    assert epsilon(delta=1e-4) < epsilon() < epsilon(delta=1e-6)
+
+
+def test_another_phase_spends_more_than_either_and_less_than_both() -> None:
+    first, second = [Phase(1.0, 0.01, 500)], [Phase(0.8, 0.02, 100)]
+    both = epsilon_of_history(first + second, 1e-5, grid=1e-3)
+    alone = [epsilon_of_history(history, 0.5e-5, grid=1e-3) for history in (first, second)]
+    assert max(epsilon_of_history(h, 1e-5, grid=1e-3) for h in (first, second)) < both < sum(alone)
+
+
+# Buckets and compression.
+
+
+@given(st.floats(1e-6, 1e6), st.sampled_from([1.0001, 1.02, 1.5, 2.0]))
+def test_bucket_is_the_next_grid_point_upward(sigma: float, ratio: float) -> None:
+    bucket = bucket_up(sigma, ratio)
+    assert sigma <= bucket <= sigma * ratio * (1 + 1e-9)
+    assert bucket_up(bucket, ratio) == bucket
+
+
+@given(sigmas, sigmas)
+def test_buckets_keep_the_order(one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    assert bucket_up(low) <= bucket_up(high)
+
+
+def test_bucket_of_no_noise_is_no_noise() -> None:
+    assert bucket_up(0.0) == 0.0
+
+
+@given(histories)
+def test_compressing_keeps_the_steps_and_never_lowers_noise(history: list[Phase]) -> None:
+    short = compress(history, max_phases=8, rounding="up")
+    assert len(short) <= max(8, len({phase.sample_rate for phase in history}))
+    assert sum(phase.steps for phase in short) == sum(phase.steps for phase in history)
+    assert len({(phase.noise_multiplier, phase.sample_rate) for phase in short}) == len(short)
+    before = sum(phase.steps / phase.noise_multiplier**2 for phase in history)
+    after = sum(phase.steps / phase.noise_multiplier**2 for phase in short)
+    assert after <= before * (1 + 1e-9)
+    kept = compress(history, max_phases=8, rounding="mean")
+    assert _chi_square(kept) == pytest.approx(_chi_square(history), rel=1e-9)
+
+
+def _chi_square(history: list[Phase]) -> float:
+    return sum(phase.steps * math.expm1(phase.noise_multiplier**-2) for phase in history)
+
+
+def test_a_schedule_of_many_noise_multipliers_is_spent_to_half_a_percent() -> None:
+    history = [Phase(2.0 * 0.98**step, 0.1, 1) for step in range(60)]
+    short = compress(history, max_phases=12, rounding="mean")
+    assert len(short) <= 12
+    exact = epsilon_of_history(history, 1e-5, grid=1e-3)
+    assert epsilon_of_history(short, 1e-5, grid=1e-3) == pytest.approx(exact, rel=5e-3)
+    assert epsilon_of_history(compress(history), 1e-5, grid=1e-3) <= exact
+
+
+def test_few_mechanisms_are_merged_exactly() -> None:
+    history = [Phase(1.001, 0.01, 5), Phase(1.002, 0.01, 6), Phase(1.001, 0.01, 7)]
+    assert compress(history) == [Phase(1.001, 0.01, 12), Phase(1.002, 0.01, 6)]
+
+
+def test_many_mechanisms_are_bucketed() -> None:
+    history = [Phase(1 + 0.001 * i, 0.01, 10) for i in range(1, 26)]
+    assert compress(history, max_phases=25) == history
+    assert compress(history) == [Phase(1.02, 0.01, 200), Phase(1.02**2, 0.01, 50)]
+
+
+def test_compressing_lowers_epsilon_by_at_most_two_percent_of_noise() -> None:
+    history = [Phase(1 + 0.003 * i, 0.01, 50) for i in range(10)]
+    exact = epsilon_of_history(history, 1e-5, grid=1e-3)
+    short = epsilon_of_history(compress(history), 1e-5, grid=1e-3)
+    widened = [Phase(1.02 * p.noise_multiplier, p.sample_rate, p.steps) for p in history]
+    assert epsilon_of_history(widened, 1e-5, grid=1e-3) <= short <= exact
+
+
+# Arguments and imports.
+
+
+def test_phase_holds_plain_numbers() -> None:
+    phase = Phase(np.float64(1.0), np.float32(0.5), np.int64(3))
+    assert [type(value) for value in vars(phase).values()] == [float, float, int]
+    assert phase == Phase(1.0, 0.5, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Phase(-1.0, 0.1, 1), r"noise_multiplier=-1\.0 must be a finite number >= 0"),
+        (lambda: Phase(math.nan, 0.1, 1), "noise_multiplier=nan must be"),
+        (lambda: Phase(1.0, 0.0, 1), r"sample_rate=0\.0 must be in \(0, 1\]; use 1\.0 for full"),
+        (lambda: Phase(1.0, 1.5, 1), r"sample_rate=1\.5 must be"),
+        (lambda: Phase(1.0, 0.1, 0), "steps=0 must be a whole number >= 1; leave out phases"),
+        (lambda: Phase(1.0, 0.1, 2.0), r"steps=2\.0 must be a whole number"),
+        (lambda: epsilon_of_history([], 0.0), r"delta=0\.0 must be in \(0, 1\); such as 1e-5"),
+        (lambda: epsilon_of_history([], 1e-5, grid=0.0), r"grid=0\.0 must be a finite number > 0"),
+        (lambda: bucket_up(-1.0), r"sigma=-1\.0 must be"),
+        (lambda: bucket_up(1.0, 1.0), r"ratio=1\.0 must be a finite number > 1; use 1\.02"),
+        (lambda: compress([], max_phases=0), "max_phases=0 must be a whole number >= 1"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(call, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("module", ["composition", "claims"])
+def test_accounting_imports_no_torch(module: str) -> None:
+    code = (
+        f"import sys, lightning_audit.{module} as module;"
+        "from lightning_audit.accounting.composition import Phase, epsilon_of_history;"
+        "assert epsilon_of_history([Phase(1.0, 0.1, 1)], 1e-5, grid=0.01) > 0;"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

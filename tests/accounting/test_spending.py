@@ -1,0 +1,52 @@
+"""What accountants are asked, and between which data sets the steps are composed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from opacus.accountants import RDPAccountant
+
+from lightning_audit.accounting.composition import Phase, epsilon_of_history
+from lightning_audit.accounting.spending import claimed_epsilon, epsilon_spent
+from lightning_audit.dpsgd.opacus import AccountantLink
+
+DELTA = 1e-5
+
+
+class Counting(RDPAccountant):
+    """Counts how often it is asked."""
+
+    asked = 0
+
+    def get_epsilon(self, delta: float, **arguments: Any) -> float:
+        self.asked += 1
+        return float(super().get_epsilon(delta, **arguments))
+
+
+def link(*history: tuple[float, float, int]) -> AccountantLink:
+    accountant = Counting()
+    accountant.history = list(history)
+    return AccountantLink(accountant, 0.1)
+
+
+def test_an_accountant_is_asked_once_for_each_history_and_delta() -> None:
+    told = link((1.0, 0.1, 10))
+    first = claimed_epsilon(None, [told], DELTA).epsilon
+    assert claimed_epsilon(None, [told], DELTA).epsilon == first
+    assert told.accountant.asked == 1
+    told.accountant.step(noise_multiplier=1.0, sample_rate=0.1)
+    later = claimed_epsilon(None, [told], DELTA).epsilon
+    assert later == RDPAccountant.get_epsilon(told.accountant, DELTA) > first
+    assert claimed_epsilon(None, [told], 1e-3).epsilon < later
+    assert told.accountant.asked == 3
+
+
+@pytest.mark.parametrize("neighbouring", ["add_remove", "replace"])
+def test_steps_are_composed_between_the_data_sets_of_the_claim(neighbouring: Any) -> None:
+    seen = [(1.0, 0.1, 10)]
+    spent = epsilon_spent(seen, [], DELTA, neighbouring)
+    assert spent == epsilon_of_history([Phase(1.0, 0.1, 10)], DELTA, neighbouring=neighbouring)
+    # A longer history of the accountant counts between the same data sets.
+    more = epsilon_spent(seen, [link((1.0, 0.1, 20))], DELTA, neighbouring)
+    assert more == epsilon_of_history([Phase(1.0, 0.1, 20)], DELTA, neighbouring=neighbouring)

@@ -1,0 +1,180 @@
+"""One callback in the Trainers of both Lightning packages, and where only one is installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch
+import pytest
+import pytorch_lightning
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException as UnifiedRefusal
+from lightning_fabric.utilities.exceptions import MisconfigurationException as StandaloneRefusal
+from training_support import (
+    ManualTraining,
+    PrivateModule,
+    PrivateTraining,
+    assert_no_hooks_left,
+    fit,
+    trainer_for,
+    violation,
+)
+
+from lightning_audit import PrivacyAudit
+from lightning_audit.record.store import read_observations
+from lightning_audit.testing.faulty_noise import HalfNoise
+
+PACKAGES = {"pytorch_lightning": pytorch_lightning, "lightning.pytorch": lightning.pytorch}
+
+
+class UnifiedModule(PrivateTraining, lightning.pytorch.LightningModule):
+    """The training as a module of `lightning.pytorch`."""
+
+
+class UnifiedManualModule(ManualTraining, lightning.pytorch.LightningModule):
+    """The manual training as a module of `lightning.pytorch`."""
+
+
+def unified(**arguments: Any) -> dict[str, Any]:
+    return {"trainer_class": lightning.pytorch.Trainer, **arguments}
+
+
+def test_the_audit_is_a_callback_of_both_packages() -> None:
+    assert pytorch_lightning.Callback is not lightning.pytorch.Callback
+    for package in PACKAGES.values():
+        assert isinstance(PrivacyAudit(), package.Callback)
+
+
+@pytest.mark.parametrize("kind", [UnifiedModule, UnifiedManualModule])
+def test_sound_training_under_lightning_pytorch_passes(tmp_path: Path, kind: Any) -> None:
+    module = kind()
+    report = fit(tmp_path, module, PrivacyAudit(seed=1), **unified(max_steps=64))
+    assert report.verdict.outcome == "PASS", report.verdict
+    assert report.observations == 64 * 8
+    assert_no_hooks_left(module)
+
+
+@pytest.mark.parametrize("kind", [UnifiedModule, UnifiedManualModule])
+def test_half_noise_under_lightning_pytorch_is_a_violation(tmp_path: Path, kind: Any) -> None:
+    report = violation(
+        tmp_path, kind(optimizer_class=HalfNoise), PrivacyAudit(seed=1), **unified(max_steps=32)
+    )
+    assert report.verdict.fault.startswith("noise scale too small")
+
+
+def test_both_packages_give_the_same_record(tmp_path: Path) -> None:
+    for name, kind, trainer_class in (
+        ("standalone", PrivateModule, pytorch_lightning.Trainer),
+        ("unified", UnifiedModule, lightning.pytorch.Trainer),
+    ):
+        torch.manual_seed(3)
+        audit = PrivacyAudit(seed=1, report_dir=tmp_path / name)
+        trainer_for(tmp_path, audit, max_steps=16, trainer_class=trainer_class).fit(kind())
+    (one, first), (other, second) = (
+        read_observations(tmp_path / name / "observations.bin")
+        for name in ("standalone", "unified")
+    )
+    assert one == other
+    assert first.tobytes() == second.tobytes()
+
+
+def test_metrics_reach_the_trainer_of_lightning_pytorch(tmp_path: Path) -> None:
+    trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), **unified(max_epochs=1))
+    trainer.fit(UnifiedModule())
+    metrics = {name for name in trainer.callback_metrics if name.startswith("audit/")}
+    assert {"audit/epsilon_lower", "audit/epsilon_spent", "audit/observations"} <= metrics
+
+
+def test_one_callback_serves_both_packages_in_turn(tmp_path: Path) -> None:
+    audit = PrivacyAudit(seed=1)
+    assert fit(tmp_path, PrivateModule(), audit, max_steps=16).steps == 16
+    assert fit(tmp_path, UnifiedModule(), audit, **unified(max_steps=24)).steps == 24
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+@pytest.mark.parametrize("caught", [StandaloneRefusal, UnifiedRefusal])
+def test_a_refusal_is_caught_as_either_packages_exception(
+    tmp_path: Path, name: str, caught: type[Exception]
+) -> None:
+    module = PrivateModule() if name == "pytorch_lightning" else UnifiedModule()
+    trainer = trainer_for(
+        tmp_path, PrivacyAudit(), precision="16-true", trainer_class=PACKAGES[name].Trainer
+    )
+    with pytest.raises(caught, match="cannot audit precision="):
+        trainer.fit(module)
+
+
+_ALONE = """
+import sys, warnings
+warnings.simplefilter("ignore")
+for name in {absent!r}:
+    sys.modules[name] = None  # importing it raises ModuleNotFoundError
+import torch, {package} as pl
+from opacus import PrivacyEngine
+from opacus.data_loader import DPDataLoader
+from torch.utils.data import DataLoader, TensorDataset
+from lightning_audit import PrivacyAudit
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+class Module(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Linear(32, 10))
+        self.loader = DataLoader(TensorDataset(torch.randn(512, 8)), batch_size=16)
+
+    def training_step(self, batch, batch_idx):
+        return self.net(batch[0]).square().mean()
+
+    def train_dataloader(self):
+        return DPDataLoader.from_data_loader(self.loader)
+
+    def configure_optimizers(self):
+        self.net, optimizer, _ = PrivacyEngine().make_private(
+            module=self.net, optimizer=torch.optim.SGD(self.net.parameters(), lr=0.05),
+            data_loader=self.loader, noise_multiplier=1.0, max_grad_norm=1.0,
+        )
+        return optimizer
+
+audit = PrivacyAudit(seed=1)
+assert PrivacyAudit.__mro__[2] is pl.Callback and len(PrivacyAudit.__mro__) == 4
+trainer = pl.Trainer(
+    accelerator="cpu", max_steps=64, logger=False, enable_checkpointing=False,
+    enable_progress_bar=False, enable_model_summary=False, default_root_dir={directory!r},
+    callbacks=[audit],
+)
+trainer.fit(Module())
+print("outcome:", audit.report.verdict.outcome, audit.report.observations)
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "absent"),
+    [
+        ("pytorch_lightning", ["lightning"]),
+        ("lightning.pytorch", ["pytorch_lightning", "lightning_fabric"]),
+    ],
+)
+def test_one_package_alone_is_enough(tmp_path: Path, package: str, absent: list[str]) -> None:
+    script = _ALONE.format(package=package, absent=absent, directory=str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "outcome: PASS 512" in done.stdout
+
+
+def test_without_lightning_the_error_says_what_to_install() -> None:
+    script = (
+        "import sys\n"
+        "sys.modules['lightning'] = sys.modules['pytorch_lightning'] = None\n"
+        "import lightning_audit.callbacks._namespaces\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "pip install pytorch-lightning" in done.stderr

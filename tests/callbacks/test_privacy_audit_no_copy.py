@@ -1,0 +1,543 @@
+"""Real trainings: canaries without a copy where that is certain, by copy elsewhere, never left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from opacus.optimizers import DPOptimizer
+from opacus.utils.batch_memory_manager import BatchMemoryManager
+from torch.nn import functional
+from training_support import (
+    ManualModule,
+    PrivateModule,
+    digits,
+    mlp,
+    report_in,
+    trainer_for,
+)
+
+from lightning_audit import PrivacyAudit
+from lightning_audit.dpsgd.opacus import OpacusStep
+from lightning_audit.dpsgd.prefill import RowPrefill
+from lightning_audit.record.store import (
+    DROPPED,
+    EARLIER,
+    ENTERED,
+    INJECTED,
+    NOT_PLANNED,
+    read_observations,
+)
+from lightning_audit.session import step_planner as planning
+
+OBSTACLE = "the test forbids it"
+
+
+def forbid_prefill(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RowPrefill, "obstacle", lambda self: OBSTACLE)
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the batches that were copied."""
+    found: list[int] = []
+    inject = OpacusStep.inject
+
+    def counted(self: OpacusStep, directions: Any, norm: float, part: int) -> None:
+        found.append(self.batch_size() or 0)
+        inject(self, directions, norm, part)
+
+    monkeypatch.setattr(OpacusStep, "inject", counted)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def clipped_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Canary rows in each clipping of each step: those far longer than a gradient here can be."""
+    found: list[int] = []
+    clip = DPOptimizer.clip_and_accumulate
+
+    def counted(self: DPOptimizer) -> None:
+        found.append(canary_rows(self))
+        clip(self)
+
+    monkeypatch.setattr(DPOptimizer, "clip_and_accumulate", counted)
+    return found
+
+
+def canary_rows(optimizer: DPOptimizer) -> int:
+    if any(getattr(p, "grad_sample", None) is None for p in optimizer.params):
+        return 0
+    squares = sum(g.flatten(1).float().pow(2).sum(1) for g in optimizer.grad_samples)
+    return int((squares > 500.0**2).sum())
+
+
+def canary_rows_left(module: pl.LightningModule) -> int:
+    optimizers = module.optimizers()
+    return canary_rows(optimizers._optimizer)
+
+
+def train(
+    directory: Path,
+    module: pl.LightningModule | None = None,
+    *callbacks: pl.Callback,
+    steps: int = 30,
+    every_n_steps: int | None = 1,
+    **kwargs: Any,
+) -> pl.LightningModule:
+    torch.manual_seed(3)
+    trained = module or PrivateModule()
+    audit = PrivacyAudit(seed=1, every_n_steps=every_n_steps, on_violation="warn")
+    trainer_for(directory, audit, *callbacks, max_steps=steps, **kwargs).fit(trained)
+    return trained
+
+
+def entries_in(directory: Path) -> np.ndarray:
+    return read_observations(directory / "audit" / "observations.bin")[1]
+
+
+def notes_in(directory: Path) -> str:
+    report = json.loads((directory / "audit" / "report.json").read_text())
+    return json.dumps(report)
+
+
+def weights(module: PrivateModule) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in module.net.parameters()])
+
+
+KINDS: dict[str, tuple[Callable[[], pl.LightningModule], dict[str, Any]]] = {
+    "mlp": (PrivateModule, {}),
+    "functorch": (lambda: PrivateModule(mode="functorch"), {}),
+    "manual": (ManualModule, {}),
+    "small batches, some empty": (lambda: PrivateModule(batch_size=2), {}),
+    "64-true": (lambda: PrivateModule(), {"precision": "64-true"}),
+    "bf16-true": (lambda: PrivateModule(), {"precision": "bf16-true"}),
+}
+
+
+@pytest.mark.whole_report
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[pytest.mark.heavy] if kind in ("functorch", "64-true") else [])
+        for kind in KINDS
+    ],
+)
+def test_the_run_without_a_copy_is_the_run_with_one_to_the_bit(
+    tmp_path: Path, kind: str, copies: list[int]
+) -> None:
+    make, how = KINDS[kind]
+    torch.manual_seed(0)
+    trained = [train(tmp_path / "laid", make(), **how)]
+    assert copies == []
+    assert "copied" not in notes_in(tmp_path / "laid")
+    with pytest.MonkeyPatch.context() as patch:
+        forbid_prefill(patch)
+        torch.manual_seed(0)
+        trained.append(train(tmp_path / "copied", make(), **how))
+    assert len(copies) == 30
+    assert f"copied to add canaries, which costs time: {OBSTACLE}" in notes_in(tmp_path / "copied")
+    entries = [entries_in(tmp_path / name) for name in ("laid", "copied")]
+    # The coins and everything else: a plan that was made before the backward draws as one after it.
+    assert (entries[0]["canaries"] == INJECTED).all()
+    assert entries[0].tobytes() == entries[1].tobytes()
+    assert torch.equal(weights(trained[0]), weights(trained[1]))
+    laid, copied = (report_in(tmp_path / name) for name in ("laid", "copied"))
+    assert laid.checks == copied.checks
+    assert laid.bounds == copied.bounds
+    assert laid.verdict == copied.verdict
+    assert [canary_rows_left(module) for module in trained] == [0, 0]
+
+
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.heavy), 4])
+def test_only_every_nth_step_takes_canaries(
+    tmp_path: Path, every: int, clipped_rows: list[int], copies: list[int]
+) -> None:
+    train(tmp_path, every_n_steps=every)
+    entries = entries_in(tmp_path)
+    due = np.arange(30) % every == 0
+    assert (entries["canaries"] == np.where(due, INJECTED, NOT_PLANNED)).all()
+    assert clipped_rows == entries["coins"].sum(axis=1).tolist()
+    assert copies == []
+
+
+def test_copied_rows_enter_the_first_steps_and_few_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clipped_rows: list[int]
+) -> None:
+    monkeypatch.setattr(planning, "FULL_STEPS", 7)
+    monkeypatch.setattr(planning, "THINNED", 5)
+    forbid_prefill(monkeypatch)
+    train(tmp_path, every_n_steps=None)
+    entries = entries_in(tmp_path)
+    assert np.flatnonzero(entries["canaries"]).tolist() == [*range(7), 10, 15, 20, 25]
+    assert not (entries["canaries"] == DROPPED).any()
+    assert clipped_rows == entries["coins"].sum(axis=1).tolist()
+    assert OBSTACLE in notes_in(tmp_path)
+
+
+def test_rows_that_need_no_copy_are_never_thinned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "FULL_STEPS", 7)
+    train(tmp_path, every_n_steps=None)
+    assert (entries_in(tmp_path)["canaries"] == INJECTED).all()
+
+
+# ------------------------------------------------------------------ physical and logical batches
+
+
+class InPhysicalBatches(PrivateModule):
+    """Opacus' BatchMemoryManager around the loader."""
+
+    def train_dataloader(self) -> Any:
+        return BatchMemoryManager(
+            data_loader=super().train_dataloader(),
+            max_physical_batch_size=4,
+            optimizer=self.private,
+        ).__enter__()
+
+    def configure_optimizers(self) -> Any:
+        self.private = super().configure_optimizers()
+        return self.private
+
+
+def test_a_physical_batch_takes_the_canaries_without_a_copy(
+    tmp_path: Path, clipped_rows: list[int], copies: list[int]
+) -> None:
+    module = InPhysicalBatches()
+    train(tmp_path, module, steps=60)
+    entries = entries_in(tmp_path)
+    assert 8 < len(entries) < 40
+    assert len(clipped_rows) == 60
+    assert copies == []
+    assert set(entries["canaries"]) == {INJECTED, EARLIER}
+    assert [rows for rows in clipped_rows if rows][: len(entries)] == [
+        rows for rows in entries["coins"].sum(axis=1).tolist() if rows
+    ]
+    shifted = np.abs(entries["readings"] - entries["coins"]).max()
+    assert shifted < 6.0  # noise multiplier 1: no canary was counted twice or not at all
+
+
+def test_a_batch_that_is_not_completed_keeps_no_canary_in_its_sum(
+    tmp_path: Path, clipped_rows: list[int]
+) -> None:
+    sums = []
+    for audited in (True, False):
+        torch.manual_seed(0)
+        module = InPhysicalBatches()
+        if audited:
+            train(tmp_path, module, steps=60)
+            assert sum(map(bool, clipped_rows)) > len(entries_in(tmp_path))
+        else:
+            torch.manual_seed(3)
+            trainer_for(tmp_path / "plain", max_steps=60).fit(module)
+        assert module.private._is_last_step_skipped
+        sums.append(torch.cat([p.summed_grad.flatten() for p in module.private.params]))
+    assert float((sums[0] - sums[1]).abs().max()) < 1e-3
+
+
+@pytest.mark.parametrize("by", ["the Trainer", "hand"])
+def test_accumulated_batches_take_canaries_by_copy_once_a_step(
+    tmp_path: Path, by: str, clipped_rows: list[int], copies: list[int]
+) -> None:
+    class ByHand(ManualModule):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            self.manual_backward(PrivateModule.training_step(self, batch, batch_idx))
+            if batch_idx % 2:
+                self.optimizers().step()
+                self.optimizers().zero_grad()
+
+    how: dict[str, Any] = {"poisson": False, "make_poisson": False}
+    if by == "hand":
+        train(tmp_path, ByHand(**how), steps=12)
+    else:
+        train(tmp_path, PrivateModule(**how), steps=12, accumulate_grad_batches=2)
+    entries = entries_in(tmp_path)
+    assert len(entries) == 12
+    assert set(entries["canaries"]) == {INJECTED, EARLIER}
+    assert clipped_rows == entries["coins"].sum(axis=1).tolist()
+    assert (entries["scale"] == 32.0).all()
+    # By hand nothing tells that a second backward will come: its rows are in the first batch.
+    assert len(copies) == (12 if by == "the Trainer" else len(copies))
+    assert np.abs(entries["readings"] - entries["coins"]).max() < 6.0
+
+
+# ------------------------------------------------------------------ precision
+
+
+def test_mixed_precision_takes_canaries_by_copy(
+    tmp_path: Path, clipped_rows: list[int], copies: list[int]
+) -> None:
+    train(tmp_path, precision="bf16-mixed", steps=12)
+    entries = entries_in(tmp_path)
+    assert clipped_rows == entries["coins"].sum(axis=1).tolist()
+    assert len(copies) == 12
+
+
+def test_autocast_of_the_users_own_leaves_the_gradients_as_they_would_be(
+    tmp_path: Path, copies: list[int]
+) -> None:
+    class Autocast(PrivateModule):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            x, y = batch
+            with torch.autocast("cpu", torch.bfloat16):
+                out = self.net(x)
+            return functional.cross_entropy(out.float(), y)
+
+    types: set[torch.dtype] = set()
+
+    class Types(pl.Callback):
+        def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+            types.update(p.grad_sample.dtype for p in optimizer.params)
+
+    train(tmp_path, Autocast(), Types(), steps=12)
+    assert types == {torch.bfloat16}
+    assert len(copies) == 12
+    assert "another precision" in notes_in(tmp_path)
+
+
+# ------------------------------------------------------------------ code between backward and step
+
+
+class Sizes(pl.Callback):
+    """What a user's callback sees of the per-sample gradients after the backward pass."""
+
+    def __init__(self) -> None:
+        self.drawn: list[int] = []
+        self.seen: list[int] = []
+        self.canaries = 0
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, _: int) -> None:
+        self.drawn.append(len(batch[0]))
+
+    def on_after_backward(self, trainer: Any, pl_module: pl.LightningModule) -> None:
+        optimizer = pl_module.optimizers()._optimizer
+        self.seen.append(len(optimizer.params[0].grad_sample))
+        self.canaries += canary_rows(optimizer)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: pl.LightningModule, *_: Any) -> None:
+        optimizer = pl_module.optimizers()._optimizer
+        assert len(optimizer.params[0].grad_sample) == self.drawn[-1]
+        self.canaries += canary_rows(optimizer)
+
+
+@pytest.mark.parametrize("make", [PrivateModule, ManualModule])
+def test_code_between_the_steps_sees_the_batch_alone(
+    tmp_path: Path, make: Callable[[], pl.LightningModule], copies: list[int]
+) -> None:
+    sizes = Sizes()
+    train(tmp_path, make(), sizes)
+    assert len(sizes.seen) == 30
+    assert sizes.seen == sizes.drawn
+    assert sizes.canaries == 0
+    assert copies == []
+
+
+def test_clipping_norm_from_the_gradients_of_the_step_is_that_of_the_batch(tmp_path: Path) -> None:
+    class Median(PrivateModule):
+        def on_after_backward(self) -> None:
+            optimizer = self.optimizers()._optimizer
+            norms = [g.flatten(1).norm(dim=1) for g in optimizer.grad_samples]
+            if len(norms[0]):
+                optimizer.max_grad_norm = float(torch.stack(norms).norm(dim=0).median())
+
+    norms = []
+    for prefill in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            if not prefill:
+                forbid_prefill(patch)
+            torch.manual_seed(0)
+            train(tmp_path / str(prefill), Median())
+        norms.append(entries_in(tmp_path / str(prefill))["max_grad_norm"])
+    assert len(set(norms[0].tolist())) > 20
+    np.testing.assert_array_equal(*norms)
+
+
+class Halving(PrivateModule):
+    """Replaces the per-sample gradients after the backward pass."""
+
+    def on_after_backward(self) -> None:
+        for p in self.net.parameters():
+            p.grad_sample = 0.5 * p.grad_sample
+
+
+def test_replaced_gradients_take_canaries_by_copy(
+    tmp_path: Path, clipped_rows: list[int], copies: list[int]
+) -> None:
+    train(tmp_path, Halving())
+    entries = entries_in(tmp_path)
+    assert len(copies) == 30
+    assert (entries["canaries"] == INJECTED).all()
+    assert clipped_rows == entries["coins"].sum(axis=1).tolist()
+    assert np.abs(entries["readings"] - entries["coins"]).max() < 6.0
+
+
+class UsersError(Exception):
+    pass
+
+
+class Failing:
+    """Fails once between the backward pass and the optimizer's step."""
+
+    where = ""
+    at = 5
+    seen = -1
+
+    def _fail(self: Any, where: str) -> None:
+        if where == self.where:
+            self.seen += 1
+            if self.seen == self.at:
+                self.rows = canary_rows_left(self)
+                raise UsersError
+
+    def on_after_backward(self) -> None:
+        self._fail("on_after_backward")
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self._fail("on_before_optimizer_step")
+
+
+class FailingModule(Failing, PrivateModule):
+    pass
+
+
+class FailingManual(Failing, ManualModule):
+    """The user goes on, without clearing the gradients."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        value = PrivateModule.training_step(self, batch, batch_idx)
+        with contextlib.suppress(UsersError):
+            self.manual_backward(value)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+BROKEN = [
+    ("on_after_backward", True),
+    ("on_before_optimizer_step", True),
+    ("on_before_optimizer_step", False),
+    pytest.param("on_after_backward", False, marks=pytest.mark.heavy),
+]
+
+
+@pytest.mark.parametrize(("where", "prefill"), BROKEN)
+def test_training_that_breaks_off_leaves_no_canary(
+    tmp_path: Path, where: str, prefill: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not prefill:
+        forbid_prefill(monkeypatch)
+    module = FailingModule()
+    module.where = where
+    with pytest.raises(UsersError):
+        train(tmp_path, module)
+    params = [p for p in module.net.parameters() if p.requires_grad]
+    assert all(p.grad_sample is not None and len(p.grad_sample) for p in params)
+    norms = torch.stack([p.grad_sample.flatten(1).norm(dim=1) for p in params]).norm(dim=0)
+    assert float(norms.max()) < 500.0
+    assert not any(hasattr(p, "_current_grad_sample") for p in params)
+    assert (module.rows > 0) == (where == "on_before_optimizer_step")
+    assert len(entries_in(tmp_path)) == 5
+
+
+@pytest.mark.parametrize(("where", "prefill"), BROKEN)
+def test_training_that_goes_on_sums_up_no_canary_of_the_broken_step(
+    tmp_path: Path,
+    where: str,
+    prefill: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    clipped_rows: list[int],
+) -> None:
+    if not prefill:
+        forbid_prefill(monkeypatch)
+    module = FailingManual(poisson=False, make_poisson=False)
+    module.where = where
+    train(tmp_path, module)
+    assert module.seen > 5
+    entries = entries_in(tmp_path)
+    assert np.isin(entries["canaries"], ENTERED).all()
+    assert entries["scale"].tolist() == [16.0] * 5 + [32.0] + [16.0] * 24
+    assert clipped_rows == entries["coins"].sum(axis=1).tolist()
+    assert np.abs(entries["readings"] - entries["coins"]).max() < 6.0
+
+
+@pytest.mark.parametrize("prefill", [True, False])
+def test_a_second_try_in_the_same_batch_sums_up_no_canary_of_the_first(
+    tmp_path: Path, prefill: bool, monkeypatch: pytest.MonkeyPatch, clipped_rows: list[int]
+) -> None:
+    class Twice(FailingManual):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            tries = self.seen
+            super().training_step(batch, batch_idx)
+            if tries < self.at == self.seen:
+                super().training_step(batch, batch_idx)
+
+    if not prefill:
+        forbid_prefill(monkeypatch)
+    module = Twice(poisson=False, make_poisson=False)
+    module.where = "on_before_optimizer_step"
+    train(tmp_path, module, steps=12)
+    entries = entries_in(tmp_path)
+    assert entries["scale"].tolist() == [16.0] * 5 + [32.0] + [16.0] * 6
+    assert np.isin(entries["canaries"], ENTERED).all()
+    assert clipped_rows == entries["coins"].sum(axis=1).tolist()
+    assert np.abs(entries["readings"] - entries["coins"]).max() < 6.0
+
+
+@pytest.mark.parametrize("clear", [True, False])
+def test_a_batch_without_a_step_leaves_no_canary(
+    tmp_path: Path, clear: bool, clipped_rows: list[int]
+) -> None:
+    rows: list[int] = []
+
+    class Skipping(ManualModule):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer = self.optimizers()
+            self.manual_backward(PrivateModule.training_step(self, batch, batch_idx))
+            if batch_idx % 3:
+                optimizer.step()
+                optimizer.zero_grad()
+                return
+            rows.append(canary_rows_left(self))
+            if clear:
+                optimizer.zero_grad()
+
+    train(tmp_path, Skipping(poisson=False, make_poisson=False), steps=12)
+    assert rows == [0] * len(rows)
+    assert len(rows) >= 6
+    entries = entries_in(tmp_path)
+    assert np.isin(entries["canaries"], ENTERED).all()
+    assert clipped_rows == entries["coins"].sum(axis=1).tolist()
+    assert np.abs(entries["readings"] - entries["coins"]).max() < 6.0
+
+
+def test_a_step_around_lightning_takes_the_canaries_just_before_clipping(
+    tmp_path: Path, clipped_rows: list[int]
+) -> None:
+    class Raw(ManualModule):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer = self.optimizers(use_pl_optimizer=False)
+            optimizer.zero_grad()
+            self.manual_backward(PrivateModule.training_step(self, batch, batch_idx))
+            optimizer.step()
+            self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.increment_ready()
+            self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.increment_completed()
+
+    train(tmp_path, Raw(), steps=12)
+    entries = entries_in(tmp_path)
+    assert (entries["canaries"] == INJECTED).all()
+    assert clipped_rows == entries["coins"].sum(axis=1).tolist()
+
+
+def test_images_take_canaries_without_a_copy(tmp_path: Path, copies: list[int]) -> None:
+    net = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), mlp(144, 16))
+    train(tmp_path, PrivateModule(net, dataset=digits(images=True)), steps=12)
+    assert copies == []
+    assert (entries_in(tmp_path)["canaries"] == INJECTED).all()

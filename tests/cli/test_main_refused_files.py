@@ -1,0 +1,360 @@
+"""Files that never end, lie about their size or write to the terminal, one by one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import mutated_files as files
+import numpy as np
+import pytest
+from command_worker import Command
+
+from lightning_audit.cli import main as cli
+from lightning_audit.files.strict_json import JsonError, read_json
+from lightning_audit.record.scores import CanaryScores, ScoresError
+from lightning_audit.record.store import ObservationStore, RecordHeader, read_observations
+from lightning_audit.report.console import as_text
+from lightning_audit.report.plots import save_figure
+from lightning_audit.results.audit_report import AuditReport, ReportError
+
+HOSTILE = "\x1b[2K\rPASS\x9b31m\x1b]0;t\x07\u202ea\x00b\nPASS: forged"
+SHOWN = r"\x1b[2K\rPASS\x9b31m\x1b]0;t\x07\u202ea\x00b\nPASS: forged"
+
+
+@pytest.fixture(scope="module")
+def command() -> Iterator[Command]:
+    made = Command()
+    yield made
+    made.stop()
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def unix_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        here = Path.cwd()
+        os.chdir(path.parent)  # a path of a socket may have 100 characters
+        try:
+            listening.bind(path.name)
+        finally:
+            os.chdir(here)
+
+
+def endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+KINDS = {"pipe": pipe, "device": endless, "socket": unix_socket, "directory": Path.mkdir}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("s.npz", ["bound", "--method=eps_cp", "--delta=1e-5"]),
+        ("s.csv", ["bound", "--method=eps_cp", "--delta=1e-5"]),
+        ("r.json", ["bound", "--method=eps_cp", "--delta=1e-5"]),
+        ("l.npz", ["epsilon-star", "--delta=1e-3"]),
+        ("l.csv", ["epsilon-star", "--delta=1e-3"]),
+        ("c.json", ["mcmc"]),
+        ("r.json", ["check"]),
+    ],
+)
+def test_what_is_no_regular_file_is_refused_at_once(
+    command: Command, tmp_path: Path, kind: str, name: str, arguments: list[str]
+) -> None:
+    KINDS[kind](tmp_path / name)
+    told = command(*arguments, tmp_path / name)
+    assert told["code"] == 2
+    assert re.search(rf"{name}.*(it is a {kind}; name a regular|No such|directory)", told["err"])
+    assert "Traceback" not in told["err"]
+
+
+def bomb(path: Path, values: int) -> None:
+    """An archive of few bytes whose one array has so many values."""
+    header = files.with_header(files.npy(np.zeros(0, np.uint8)), shape=(values,))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        with archive.open("scores_in.npy", "w") as member:
+            member.write(header)
+            for _ in range(values // 10**6):
+                member.write(bytes(10**6))
+        archive.writestr("scores_out.npy", files.npy(np.ones(3)))
+
+
+def test_an_array_beyond_the_limit_is_refused_before_it_is_read(
+    command: Command, tmp_path: Path
+) -> None:
+    bomb(tmp_path / "s.npz", 150_000_000)
+    assert (tmp_path / "s.npz").stat().st_size < 200_000
+    told = command("bound", tmp_path / "s.npz", "--method=eps_cp", "--delta=1e-5")
+    assert told["code"] == 2
+    assert "scores_in has shape (150000000,), and all arrays that are read may have" in told["err"]
+    assert "max_values=100000000 numbers; raise max_values (--max-values)" in told["err"]
+    assert told["gigabytes"] < 0.5
+
+
+@pytest.mark.parametrize(("limit", "code"), [("70", 0), ("69", 2)])
+def test_the_limit_is_of_all_values_that_are_read(tmp_path: Path, limit: str, code: int) -> None:
+    rng = np.random.default_rng(0)
+    scores = {"scores_in": rng.normal(1, 1, 40), "scores_out": rng.normal(0, 1, 30)}
+    np.savez(tmp_path / "s.npz", **scores, unread=np.zeros(1000))
+    rows = [f"{x},{side}" for side, held in enumerate(scores.values()) for x in held]
+    (tmp_path / "s.csv").write_text("\n".join(["score,in", *rows]))
+    options = ["--method=eps_cp", "--delta=1e-5", f"--max-values={limit}"]
+    for name in ("s.npz", "s.csv"):
+        assert cli.main(["bound", str(tmp_path / name), *options]) == code
+
+
+def test_arrays_that_nobody_asked_for_are_not_read(tmp_path: Path) -> None:
+    members = {name: files.npy(np.arange(3.0)) for name in ("scores_in", "scores_out")}
+    pickled = files.npy(np.array([object()]))
+    (tmp_path / "s.npz").write_bytes(
+        files.archive({**members, "notes": pickled, "more": b"no array"})
+    )
+    assert len(CanaryScores.from_npz(tmp_path / "s.npz").in_scores) == 3
+
+
+def test_a_size_that_the_archive_cannot_hold_takes_no_memory(
+    command: Command, tmp_path: Path
+) -> None:
+    """Shape and declared size agree: 90 million floats in a member of a kilobyte."""
+    plain = files.npy(np.arange(100.0))
+    data = files.with_header(plain, shape=(90_000_000,))
+    whole = bytearray(files.archive({"scores_in": data, "scores_out": plain}, zipfile.ZIP_STORED))
+    needed = len(data) - 800 + 8 * 90_000_000
+    at = whole.index(b"PK\x01\x02")
+    for size in (20, 24):  # compressed and plain, in the list of members
+        whole[at + size : at + size + 4] = needed.to_bytes(4, "little")
+    (tmp_path / "s.npz").write_bytes(whole)
+    told = command("bound", tmp_path / "s.npz", "--method=eps_cp", "--delta=1e-5")
+    assert told["code"] == 2
+    assert f"scores_in needs {needed} bytes by its dtype and shape" in told["err"]
+    assert told["gigabytes"] < 0.5
+
+
+def test_a_list_of_members_that_is_long_is_refused(command: Command, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "s.npz", "w") as archive:
+        for i in range(25_000):
+            archive.writestr(f"{i}.npy", b"")
+    told = command("bound", tmp_path / "s.npz", "--method=eps_cp", "--delta=1e-5")
+    assert told["code"] == 2
+    assert "its list of members takes" in told["err"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"false_negatives": [' + "[]," * 5_000_000 + "0]}",
+        "{" + ",".join(f'"{i}": {i}' for i in range(2_100_000)) + "}",
+        '{"a": "' + "x" * 40_000_000 + '"}',
+        '[{"a":0}' + ',{"a":0}' * 1_500_000 + "]",
+    ],
+    ids=["lists", "fields", "bytes", "objects"],
+)
+@pytest.mark.heavy
+def test_json_that_would_fill_the_memory_is_refused(
+    command: Command, tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "c.json").write_text(text)
+    for name in ("mcmc", "check"):
+        told = command(name, tmp_path / "c.json")
+        assert told["code"] == 2
+        assert told["gigabytes"] < 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"a": 1, "b": 2, "a": 3}', "the key 'a' stands twice in one object"),
+        ("[NaN]", "NaN is no JSON number"),
+        ("[-Infinity]", "-Infinity is no JSON number"),
+        ("[1e400]", "'1e400' is no number that a float holds"),
+        ("9" * 400, "is a number of 400 digits"),
+        ("[" * 100_000, "it is nested deeper than 50"),
+        ("[" * 60 + "]" * 60, "it is nested deeper than 50"),
+        ('["\\ud800"]', r"'\\ud800' has half a surrogate pair"),
+        ('{"\\udc80": 1}', r"'\\udc80' has half a surrogate pair"),
+        (b'"\xff"', "can't decode byte 0xff"),
+        ("", "Expecting value"),
+    ],
+)
+def test_json_with_two_meanings_or_none_is_refused(text: str | bytes, message: str) -> None:
+    with pytest.raises(JsonError, match=message):
+        read_json(text)
+
+
+def test_json_that_is_sound_is_read_from_text_bytes_and_path(tmp_path: Path) -> None:
+    value = {"a": [1, -2.5, None, True, "ä\x1b", {"b": {}}], "large": 10**39}
+    text = json.dumps(value, ensure_ascii=False)
+    (tmp_path / "v.json").write_text(text, encoding="utf-8")
+    assert read_json(text) == read_json(text.encode()) == read_json(tmp_path / "v.json") == value
+
+
+def hostile_report() -> AuditReport:
+    """A report with hostile text wherever it has text."""
+    made = AuditReport.from_json(json.dumps(files.report()))
+    verdict = dataclasses.replace(made.verdict, summary=HOSTILE, advice=HOSTILE)
+    checks = tuple(dataclasses.replace(c, message=HOSTILE) for c in made.checks)
+    epochs = ({"step": 1.0, "epsilon_lower/_$\\frac{" + HOSTILE: 1.0},)
+    return dataclasses.replace(
+        made, verdict=verdict, checks=checks, notes=(HOSTILE,), created=HOSTILE, epochs=epochs
+    )
+
+
+@pytest.mark.parametrize("rich", [True, False])
+def test_nothing_that_a_report_says_acts_on_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any, rich: bool
+) -> None:
+    if not rich:
+        monkeypatch.setitem(sys.modules, "rich.console", None)
+    monkeypatch.setenv("COLUMNS", "400")
+    path = hostile_report().save(tmp_path / "report.json")
+    cli.main(["check", str(path)])
+    out = capsys.readouterr().out
+    assert out.replace("\n", "").isprintable()
+    assert out.count(SHOWN) >= 4 + len(hostile_report().checks) * rich
+    assert not any(line.startswith("PASS: forged") for line in out.splitlines())
+    assert as_text(hostile_report()).replace("\n", "").isprintable()
+
+
+def test_a_contradiction_shows_nothing_of_the_file_that_acts_on_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = hostile_report()
+    checks = tuple(dataclasses.replace(c, name=HOSTILE) for c in made.checks)
+    path = dataclasses.replace(made, checks=checks).save(tmp_path / "report.json")
+    assert cli.main(["check", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert err.replace("\n", "").isprintable()
+    assert not any(line.startswith("PASS: forged") for line in err.splitlines())
+
+
+def test_text_of_a_report_is_drawn_as_it_stands(tmp_path: Path) -> None:
+    """No formula (an unfinished one is an error), no escape, no label that is left out."""
+    path = save_figure(hostile_report(), tmp_path / "report.svg")
+    assert path.stat().st_size > 1000
+
+
+@pytest.mark.parametrize("name", ["scores_in", "header", "coins"])
+def test_names_and_messages_of_a_refused_file_are_escaped(
+    tmp_path: Path, name: str, capsys
+) -> None:
+    (tmp_path / "s.npz").write_bytes(files.archive({name: b"", HOSTILE.replace("\0", ""): b""}))
+    cli.main(["bound", str(tmp_path / "s.npz"), "--method=eps_cp", "--delta=1e-5"])
+    (tmp_path / "s.csv").write_text(HOSTILE)
+    cli.main(["bound", str(tmp_path / "s.csv"), "--method=eps_cp", "--delta=1e-5"])
+    (tmp_path / "c.json").write_text(json.dumps({HOSTILE: 1}))
+    cli.main(["mcmc", str(tmp_path / "c.json")])
+    text = json.dumps({**files.report(), HOSTILE: 1})
+    (tmp_path / "report.json").write_text(text)
+    cli.main(["check", str(tmp_path)])
+    err = capsys.readouterr().err
+    assert err.count("\n") == 4
+    assert err.replace("\n", "").isprintable()
+    with pytest.raises(ReportError) as refusal:
+        AuditReport.from_json(text)
+    assert str(refusal.value).isprintable()
+
+
+def test_a_path_that_is_no_utf8_is_read_again(tmp_path: Path) -> None:
+    made = AuditReport.from_json(json.dumps(files.report()))
+    path = dataclasses.replace(made, settings={"\udcff": "a\udcff"}).save(tmp_path / "r.json")
+    assert AuditReport.load(path).settings == {r"\udcff": r"a\udcff"}
+
+
+def test_text_that_the_output_cannot_hold_is_escaped(tmp_path: Path) -> None:
+    made = AuditReport.from_json(json.dumps(files.report()))
+    path = dataclasses.replace(made, notes=("größer",)).save(tmp_path / "report.json")
+    done = subprocess.run(
+        [sys.executable, "-m", "lightning_audit.cli.main", "check", path],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"Note: gr\xf6\xdfer" in done.stdout
+
+
+def test_a_fault_of_the_command_itself_is_no_violation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(options: object) -> int:
+        raise KeyError("\x1b[31m")
+
+    monkeypatch.setattr("lightning_audit.cli.check_command.run", broken)
+    assert cli.main(["check", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(r"lightning-audit: a fault of lightning-audit: KeyError: '\x1b[31m' (li")
+    assert told.rstrip("\n").isprintable()
+
+
+def written(directory: Path) -> Path:
+    store = ObservationStore(directory, RecordHeader(("Dirac(a)",), ("a",), (4,), 2))
+    store.append(np.zeros((), dtype=store.header.dtype))
+    store.close(archive=False)
+    return store.path
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"canaries": 1},
+        {"canaries": "ab"},
+        {"tensors": [1]},
+        {"lags": 10**9},
+        {"lags": -1},
+        {"lags": True},
+        {"game": "chess"},
+        {"game": ["step"]},
+        {"version": "1"},
+        {"version": 1.5},
+        {"version": None},
+    ],
+    ids=str,
+)
+def test_a_record_whose_header_is_garbled_is_no_record(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    path = written(tmp_path)
+    line, _, entries = path.read_bytes().partition(b"\n")
+    text = json.dumps({**json.loads(line), **changes}).encode()
+    path.write_bytes(text + b"\n" + entries)
+    with pytest.raises(ValueError, match="is no record of lightning-audit"):
+        read_observations(path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("s.npz", CanaryScores.from_npz),
+        ("s.csv", CanaryScores.from_csv),
+        ("r.json", CanaryScores.from_report),
+        ("o.bin", read_observations),
+    ],
+)
+def test_the_library_refuses_what_the_command_refuses(
+    tmp_path: Path, kind: str, name: str, read: Callable[[Path], Any]
+) -> None:
+    KINDS[kind](tmp_path / name)
+    with pytest.raises((ValueError, OSError), match=f"{kind}|No such"):
+        read(tmp_path / name)
+
+
+@pytest.mark.parametrize("record", ["../secret.bin", "a/observations.bin", "\x1b.bin", "x.npz"])
+def test_a_record_that_a_report_names_is_beside_it(tmp_path: Path, record: str) -> None:
+    (tmp_path / "report.json").write_text(json.dumps({**files.report(), "record": record}))
+    with pytest.raises(ScoresError, match=r"must be observations\.bin or observations-N\.bin"):
+        CanaryScores.load(tmp_path)

@@ -1,0 +1,297 @@
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from readme_rows import PAGE, README, part, shown
+
+from lightning_audit.cli import main as cli
+from lightning_audit.cli import selftest_command as command
+from lightning_audit.selftest.result import Result
+from lightning_audit.selftest.rows import planned
+from lightning_audit.testing.faults import FAULTS
+
+NEEDED = {"fdp_cp": {"fixed": 10, "maximum": 5}, "katz": {"fixed": None, "maximum": 7}}
+FOUND = Result(
+    "fault",
+    "half_noise",
+    "Opacus",
+    "found",
+    20,
+    1.5,
+    "VIOLATION",
+    "noise",
+    True,
+    "noise scale too small: 0.5",
+    3,
+    160,
+    NEEDED,
+)
+HEALTHY = Result("healthy", "healthy", "Opacus", "not accused", 100, outcome="PASS")
+CRASHED = Result("fault", "no_noise", "Opacus", "crashed", 20, error="ValueError: a pity")
+MISSED = Result("fault", "few_seeds", "Opacus", "not found", 100, outcome="PASS", named=False)
+WARNED = Result("published", "few_seeds", "figure 8", "warned", 625, outcome="PASS", named=True)
+
+
+def given(monkeypatch: pytest.MonkeyPatch, *results: Result) -> list[tuple[Any, ...]]:
+    """Let the trainings end like this; return what was asked for."""
+    asked: list[tuple[Any, ...]] = []
+
+    def run_all(*arguments: Any) -> tuple[Result, ...]:
+        asked.append(arguments)
+        return results
+
+    monkeypatch.setattr(command, "run_all", run_all)
+    return asked
+
+
+# ------------------------------------------------------------------ the command
+
+
+@pytest.mark.parametrize(
+    ("results", "code"),
+    [
+        ((FOUND, HEALTHY), 0),
+        ((FOUND, HEALTHY, WARNED), 0),
+        ((FOUND, MISSED), 1),
+        ((FOUND, CRASHED), 1),
+        ((HEALTHY, CRASHED), 1),
+    ],
+)
+def test_it_exits_with_zero_where_all_is_as_the_registry_says(
+    monkeypatch: pytest.MonkeyPatch, results: tuple[Result, ...], code: int
+) -> None:
+    given(monkeypatch, *results)
+    assert cli.main(["selftest"]) == code
+
+
+def test_an_unknown_fault_is_refused_with_the_known_ones_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = given(monkeypatch)
+    assert cli.main(["selftest", "--fault", "half_noise", "--fault", "noisy"]) == 2
+    assert asked == []
+    told = capsys.readouterr().err
+    assert "--fault noisy must be one of" in told
+    assert all(name in told for name in FAULTS)
+
+
+@pytest.mark.parametrize("page", ["nowhere/page.md", "."])
+def test_a_page_that_cannot_be_written_is_refused_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    page: str,
+) -> None:
+    asked = given(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["selftest", "--markdown", page]) == 2
+    assert asked == []
+    assert f"--markdown {page} must be a file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("jobs", ["0", "-1", "two", "1.5"])
+def test_jobs_are_a_positive_whole_number(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["selftest", f"--jobs={jobs}"])
+    assert ended.value.code == 2
+    assert "must be a whole number" in capsys.readouterr().err
+
+
+def test_an_interrupt_has_its_own_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "run_all", interrupted)
+    assert cli.main(["selftest"]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_processes_that_cannot_be_started_are_told_and_not_a_verdict(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*arguments: Any, **more: Any) -> None:
+        raise OSError("too many processes")
+
+    monkeypatch.setattr("lightning_audit.selftest.pool.subprocess.Popen", refused)
+    assert cli.main(["selftest", "--quick"]) == 2
+    assert "no process can be started: too many processes" in capsys.readouterr().err
+
+
+def test_a_missing_package_is_told_and_not_a_verdict(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "lightning_audit.cli.selftest_command", None)
+    assert cli.main(["selftest"]) == 2
+    assert "selftest cannot run" in capsys.readouterr().err
+
+
+def test_the_table_shows_steps_and_failures_and_ends_with_the_numbers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given(monkeypatch, FOUND, CRASHED, WARNED, HEALTHY)
+    cli.main(["selftest"])
+    lines = capsys.readouterr().out.splitlines()
+    (found,) = [line.split() for line in lines if "half_noise" in line]
+    assert found[:8] == ["half_noise", "Opacus", "found", "noise", "3", "of", "20", "10"]
+    assert "CRASHED: no_noise, Opacus: ValueError: a pity" in lines
+    assert lines[-1].startswith(
+        "2 of 3 faults found and named; 0 of 1 healthy runs accused; 1 crashed; "
+    )
+    assert lines[-1].endswith(" s")
+
+
+def test_on_a_terminal_the_table_is_drawn_and_progress_goes_to_stderr(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_all(rows: Any, jobs: int, told: Any) -> tuple[Result, ...]:
+        told(FOUND)
+        return FOUND, HEALTHY
+
+    monkeypatch.setattr(command, "run_all", run_all)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "200")
+    cli.main(["selftest", "--quick"])
+    told = capsys.readouterr()
+    (row,) = [line for line in told.out.splitlines() if "half_noise" in line]
+    assert "│ half_noise │ Opacus " in row
+    assert "1 of 1 faults found and named; 0 of 1 healthy runs accused; " in told.out
+    assert told.err == "1/3 half_noise, Opacus: found\n"
+
+
+def test_json_holds_every_field_of_every_row(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given(monkeypatch, FOUND, CRASHED)
+    assert cli.main(["selftest", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["exit_code"] == 1
+    assert told["summary"] == "1 of 2 faults found and named; 1 crashed"
+    assert [Result(**fields) for fields in told["rows"]] == [FOUND, CRASHED]
+
+
+def test_the_page_is_written_of_the_results(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given(monkeypatch, FOUND, WARNED, HEALTHY)
+    cli.main(["selftest", "--markdown", str(tmp_path / "page.md")])
+    page = (tmp_path / "page.md").read_text(encoding="utf-8")
+    row = "| `half_noise` | Opacus | found | `noise` | yes | VIOLATION | 3 of 20 | 10 / 5 |"
+    assert row in page
+    assert "| healthy | Opacus | not accused |" in page
+    assert f"| `half_noise` | {FAULTS['half_noise'].wrong} |" in page
+
+
+# ------------------------------------------------------------------ what is trained
+
+
+def test_every_fault_of_the_registry_is_trained_within_its_steps() -> None:
+    own = {row.fault.name: row.fault for row in planned() if row.group == "fault"}
+    assert own == dict(FAULTS)
+
+
+def test_named_faults_are_trained_alone_with_their_other_configurations() -> None:
+    rows = planned(["half_noise"])
+    assert {row.fault.name for row in rows} == {"half_noise", "noise_too_small"}
+    assert {row.group for row in rows} == {"fault", "configuration", "published"}
+    assert len(planned(["half_noise"], quick=True)) == 1
+
+
+def test_a_row_can_be_sent_to_another_process_and_has_a_title_of_its_own() -> None:
+    rows = planned()
+    assert len({(row.group, row.title) for row in rows}) == len(rows)
+    for row in rows:
+        copied = pickle.loads(pickle.dumps(row))
+        assert (copied.group, copied.title) == (row.group, row.title)
+        assert copied.fault.training is row.fault.training
+
+
+def test_the_docs_page_has_every_row_that_is_trained() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for row in planned():
+        name = "healthy" if row.healthy else f"`{row.fault.name}`"
+        assert f"\n| {name} | {row.configuration} |" in page, (
+            "run `lightning-audit selftest --markdown docs/selftest.md`"
+        )
+
+
+def test_the_readme_shows_numbers_and_rows_of_the_docs_page() -> None:
+    assert shown(README.read_text(encoding="utf-8")) == part(), (
+        "run `python tests/support/readme_rows.py`"
+    )
+
+
+# ------------------------------------------------------------------ real processes
+
+
+@pytest.mark.heavy
+def test_a_quick_selftest_finds_its_faults_and_accuses_nothing_healthy() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "lightning_audit.cli.main", "selftest", "--quick", "--jobs", "2"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("2 of 2 faults found and named; 0 of 1 healthy runs accused; ")
+
+
+def children(parent: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # ended in between
+            continue
+        if int(fields[1]) == parent and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are read off /proc")
+@pytest.mark.parametrize("name", ["SIGINT", "SIGKILL"])
+def test_whatever_ends_the_command_ends_its_trainings(name: str, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lightning_audit.cli.main", "selftest", "--jobs", "2"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        # Whoever starts the tests in the background has them ignore Ctrl-C, and so their children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while len(workers := children(process.pid)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert len(workers) == 2
+        os.kill(process.pid, getattr(signal, name))
+        code = process.wait(timeout=30)
+    finally:
+        process.kill()
+    assert code == {"SIGINT": 130, "SIGKILL": -9}[name]
+    while any(map(alive, workers)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(alive, workers))
+    if name == "SIGINT":  # who is killed cannot tidy up
+        assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,452 @@
+"""Replays show that gradients depend on other records, accuse no sound net, and leave no trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from hand_written_support import CLAIM, HandWritten, OneByOne
+from opacus import GradSampleModule
+from opacus.layers import DPLSTM
+from torch import nn
+from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.data import DataLoader
+from training_support import (
+    ManualModule,
+    PrivateModule,
+    digits,
+    fit,
+    status,
+    trainer_for,
+    violation,
+)
+
+from lightning_audit import AuditReport, PrivacyAudit
+from lightning_audit.callbacks._namespaces import MisconfigurationException
+from lightning_audit.canaries import Mislabeled
+from lightning_audit.examine.neighbour_replay import NeighbourReplay
+
+# Opacus and torch remark on loaders and hooks in every training.
+pytestmark = pytest.mark.filterwarnings("default")
+
+FAULT = "records are not independent"
+
+
+@pytest.fixture(autouse=True)
+def _one_seed() -> None:
+    torch.manual_seed(0)
+
+
+def audit(**kwargs: Any) -> PrivacyAudit:
+    return PrivacyAudit(**{"replay_neighbours": True, "seed": 1, **kwargs})
+
+
+def coupling(report: AuditReport) -> Any:
+    return next(check for check in report.checks if check.name == "coupling")
+
+
+# ------------------------------------------------------------------ nets
+
+
+class OverTheBatch(nn.Module):
+    """Batch normalisation without buffers, which Opacus lets pass."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.batch_norm(x, None, None, training=True)
+
+
+class Noisy(nn.Module):
+    """Dropout by function, and noise on the features."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.dropout(x, 0.5, training=self.training) + 0.1 * torch.randn_like(x)
+
+
+class Recurrent(nn.Module):
+    """Each row of an image is a time step; dropout between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = DPLSTM(8, 16, num_layers=2, batch_first=True, dropout=0.3)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.lstm(x.reshape(len(x), 8, 8))[0][:, -1])
+
+
+class Words(nn.Module):
+    """An embedding of the pixels' values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(17, 8)
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.words((x.flatten(1) * 16).long()).mean(1))
+
+
+def layers(*between: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 32), *between, nn.ReLU(), nn.Linear(32, 10))
+
+
+SOUND: dict[str, Callable[[], nn.Module]] = {
+    "dropout": lambda: layers(nn.Dropout(0.5), nn.LayerNorm(32)),
+    "functional dropout and noise": lambda: layers(Noisy()),
+    "convolution and group norm": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)),
+        nn.Conv2d(1, 4, 3),
+        nn.GroupNorm(2, 4),
+        nn.Flatten(),
+        nn.Linear(144, 10),
+    ),
+    "embedding": Words,
+    "lstm": Recurrent,
+}
+
+
+@pytest.mark.parametrize(
+    ("net", "precision"),
+    [
+        ("dropout", "bf16-mixed"),
+        ("lstm", "32-true"),
+        *(pytest.param(net, "32-true", marks=pytest.mark.heavy) for net in SOUND if net != "lstm"),
+        pytest.param("embedding", "bf16-mixed", marks=pytest.mark.heavy),
+    ],
+)
+def test_sound_net_is_not_accused(tmp_path: Path, net: str, precision: str) -> None:
+    module = PrivateModule(SOUND[net](), dataset=digits())
+    report = fit(tmp_path, module, audit(), max_steps=2, precision=precision)
+    assert status(report, "coupling") == "ok"
+    assert coupling(report).evidence["replays"] == 1
+    assert coupling(report).evidence["change"] <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("kind", "precision"),
+    [(PrivateModule, "32-true"), (PrivateModule, "bf16-mixed"), (ManualModule, "32-true")],
+)
+def test_batch_normalisation_is_found_in_one_step(
+    tmp_path: Path, kind: type, precision: str
+) -> None:
+    module = kind(layers(OverTheBatch()), dataset=digits())
+    report = violation(tmp_path, module, audit(), max_steps=1, precision=precision)
+    assert report.verdict.fault.startswith(FAULT)
+    assert coupling(report).evidence["step"] == 0
+    assert coupling(report).evidence["change"] > 0.2
+
+
+def test_batches_are_replayed_once_an_epoch(tmp_path: Path) -> None:
+    module = PrivateModule(layers(), dataset=digits())
+    report = fit(tmp_path, module, audit(), max_epochs=2, limit_train_batches=1)
+    assert coupling(report).evidence["replays"] == 2
+
+
+# ------------------------------------------------------------------ losses
+
+
+class Weighted(PrivateModule):
+    """The loss is divided by the sum of the batch's class weights."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        return functional.cross_entropy(self.net(x), y, weight=torch.arange(1.0, 11.0))
+
+
+class Contrastive(PrivateModule):
+    """Each record is to be told from the others in its batch."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        seen = functional.normalize(self.net(batch[0]))
+        return functional.cross_entropy(seen @ seen.T, torch.arange(len(seen)))
+
+
+class Sorted(PrivateModule):
+    """Records are sorted by something of their own, before random numbers are drawn."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        order = x.sum(1).argsort()
+        return functional.cross_entropy(self.net(x[order]), y[order])
+
+
+@pytest.mark.parametrize("kind", [Weighted, Contrastive])
+def test_loss_over_the_batch_is_found(tmp_path: Path, kind: type) -> None:
+    report = violation(tmp_path, kind(layers(), dataset=digits()), audit(), max_steps=1)
+    assert report.verdict.fault.startswith(FAULT)
+
+
+def test_records_that_are_sorted_are_not_accused(tmp_path: Path) -> None:
+    module = Sorted(layers(Noisy()), dataset=digits())
+    report = fit(tmp_path, module, audit(), max_steps=2)
+    assert coupling(report).evidence["change"] <= 1e-5
+
+
+class Packed(nn.Module):
+    """Sequences of several lengths; Opacus keeps a recurrent layer's rows in the order of these."""
+
+    def __init__(self, *, ordered: bool) -> None:
+        super().__init__()
+        self.ordered = ordered
+        self.lstm = DPLSTM(8, 16, num_layers=2, batch_first=True, dropout=0.3)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        lengths = (1 + x.sum(1) % 7).long()
+        packed = pack_padded_sequence(
+            x.reshape(len(x), 8, 8), lengths, batch_first=True, enforce_sorted=self.ordered
+        )
+        return self.head(self.lstm(packed)[1][0][-1])
+
+
+class ByLength(PrivateModule):
+    """The batch is sorted before any layer sees it."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        order = (1 + x.sum(1) % 7).long().argsort(descending=True, stable=True)
+        return functional.cross_entropy(self.net(x[order]), y[order])
+
+
+def test_opacus_puts_rows_of_unsorted_sequences_together_with_those_of_others(
+    tmp_path: Path,
+) -> None:
+    module = PrivateModule(Packed(ordered=False), dataset=digits())
+    report = violation(tmp_path, module, audit(), max_steps=1)
+    assert report.verdict.fault.startswith(FAULT)
+    assert "enforce_sorted=False" in report.verdict.advice
+
+
+def test_sequences_that_are_sorted_beforehand_are_not_accused(tmp_path: Path) -> None:
+    module = ByLength(Packed(ordered=True), dataset=digits())
+    report = fit(tmp_path, module, audit(), max_steps=2)
+    assert status(report, "coupling") == "ok"
+    assert coupling(report).evidence["change"] <= 1e-4
+
+
+# ------------------------------------------------------------------ written by hand
+
+
+class NormalisedByHand(HandWritten):
+    """The module's own batch normalisation, with running statistics, before the private net."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8, affine=False)
+
+    def sample_gradients(self, batch: Any) -> Any:
+        return super().sample_gradients((self.norm(batch[0]), batch[1]))
+
+
+class InTwoParts(HandWritten):
+    """A batch is handed over in two calls."""
+
+    def sample_gradients(self, batch: Any) -> Any:
+        x, y = batch
+        half = len(x) // 2
+        one = super().sample_gradients((x[:half], y[:half]))
+        two = super().sample_gradients((x[half:], y[half:]))
+        return {name: torch.cat([g, two[name]]) for name, g in one.items()}
+
+
+def test_hand_written_batch_normalisation_is_found(tmp_path: Path) -> None:
+    module = NormalisedByHand()
+    report = violation(tmp_path, module, audit(claim=CLAIM), max_steps=1)
+    assert report.verdict.fault.startswith(FAULT)
+    assert int(module.norm.num_batches_tracked) == 1
+
+
+@pytest.mark.parametrize("kind", [HandWritten, InTwoParts])
+def test_sound_hand_written_training_is_not_accused(tmp_path: Path, kind: type) -> None:
+    report = fit(tmp_path, kind(), audit(claim=CLAIM), max_steps=2)
+    assert coupling(report).evidence["change"] <= 1e-5
+    assert coupling(report).evidence["replays"] == 1
+
+
+def test_what_cannot_be_compared_stands_in_the_way_of_a_pass(tmp_path: Path) -> None:
+    report = fit(tmp_path, OneByOne(), audit(claim=CLAIM), max_steps=2)
+    assert status(report, "coupling") == "not_run"
+    assert any("replay_neighbours=True compared nothing" in item for item in report.verdict.missing)
+
+
+# ------------------------------------------------------------------ no trace
+
+
+class Remembering(PrivateModule):
+    """What a training step may change beside the weights, and what it makes of random numbers."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(layers(nn.Dropout(0.5)), **kwargs)
+        self.own = torch.Generator().manual_seed(5)
+        self.numpy = np.random.default_rng(5)
+        self.register_buffer("running", torch.zeros(64))
+        self.total = torch.zeros(())
+        self.seen: dict[str, list[int]] = {"sizes": []}
+        self.count = 0
+        self.average = [p.detach().clone() for p in self.net.parameters()]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        self.count += 1
+        self.total += x.sum()
+        self.running.mul_(0.9).add_(x.mean(0))
+        self.seen["sizes"].append(len(x))
+        for mean, p in zip(self.average, self.net.parameters(), strict=True):
+            mean.lerp_(p.detach(), 0.1)
+        x = x + torch.rand(x.shape, generator=self.own) * self.numpy.random()
+        self.log("noise", torch.rand(()), on_step=True)
+        return functional.cross_entropy(self.net(x), y)
+
+
+class ByHand(HandWritten):
+    """Manual optimization with momentum, a schedule and a counter."""
+
+    count = 0
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.count += 1
+        super().training_step(batch, batch_idx)
+
+
+class _Drawn(pl.Callback):
+    """The state of the generator at the end of the training, before anything is shown."""
+
+    state: torch.Tensor
+
+    def on_train_end(self, *_: Any) -> None:
+        self.state = torch.get_rng_state()
+
+
+def _trained(directory: Path, module: Any, **kwargs: Any) -> tuple[Any, torch.Tensor]:
+    # Both with the same canaries: what is compared is the replay alone.
+    torch.manual_seed(3)
+    drawn = _Drawn()
+    callbacks = (PrivacyAudit(seed=1, **kwargs), drawn)
+    trainer_for(directory, *callbacks, max_steps=3).fit(module)
+    return module, drawn.state
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"canaries": [Mislabeled()]}], ids=["rows", "input"])
+def test_a_replay_leaves_the_training_as_it_would_be(
+    tmp_path: Path, kwargs: dict[str, Any]
+) -> None:
+    def made() -> Remembering:
+        torch.manual_seed(2)
+        return Remembering(dataset=digits())
+
+    plain, after = _trained(tmp_path / "plain", made(), **kwargs)
+    replayed, now = _trained(tmp_path / "replayed", made(), replay_neighbours=True, **kwargs)
+    assert torch.equal(after, now)
+    for mine, its in zip(plain.state_dict().values(), replayed.state_dict().values(), strict=True):
+        assert torch.equal(mine, its)
+    for mine, its in zip(plain.average, replayed.average, strict=True):
+        assert torch.equal(mine, its)
+    assert plain.seen == replayed.seen
+    assert (plain.count, float(plain.total)) == (replayed.count, float(replayed.total))
+    assert torch.equal(plain.own.get_state(), replayed.own.get_state())
+    assert plain.numpy.bit_generator.state == replayed.numpy.bit_generator.state
+    assert status(AuditReport.load(tmp_path / "replayed/audit/report.json"), "coupling") == "ok"
+
+
+def test_a_replay_leaves_hand_written_training_as_it_would_be(tmp_path: Path) -> None:
+    def made() -> ByHand:
+        torch.manual_seed(2)
+        return ByHand()
+
+    plain, after = _trained(tmp_path / "plain", made(), claim=CLAIM)
+    replayed, now = _trained(tmp_path / "replayed", made(), claim=CLAIM, replay_neighbours=True)
+    assert torch.equal(after, now)
+    assert plain.count == replayed.count
+    for mine, its in zip(plain.parameters(), replayed.parameters(), strict=True):
+        assert torch.equal(mine, its)
+
+
+# ------------------------------------------------------------------ limits
+
+
+def test_a_batch_of_one_record_waits_for_the_next(tmp_path: Path) -> None:
+    class Alone(PrivateModule):
+        def train_dataloader(self) -> Any:
+            return DataLoader(self.dataset, batch_sampler=[[0], [0, 1, 2, 3]])
+
+    module = Alone(layers(), dataset=digits())
+    report = fit(tmp_path, module, audit(on_violation="warn"), max_steps=2)
+    assert coupling(report).evidence["replays"] == 1
+
+
+def test_ghost_clipping_is_refused(tmp_path: Path) -> None:
+    class Ghost(PrivateModule):
+        def configure_optimizers(self) -> Any:
+            self.net, optimizer, _, _ = self.engine.make_private(
+                module=self.net,
+                optimizer=self.inner(self.trainable()),
+                data_loader=self.plain_loader(),
+                criterion=nn.CrossEntropyLoss(),
+                noise_multiplier=1.0,
+                max_grad_norm=1.0,
+                grad_sample_mode="ghost",
+            )
+            return optimizer
+
+    with pytest.raises(MisconfigurationException, match="which ghost clipping never forms"):
+        trainer_for(tmp_path, audit(), max_steps=1).fit(Ghost())
+
+
+def test_several_processes_and_optimizers_are_refused() -> None:
+    trainer: Any = SimpleNamespace(world_size=2)
+    facts: Any = SimpleNamespace()
+    with pytest.raises(MisconfigurationException, match="the Trainer has 2; train with devices=1"):
+        NeighbourReplay(trainer, nn.Linear(1, 1), facts, list)
+    trainer.world_size = 1
+    with pytest.raises(MisconfigurationException, match="the training has 2; give it one"):
+        NeighbourReplay(trainer, nn.Linear(1, 1), facts, lambda: [facts, facts])
+
+
+def test_the_argument_is_a_flag() -> None:
+    with pytest.raises(ValueError, match="replay_neighbours='no' must be True or False"):
+        PrivacyAudit(replay_neighbours="no")  # type: ignore[arg-type]
+
+
+def test_a_training_step_that_fails_on_copies_trains_on(tmp_path: Path) -> None:
+    class Distinct(PrivateModule):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            if len(batch[0].unique(dim=0)) < len(batch[0]):
+                raise ValueError("a record comes twice")
+            return super().training_step(batch, batch_idx)
+
+    report = fit(tmp_path, Distinct(layers(), dataset=digits()), audit(), max_steps=2)
+    assert report.steps == 2
+    assert coupling(report).message == "ValueError: a record comes twice"
+
+
+class Resumable(PrivateModule):
+    """Wrapped before Lightning loads a checkpoint: the names of the weights are the same."""
+
+    def __init__(self) -> None:
+        super().__init__(layers(OverTheBatch()), dataset=digits())
+        self.net = GradSampleModule(self.net)
+
+
+def test_a_violation_is_kept_when_the_training_goes_on(tmp_path: Path) -> None:
+    first, again = (audit(on_violation="warn") for _ in range(2))
+    trainer = trainer_for(tmp_path, first, max_steps=1)
+    trainer.fit(Resumable())
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    trainer = trainer_for(tmp_path, again, max_steps=2)
+    trainer.fit(Resumable(), ckpt_path=tmp_path / "last.ckpt", weights_only=True)
+    assert again.report.steps == 2
+    assert coupling(again.report).evidence == coupling(first.report).evidence
+    assert again.report.verdict.fault.startswith(FAULT)

@@ -1,0 +1,309 @@
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lightning_audit.record.scores import CanaryScores, ScoresError
+from lightning_audit.results.audit_report import AuditReport, Verdict
+from lightning_audit.stats.bounds.named_bounds import BOUND_NAMES, named_bound
+from lightning_audit.stats.bounds.thresholds import (
+    Fixed,
+    Grid,
+    Maximum,
+    MultiSplit,
+    Simultaneous,
+    Split,
+)
+from lightning_audit.stats.membership import roc
+from lightning_audit.stats.one_run.gaussian_pair import epsilon_gaussian_pair_from_scores
+from lightning_audit.stats.one_run.one_run_bounds import ONE_RUN_NAMES, named_one_run_bound
+from lightning_audit.stats.one_run.one_run_epsilon import epsilon_one_run_from_scores
+from lightning_audit.stats.one_run.one_run_fdp import (
+    epsilon_one_run_fdp_from_scores,
+    mu_one_run_from_scores,
+)
+from lightning_audit.stats.one_run.white_box import mu_white_box_from_scores
+
+CHOICES = [Fixed(0.5), Grid([0.0, 0.5, 1.0]), Split(), MultiSplit(), Simultaneous(), Maximum()]
+
+
+@pytest.fixture
+def groups() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return 1.5 + rng.standard_normal(300), rng.standard_normal(200)
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: type(choice).__name__)
+@pytest.mark.parametrize("method", BOUND_NAMES)
+def test_every_bound_is_there_under_every_rule(groups, method, choice) -> None:
+    scores = CanaryScores(*groups)
+    no_bands = isinstance(choice, Simultaneous) and method not in ("fdp_cp", "eps_cp")
+    if method == "fdp_t" or no_bands:
+        with pytest.raises(ValueError, match=rf"threshold={type(choice).__name__}.* is not for"):
+            scores.bound(method, 1e-5, 0.05, choice)
+        return
+    expected = named_bound(method, *groups, 1e-5, 0.05, choice)
+    assert scores.bound(method, 1e-5, 0.05, choice) == expected
+    assert expected.valid == choice.valid
+
+
+def test_what_is_asked_of_scores_is_asked_of_the_statistics(groups) -> None:
+    scores = CanaryScores(*groups)
+    assert scores.bound("eps_cp", 1e-5) == named_bound("eps_cp", *groups, 1e-5, 0.05, Split())
+    assert scores.epsilon_one_run(1e-5) == epsilon_one_run_from_scores(*groups, 1e-5, 0.05)
+    found = scores.epsilon_one_run_fdp(1e-5, guesses=[50])
+    assert found == epsilon_one_run_fdp_from_scores(*groups, 1e-5, 0.05, guesses=[50])
+    assert scores.mu_one_run(0.1) == mu_one_run_from_scores(*groups, 0.1)
+    for found, largest in (
+        (scores.epsilon_one_run, partial(epsilon_one_run_from_scores, *groups)),
+        (scores.epsilon_one_run_fdp, partial(epsilon_one_run_fdp_from_scores, *groups)),
+    ):
+        assert found(1e-5, sides="in") == largest(1e-5, 0.05, sides="in") != largest(1e-5, 0.05)
+    largest = mu_one_run_from_scores(*groups, 0.05, sides="in")
+    assert scores.mu_one_run(sides="in") == largest != scores.mu_one_run()
+    assert scores.mu_white_box() == mu_white_box_from_scores(*groups, 0.05) > 0
+    assert scores.epsilon_gaussian_pair(1e-5, 0.1) == epsilon_gaussian_pair_from_scores(
+        *groups, 1e-5, 0.1
+    )
+    assert scores.auroc() == roc.auroc(*groups)
+    assert scores.tpr_at_fpr(0.1) == roc.tpr_at_fpr(*groups, 0.1)
+    assert scores.tpr_at_fpr(0.1, 0.05) == roc.tpr_at_fpr_lower(*groups, 0.1, 0.05)
+    assert (scores.roc().tpr == roc.roc_curve(*groups).tpr).all()
+    curve = scores.privacy_curve([[1e-5, 1e-2]])
+    assert curve.shape == (1, 2)
+    assert curve[0, 0] == roc.tradeoff_upper(*groups, 0.05).epsilon_at(1e-5) > curve[0, 1] > 0
+
+
+def test_scores_with_a_threshold_of_their_own_have_the_bound_without_one(groups) -> None:
+    scores = CanaryScores(*groups, threshold=Fixed(0.5))
+    assert scores.bound("fdp_t", 1e-5) == named_bound("fdp_t", *groups, 1e-5)
+
+
+@pytest.mark.parametrize("method", ONE_RUN_NAMES)
+def test_every_bound_of_one_run_is_there_by_name(groups, method) -> None:
+    scores = CanaryScores(*groups, threshold=Fixed(0.5))
+    assert scores.bound(method, 1e-5) == named_one_run_bound(method, *groups, 1e-5)
+    with pytest.raises(ScoresError, match=rf"threshold=Split\(.* not for method='{method}'"):
+        scores.bound(method, 1e-5, threshold=Split())
+    unfair = CanaryScores(*groups, coin_probability=0.1)
+    with pytest.raises(ScoresError, match=r"coin_probability=0\.1 must be 0\.5"):
+        unfair.bound(method, 1e-5)
+
+
+def test_readings_that_were_dropped_are_canaries_that_nobody_guessed(groups) -> None:
+    scores = CanaryScores(*groups, dropped=10**6)
+    for method in ("one_run", "one_run_fdp", "one_run_mu"):
+        found = scores.bound(method, 1e-5, guesses=[50])
+        assert found == named_one_run_bound(method, *groups, 1e-5, guesses=[50], unscored=10**6)
+    assert scores.epsilon_one_run(1e-5, guesses=[50]).value == (
+        scores.bound("one_run", 1e-5, guesses=[50]).epsilon_lower
+    )
+    assert scores.epsilon_one_run_fdp(1e-5, guesses=[50]).value == (
+        scores.bound("one_run_fdp", 1e-5, guesses=[50]).epsilon_lower
+    )
+    assert scores.mu_one_run(guesses=[50]).value == (
+        scores.bound("one_run_mu", 1e-5, guesses=[50]).mu_lower
+    )
+    with pytest.raises(ValueError, match=r"dropped=1000000 must be 0 for white_box"):
+        scores.bound("white_box", 1e-5)
+    with pytest.raises(ScoresError, match=r"dropped=1000000 must be 0 for white_box"):
+        scores.mu_white_box()
+    with pytest.raises(ScoresError, match=r"dropped=1000000 must be 0 for gaussian_pair"):
+        scores.epsilon_gaussian_pair(1e-5)
+
+
+@pytest.mark.parametrize("steps", [None, 1])
+def test_readings_of_one_release_have_the_bound_of_a_noisy_sum(steps: int | None) -> None:
+    rng = np.random.default_rng(0)
+    groups = 2 + rng.standard_normal(100), rng.standard_normal(100)
+    assert CanaryScores(*groups, steps=steps).mu_white_box() > 0
+
+
+def test_readings_of_several_releases_have_no_bound_of_a_noisy_sum() -> None:
+    scores = CanaryScores([1.0, 2.0], [0.0, 1.0], steps=2)
+    for ask in (scores.mu_white_box, lambda: scores.bound("white_box", 1e-5)):
+        with pytest.raises(ScoresError, match=r"steps=2 must be 1 for white_box, whose readings"):
+            ask()
+    for ask in (
+        lambda: scores.epsilon_gaussian_pair(1e-5),
+        lambda: scores.bound("gaussian_pair", 1e-5),
+    ):
+        with pytest.raises(ScoresError, match=r"steps=2 must be 1 for gaussian_pair, whose"):
+            ask()
+
+
+def test_guesses_are_for_methods_that_guess(groups) -> None:
+    scores = CanaryScores(*groups)
+    found = scores.bound("one_run", 1e-5, guesses=[50, 20])
+    assert found == named_one_run_bound("one_run", *groups, 1e-5, guesses=[50, 20])
+    found = scores.bound("one_run", 1e-5, guesses=[50, 20], sides="in")
+    assert found == named_one_run_bound("one_run", *groups, 1e-5, guesses=[50, 20], sides="in")
+    for method in (*BOUND_NAMES, "white_box", "gaussian_pair"):
+        with pytest.raises(ValueError, match=rf"guesses=\[50\] is not for method='{method}'"):
+            scores.bound(method, 1e-5, guesses=[50])
+        with pytest.raises(ValueError, match=rf"sides='in' is not for method='{method}'"):
+            scores.bound(method, 1e-5, sides="in")
+
+
+def test_scores_cannot_be_changed_nor_change_with_their_source(groups) -> None:
+    inside = groups[0].copy()
+    scores = CanaryScores(inside, groups[1])
+    inside[:] = 0.0
+    assert (scores.in_scores == groups[0]).all()
+    with pytest.raises(ValueError, match="read-only"):
+        scores.in_scores[0] = 1.0
+    with pytest.raises(AttributeError):
+        scores.in_scores = inside  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("inside", "name"),
+    [
+        ([[1.0]], "scores_in"),
+        (["a"], "scores_in"),
+    ],
+)
+def test_what_is_no_score_is_refused(inside, name) -> None:
+    with pytest.raises(ScoresError, match=f"{name} has dtype .* vector of finite numbers"):
+        CanaryScores(inside, [0.0])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_score_that_is_not_finite_is_placed_and_counted(bad) -> None:
+    message = rf"scores_in holds {bad}, which is no score.* \(2 of 5, the first at index 1\)"
+    with pytest.raises(ScoresError, match=message):
+        CanaryScores([0.0, bad, 1.0, np.nan, 2.0], [0.0])
+    with pytest.raises(ScoresError, match=r"scores_out holds nan.* \(1 of 1, the first at index 0"):
+        CanaryScores([0.0], [np.nan])
+
+
+def test_a_number_is_no_choice_of_a_threshold() -> None:
+    with pytest.raises(TypeError, match=r"threshold choice 0\.5 must be Fixed, Grid"):
+        CanaryScores([1.0], [0.0]).bound("fdp_cp", 1e-5, threshold=0.5)
+
+
+def test_empty_groups_prove_nothing_and_have_no_curve() -> None:
+    scores = CanaryScores([], [1.0])
+    assert scores.bound("fdp_cp", 1e-5).epsilon_lower == 0.0
+    assert scores.bound("fdp_pooled_cp", 1e-5, threshold=Fixed(0.0)).epsilon_lower == 0.0
+    with pytest.raises(ValueError, match="scores_in is empty"):
+        scores.auroc()
+
+
+def test_csv_gives_the_scores_of_its_two_columns(tmp_path, groups) -> None:
+    path = tmp_path / "scores.csv"
+    rows = [(x, 1) for x in groups[0]] + [(x, 0) for x in groups[1]]
+    lines = [f'"{i}, named",{member},{float(score)!r}' for i, (score, member) in enumerate(rows)]
+    path.write_text("\n".join(["\ufeffname, in ,score", *lines]) + "\n\n", encoding="utf-8")
+    scores = CanaryScores.load(path)
+    assert (scores.in_scores == groups[0]).all()
+    assert (scores.out_scores == groups[1]).all()
+    assert scores.threshold == Split()
+
+
+def test_csv_says_who_was_in_in_words_as_well(tmp_path) -> None:
+    path = tmp_path / "scores.csv"
+    path.write_text("score,in\n1.5,True\n-2,False\n3, true\n0,FALSE\n4,1\n5,0.0\n")
+    scores = CanaryScores.load(path)
+    assert scores.in_scores.tolist() == [1.5, 3.0, 4.0]
+    assert scores.out_scores.tolist() == [-2.0, 0.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("score,label\n1,1\n", r"columns \['score', 'label'\]; the first line must name"),
+        ("", r"columns \[\]; the first line"),
+        ("score,in\n1,1\nx,0\n", "cannot read .* as .csv"),
+        ("score,in\n1\n", "cannot read .* as .csv"),
+        ("score,in\n1,1\n0,2\n", r"line 3 of .* holds in=2, must be 1 or 0 \(1 of 2\)"),
+        ("score,in\nnan,1\n0,0\n", r"line 2 of .* holds score=nan, which is no .*\(1 of 2\)"),
+        ("in,score\n# nan,nan\n\n1,2\n0,-inf\n1,nan\n", r"line 5 .* score=-inf.*\(2 of 3\)"),
+        ('a,score,in\n"two\nlines",1,1\nb,inf,0\n', r"line 4 .* holds score=inf"),
+        ("score,in\n1,1\n0,nan\n", r"line 3 of .* holds in=nan, must be 1 or 0"),
+        ("score,in\n1,True\n0,False\n0,2\n", r"line 4 of .* holds in=2, must be 1 or 0"),
+        ("score,in\n1,True\n0,No\n", "cannot read .* as .csv .*No"),
+    ],
+)
+def test_a_csv_that_is_wrong_says_what_it_must_hold(tmp_path, text, message) -> None:
+    (tmp_path / "scores.csv").write_text(text)
+    with pytest.raises(ScoresError, match=message):
+        CanaryScores.load(tmp_path / "scores.csv")
+
+
+def test_a_csv_without_rows_holds_no_scores(tmp_path) -> None:
+    (tmp_path / "scores.csv").write_text("score,in\n")
+    assert len(CanaryScores.from_csv(tmp_path / "scores.csv").in_scores) == 0
+
+
+def test_files_that_are_absent_are_named(tmp_path) -> None:
+    for name in ("a.csv", "a.json", "a.npz"):
+        with pytest.raises(ScoresError, match=f"cannot read .*{name}"):
+            CanaryScores.load(tmp_path / name)
+
+
+def observations(path: Path, probability: float = 0.5) -> None:
+    np.savez(
+        path,
+        header=json.dumps({"coin_probability": probability}),
+        canaries=np.array([1, 2, 1], dtype="u1"),
+        coins=np.array([[1, 0], [1, 0], [0, 1]], dtype="u1"),
+        readings=np.array([[1.5, 0.25], [9.0, 9.0], [np.nan, 2.0]]),
+    )
+
+
+def test_observations_count_steps_that_went_as_planned_and_what_is_no_number(tmp_path) -> None:
+    observations(tmp_path / "observations.npz")
+    scores = CanaryScores.load(tmp_path / "observations.npz")
+    assert (scores.in_scores.tolist(), scores.out_scores.tolist()) == ([1.5, 2.0], [0.25])
+    assert (scores.threshold, scores.dropped) == (Fixed(0.5), 1)
+    assert scores.mu_one_run(guesses=[2]).correct == 2
+
+
+def test_coins_that_are_not_fair_are_refused_for_one_run(tmp_path) -> None:
+    observations(tmp_path / "o.npz", 0.1)
+    scores = CanaryScores.from_npz(tmp_path / "o.npz")
+    for call in (scores.mu_one_run, lambda: scores.epsilon_one_run(1e-5)):
+        with pytest.raises(ScoresError, match=r"coin_probability=0\.1 must be 0\.5"):
+            call()
+
+
+def report(record: str | None) -> AuditReport:
+    return AuditReport(
+        verdict=Verdict("PASS", None, "no violation"),
+        checks=(),
+        bounds=(),
+        epsilon_claimed=None,
+        epsilon_spent=None,
+        epsilon_not_excluded=None,
+        delta=1e-5,
+        steps=3,
+        observations=3,
+        history=(),
+        power={},
+        epochs=(),
+        settings={},
+        environment={},
+        record=record,
+    )
+
+
+@pytest.mark.parametrize("record", ["observations.bin", None])
+def test_a_report_leads_to_the_observations_beside_it(tmp_path, record) -> None:
+    observations(tmp_path / "observations.npz")
+    report(record).save(tmp_path / "report.json")
+    if record is None:
+        with pytest.raises(ScoresError, match="names 0 records"):
+            CanaryScores.load(tmp_path / "report.json")
+    else:
+        for source in (tmp_path / "report.json", tmp_path):
+            assert CanaryScores.load(source).in_scores.tolist() == [1.5, 2.0]
+
+
+def test_the_record_of_a_training_is_not_read_for_its_archive(tmp_path) -> None:
+    with pytest.raises(ScoresError, match=r"observations\.bin' is a record of which a training"):
+        CanaryScores.load(tmp_path / "observations.bin")

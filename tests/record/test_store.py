@@ -1,0 +1,396 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lightning_audit.record.report_directory import (
+    ARCHIVE_NAME,
+    FIGURE_NAME,
+    RECORD_NAME,
+    REPORT_NAME,
+    set_aside,
+)
+from lightning_audit.record.store import (
+    FLUSH_EVERY,
+    INJECTED,
+    ObservationStore,
+    RecordHeader,
+    read_observations,
+)
+
+HEADER = RecordHeader(
+    canaries=("Dirac(weight)", "Spread(2 tensors)"),
+    tensors=("weight", "bias ä"),
+    witnesses=(64, 3),
+    lags=4,
+)
+
+
+def entries(count: int) -> np.ndarray:
+    """Entries in which every byte of every column has something to lose."""
+    rng = np.random.default_rng(1)
+    made = np.zeros(count, dtype=HEADER.dtype)
+    for name in HEADER.dtype.names or ():
+        kind = HEADER.dtype[name].base.kind
+        shape = made[name].shape
+        made[name] = rng.standard_normal(shape) if kind == "f" else rng.integers(0, 200, shape)
+    made["step"] = np.arange(count)
+    made["canaries"] = INJECTED
+    made["sample_rate"][::2] = np.nan
+    return made
+
+
+def written(directory: Path, count: int) -> Path:
+    store = ObservationStore(directory, HEADER)
+    for entry in entries(count):
+        store.append(entry)
+    store.close(archive=False)
+    return directory / RECORD_NAME
+
+
+@pytest.mark.parametrize("count", [0, 1, 7])
+def test_what_is_read_is_what_was_appended(tmp_path: Path, count: int) -> None:
+    header, read = read_observations(written(tmp_path, count))
+    assert header == HEADER
+    assert read.dtype == HEADER.dtype
+    assert read.tobytes() == entries(count).tobytes()
+
+
+def test_coins_that_are_not_fair_are_kept_and_refused_by_the_first_release(tmp_path: Path) -> None:
+    header = dataclasses.replace(HEADER, coin_probability=0.1, game="subsampled")
+    ObservationStore(tmp_path, header).close()
+    assert read_observations(tmp_path / RECORD_NAME)[0] == header
+    line = (tmp_path / RECORD_NAME).read_bytes().split(b"\n", 1)[0]
+    assert json.loads(line)["version"] == 2
+    assert ObservationStore.resume(tmp_path, HEADER, "", 0) is None
+
+
+def test_a_record_without_canaries_can_be_read(tmp_path: Path) -> None:
+    header = dataclasses.replace(HEADER, canaries=())
+    store = ObservationStore(tmp_path, header)
+    store.append(np.zeros((), dtype=header.dtype))
+    store.close()
+    assert read_observations(tmp_path / RECORD_NAME)[0] == header
+    assert len(read_observations(tmp_path / RECORD_NAME)[1]) == 1
+
+
+def test_a_half_written_last_entry_is_left_out_wherever_it_is_cut(tmp_path: Path) -> None:
+    path = written(tmp_path, 3)
+    data, size = path.read_bytes(), HEADER.dtype.itemsize
+    for cut in range(1, size + 1):
+        path.write_bytes(data[:-cut])
+        assert read_observations(path)[1].tobytes() == entries(3)[:2].tobytes()
+
+
+def test_a_record_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:
+    store = ObservationStore(tmp_path, HEADER)
+    path = tmp_path / RECORD_NAME
+    assert len(read_observations(path)[1]) == 0
+    for entry in entries(5):
+        store.append(entry)
+    store.flush()
+    assert read_observations(path)[1].tobytes() == entries(5).tobytes()
+    store.close(archive=False)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\n",
+        b"step,epoch\n1,2\n",
+        b'{"format": "lightning-audit observations"',
+        b'{"format": "another", "version": 1}\n',
+        b'{"version": 1}\n',
+        b"3\n",
+        b"null\n",
+        b'"text"\n',
+        b"[1, 2]\n",
+        b"\xff\xfe\x00binary\n\x00",
+        b'{"format": "lightning-audit observations", "version": 1}\n',
+        b'{"format": "lightning-audit observations", "version": "1"}\n',
+    ],
+    ids=lambda content: repr(content[:12] + content[-12:]),
+)
+def test_a_foreign_file_is_an_error_that_names_the_file_to_give(
+    tmp_path: Path, content: bytes
+) -> None:
+    path = tmp_path / "foreign.bin"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"foreign\.bin.* is no record .* observations\.bin"):
+        read_observations(path)
+
+
+def test_a_header_cut_anywhere_is_an_error(tmp_path: Path) -> None:
+    path = written(tmp_path, 1)
+    data = path.read_bytes()
+    for cut in range(data.index(b"\n") + 1):
+        path.write_bytes(data[:cut])
+        with pytest.raises(ValueError, match="is no record"):
+            read_observations(path)
+
+
+def test_a_newer_version_is_an_error_that_says_to_upgrade(tmp_path: Path) -> None:
+    path = written(tmp_path, 1)
+    line, _, body = path.read_bytes().partition(b"\n")
+    fields = {**json.loads(line), "version": 3, "unheard_of": True}
+    path.write_bytes(json.dumps(fields).encode() + b"\n" + body)
+    with pytest.raises(ValueError, match=r"version 3.* reads up to 2; upgrade lightning-audit"):
+        read_observations(path)
+
+
+def test_an_earlier_run_is_moved_and_nothing_is_overwritten(tmp_path: Path) -> None:
+    for run in range(3):
+        store = ObservationStore(tmp_path, HEADER)
+        for entry in entries(run + 1):
+            store.append(entry)
+        store.close()
+        (tmp_path / REPORT_NAME).write_text(f"report {run}")
+    lengths = {
+        folder: len(read_observations(tmp_path / folder / RECORD_NAME)[1])
+        for folder in ("previous-1", "previous-2", ".")
+    }
+    assert lengths == {"previous-1": 1, "previous-2": 2, ".": 3}
+    for number in (1, 2):
+        folder = tmp_path / f"previous-{number}"
+        assert (folder / REPORT_NAME).read_text() == f"report {number - 1}"
+        assert len(np.load(folder / ARCHIVE_NAME)["step"]) == number
+
+
+def test_opening_a_record_leaves_no_report_of_another_run_in_place(tmp_path: Path) -> None:
+    (tmp_path / REPORT_NAME).write_text("a pass")
+    ObservationStore(tmp_path, HEADER).close(archive=False)
+    assert not (tmp_path / REPORT_NAME).exists()
+    assert (tmp_path / "previous-1" / REPORT_NAME).read_text() == "a pass"
+
+
+def test_set_aside_moves_its_own_files_only(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert set_aside(tmp_path) is None
+    assert not (tmp_path / "previous-1").exists()
+    (tmp_path / ARCHIVE_NAME).write_bytes(b"npz")
+    assert set_aside(tmp_path) == tmp_path / "previous-1"
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["notes.txt", "previous-1"]
+
+
+def test_a_numbered_folder_in_the_way_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "previous-1").mkdir()
+    (tmp_path / "previous-1" / REPORT_NAME).write_text("old")
+    (tmp_path / REPORT_NAME).write_text("new")
+    assert set_aside(tmp_path) == tmp_path / "previous-2"
+    assert (tmp_path / "previous-1" / REPORT_NAME).read_text() == "old"
+    assert (tmp_path / "previous-2" / REPORT_NAME).read_text() == "new"
+
+
+def test_a_directory_that_does_not_exist_is_made(tmp_path: Path) -> None:
+    assert len(read_observations(written(tmp_path / "a" / "b", 2))[1]) == 2
+
+
+def test_the_archive_holds_the_same_columns(tmp_path: Path) -> None:
+    store = ObservationStore(tmp_path, HEADER)
+    for entry in entries(6):
+        store.append(entry)
+    store.close()
+    with np.load(tmp_path / ARCHIVE_NAME) as archive:
+        assert set(archive.files) == {"header", *(HEADER.dtype.names or ())}
+        for name in HEADER.dtype.names or ():
+            assert archive[name].tobytes() == entries(6)[name].tobytes()
+            assert archive[name].dtype == HEADER.dtype[name].base
+        header = json.loads(str(archive["header"]))
+    assert header == json.loads(json.dumps(dataclasses.asdict(HEADER)))
+    assert sorted(p.name for p in tmp_path.iterdir()) == [RECORD_NAME, ARCHIVE_NAME]
+
+
+def test_closing_twice_is_harmless_and_the_archive_is_optional(tmp_path: Path) -> None:
+    store = ObservationStore(tmp_path, HEADER)
+    store.close(archive=False)
+    store.close()
+    assert not (tmp_path / ARCHIVE_NAME).exists()
+
+
+KILLED = """
+import os, signal, sys
+import numpy as np
+from lightning_audit.record.store import ObservationStore, RecordHeader
+
+header = RecordHeader(("one", "two"), ("weight",), (64,), 32)
+store = ObservationStore(sys.argv[1], header)
+flush = store.flush
+def told():
+    flush()
+    print("flushed", flush_at, flush=True)
+store.flush = told
+for flush_at in range(1, 2501):
+    entry = np.zeros((), dtype=header.dtype)
+    entry["step"], entry["readings"] = flush_at, [flush_at, -flush_at]
+    store.append(entry)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_process_leaves_every_entry_up_to_the_last_flush(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert done.stdout.split() == ["flushed", "1000", "flushed", "2000"]
+    assert FLUSH_EVERY == 1000
+    header, read = read_observations(tmp_path / RECORD_NAME)
+    assert header.canaries == ("one", "two")
+    assert 2000 <= len(read) <= 2500
+    assert read["step"].tolist() == list(range(1, len(read) + 1))
+    np.testing.assert_array_equal(read["readings"][:, 1], -read["step"])
+    assert not (tmp_path / ARCHIVE_NAME).exists()
+
+
+def test_a_run_after_a_killed_one_keeps_its_record(tmp_path: Path) -> None:
+    path = written(tmp_path, 3)
+    os.truncate(path, path.stat().st_size - 5)
+    ObservationStore(tmp_path, HEADER).close()
+    assert len(read_observations(tmp_path / "previous-1" / RECORD_NAME)[1]) == 2
+    assert len(read_observations(path)[1]) == 0
+
+
+# ------------------------------------------------------------------ going on after a stop
+
+
+ALL = entries(9)
+
+
+def stopped(directory: Path, count: int, run: str = "mine") -> Path:
+    """A record of the first entries of `ALL`."""
+    store = ObservationStore(directory, HEADER, run)
+    for entry in ALL[:count]:
+        store.append(entry)
+    store.close(archive=False)
+    return directory / RECORD_NAME
+
+
+@pytest.mark.parametrize("kept", [0, 3, 7])
+def test_a_run_goes_on_after_the_entries_that_are_known(tmp_path: Path, kept: int) -> None:
+    path = stopped(tmp_path, 7)
+    store = ObservationStore.resume(tmp_path, HEADER, "mine", kept)
+    assert store is not None
+    assert store.entries == kept
+    store.flush()
+    assert read_observations(path)[1].tobytes() == ALL[:kept].tobytes()
+    for entry in ALL[kept:]:
+        store.append(entry)
+    assert store.entries == 9
+    store.close()
+    header, read = read_observations(path)
+    assert header == HEADER
+    assert read.tobytes() == ALL.tobytes()
+    assert len(np.load(tmp_path / ARCHIVE_NAME)["step"]) == 9
+    assert sorted(p.name for p in tmp_path.iterdir()) == [RECORD_NAME, ARCHIVE_NAME]
+
+
+def test_a_run_goes_on_as_often_as_it_stops(tmp_path: Path) -> None:
+    stopped(tmp_path, 0)
+    for count in range(5):
+        store = ObservationStore.resume(tmp_path, HEADER, "mine", count)
+        assert store is not None
+        store.append(ALL[count])
+        store.close(archive=False)
+    assert read_observations(tmp_path / RECORD_NAME)[1].tobytes() == ALL[:5].tobytes()
+
+
+def test_a_half_written_last_entry_is_written_over(tmp_path: Path) -> None:
+    path = stopped(tmp_path, 3)
+    os.truncate(path, path.stat().st_size - 5)
+    assert ObservationStore.resume(tmp_path, HEADER, "mine", 3) is None
+    store = ObservationStore.resume(tmp_path, HEADER, "mine", 2)
+    assert store is not None
+    store.append(ALL[2])
+    store.close(archive=False)
+    assert read_observations(path)[1].tobytes() == ALL[:3].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("header", "run", "kept"),
+    [
+        (HEADER, "another", 2),
+        (HEADER, "", 2),
+        (HEADER, "mine", 4),
+        (dataclasses.replace(HEADER, canaries=("Dirac(weight)", "Dirac(weight)")), "mine", 2),
+        (dataclasses.replace(HEADER, witnesses=(64, 2)), "mine", 2),
+        (dataclasses.replace(HEADER, signal=1.5), "mine", 0),
+    ],
+    ids=["another run", "no run", "shorter", "canaries", "witnesses", "signal"],
+)
+def test_the_record_of_something_else_is_not_gone_on_with_and_not_touched(
+    tmp_path: Path, header: RecordHeader, run: str, kept: int
+) -> None:
+    before = stopped(tmp_path, 3).read_bytes()
+    assert ObservationStore.resume(tmp_path, header, run, kept) is None
+    assert (tmp_path / RECORD_NAME).read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == [RECORD_NAME]
+
+
+def test_without_a_record_there_is_none_to_go_on_with(tmp_path: Path) -> None:
+    assert ObservationStore.resume(tmp_path, HEADER, "mine", 0) is None
+    assert ObservationStore.resume(tmp_path / "absent", HEADER, "mine", 0) is None
+    (tmp_path / RECORD_NAME).write_bytes(b"foreign\n")
+    assert ObservationStore.resume(tmp_path, HEADER, "mine", 0) is None
+    assert (tmp_path / RECORD_NAME).read_bytes() == b"foreign\n"
+
+
+def test_a_record_of_the_first_release_names_no_run_and_can_be_read(tmp_path: Path) -> None:
+    path = stopped(tmp_path, 3)
+    line, _, body = path.read_bytes().partition(b"\n")
+    fields = json.loads(line)
+    assert fields.pop("run") == "mine"
+    assert fields["version"] == 1
+    path.write_bytes(json.dumps(fields).encode() + b"\n" + body)
+    header, read = read_observations(path)
+    assert header == HEADER
+    assert read.tobytes() == ALL[:3].tobytes()
+    assert ObservationStore.resume(tmp_path, HEADER, "mine", 2) is None
+    store = ObservationStore.resume(tmp_path, HEADER, "", 2)
+    assert store is not None
+    store.close(archive=False)
+    assert read_observations(path)[1].tobytes() == ALL[:2].tobytes()
+
+
+def test_the_record_stays_where_its_run_may_go_on(tmp_path: Path) -> None:
+    stopped(tmp_path, 3)
+    for name in (REPORT_NAME, ARCHIVE_NAME, FIGURE_NAME):
+        (tmp_path / name).write_text("old")
+    assert set_aside(tmp_path, but_the_record=True) == tmp_path / "previous-1"
+    moved = sorted(p.name for p in (tmp_path / "previous-1").iterdir())
+    assert moved == sorted([REPORT_NAME, ARCHIVE_NAME, FIGURE_NAME])
+    assert set_aside(tmp_path, but_the_record=True) is None
+    store = ObservationStore.resume(tmp_path, HEADER, "mine", 3)
+    assert store is not None
+    store.close(archive=False)
+
+
+def test_the_record_of_a_run_that_did_not_go_on_joins_its_report(tmp_path: Path) -> None:
+    before = stopped(tmp_path, 3).read_bytes()
+    (tmp_path / REPORT_NAME).write_text("old")
+    set_aside(tmp_path, but_the_record=True)
+    ObservationStore(tmp_path, HEADER, "new").close(archive=False)
+    folder = tmp_path / "previous-1"
+    assert (folder / RECORD_NAME).read_bytes() == before
+    assert (folder / REPORT_NAME).read_text() == "old"
+    assert not (tmp_path / "previous-2").exists()
+
+
+def test_a_record_never_joins_a_folder_that_holds_one(tmp_path: Path) -> None:
+    for run in ("first", "second"):
+        stopped(tmp_path, 3, run)
+    assert set_aside(tmp_path) == tmp_path / "previous-2"
+    runs = [
+        json.loads((tmp_path / f"previous-{n}" / RECORD_NAME).read_bytes().split(b"\n")[0])["run"]
+        for n in (1, 2)
+    ]
+    assert runs == ["first", "second"]

@@ -1,0 +1,394 @@
+"""Several private optimizers in one training: each step of each is audited."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+from opacus import GradSampleModule
+from pytorch_lightning.callbacks import ModelCheckpoint
+from torch import nn
+from torch.nn import functional
+from training_support import (
+    PrivateModule,
+    assert_no_hooks_left,
+    fit,
+    report_in,
+    status,
+    trainer_for,
+    violation,
+)
+from two_nets import HIDDEN, RATE, STEPS, TwoNets
+
+from lightning_audit import AuditReport, PrivacyAudit
+from lightning_audit.accounting.composition import Phase, epsilon_of_history
+from lightning_audit.canaries import Blank, Dirac
+from lightning_audit.checks.family import WARNING_SHARES
+from lightning_audit.checks.monitor import replay
+from lightning_audit.cli.main import main
+from lightning_audit.record.store import INJECTED, read_observations
+from lightning_audit.results.audit_report import SCHEMA_VERSION
+from lightning_audit.run.optimizer_refusals import refuse_several
+from lightning_audit.testing.faulty_noise import HalfNoise
+
+
+class Toggled(TwoNets):
+    """Only the parameters of the optimizer whose turn it is ask for gradients."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        for name, optimizer in zip(self.net, self.optimizers(), strict=True):
+            self.toggle_optimizer(optimizer)
+            optimizer.zero_grad()
+            self.manual_backward(self.loss(name, batch))
+            optimizer.step()
+            self.untoggle_optimizer(optimizer)
+
+
+class Joint(TwoNets):
+    """One backward pass for both."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+        self.manual_backward(self.loss("actor", batch) + self.loss("critic", batch))
+        for optimizer in self.optimizers():
+            optimizer.step()
+
+
+class ThroughBoth(TwoNets):
+    """The first net learns through the second one, which is frozen meanwhile, hooks and all."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        actor, critic = self.optimizers()
+        self.toggle_optimizer(actor)
+        self.net["critic"].disable_hooks()
+        actor.zero_grad()
+        scores = self.net["critic"](torch.tanh(self.net["actor"](x)[:, :8]))
+        self.manual_backward(functional.cross_entropy(scores, y))
+        actor.step()
+        self.untoggle_optimizer(actor)
+        self.net["critic"].enable_hooks()
+        self.toggle_optimizer(critic)
+        critic.zero_grad()
+        self.manual_backward(self.loss("critic", batch))
+        critic.step()
+        self.untoggle_optimizer(critic)
+
+
+class Ghost(TwoNets):
+    """Two criteria, each with the norms of its own net."""
+
+    def configure_optimizers(self) -> Any:
+        optimizers, self.criteria = [], []
+        for j, (name, net) in enumerate(self.net.items()):
+            self.net[name], optimizer, criterion, _ = self.engines[0].make_private(
+                module=net,
+                optimizer=torch.optim.SGD(net.parameters(), lr=0.05),
+                criterion=nn.CrossEntropyLoss(),
+                data_loader=self.plain_loader(),
+                noise_multiplier=self.noise[j],
+                max_grad_norm=self.norms[j],
+                grad_sample_mode="ghost",
+            )
+            optimizers.append(optimizer)
+            self.criteria.append(criterion)
+        return optimizers
+
+    def loss(self, name: str, batch: Any) -> torch.Tensor:
+        criterion = self.criteria[list(self.net).index(name)]
+        return criterion(self.net[name](batch[0]), batch[1])
+
+
+def records(directory: Path, report: AuditReport) -> list[np.ndarray]:
+    return [read_observations(directory / "audit" / name)[1] for name in report.records]
+
+
+def assert_healthy(entries: np.ndarray) -> None:
+    """The canaries' signal is one and the noise as claimed, within sampling error."""
+    assert (entries["canaries"] == INJECTED).all()
+    coins, sigma = entries["coins"], entries["noise_multiplier"][:, None]
+    readings = entries["readings"]
+    loud = (readings - coins).std(0) > 1.1 * sigma.mean()
+    coins, readings = coins[:, ~loud], readings[:, ~loud]
+    assert coins.shape[1] >= 3
+    residual_std = ((readings - coins) / sigma).std()
+    assert -4.0 / np.sqrt(2.0 * coins.size) < residual_std - 1.0 < 0.1
+    centred = (coins - 0.5) / sigma
+    shift = (centred * (readings - readings.mean(0)) / sigma).sum() / (centred**2).sum()
+    assert abs(shift - 1.0) < 4.0 / np.sqrt((centred**2).sum())
+
+
+@pytest.mark.parametrize(
+    ("kind", "epochs"), [(TwoNets, 2), (Toggled, 1), (Joint, 1), (ThroughBoth, 1), (Ghost, 1)]
+)
+def test_every_step_of_both_is_audited_and_a_healthy_run_passes(
+    tmp_path: Path, kind: type[TwoNets], epochs: int
+) -> None:
+    torch.manual_seed(0)
+    module = kind(hidden=HIDDEN)
+    report = fit(tmp_path, module, PrivacyAudit(1000.0, seed=1), max_epochs=epochs)
+    assert report.verdict.outcome == "PASS", report.verdict
+    assert report.records == ("observations.bin", "observations-2.bin")
+    first, second = records(tmp_path, report)
+    assert (len(first), len(second), report.steps) == (
+        epochs * STEPS,
+        epochs * STEPS,
+        2 * epochs * STEPS,
+    )
+    assert_healthy(first)
+    assert_healthy(second)
+    assert (first["noise_multiplier"] == 1.0).all()
+    assert (second["max_grad_norm"] == 0.4).all()
+    assert (first["coins"] != second["coins"]).any()
+    assert not any("copied" in note for note in report.notes)
+    assert_no_hooks_left(module)
+
+
+@pytest.mark.parametrize("kind", [Joint, ThroughBoth, Ghost])
+def test_both_models_are_what_they_would_be(tmp_path: Path, kind: type[TwoNets]) -> None:
+    ends = []
+    for name, callbacks in (("plain", []), ("audited", [PrivacyAudit(1000.0, seed=1)])):
+        torch.manual_seed(3)
+        module = kind()
+        trainer_for(tmp_path / name, *callbacks, max_steps=24).fit(module)
+        ends.append(torch.cat([p.detach().flatten().double() for p in module.net.parameters()]))
+    plain, audited = ends
+    assert torch.linalg.norm(audited - plain) <= 1e-6 * torch.linalg.norm(plain)
+
+
+def test_half_noise_of_the_second_is_found_and_the_optimizer_is_named(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = TwoNets(faults=(None, HalfNoise), hidden=HIDDEN)
+    report = violation(tmp_path, module, PrivacyAudit(seed=1), max_steps=80)
+    label = "optimizer 2 (`net.critic.0.weight`, ...): "
+    assert label in report.verdict.summary
+    wrong = [check for check in report.checks if check.status == "violated"]
+    assert any(check.name == "noise" for check in wrong)
+    own = [check for check in wrong if check.name != "epsilon"]
+    assert all(check.message.startswith(label) for check in own)
+    assert "noise scale too small" in report.verdict.fault
+    assert main(["check", str(tmp_path / "audit" / "report.json")]) == 1
+
+
+def test_what_is_handed_out_of_the_significance_is_no_more_than_the_whole(tmp_path: Path) -> None:
+    report = fit(tmp_path, TwoNets(), PrivacyAudit(1000.0, seed=1), max_steps=40)
+    shares = [check.share for check in report.checks if check.name not in WARNING_SHARES]
+    assert 0.9 < sum(shares) <= 1.0
+    for name, label in zip(report.records, ("optimizer 1 ", "optimizer 2 "), strict=True):
+        header, entries = read_observations(tmp_path / "audit" / name)
+        monitor = replay(header, entries, 0.5e-3)
+        told = {c.name: c.log_e_value for c in report.checks if c.message.startswith(label)}
+        again = {c.name: c.log_e_value for c in monitor.results()}
+        # Others look at what the record does not hold.
+        again = {
+            name: log_e
+            for name, log_e in again.items()
+            if name in told and name != "gradient_replaced"
+        }
+        assert {name: told[name] for name in again} == again
+        check = next(c for c in monitor.results() if c.name == "noise")
+        assert monitor.witness_noise.pooled.threshold == -np.log(check.share * 0.5e-3)
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+def test_epsilon_is_that_of_the_steps_of_both(tmp_path: Path, engines: int) -> None:
+    report = fit(tmp_path, TwoNets(engines=engines), PrivacyAudit(seed=1), max_epochs=1)
+    history = [Phase(1.0, RATE, STEPS), Phase(1.5, RATE, STEPS)]
+    assert report.epsilon_spent == pytest.approx(epsilon_of_history(history, 1e-5), rel=0.01)
+    assert set(report.history) == {(1.0, RATE, STEPS), (1.5, RATE, STEPS)}
+    assert status(report, "accounting") == "ok"
+    # The accountant composes the same steps, in Rényi's way.
+    assert report.epsilon_spent < report.epsilon_claimed < 2 * report.epsilon_spent + 1.0
+    assert report.epsilon_lower is not None
+    assert report.epsilon_lower <= report.epsilon_spent
+
+
+def test_an_accountant_of_one_optimizer_alone_is_too_little(tmp_path: Path) -> None:
+    class Forgets(TwoNets):
+        def configure_optimizers(self) -> Any:
+            first, second = super().configure_optimizers()
+            second.step_hook = None
+            return first, second
+
+    audit = PrivacyAudit(seed=1, on_violation="warn")
+    report = fit(tmp_path, Forgets(), audit, max_steps=40)
+    assert report.epsilon_spent is None  # the rate of the second one is unknown to anyone
+    assert any("no accountant feeds" in note for note in report.notes)
+    assert status(report, "accounting") == "not_run"
+
+
+def test_an_optimizer_that_takes_no_step_is_named(tmp_path: Path) -> None:
+    class First(TwoNets):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer, _ = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(self.loss("actor", batch))
+            optimizer.step()
+
+    report = fit(tmp_path, First(), PrivacyAudit(1000.0, seed=1), max_steps=40)
+    assert report.verdict.outcome == "INCONCLUSIVE"
+    (missing,) = [m for m in report.verdict.missing if "no step of a private" in m]
+    assert missing.startswith("optimizer 2 (`net.critic.0.weight`")
+
+
+def test_a_plain_optimizer_beside_private_ones_is_a_violation(tmp_path: Path) -> None:
+    class Third(TwoNets):
+        def configure_optimizers(self) -> Any:
+            self.head = nn.Linear(8, 10)
+            plain = torch.optim.SGD(self.head.parameters(), lr=0.1)
+            return [*super().configure_optimizers(), plain]
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            *private, plain = self.optimizers()
+            plain.zero_grad()
+            self.manual_backward(functional.cross_entropy(self.head(batch[0]), batch[1]))
+            plain.step()
+            for name, optimizer in zip(self.net, private, strict=True):
+                optimizer.zero_grad()
+                self.manual_backward(self.loss(name, batch))
+                optimizer.step()
+
+    report = violation(tmp_path, Third(), PrivacyAudit(seed=1), max_steps=30)
+    assert status(report, "no_dp") == "violated"
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_two_generators_of_one_seed_are_a_violation_and_one_generator_is_not(
+    tmp_path: Path, shared: bool
+) -> None:
+    first = torch.Generator().manual_seed(5)
+    second = first if shared else torch.Generator().manual_seed(5)
+    audit = PrivacyAudit(1000.0, seed=1, on_violation="warn")
+    module = TwoNets(generators=(first, second))
+    report = fit(tmp_path, module, audit, max_steps=30)
+    assert status(report, "reuse.optimizers") == ("ok" if shared else "violated")
+    assert (report.verdict.outcome == "VIOLATION") == (not shared)
+
+
+# ------------------------------------------------------------------ resume
+
+
+class Stepwise(TwoNets):
+    """Every step is a function of the weights and of the step's number."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        torch.manual_seed(0)
+        super().__init__(**kwargs)
+        for name in self.net:  # wrapped before Lightning loads a checkpoint
+            self.net[name] = GradSampleModule(self.net[name])
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        torch.manual_seed(1000 + self.global_step)
+
+    def loss(self, name: str, batch: Any) -> torch.Tensor:
+        x, y = self.dataset.tensors
+        chosen = torch.rand(len(x)) < self.batch_size / len(x)
+        return super().loss(name, (x[chosen], y[chosen]))
+
+
+class StopAt(pl.Callback):
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_step == 50:
+            raise RuntimeError("power cut")
+
+
+@pytest.mark.whole_report
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+@pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization")
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
+def test_a_resumed_run_reports_what_the_uninterrupted_one_reports(tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    expected = fit(whole, Stepwise(), PrivacyAudit(1000.0, seed=3), max_steps=80)
+    saver = ModelCheckpoint(tmp_path / "saved", save_top_k=-1, every_n_train_steps=20)
+    trainer = trainer_for(
+        broken,
+        PrivacyAudit(1000.0, seed=3),
+        saver,
+        StopAt(),
+        max_steps=80,
+        enable_checkpointing=True,
+    )
+    with pytest.raises(RuntimeError, match="power cut"):
+        trainer.fit(Stepwise())
+    (checkpoint,) = (tmp_path / "saved").glob("*step=40.ckpt")
+    module = Stepwise()
+    audit = PrivacyAudit(1000.0, seed=4)  # another seed: the checkpoint's is taken
+    trainer_for(broken, audit, max_steps=80).fit(module, ckpt_path=checkpoint, weights_only=True)
+    report = report_in(broken)
+    for name in report.records:
+        entries = (broken / "audit" / name).read_bytes().split(b"\n", 1)[1]
+        assert entries == (whole / "audit" / name).read_bytes().split(b"\n", 1)[1]
+    assert (report.history, report.bounds) == (expected.history, expected.bounds)
+    told = {(c.name, c.message): c.log_e_value for c in report.checks}
+    told.pop(("reuse.resume", "the noise did not start again with the training"))
+    assert told == {(c.name, c.message): c.log_e_value for c in expected.checks}
+    assert sum(n for *_, n in module.engines[0].accountant.history) == 80
+
+
+def test_a_checkpoint_of_another_number_of_optimizers_is_refused(tmp_path: Path) -> None:
+    saved, audit = PrivacyAudit(1000.0), PrivacyAudit(1000.0)
+    trainer_for(tmp_path, saved, max_steps=10).fit(TwoNets())
+
+    class GoesOn(pl.Callback):
+        def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            audit.load_state_dict(saved.state_dict())
+
+    with pytest.raises(MisconfigurationException, match="2 private optimizers, the training has 1"):
+        trainer_for(tmp_path / "one", GoesOn(), audit, max_steps=4).fit(PrivateModule())
+
+
+# ------------------------------------------------------------------ refused
+
+
+def test_optimizers_that_share_a_parameter_are_refused(tmp_path: Path) -> None:
+    class Shares(TwoNets):
+        def configure_optimizers(self) -> Any:
+            first, second = super().configure_optimizers()
+            second.add_param_group({"params": [first.params[0]]})
+            return first, second
+
+    with pytest.raises(MisconfigurationException, match="1 and 2 both train a parameter of shape"):
+        trainer_for(tmp_path, PrivacyAudit(), max_steps=2).fit(Shares())
+
+
+def test_input_canaries_are_refused(tmp_path: Path) -> None:
+    audit = PrivacyAudit(canaries=[Blank()])
+    with pytest.raises(MisconfigurationException, match="all 2 private optimizers at once"):
+        trainer_for(tmp_path, audit, max_steps=2).fit(TwoNets())
+
+
+def test_several_processes_are_refused() -> None:
+    refuse_several(1, [Dirac()], 2)
+    refuse_several(2, [Dirac()], 1)
+    with pytest.raises(MisconfigurationException, match="2 private optimizers in one process"):
+        refuse_several(2, [Dirac()], 2)
+
+
+# ------------------------------------------------------------------ files
+
+
+def test_a_later_run_moves_all_records_of_an_earlier_one(tmp_path: Path) -> None:
+    make: tuple[Callable[[], pl.LightningModule], ...] = (lambda: TwoNets(), PrivateModule)
+    for module in (make[0], make[0], make[1]):
+        trainer_for(tmp_path, PrivacyAudit(1000.0), max_steps=4).fit(module())
+    audit = tmp_path / "audit"
+    for folder in ("previous-1", "previous-2"):
+        for name in ("observations.bin", "observations-2.bin", "observations-2.npz"):
+            assert (audit / folder / name).exists(), (folder, name)
+        assert AuditReport.load(audit / folder / "report.json").steps == 4
+    assert not (audit / "observations-2.bin").exists()
+    assert report_in(tmp_path).records == ("observations.bin",)
+
+
+def test_a_report_names_the_records_of_all_optimizers(tmp_path: Path) -> None:
+    one = fit(tmp_path / "one", PrivateModule(), PrivacyAudit(1000.0), max_steps=4)
+    two = fit(tmp_path / "two", TwoNets(), PrivacyAudit(1000.0), max_steps=4)
+    assert (one.other_records, two.other_records) == ((), ("observations-2.bin",))
+    assert one.schema_version == two.schema_version == SCHEMA_VERSION

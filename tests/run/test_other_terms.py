@@ -1,0 +1,248 @@
+"""A training that goes on under other terms is judged by them from its beginning, or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hand_written_support import CLAIM, HandWritten
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+from resume_support import (
+    RESUMING,
+    StepwiseModule,
+    StopAt,
+    checkpoint_at,
+    saver,
+    train,
+)
+from torch.nn import functional
+from training_support import report_in, status, trainer_for
+
+from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim, PrivacyViolation
+from lightning_audit.testing.faulty_clipping import ClipAtTwice
+from lightning_audit.testing.faulty_noise import HalfNoise, ScaledNoise
+from lightning_audit.verdict.resolution import Resolution
+
+pytestmark = RESUMING
+
+
+class NineTenths(ScaledNoise):
+    """A tenth too little noise, which takes some dozens of steps to be sure of."""
+
+    factor = 0.9
+
+
+def resumed(
+    directory: Path,
+    first: dict[str, Any],
+    then: dict[str, Any],
+    kept: int = 40,
+    **options: Any,
+) -> AuditReport:
+    """The report of a training that was saved under some terms and went on under others."""
+    saved = directory / "saved"
+    with pytest.raises(RuntimeError, match="power cut"):
+        train(
+            directory,
+            PrivacyAudit(seed=3, on_violation="warn", **first),
+            saver(saved, epoch_end=False),
+            StopAt(kept + 1),
+            **options,
+        )
+    audit = PrivacyAudit(seed=3, on_violation="warn", **then)
+    train(directory, audit, ckpt=checkpoint_at(saved, kept), **options)
+    return report_in(directory)
+
+
+def findings(report: AuditReport) -> dict[str, tuple[str, float | None]]:
+    """What each check says and by which evidence."""
+    return {c.name: (c.status, c.log_e_value) for c in report.checks if c.name != "reuse.resume"}
+
+
+def notes_of(report: AuditReport) -> str:
+    return "\n".join(report.notes)
+
+
+# ------------------------------------------------------------------ significance
+
+
+@pytest.mark.parametrize(("first", "then"), [(0.5, 1e-60), (1e-60, 0.5), (0.5, 1e-3)])
+def test_a_run_under_another_significance_ends_as_one_that_had_it_from_the_start(
+    tmp_path: Path, first: float, then: float
+) -> None:
+    options = {"optimizer_class": NineTenths}
+    whole = tmp_path / "whole"
+    train(whole, PrivacyAudit(seed=3, on_violation="warn", significance=then), **options)
+    report = resumed(
+        tmp_path / "resumed", {"significance": first}, {"significance": then}, **options
+    )
+    expected = report_in(whole)
+    assert findings(report) == findings(expected)
+    assert report.verdict.outcome == expected.verdict.outcome
+    assert report.settings["significance"] == then
+    assert f"significance={first:g} until step 40, {then:g} from then on" in notes_of(report)
+
+
+def test_an_alarm_of_a_looser_significance_does_not_stand_under_a_stricter_one(
+    tmp_path: Path,
+) -> None:
+    report = resumed(
+        tmp_path,
+        {"significance": 0.5},
+        {"significance": 1e-120},
+        optimizer_class=NineTenths,
+    )
+    assert report.verdict.outcome != "VIOLATION"
+    assert "no longer violated: noise" in notes_of(report)
+
+
+def test_evidence_of_before_the_stop_alarms_under_a_looser_significance(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    strict = PrivacyAudit(seed=3, significance=1e-250)
+    with pytest.raises(RuntimeError, match="power cut"):
+        train(
+            tmp_path,
+            strict,
+            saver(saved, epoch_end=False),
+            StopAt(21),
+            optimizer_class=HalfNoise,
+        )
+    # The steps that follow are sound: what alarms is the past alone.
+    with pytest.raises(PrivacyViolation, match="noise"):
+        train(tmp_path, PrivacyAudit(significance=1e-3), ckpt=checkpoint_at(saved, 20))
+    report = report_in(tmp_path)
+    (noise,) = (check for check in report.checks if check.name == "noise")
+    # By the step that is said the evidence was there; never later than the checkpoint.
+    assert 0 <= noise.evidence["violated_at_step"] < 20
+    assert "the step at which a test flagged is the latest that it can be" in notes_of(report)
+
+
+def test_a_pass_under_another_significance_says_so(tmp_path: Path) -> None:
+    report = resumed(tmp_path, {"significance": 1e-200}, {"significance": 0.05})
+    assert report.verdict.outcome == "PASS"
+    assert "significance=1e-200 until step 40, 0.05 from then on" in notes_of(report)
+    assert "holds only if it was chosen without a look at those steps" in notes_of(report)
+
+
+def test_canaries_enter_again_when_the_alarm_that_stopped_them_no_longer_stands(
+    tmp_path: Path,
+) -> None:
+    report = resumed(
+        tmp_path,
+        {"significance": 0.5},
+        {"significance": 1e-290},
+        kept=10,
+        optimizer_class=ClipAtTwice,
+    )
+    assert report.observations > 40 * 8
+    assert "canaries enter again" in notes_of(report)
+
+
+def test_the_same_terms_are_not_remarked_upon(tmp_path: Path) -> None:
+    report = resumed(tmp_path, {"claimed_epsilon": 8.0}, {"claimed_epsilon": 8})
+    assert "until step" not in notes_of(report)
+
+
+# ------------------------------------------------------------------ what sums can answer
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "said", "outcome"),
+    [
+        ({"claimed_epsilon": 50.0}, {"claimed_epsilon": 0.01}, "claimed_epsilon=50", "VIOLATION"),
+        ({"claimed_epsilon": 0.01}, {"claimed_epsilon": 50.0}, "claimed_epsilon=0.01", "PASS"),
+        ({"delta": 1e-5}, {"delta": 1e-7}, "delta=1e-05 until step 40, 1e-07", "PASS"),
+        (
+            {},
+            {"resolution": Resolution(noise=0.97)},
+            "resolution.noise=0.8 until step 40, 0.97 from then on",
+            "INCONCLUSIVE",
+        ),
+        (
+            {"claimed_epsilon": 50.0},
+            {"claimed_epsilon": 50.0, "claim": PrivacyClaim(neighbouring="replace")},
+            "neighbouring=add_remove until step 40, replace from then on",
+            "PASS",
+        ),
+        ({}, {"allow": ["sampling.rate"]}, "allow=[] until step 40, ['sampling.rate']", "PASS"),
+    ],
+)
+def test_what_sums_can_answer_is_answered_for_the_whole_run_and_said(
+    tmp_path: Path, first: dict[str, Any], then: dict[str, Any], said: str, outcome: str
+) -> None:
+    whole = tmp_path / "whole"
+    train(whole, PrivacyAudit(seed=3, on_violation="warn", **then))
+    report = resumed(tmp_path / "resumed", first, then)
+    assert report.verdict.outcome == report_in(whole).verdict.outcome == outcome
+    assert report.epsilon_spent == pytest.approx(report_in(whole).epsilon_spent)
+    assert said in notes_of(report)
+
+
+def test_smaller_canaries_of_before_the_stop_count_as_small(tmp_path: Path) -> None:
+    # Canaries of norm 1 are blind to clipping faults, so that 40 of the steps saw none.
+    report = resumed(tmp_path, {"oversize": 1.0}, {"oversize": 1000.0})
+    assert report.verdict.outcome == "INCONCLUSIVE"
+    assert "oversize=1 until step 40, 1000 from then on" in notes_of(report)
+
+
+def test_a_coupling_that_was_found_stays_found_where_it_is_no_longer_looked_for(
+    tmp_path: Path,
+) -> None:
+    class Coupled(StepwiseModule):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            x, y = batch
+            return functional.cross_entropy(self.net(x - x.mean(0)), y)
+
+    report = resumed(
+        tmp_path,
+        {"replay_neighbours": True},
+        {"replay_neighbours": False},
+        module=Coupled,
+    )
+    assert status(report, "coupling") == "violated"
+
+
+# ------------------------------------------------------------------ what sums cannot answer
+
+
+@pytest.mark.parametrize(
+    ("then", "named"),
+    [
+        ({"noise_multiplier": 0.5}, r"claim.noise_multiplier=0.5 .* checkpoint's is 1"),
+        ({"max_grad_norm": 2.0}, r"claim.max_grad_norm=2.0 .* checkpoint's is 1"),
+        ({"expected_batch_size": 32}, r"claim.expected_batch_size=32.* checkpoint's is 16"),
+        ({"sample_rate": 0.5}, r"claim.sample_rate=0.5 .* checkpoint's is 0.00390625"),
+    ],
+)
+def test_another_mechanism_than_the_steps_were_read_against_is_refused(
+    tmp_path: Path, then: dict[str, Any], named: str
+) -> None:
+    trainer = trainer_for(tmp_path, PrivacyAudit(claim=CLAIM), max_steps=8)
+    trainer.fit(HandWritten())
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    claim = PrivacyClaim(**{**stated(CLAIM), **then})
+    with pytest.raises(
+        MisconfigurationException,
+        match=rf"cannot go on from this checkpoint: {named}.*resume with the checkpoint's",
+    ):
+        trainer_for(tmp_path, PrivacyAudit(claim=claim), max_steps=16).fit(
+            HandWritten(), ckpt_path=tmp_path / "last.ckpt", weights_only=True
+        )
+
+
+def stated(claim: PrivacyClaim) -> dict[str, Any]:
+    return {name: value for name, value in claim.to_dict().items() if value is not None}
+
+
+def test_a_claim_that_is_first_stated_on_resume_must_be_what_the_past_steps_had(
+    tmp_path: Path,
+) -> None:
+    right = PrivacyClaim(noise_multiplier=1.0, sample_rate=16 / 512)
+    report = resumed(tmp_path / "right", {}, {"claim": right})
+    assert report.verdict.outcome == "PASS"
+    assert "noise_multiplier=None until step 40, 1 from then on" in notes_of(report)
+    for wrong in (PrivacyClaim(noise_multiplier=1.5), PrivacyClaim(max_grad_norm=1.0)):
+        with pytest.raises(MisconfigurationException, match="cannot go on from this checkpoint"):
+            resumed(tmp_path / "wrong", {}, {"claim": wrong})

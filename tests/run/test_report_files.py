@@ -1,0 +1,356 @@
+"""What the audit cannot write is said, and changes nothing of the training."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from resume_support import EPOCHS, StepwiseModule
+from training_process import Job, trainings
+from training_support import report_in, trainer_for
+
+from lightning_audit import AuditReport, InconclusiveAudit, PrivacyAudit, PrivacyViolation
+from lightning_audit.cli.main import main
+from lightning_audit.record.report_directory import (
+    ARCHIVE_NAME,
+    FIGURE_NAME,
+    RECORD_NAME,
+    REPORT_NAME,
+)
+from lightning_audit.record.store import read_observations
+from lightning_audit.testing.faulty_noise import HalfNoise
+
+STEPS = 32 * EPOCHS
+
+
+class At(pl.Callback):
+    """Does something before a step."""
+
+    def __init__(self, step: int, act: Callable[[], object]) -> None:
+        self.step, self.act = step, act
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_step == self.step:
+            self.act()
+
+
+def train(
+    directory: Path, audit: PrivacyAudit | None, *callbacks: pl.Callback, **module: Any
+) -> torch.Tensor:
+    """The weights that a training ends with."""
+    trained = StepwiseModule(**module)
+    audits = [] if audit is None else [audit]
+    trainer_for(directory, *audits, *callbacks, max_epochs=EPOCHS).fit(trained)
+    return weights_of(trained)
+
+
+def weights_of(module: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("undisturbed")
+    weights = train(folder, PrivacyAudit(seed=3, bounds=[]))
+    assert report_in(folder).verdict.outcome == "PASS"
+    return weights
+
+
+def told(caplog: pytest.LogCaptureFixture, part: str) -> list[str]:
+    own = [r.getMessage() for r in caplog.records if r.name.startswith("lightning_audit")]
+    return [message for message in own if part in message]
+
+
+# ------------------------------------------------------------------ what users do meanwhile
+
+
+def test_a_removed_directory_costs_the_record_and_the_pass(
+    tmp_path: Path, undisturbed: torch.Tensor, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "audit"
+    audit = PrivacyAudit(seed=3)
+    weights = train(tmp_path, audit, At(40, lambda: shutil.rmtree(folder)))
+    assert torch.equal(weights, undisturbed)
+    report = report_in(tmp_path)
+    assert report.complete
+    assert report.steps == STEPS
+    assert report.verdict.outcome == "INCONCLUSIVE"
+    (lack,) = report.verdict.missing
+    assert f"the record {folder / RECORD_NAME} ends before entry" in lack
+    assert "was removed" in lack
+    assert len(told(caplog, "was removed")) == 1
+    assert main(["check", str(folder)]) == 2
+
+
+def test_a_file_in_the_directorys_place_is_left_alone(
+    tmp_path: Path,
+    undisturbed: torch.Tensor,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "audit"
+
+    def replace() -> None:
+        shutil.rmtree(folder)
+        folder.write_text("mine")
+
+    audit = PrivacyAudit(seed=3)
+    weights = train(tmp_path, audit, At(40, replace))
+    assert torch.equal(weights, undisturbed)
+    assert folder.read_text() == "mine"
+    verdict = audit.report.verdict
+    assert (verdict.outcome, len(verdict.missing)) == ("INCONCLUSIVE", 2)
+    assert f"{folder / REPORT_NAME} could not be written" in verdict.missing[1]
+    assert len(told(caplog, REPORT_NAME)) == 1  # once, and there were two epochs and the end
+    shown = capsys.readouterr().out
+    assert "could not be written" in shown.replace("\n", " ")
+    assert "Report:" not in shown
+
+
+@pytest.mark.parametrize("on_inconclusive", ["warn", "raise"])
+def test_what_is_missing_fails_a_run_that_shall_not_be_inconclusive(
+    tmp_path: Path, on_inconclusive: Any
+) -> None:
+    folder = tmp_path / "audit"
+    audit = PrivacyAudit(seed=3, on_inconclusive=on_inconclusive)
+    removed = At(70, (folder / RECORD_NAME).unlink)
+    if on_inconclusive == "warn":
+        train(tmp_path, audit, removed)
+    else:
+        with pytest.raises(InconclusiveAudit, match=r"observations\.bin ends before entry"):
+            train(tmp_path, audit, removed)
+    assert report_in(tmp_path).verdict.outcome == "INCONCLUSIVE"
+
+
+@pytest.mark.parametrize("reaction", ["raise", "warn"])
+def test_a_violation_stays_one_where_nothing_can_be_written(tmp_path: Path, reaction: Any) -> None:
+    folder = tmp_path / "audit"
+
+    def replace() -> None:
+        shutil.rmtree(folder)
+        folder.write_text("mine")
+
+    audit = PrivacyAudit(seed=3, on_violation=reaction)
+    if reaction == "raise":
+        with pytest.raises(PrivacyViolation):
+            train(tmp_path, audit, At(10, replace), optimizer_class=HalfNoise)
+    else:
+        train(tmp_path, audit, At(10, replace), optimizer_class=HalfNoise)
+    assert audit.report.verdict.outcome == "VIOLATION"
+    assert sum("could not be written" in note for note in audit.report.notes) == 1
+    assert folder.read_text() == "mine"
+
+
+def test_a_directory_that_is_gone_before_the_first_step_costs_the_record(
+    tmp_path: Path, undisturbed: torch.Tensor
+) -> None:
+    folder = tmp_path / "audit"
+
+    class Replaces(pl.Callback):
+        def on_fit_start(self, *_: Any) -> None:
+            shutil.rmtree(folder)
+            folder.write_text("mine")
+
+    audit = PrivacyAudit(seed=3)
+    assert torch.equal(train(tmp_path, audit, Replaces()), undisturbed)
+    assert audit.report.verdict.outcome == "INCONCLUSIVE"
+    assert audit.report.record is None
+    assert any(f"{RECORD_NAME} could not be written" in m for m in audit.report.verdict.missing)
+
+
+def test_a_training_that_breaks_off_then_raises_its_own_exception(tmp_path: Path) -> None:
+    error = RuntimeError("the user's own")
+
+    def fail() -> None:
+        shutil.rmtree(tmp_path / "audit")
+        (tmp_path / "audit").write_text("mine")
+        raise error
+
+    with pytest.raises(RuntimeError) as raised:
+        train(tmp_path, PrivacyAudit(seed=3), At(40, fail))
+    assert raised.value is error
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["default_root_dir", "report_dir"])
+@pytest.mark.parametrize("removed", [False, True])
+def test_another_working_directory_moves_no_file(
+    tmp_path: Path,
+    undisturbed: torch.Tensor,
+    monkeypatch: pytest.MonkeyPatch,
+    given: bool,
+    removed: bool,
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    monkeypatch.chdir(first)
+
+    def leave() -> None:
+        os.chdir(second)
+        if removed:
+            second.rmdir()  # a process may be in a directory that is no more
+
+    audit = PrivacyAudit(seed=3, report_dir="here" if given else None)
+    weights = train(Path("root"), audit, At(40, leave))
+    monkeypatch.chdir(first)
+    assert torch.equal(weights, undisturbed)
+    folder = first / ("here" if given else "root/audit")
+    assert AuditReport.load(folder / REPORT_NAME).verdict.outcome == "PASS"
+    assert len(read_observations(folder / RECORD_NAME)[1]) == STEPS
+    assert (folder / ARCHIVE_NAME).exists()
+    assert removed or not list(second.iterdir())
+
+
+# ------------------------------------------------------------------ disks
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 kB."""
+    at = tmp_path / "disk"
+    at.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(at)], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("no file system can be mounted here; file sizes are limited in another test")
+    try:
+        yield at
+    finally:
+        subprocess.run(["umount", "--lazy", str(at)], check=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="tmpfs is Linux'")
+@pytest.mark.parametrize("freed", [False, True])
+def test_a_full_disk_costs_the_pass_and_nothing_of_the_training(
+    tmp_path: Path, disk: Path, undisturbed: torch.Tensor, freed: bool
+) -> None:
+    filler = disk / "filler"
+
+    def fill() -> None:
+        full = pytest.raises(OSError, match="No space left")
+        with filler.open("wb", buffering=0) as file, full:
+            while True:
+                file.write(bytes(512))
+
+    acts = [At(20, fill), At(70, filler.unlink)] if freed else [At(20, fill)]
+    audit = PrivacyAudit(seed=3, report_dir=disk / "audit")
+    assert torch.equal(train(tmp_path, audit, *acts), undisturbed)
+    verdict = audit.report.verdict
+    assert verdict.outcome == "INCONCLUSIVE"
+    assert "No space left on device" in verdict.missing[0]
+    assert RECORD_NAME in verdict.missing[0]
+    if freed:
+        assert AuditReport.load(disk / "audit" / REPORT_NAME) == AuditReport.from_json(
+            audit.report.to_json()
+        )
+    else:
+        assert not (disk / "audit" / REPORT_NAME).exists()
+        assert f"{disk / 'audit' / REPORT_NAME} could not be written" in verdict.missing[1]
+    assert not [p.name for p in (disk / "audit").iterdir() if p.name.endswith(".partial")]
+    assert main(["check", str(disk)]) == 2
+
+
+@pytest.mark.parametrize("limit", [11_000, 40_000], ids=["no report fits", "the report fits"])
+def test_a_limit_on_file_sizes_costs_the_pass_and_nothing_of_the_training(
+    tmp_path: Path, undisturbed: torch.Tensor, limit: int
+) -> None:
+    with trainings(tmp_path / "log.txt") as started:
+        started.start(Job(str(tmp_path), limit=limit))
+        assert started.ended() == 0, started.said()
+        said = "".join(started.said().split())  # lines of the report may break anywhere
+    assert torch.equal(torch.from_numpy(np.load(tmp_path / "weights.npy")), undisturbed)
+    assert said.count("endsbeforeentry") == 2  # at once, and at the end
+    assert "INCONCLUSIVE" in said
+    _, entries = read_observations(tmp_path / "audit" / RECORD_NAME)
+    assert 0 < len(entries) < STEPS
+    assert entries["step"].tolist() == list(range(len(entries)))
+    assert (tmp_path / "audit" / REPORT_NAME).exists() == (limit == 40_000)
+    if limit == 40_000:
+        report = report_in(tmp_path)
+        assert report.verdict.outcome == "INCONCLUSIVE"
+        assert "File too large" in report.verdict.missing[0]
+    assert main(["check", str(tmp_path)]) == 2
+
+
+def test_an_output_that_takes_nothing_ends_no_training(
+    tmp_path: Path, undisturbed: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open("/dev/full", "w") as full:
+        trainer = trainer_for(tmp_path, PrivacyAudit(seed=3), max_epochs=EPOCHS)
+        module = StepwiseModule()
+        monkeypatch.setattr(sys, "stdout", full)
+        try:
+            trainer.fit(module)
+        finally:
+            monkeypatch.undo()
+            with contextlib.suppress(OSError):
+                full.close()
+    assert torch.equal(weights_of(module), undisturbed)
+    assert report_in(tmp_path).verdict.outcome == "PASS"
+
+
+# ------------------------------------------------------------------ links in the way
+
+
+@pytest.mark.whole_report
+@pytest.mark.parametrize(
+    "name",
+    [
+        f".{REPORT_NAME}.partial",
+        f".{FIGURE_NAME}.partial",
+        f".{ARCHIVE_NAME}.partial.npz",
+        REPORT_NAME,
+        FIGURE_NAME,
+        RECORD_NAME,
+        ARCHIVE_NAME,
+    ],
+)
+@pytest.mark.parametrize("there", [True, False], ids=["file", "nothing"])
+@pytest.mark.parametrize("when", [None, 20], ids=["before", "meanwhile"])
+def test_no_link_in_the_directory_is_written_through(
+    tmp_path: Path, name: str, there: bool, when: int | None
+) -> None:
+    target, link = tmp_path / "target", tmp_path / "audit" / name
+    if there:
+        target.write_text("mine")
+
+    def lay() -> None:
+        link.parent.mkdir(exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+
+    audit = PrivacyAudit(seed=3, bounds=[])
+    module = StepwiseModule()
+    acts = [] if when is None else [At(when, lay)]
+    if when is None:
+        lay()
+    trainer_for(tmp_path, audit, *acts, max_steps=40).fit(module)
+    assert target.exists() == there
+    assert not there or target.read_text() == "mine"
+    report = report_in(tmp_path)
+    replaced = name == RECORD_NAME and when is not None
+    assert report.verdict.outcome == ("INCONCLUSIVE" if replaced else "PASS")
+    assert not (tmp_path / "audit" / REPORT_NAME).is_symlink()
+    if not replaced:
+        assert len(np.load(tmp_path / "audit" / ARCHIVE_NAME)["step"]) == 40
+
+
+def test_a_lock_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "audit").mkdir()
+    (tmp_path / "target").write_text("mine")
+    (tmp_path / "audit" / ".lock").symlink_to(tmp_path / "target")
+    with pytest.raises(Exception, match="cannot write its report"):
+        train(tmp_path, PrivacyAudit(seed=3))
+    assert (tmp_path / "target").read_text() == "mine"

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from lightning_audit.run_checks.loader_sampling import sampling_results
+
+
+def statuses(*args: object) -> dict[str, str]:
+    return {c.name: c.status for c in sampling_results(*args)}  # type: ignore[arg-type]
+
+
+def test_poisson_loader_at_the_accounted_rate_is_fine() -> None:
+    assert statuses("poisson", "UniformWithReplacementSampler", 0.01, 0.01, [60, 70]) == {
+        "sampling.not_poisson": "ok",
+        "sampling.rate": "ok",
+    }
+
+
+def test_poisson_loader_without_a_rate_of_its_own_is_not_compared() -> None:
+    assert statuses("poisson", "a", None, 0.01, []) == {"sampling.not_poisson": "ok"}
+
+
+@pytest.mark.parametrize(("rate", "status"), [(0.0102, "violated"), (0.01005, "ok"), (0.001, "ok")])
+def test_rate_is_a_violation_only_where_the_loader_draws_more_often(
+    rate: float, status: str
+) -> None:
+    assert statuses("poisson", "a", rate, 0.01, [])["sampling.rate"] == status
+
+
+def test_shuffled_loader_is_a_violation_with_what_to_write_instead() -> None:
+    (found,) = sampling_results("not_poisson", "BatchSampler", None, 0.01, [64])
+    assert (found.status, found.kind) == ("violated", "accounting")
+    assert "BatchSampler" in found.message
+    assert "DPDataLoader.from_data_loader" in found.advice
+
+
+@pytest.mark.parametrize("rate", [None, 1.0])
+def test_nothing_is_compared_where_no_subsampling_is_accounted_for(rate: float | None) -> None:
+    (found,) = sampling_results("not_poisson", "BatchSampler", None, rate, [64] * 99)
+    assert found.status == "not_run"
+
+
+def test_unknown_sampler_with_batches_all_of_one_size_is_not_poisson() -> None:
+    (found,) = sampling_results("unknown", "MySampler", None, 0.01, [64] * 30)
+    assert found.status == "violated"
+    assert "with batches all of one size" in found.message
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [[], [64], [64] * 4, [64] * 30 + [63], [1] * 20, list(range(50, 80))],
+)
+def test_unknown_sampler_is_left_open_where_its_sizes_prove_nothing(sizes: list[int]) -> None:
+    (found,) = sampling_results("unknown", "MySampler", None, 0.01, sizes)
+    assert found.status == "not_run"
+    assert "MySampler" in found.message
+
+
+@pytest.mark.parametrize("kind", ["poisson", "unknown"])
+def test_batches_of_a_poisson_sampler_are_never_taken_for_equal(kind: str) -> None:
+    rng = np.random.default_rng(0)
+    for size in (2, 20, 200):
+        for _ in range(200):
+            sizes = rng.binomial(100 * size, 0.01, size=100).tolist()
+            assert statuses(kind, "a", None, 0.01, sizes)["sampling.not_poisson"] != "violated"
+
+
+def test_number_of_equal_batches_that_proves_it_is_that_of_the_poisson_law() -> None:
+    def proves(number: int) -> bool:
+        return statuses("unknown", "a", None, 0.01, [64] * number)["sampling.not_poisson"] == (
+            "violated"
+        )
+
+    first = next(n for n in range(1, 50) if proves(n))
+    chance = 1 / math.sqrt(2 * math.pi * 64 * 0.99)
+    assert chance ** (first - 1) < 1e-9 <= chance ** (first - 2)

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+from places import DATA, DOCS
+from scipy import stats
+
+from lightning_audit.stats.attack_strength._correlated import CorrelatedMasses, Correlations
+from lightning_audit.stats.attack_strength.correlated_attacks import (
+    correlated_attack_posterior,
+    pooled_attacks,
+)
+from lightning_audit.stats.attack_strength.strength_posterior import (
+    attack_counts,
+    attack_strength_posterior,
+)
+from lightning_audit.stats.bounds.counts import ConfusionCounts
+
+COUNTS = json.loads((DATA / "mia_error_counts.json").read_text())
+
+
+def published(name: str) -> ConfusionCounts:
+    counts = COUNTS["sets"][name]
+    return attack_counts(counts["false_negatives"], 100, counts["false_positives"], 100)
+
+
+def smallest_epsilon(x: np.ndarray, y: np.ndarray, delta: float) -> np.ndarray:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        pairs = ((1 - delta - x, y), (1 - delta - y, x), (x - delta, 1 - y), (y - delta, 1 - x))
+        logs = [np.where(a > 0, np.log(np.maximum(a, 1e-300) / b), -np.inf) for a, b in pairs]
+    return np.maximum.reduce(logs)
+
+
+def naive_masses(fp, fn, n, inflation, r, delta, levels) -> tuple[np.ndarray, float]:
+    """Masses outside, and the likelihood averaged over the rates, by a fine grid of rates."""
+    at = (np.arange(1000) + 0.5) / 1000
+    x, y = np.meshgrid(at, at, indexing="ij")
+    sx, sy = (np.sqrt(n * rate * (1 - rate) * inflation) for rate in (x, y))
+    u, v = (fp - n * x) / sx, (fn - n * y) / sy
+    density = np.exp(-0.5 * (u**2 - 2 * r * u * v + v**2) / (1 - r**2))
+    density /= 2 * np.pi * sx * sy * np.sqrt(1 - r**2)
+    leak = smallest_epsilon(x, y, delta)
+    outside = [float(np.sum(density[leak > level]) / np.sum(density)) for level in levels]
+    return np.array(outside), float(np.mean(density))
+
+
+@pytest.mark.parametrize(
+    ("fp", "fn", "inflation", "r", "delta"),
+    [
+        (20, 30, 1.0, 0.0, 0.0),
+        (20, 30, 2.5, 0.6, 0.01),
+        (70, 60, 0.4, -0.7, 0.05),
+        (2, 45, 1.7, 0.3, 0.001),
+        (50, 50, 1.0, 0.9, 0.2),
+    ],
+)
+def test_masses_are_those_of_a_fine_grid_of_rates(fp, fn, inflation, r, delta) -> None:
+    levels = np.array([0.0, 0.2, 0.6, 1.0, 1.5, 2.5, 4.0])
+    points = Correlations(np.array([inflation, 1.0]), np.array([r, 0.0]), np.zeros(2))
+    masses = CorrelatedMasses(np.array([[fp, fn]]), np.array([[100, 100]]), points, levels)
+    expected, total = naive_masses(fp, fn, 100, inflation, r, delta, levels)
+    assert masses.outside(delta)[0, 0] == pytest.approx(expected, abs=2e-3)
+    assert masses.log_totals[0, 0] == pytest.approx(np.log(total), abs=3e-3)
+
+
+def test_the_published_losses_are_reproduced() -> None:
+    found = correlated_attack_posterior(published("A3_fixed_init_sigma_0.1"), 1e-3, 100)
+    assert found.joint.epsilon.mean == pytest.approx(1.713, abs=0.006)
+    assert found.joint.epsilon.interval(0.1) == pytest.approx((1.167, 2.449), abs=0.012)
+    assert found.joint.strength.mean == pytest.approx(0.061, abs=0.004)
+    assert found.tau[0] == pytest.approx(0.0074, abs=3e-4)
+    assert found.rho[0] == pytest.approx(-0.0072, abs=2e-4)
+    # The chain behind the printed interval has about 20 independent samples of tau and of rho.
+    assert found.joint.epsilon.interval(0.1) == pytest.approx((1.29, 2.53), abs=0.15)
+
+
+def rows_of_the_page() -> dict[str, list[float]]:
+    """Numbers of Table 1 as docs/estimators shows them, in the order of the kept counts."""
+    page = DOCS / "estimators" / "mcmc-dp-est.md"
+    rows = re.findall(r"^\| A\d.*?\|(.*)\|$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    numbers = [[float(n) for n in re.findall(r"(?<![\d.])-?\d*\.\d+", row)] for row in rows]
+    return dict(zip(COUNTS["sets"], numbers, strict=True))
+
+
+@pytest.mark.parametrize("name", COUNTS["sets"])
+def test_the_binomial_column_of_the_page_is_computed(name: str) -> None:
+    numbers = rows_of_the_page()[name]
+    assert len(numbers) == 8
+    assert numbers[:2] == COUNTS["sets"][name]["printed_epsilon_90"]
+    found = attack_strength_posterior(published(name), 1e-3).epsilon.interval(0.1)
+    assert numbers[2:4] == [round(end, 2) for end in found]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", COUNTS["sets"])
+def test_the_correlated_columns_of_the_page_are_computed(name: str) -> None:
+    numbers = rows_of_the_page()[name]
+    found = correlated_attack_posterior(published(name), 1e-3, 100)
+    interval = found.joint.epsilon.interval(0.1)
+    assert numbers[4:6] == [round(end, 2) for end in interval]
+    assert numbers[6:] == [round(float(x), 4) for x in (found.tau[0], found.rho[0])]
+    assert interval == pytest.approx(COUNTS["sets"][name]["printed_epsilon_90"], abs=0.2)
+
+
+def test_known_correlations_of_zero_give_the_reference_of_independent_ones() -> None:
+    counts = published("A3_fixed_init_sigma_0.1")
+    found = correlated_attack_posterior(counts, 1e-3, 100, correlation=(0.0, 0.0))
+    assert found.joint.epsilon.mean == pytest.approx(1.758, abs=0.004)
+    assert found.joint.epsilon.interval(0.1) == pytest.approx((1.279, 2.514), abs=0.006)
+    assert (found.tau, found.rho) == ((0.0, 0.0), (0.0, 0.0))
+
+
+def test_where_counts_are_normal_independent_decisions_give_the_binomial_posterior() -> None:
+    counts = attack_counts([320, 300, 250], 1000, [150, 240, 250], 1000)
+    normal = correlated_attack_posterior(counts, 0.01, 1000, correlation=(0.0, 0.0)).joint
+    binomial = attack_strength_posterior(counts, 0.01)
+    assert normal.epsilon.mean == pytest.approx(binomial.epsilon.mean, rel=2e-3)
+    assert normal.epsilon.interval(0.1) == pytest.approx(binomial.epsilon.interval(0.1), rel=5e-3)
+    assert normal.strength.mean == pytest.approx(binomial.strength.mean, abs=5e-3)
+
+
+def test_decisions_that_agree_tell_less() -> None:
+    counts = attack_counts([30, 30], 100, [30, 30], 100)
+    widths = []
+    for tau in (0.0, 0.02, 0.1):
+        joint = correlated_attack_posterior(counts, 1e-3, 100, correlation=(tau, 0.0)).joint
+        widths.append(joint.epsilon.quantile(0.05))
+    assert widths == sorted(widths, reverse=True)
+
+
+def test_errors_of_either_kind_count_alike() -> None:
+    one, other = (
+        correlated_attack_posterior(counts, 1e-3, 50, correlation=(0.01, 0.005)).joint.epsilon
+        for counts in (attack_counts([15], 50, [8], 50), attack_counts([8], 50, [15], 50))
+    )
+    assert one.interval(0.1) == pytest.approx(other.interval(0.1), rel=1e-6)
+
+
+def test_groups_are_pooled_by_their_labels() -> None:
+    counts = attack_counts([9, 7, 5, 2], 50, [3, 4, 8, 1], 50)
+    pooled, cluster = pooled_attacks(counts, ["b", "a", "b", "c"])
+    assert pooled == attack_counts([7, 14, 2], [50, 100, 50], [4, 11, 1], [50, 100, 50])
+    assert cluster == 50
+
+
+def test_scattered_rates_give_pooled_counts_the_variance_of_the_model() -> None:
+    rng = np.random.default_rng(0)
+    members, n, alpha, scatter = 6, 40, 0.3, 0.06
+    rates = alpha + scatter * np.sqrt(12) * (rng.random((20_000, members)) - 0.5)
+    pooled = rng.binomial(n, rates).sum(axis=1)
+    tau = scatter**2 / (alpha * (1 - alpha))
+    expected = members * n * alpha * (1 - alpha) * (1 + (n - 1) * tau)
+    low, high = stats.chi2.ppf([1e-6, 1 - 1e-6], len(pooled) - 1) / (len(pooled) - 1)
+    assert low < np.var(pooled, ddof=1) / expected < high
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((1,), {}, "cluster=1 must lie between 2 and the fewest challenges of a side, 100"),
+        ((101,), {}, "cluster=101 must lie between 2 and the fewest challenges of a side, 100"),
+        ((2.5,), {}, "cluster=2.5 must be a whole number"),
+        ((100,), {"tau_std": 0.0}, "tau_std=0.0 must be a finite number > 0"),
+        ((100,), {"correlation": (1.0, 0.0)}, r"correlation=\(1.0, 0.0\) must have tau in"),
+        ((100,), {"correlation": (-0.02, 0.0)}, r"correlation=.* must have tau in \(-1/99, 1\)"),
+        ((100,), {"correlation": (0.0, 0.01)}, r"correlation=.* \|rho\| below"),
+        ((100,), {"correlation": 0.1}, "correlation=0.1 must be two numbers"),
+        ((100,), {"epsilon_variance": -1.0}, "epsilon_variance=-1.0 must be"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, options, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        correlated_attack_posterior(
+            attack_counts([30], 100, [20], 100), 1e-3, *arguments, **options
+        )
+
+
+@pytest.mark.parametrize(
+    ("trials", "groups", "message"),
+    [
+        ([50, 50], [0], r"groups has shape \(1,\), must be \(2,\): one label an attack"),
+        ([50, 60], [0, 0], r"counts have \[50, 60\] challenges, must have one number"),
+    ],
+)
+def test_bad_groups_are_named(trials, groups, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        pooled_attacks(attack_counts([1, 2], trials, [3, 4], trials), groups)
+
+
+@pytest.mark.heavy
+def test_the_interval_holds_its_level_averaged_over_the_prior() -> None:
+    rng = np.random.default_rng(11)
+    n, tau, rho = 200, 0.01, 0.004
+    inflation = 1 + (n - 1) * tau
+    correlation = n * rho / inflation
+    ranks = []
+    for _ in range(50):
+        epsilon, s = abs(rng.normal(0, np.sqrt(10))), rng.random()
+        x, y = rng.random((2, 1_000_000))
+        leak = smallest_epsilon(x, y, 0.0)
+        chosen = np.flatnonzero((leak > s * epsilon) & (leak <= epsilon))[:3]
+        if chosen.size < 3:
+            pytest.fail("too few pairs of rates to draw attacks from")
+        z = rng.standard_normal((2, 3))
+        z[1] = correlation * z[0] + np.sqrt(1 - correlation**2) * z[1]
+        rates = np.stack([x[chosen], y[chosen]])
+        drawn = n * rates + z * np.sqrt(n * rates * (1 - rates) * inflation)
+        fp, fn = np.clip(np.round(drawn), 0, n).astype(int)
+        counts = attack_counts(fn, n, fp, n)
+        joint = correlated_attack_posterior(counts, 0.0, n, correlation=(tau, rho)).joint
+        ranks.append((joint.epsilon.cdf(epsilon), joint.strength.cdf(s)))
+    for rank in np.array(ranks).T:
+        assert stats.kstest(rank, "uniform").pvalue > 0.01

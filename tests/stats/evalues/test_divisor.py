@@ -1,0 +1,116 @@
+"""The divisor's e-process: against scipy, in expectation, and on divided sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from scipy import optimize, special, stats
+
+from lightning_audit.stats.evalues.divisor import VARIANCES, DivisorTest
+
+
+@pytest.mark.parametrize("scale", [0.4, 1.0, 3.0])
+def test_it_is_the_ratio_of_likelihoods(scale: float) -> None:
+    rng = np.random.default_rng(0)
+    test, noise, n = DivisorTest(), 0.8, 25
+    steps = []
+    for _ in range(4):
+        sums = 3 * rng.normal(size=n)
+        released, ratios = sums + scale * noise * rng.normal(size=n), (rng.uniform(0.5, 1.5), 1.1)
+        test.update(released, sums, noise, ratios)
+        steps.append((released / noise, sums / noise, ratios))
+
+    def loglik(std: float, which: slice = slice(None)) -> float:
+        return float(sum(stats.norm.logpdf(y, s, std).sum() for y, s, _ in steps[which]))
+
+    def largest(which: slice, low: float) -> float:
+        found = optimize.minimize_scalar(
+            lambda std: -loglik(std, which), bounds=(low, 50.0), method="bounded"
+        )
+        return max(-found.fun, loglik(low, which))
+
+    def learned(ratio_at: Callable[[tuple[float, ...]], float]) -> float:
+        """With the variance that the steps before show."""
+        total, variance = 0.0, 1.0
+        for y, s, r in steps:
+            gap = ratio_at(r) * y - s
+            total += stats.norm.logpdf(gap, 0, np.sqrt(variance)).sum() + n * np.log(ratio_at(r))
+            variance = 0.9 * variance + 0.1 * np.mean(gap**2)
+        return float(total)
+
+    null = max(
+        sum(largest(slice(t, t + 1), 1.0) for t in range(4)),
+        largest(slice(None), 1e-3),
+        learned(lambda _: 1.0),
+    )
+    other = [
+        sum(
+            stats.norm.logpdf(r[i] * y, s, np.sqrt(g)).sum() + n * np.log(r[i]) for y, s, r in steps
+        )
+        for i in range(2)
+        for g in VARIANCES
+    ] + [learned(lambda r, i=i: r[i]) for i in range(2)]
+    expected = special.logsumexp(other) - np.log(len(other)) - null
+    assert test.log_e == pytest.approx(expected, abs=1e-4)
+
+
+def test_nothing_is_said_without_a_step_or_a_divisor() -> None:
+    test = DivisorTest()
+    assert test.log_e == 0.0
+    test.update(np.zeros(3), np.zeros(3), 1.0, ())
+    test.update(np.zeros(0), np.zeros(0), 1.0, (0.5,))
+    assert test.log_e == 0.0
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.3, 1.0, 2.0])
+def test_the_stated_divisor_says_nothing_against_itself(scale: float) -> None:
+    rng = np.random.default_rng(0)
+    test = DivisorTest()
+    for _ in range(30):
+        sums = rng.normal(size=40)
+        test.update(sums + scale * rng.normal(size=40), sums, 1.0, (1.0, 1.0))
+        assert test.log_e <= 1e-9
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0, 1.2, 2.0])
+@pytest.mark.parametrize("ratio", [0.9, 1.05, 1.5])
+def test_a_stated_divisor_costs_at_most_one_on_average(scale: float, ratio: float) -> None:
+    rng = np.random.default_rng(1)
+    sums = rng.normal(size=3)
+    values = []
+    for _ in range(10_000):
+        test = DivisorTest()
+        test.update(sums + scale * rng.normal(size=3), sums, 1.0, (ratio,))
+        values.append(np.exp(test.log_e))
+    error = np.std(values) / np.sqrt(len(values))
+    assert np.mean(values) <= 1 + 3 * error
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.2, 2.0])
+@pytest.mark.parametrize("ratio", [0.9, 1.05, 1.5])
+@pytest.mark.parametrize("data", [0.5, 2.0])
+def test_without_the_sum_a_stated_divisor_costs_at_most_one_on_average(
+    scale: float, ratio: float, data: float
+) -> None:
+    rng = np.random.default_rng(3)
+    sums = data * rng.normal(size=3)
+    values = []
+    for _ in range(10_000):
+        test = DivisorTest()
+        test.update(sums + scale * rng.normal(size=3), np.zeros(3), 1.0, (ratio,))
+        values.append(np.exp(test.log_e))
+    error = np.std(values) / np.sqrt(len(values))
+    assert np.mean(values) <= 1 + 3 * error
+
+
+@pytest.mark.parametrize("scale", [0.02, 0.5, 1.0])
+def test_a_realised_batch_size_is_seen_in_two_steps(scale: float) -> None:
+    rng = np.random.default_rng(2)
+    test = DivisorTest()
+    for size in (11, 21):
+        sums = rng.normal(size=384)
+        noisy = sums + scale * rng.normal(size=384)
+        test.update(noisy * 16 / size, sums, 1.0, (size / 16,))
+    assert test.log_e > 12

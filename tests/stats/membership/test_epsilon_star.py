@@ -1,0 +1,491 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from scipy import special, stats
+
+from lightning_audit.stats.membership.epsilon_star import (
+    Empirical,
+    EpsilonStar,
+    GaussianMixture,
+    Method,
+    Parametric,
+    epsilon_star,
+    epsilon_star_of_distributions,
+)
+from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon
+
+
+def gaussian(mean: float, std: float = 1.0) -> GaussianMixture:
+    return GaussianMixture((1.0,), (mean,), (std,))
+
+
+def empirical(train, population, delta: float = 0.0, clip: float = 0.0) -> EpsilonStar:
+    return epsilon_star(train, population, delta, Empirical(clip))
+
+
+def naive_ratios(train, population, delta: float, clip: float) -> dict[tuple[float, str], tuple]:
+    """Numerator and denominator of every inequality at every loss, by counting."""
+    least_train, least_population = max(clip, 1 / len(train)), max(clip, 1 / len(population))
+    found = {}
+    for t in {*train, *population}:
+        tpr = sum(loss <= t for loss in train) / len(train)
+        fpr = sum(loss <= t for loss in population) / len(population)
+        fnr = sum(loss > t for loss in train) / len(train)
+        tnr = sum(loss > t for loss in population) / len(population)
+        found[t, "train_below"] = tpr - delta, max(fpr, least_population)
+        found[t, "population_above"] = tnr - delta, max(fnr, least_train)
+        found[t, "population_below"] = fpr - delta, max(tpr, least_train)
+        found[t, "train_above"] = fnr - delta, max(tnr, least_population)
+    return found
+
+
+def paper_value(train, population, delta: float, clip: float) -> float:
+    """Thresholds with a rate outside of [clip, 1 - clip] are dropped, as published."""
+    best = 1.0
+    for t in {*train, *population}:
+        tpr = sum(loss <= t for loss in train) / len(train)
+        fpr = sum(loss <= t for loss in population) / len(population)
+        if not (clip <= fpr <= 1 - clip and clip <= tpr <= 1 - clip) or {0, 1} & {fpr, tpr}:
+            continue
+        best = max(best, (tpr - delta) / fpr, (1 - fpr - delta) / (1 - tpr))
+        best = max(best, (fpr - delta) / tpr, (1 - tpr - delta) / (1 - fpr))
+    return math.log(best)
+
+
+few = st.lists(st.sampled_from([-math.inf, -1.0, 0.0, 0.5, 1.0, 2.0, math.inf]), min_size=1)
+whole = st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=15)
+deltas = st.sampled_from([0.0, 1e-5, 0.05, 0.4])
+clips = st.sampled_from([0.0, 1e-3, 0.1, 0.3])
+
+
+# The numbers of the paper's simulation, and those of known distributions.
+
+
+# Two Gaussians, training losses N(0, 1) and population N(3, 1).
+@pytest.mark.parametrize(
+    ("delta", "clip", "expected"),
+    [
+        (0, 1e-3, 6.1400),
+        (0, 1e-4, 7.7667),
+        (0, 1e-5, 9.2394),
+        (0, 1e-6, 10.5907),
+        (0, 1e-9, 14.1227),
+        (0, 1e-12, 17.1246),
+        (0, 0, math.inf),
+        (1e-5, 1e-3, 6.1400),
+        (1e-5, 1e-4, 7.7666),
+        (1e-5, 1e-5, 9.2393),
+        (1e-5, 1e-6, 10.5905),
+        (1e-5, 1e-9, 14.1154),
+        (1e-5, 1e-12, 16.6698),
+        (1e-5, 0, 16.6755),
+    ],
+)
+def test_known_gaussians_have_the_reference_values(
+    delta: float, clip: float, expected: float
+) -> None:
+    star = epsilon_star_of_distributions(gaussian(0), gaussian(3), delta, clip=clip)
+    # The reference is a maximum over a fixed grid: it may be short by one unit.
+    assert expected - 6e-5 <= star.value <= expected + 1.1e-4
+    if delta == 0 < clip:
+        exact = special.log_ndtr(3 + special.ndtri(clip)) - math.log(clip)
+        assert star.value == pytest.approx(exact, rel=1e-9)
+        assert star.at_clip
+    if max(delta, clip) > 0:
+        scipy = epsilon_star_of_distributions(stats.norm(0, 1), stats.norm(3, 1), delta, clip=clip)
+        assert scipy.value == pytest.approx(star.value, rel=1e-9)
+
+
+@pytest.mark.parametrize("mu", [0.3, 1.0, 3.0])
+@pytest.mark.parametrize("delta", [1e-8, 1e-5, 1e-2])
+def test_without_a_clip_gaussians_have_the_epsilon_of_gdp(mu: float, delta: float) -> None:
+    """The likelihood ratio is monotone in the loss, so that thresholds are the best regions."""
+    star = epsilon_star_of_distributions(gaussian(0), gaussian(mu), delta, clip=0)
+    t = np.linspace(-12, 12, 200_001)
+    ratio = (special.ndtr(t) - delta) / special.ndtr(t - mu)
+    assert star.value == pytest.approx(math.log(ratio.max()), abs=1e-7)
+    assert star.value == pytest.approx(gaussian_epsilon(mu, delta), rel=1e-9)
+    assert not star.at_clip
+
+
+GAMMAS = [
+    ((5, 1), (5, 1), [0, 0, 0], [0, 0, 0]),
+    ((5, 1), (6, 1), [1.7193, 2.9609, 4.1377], [1.7176, 2.5403, 2.5403]),
+    ((5, 1), (10, 1), [5.1826, 9.2032, 12.9013], [5.1825, 9.2022, 12.8760]),
+    ((5, 1), (5, 1.5), [3.4644, 6.2824, 8.9374], [3.4641, 6.2635, 7.7019]),
+    ((5, 1), (5, 3), [6.1150, 11.6173, 16.8704], [6.1150, 11.6172, 16.8700]),
+]
+
+
+@pytest.mark.parametrize(("train", "population", "pure", "approximate"), GAMMAS)
+def test_known_gammas_have_the_reference_values(train, population, pure, approximate) -> None:
+    a, b = (stats.gamma(shape, scale=scale) for shape, scale in (train, population))
+    for delta, references in ((0, pure), (1e-5, approximate)):
+        for clip, expected in zip((1e-3, 1e-6, 1e-9), references, strict=True):
+            star = epsilon_star_of_distributions(a, b, delta, clip=clip)
+            assert expected - 6e-5 <= star.value <= expected + 1.6e-4
+    if train != population:
+        # For gammas of this order each ratio is the largest where its denominator is the clip.
+        low, high = b.ppf(1e-6), a.isf(1e-6)
+        exact = math.log(max(a.cdf(low), b.sf(high)) / 1e-6)
+        star = epsilon_star_of_distributions(a, b, 0, clip=1e-6)
+        assert star.value == pytest.approx(exact, rel=1e-9)
+
+
+def test_sampled_gammas_have_the_reference_values() -> None:
+    """Means of ten runs, drawn as the reference drew them; the truth is 0, 2.972 and 5.183.
+
+    The parametric form has the truths 0, 5.087 and 9.202 at its own clip: it stays above.
+    """
+    expected = {
+        (5, 10**3): (1.526, 0.426),
+        (5, 10**4): (0.555, 0.142),
+        (5, 10**5): (0.198, 0.034),
+        (7, 10**3): (3.294, 5.775),
+        (7, 10**4): (2.928, 5.835),
+        (7, 10**5): (2.974, 5.881),
+        (10, 10**3): (5.252, 10.153),
+        (10, 10**4): (5.181, 10.165),
+        (10, 10**5): (5.197, 10.177),
+    }
+    rng = np.random.default_rng(0)
+    for shape in (5, 7, 10):
+        for delta in (0, 1e-5):
+            for n in (10**3, 10**4, 10**5):
+                pairs = [(rng.gamma(5, 1, n), rng.gamma(shape, 1, n)) for _ in range(10)]
+                if delta:
+                    means = [
+                        np.mean([epsilon_star(*pair, delta, method).value for pair in pairs])
+                        for method in (Empirical(clip=1e-3), Parametric(clip=1e-6))
+                    ]
+                    assert means == pytest.approx(expected[shape, n], abs=6e-4)
+    for shape, clip, truth in ((7, 1e-3, 2.972), (7, 1e-6, 5.087), (10, 1e-3, 5.183)):
+        known = stats.gamma(5), stats.gamma(shape)
+        star = epsilon_star_of_distributions(*known, 1e-5, clip=clip)
+        assert star.value == pytest.approx(truth, abs=6e-4)
+
+
+# The empirical form.
+
+
+@given(few, few, deltas, clips)
+def test_the_empirical_value_is_the_largest_of_all_thresholds(
+    train: list[float], population: list[float], delta: float, clip: float
+) -> None:
+    star = empirical(train, population, delta, clip)
+    ratios = naive_ratios(train, population, delta, clip)
+    best = max(top / below for top, below in ratios.values())
+    assert star.value == pytest.approx(math.log(max(best, 1)), abs=1e-12)
+    if star.value == 0:
+        assert (star.threshold, star.fpr, star.fnr, star.inequality) == (None,) * 4
+        assert not star.at_clip
+        return
+    top, below = ratios[star.threshold, star.inequality]
+    assert math.log(top / below) == pytest.approx(star.value, abs=1e-12)
+    assert star.fpr == pytest.approx(np.mean(np.array(population) <= star.threshold))
+    assert star.fnr == pytest.approx(np.mean(np.array(train) > star.threshold))
+    sizes = {"train_below": population, "train_above": population}
+    assert star.at_clip == (below <= max(clip, 1 / len(sizes.get(star.inequality, train))))
+
+
+@given(whole, whole, deltas, clips)
+def test_dropping_thresholds_as_published_never_gives_more(train, population, delta, clip) -> None:
+    least = paper_value(train, population, delta, clip)
+    assert empirical(train, population, delta, clip).value >= least - 1e-12
+
+
+def test_entire_separation_reads_the_log_of_the_sample_size_and_not_zero() -> None:
+    train, population = np.arange(200.0), 500 + np.arange(400.0)
+    star = empirical(train, population)
+    assert star.value == pytest.approx(math.log(400))
+    assert (star.threshold, star.fpr, star.fnr, star.at_clip) == (199.0, 0.0, 0.0, True)
+    assert empirical(train, population, 0.1, 0.01).value == pytest.approx(math.log(0.9 / 0.01))
+    assert paper_value(train, population, 0, 1e-3) == 0
+
+
+TRANSFORMS = [
+    lambda x: x + 3.0,
+    lambda x: 0.25 * x,
+    np.exp,
+    lambda x: x**3,
+    np.arctan,
+]
+
+
+@given(whole, whole, deltas, clips, st.sampled_from(TRANSFORMS))
+def test_increasing_transforms_leave_the_empirical_value(
+    train, population, delta, clip, transform
+) -> None:
+    before = empirical(train, population, delta, clip)
+    after = empirical(transform(np.array(train)), transform(np.array(population)), delta, clip)
+    at = None if before.threshold is None else float(transform(before.threshold))
+    assert after == dataclasses.replace(before, threshold=at)
+
+
+@given(whole, whole, deltas, clips)
+def test_decreasing_transforms_and_exchanged_sides_leave_the_empirical_value(
+    train, population, delta, clip
+) -> None:
+    value = empirical(train, population, delta, clip).value
+    turned = empirical(-np.array(train), -np.array(population), delta, clip)
+    assert turned.value == value
+    assert empirical(population, train, delta, clip).value == value
+
+
+@given(whole, deltas, clips, st.randoms())
+def test_identical_sides_read_zero(losses, delta, clip, random) -> None:
+    shuffled = random.sample(losses, len(losses))
+    assert empirical(losses, shuffled, delta, clip).value == 0
+    if len(set(losses)) > 1:
+        assert epsilon_star(losses, shuffled, delta, Parametric(clip)).value == 0
+
+
+@given(whole, whole, deltas, clips, st.integers(1, 5))
+def test_training_losses_that_are_lower_still_raise_it(
+    train, population, delta, clip, shift
+) -> None:
+    before = empirical(train, population, delta, clip)
+    assume(before.inequality in ("train_below", "population_above"))
+    after = empirical(np.array(train) - shift, population, delta, clip)
+    assert after.value >= before.value
+
+
+@pytest.mark.parametrize("method", [Empirical(1e-3), Parametric(1e-3)])
+def test_more_separation_raises_it(method: Method) -> None:
+    rng = np.random.default_rng(3)
+    train, population = rng.normal(size=4000), rng.normal(size=4000)
+    values = [epsilon_star(train - by, population, 1e-5, method).value for by in range(4)]
+    assert np.all(np.diff(values) > 0.5)
+    inequalities = {
+        epsilon_star(train + 2, population, 1e-5, method).inequality,
+        epsilon_star(train - 2, population, 1e-5, method).inequality,
+    }
+    assert inequalities & {"train_below", "population_above"}
+    assert inequalities & {"train_above", "population_below"}
+
+
+@given(whole, whole, st.sampled_from([(0.0, 0.05), (1e-5, 0.2)]))
+def test_more_delta_or_clip_never_raises_it(train, population, pair) -> None:
+    less, more = pair
+    assert empirical(train, population, more, less).value <= (
+        empirical(train, population, less, less).value
+    )
+    assert empirical(train, population, less, more).value <= (
+        empirical(train, population, less, less).value
+    )
+    known = gaussian(0), gaussian(1.5, 2)
+    values = [
+        epsilon_star_of_distributions(*known, delta, clip=clip).value
+        for delta, clip in ((less, less), (more, less), (more, more))
+    ]
+    assert sorted(values, reverse=True) == values
+
+
+def test_constant_losses_tell_nothing() -> None:
+    star = empirical([0.7] * 30, [0.7] * 7, 1e-5, 1e-3)
+    assert star == EpsilonStar(0.0, None, None, None, None, False, 1e-5, 1e-3)
+
+
+def test_order_of_the_losses_does_not_matter() -> None:
+    rng = np.random.default_rng(0)
+    train, population = rng.gamma(5, size=300), rng.gamma(7, size=200)
+    for method in (Empirical(1e-3), Parametric(1e-6), Parametric(1e-6, components=2)):
+        star = epsilon_star(train, population, 1e-5, method)
+        assert epsilon_star(train[::-1], rng.permutation(population), 1e-5, method) == star
+
+
+def test_a_million_losses_a_side_take_less_than_two_seconds_and_linear_memory() -> None:
+    rng = np.random.default_rng(0)
+    train, population = rng.gamma(5, size=10**6), rng.gamma(5.5, size=10**6)
+    # The processor's time: other processes do not matter.
+    start = time.process_time()
+    star = empirical(train, population, 1e-5, 1e-3)
+    assert time.process_time() - start < 2
+    known = stats.gamma(5), stats.gamma(5.5)
+    truth = epsilon_star_of_distributions(*known, 1e-5, clip=1e-3).value
+    assert star.value == pytest.approx(truth, abs=0.15)
+    peaks = []
+    for n in (10**4, 10**5):
+        tracemalloc.start()
+        empirical(train[:n], population[:n], 1e-5, 1e-3)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 11 * peaks[0]
+
+
+# The parametric form and known distributions.
+
+
+def paper_transform(train, population) -> tuple[np.ndarray, np.ndarray]:
+    pooled = np.concatenate([train, population])
+
+    def logit(losses: np.ndarray) -> np.ndarray:
+        p = np.exp(-((losses - pooled.min()) / np.ptp(pooled) + 1.0))
+        return np.log(p / (1 - p))
+
+    return logit(train), logit(population)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-5, 0.01])
+@pytest.mark.parametrize("clip", [1e-6, 1e-3])
+def test_the_parametric_value_is_the_supremum_of_fits_to_the_logits(delta, clip) -> None:
+    rng = np.random.default_rng(5)
+    train, population = rng.gamma(5, size=500), rng.gamma(6.5, size=700)
+    star = epsilon_star(train, population, delta, Parametric(clip))
+    a, b = paper_transform(train, population)
+    # Large logits are low losses.
+    fits = stats.norm(a.mean(), a.std(ddof=1)), stats.norm(b.mean(), b.std(ddof=1))
+    t = np.linspace(min(a.min(), b.min()) - 2, max(a.max(), b.max()) + 2, 400_001)
+    tpr, fpr, fnr, tnr = fits[0].sf(t), fits[1].sf(t), fits[0].cdf(t), fits[1].cdf(t)
+    best = max(
+        ((tpr - delta) / np.maximum(fpr, clip)).max(),
+        ((tnr - delta) / np.maximum(fnr, clip)).max(),
+        ((fpr - delta) / np.maximum(tpr, clip)).max(),
+        ((fnr - delta) / np.maximum(tnr, clip)).max(),
+    )
+    assert star.value == pytest.approx(math.log(best), abs=3e-4)
+    assert star.value >= math.log(best) - 1e-9
+    pooled = np.concatenate([train, population])
+    p = np.exp(-((star.threshold - pooled.min()) / np.ptp(pooled) + 1))
+    assert star.fpr == pytest.approx(fits[1].sf(np.log(p / (1 - p))), rel=1e-9)
+    assert star.fnr == pytest.approx(fits[0].cdf(np.log(p / (1 - p))), rel=1e-9)
+
+
+def test_changed_units_leave_the_parametric_value() -> None:
+    rng = np.random.default_rng(5)
+    train, population = rng.gamma(5, size=500), rng.gamma(6.5, size=700)
+    star = epsilon_star(train, population, 1e-5, Parametric(1e-6))
+    changed = epsilon_star(7 * train - 30, 7 * population - 30, 1e-5, Parametric(1e-6))
+    assert changed.value == pytest.approx(star.value, rel=1e-9)
+    assert changed.threshold == pytest.approx(7 * star.threshold - 30, rel=1e-6)
+    exchanged = epsilon_star(population, train, 1e-5, Parametric(1e-6))
+    assert exchanged.value == pytest.approx(star.value, rel=1e-9)
+
+
+@given(
+    st.lists(st.floats(-3, 3), min_size=2, max_size=4),
+    st.lists(st.floats(0.2, 3), min_size=2, max_size=4),
+    deltas,
+    st.sampled_from([1e-6, 1e-2]),
+)
+def test_no_threshold_of_mixtures_gives_more(means, stds, delta, clip) -> None:
+    k = min(len(means), len(stds))
+    train = GaussianMixture((1 / k,) * k, tuple(means[:k]), tuple(stds[:k]))
+    population = gaussian(0.5, 1.5)
+    star = epsilon_star_of_distributions(train, population, delta, clip=clip)
+    t = np.linspace(-20, 20, 20_001)
+    tpr, fnr = (
+        sum(special.ndtr(sign * (t - m) / s) / k for m, s in zip(means, stds, strict=False))
+        for sign in (1, -1)
+    )
+    fpr, tnr = special.ndtr((t - 0.5) / 1.5), special.ndtr(-(t - 0.5) / 1.5)
+    best = 1.0
+    for top, below in ((tpr, fpr), (fpr, tpr), (fnr, tnr), (tnr, fnr)):
+        best = max(best, ((top - delta) / np.maximum(below, clip)).max())
+    assert math.log(best) - 1e-9 <= star.value <= math.log(best) + 0.02
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "clip"), [(0.014, 1.51, 0.05), (0.019, 2.1, 0.05), (0.009, 2.63, 0.01)]
+)
+def test_of_two_maxima_that_are_nearly_equal_the_larger_one_is_found(mean, std, clip) -> None:
+    """The population is wide: the upper tail's maximum is the larger one by what the mean adds."""
+    star = epsilon_star_of_distributions(gaussian(0), gaussian(mean, std), 0, clip=clip)
+    t = -special.ndtri(clip)
+    assert star.value == pytest.approx(special.log_ndtr((mean - t) / std) - math.log(clip))
+    assert star.inequality == "population_above"
+    assert star.threshold == pytest.approx(t, rel=1e-9)
+
+
+def test_without_delta_and_clip_only_the_same_tails_have_a_finite_value() -> None:
+    assert epsilon_star_of_distributions(gaussian(0), gaussian(0), 0, clip=0).value == 0
+    star = epsilon_star_of_distributions(gaussian(0, 1), gaussian(0, 1.01), 0, clip=0)
+    assert star.value == math.inf
+    assert star.at_clip
+    train = GaussianMixture((0.5, 0.5), (0.0, 1.0), (2.0, 1.0))
+    population = GaussianMixture((0.25, 0.75), (0.0, 1.0), (2.0, 1.0))
+    star = epsilon_star_of_distributions(train, population, 0, clip=0)
+    assert star.value == pytest.approx(math.log(2), abs=1e-6)
+
+
+def test_disjoint_supports_are_limited_by_the_clip_alone() -> None:
+    train, population = stats.uniform(0, 1), stats.uniform(2, 1)
+    with np.errstate(divide="ignore"):
+        star = epsilon_star_of_distributions(train, population, 0.1, clip=0)
+        clipped = epsilon_star_of_distributions(train, population, 0.1, clip=1e-4)
+    assert star.value == math.inf
+    assert clipped.value == pytest.approx(math.log(0.9 / 1e-4))
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize("method", [Empirical(1e-3), Parametric(1e-3)])
+@pytest.mark.parametrize(
+    ("train", "population", "delta", "message"),
+    [
+        ([], [1.0, 2.0], 0.0, r"losses_train=\[\] must hold at least one loss; evaluate"),
+        ([1.0, 2.0], [], 0.0, r"losses_population=\[\] must hold at least one loss"),
+        ([1.0, math.nan], [1.0, 2.0], 0.0, "losses_train holds nan.*1 of 2, the first at index 1"),
+        (
+            [1.0, 2.0],
+            [math.nan, 2.0],
+            0.0,
+            "losses_population holds nan.*1 of 2, the first at index 0",
+        ),
+        ([[1.0, 2.0]], [1.0, 2.0], 0.0, r"losses_train has shape \(1, 2\), must be \[n\]; ravel"),
+        (1.0, [1.0, 2.0], 0.0, r"losses_train has shape \(\), must be \[n\]"),
+        ([1.0, 2.0], [1.0, 3.0], 1.0, r"delta=1.0 must be in \(0, 1\); or 0 for pure DP"),
+        ([1.0, 2.0], [1.0, 3.0], -1e-5, "delta=-1e-05 must be"),
+        ([1.0, 2.0], [1.0, 3.0], math.nan, "delta=nan must be"),
+    ],
+)
+def test_bad_losses_and_deltas_are_named(train, population, delta, message, method) -> None:
+    with pytest.raises(ValueError, match=message):
+        epsilon_star(train, population, delta, method)
+
+
+@pytest.mark.parametrize(
+    ("train", "population", "components", "message"),
+    [
+        ([1.0, 1.0], [1.0], 1, r"all 1\.0, must differ for a Gaussian fit; use Empirical"),
+        ([1.0, 1.0], [1.0, 2.0], 1, "losses_train has 2 losses, 1 of them distinct;.*Empirical"),
+        ([1.0, 2.0], [3.0], 1, "losses_population has 1 losses, 1 of them distinct"),
+        ([1.0, 2.0, 3.0], [1.0, 2.0, 4.0], 2, "losses_train has 3 losses.*needs 4 .*fewer"),
+        ([1.0, math.inf], [1.0, 2.0], 1, "between 1.0 and inf, must span a finite range.*Emp"),
+        ([-1.7e308, 0.0], [1.0, 1.7e308], 1, "must span a finite range"),
+    ],
+)
+def test_losses_without_a_fit_are_named(train, population, components, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        epsilon_star(train, population, 1e-5, Parametric(1e-6, components))
+
+
+@pytest.mark.parametrize("method", [Empirical, Parametric])
+@pytest.mark.parametrize("clip", [-1e-3, 0.5, 1, math.nan, math.inf, "0.1", True, None])
+def test_a_clip_out_of_range_is_named(method, clip) -> None:
+    with pytest.raises(ValueError, match=r"clip=.* must be .*; it is the least error rate"):
+        method(clip)
+    with pytest.raises(ValueError, match=r"clip=.* must be"):
+        epsilon_star_of_distributions(gaussian(0), gaussian(1), 0.1, clip=clip)
+
+
+def test_other_bad_arguments_are_named() -> None:
+    with pytest.raises(ValueError, match="components=0 must be a whole number >= 1; 1 is a"):
+        Parametric(1e-6, components=0)
+    with pytest.raises(TypeError, match="method='empirical' must be Empirical"):
+        epsilon_star([1.0], [2.0], 0.0, "empirical")
+    with pytest.raises(ValueError, match="clip=0 must be > 0 where delta=0"):
+        epsilon_star_of_distributions(stats.norm(0), stats.norm(1), 0, clip=0)
+    with pytest.raises(TypeError, match="must both be GaussianMixture or neither"):
+        epsilon_star_of_distributions(stats.norm(0), gaussian(1), 0, clip=0.1)
+    with pytest.raises(ValueError, match="must have finite quantiles"):
+        epsilon_star_of_distributions(stats.norm(math.nan), stats.norm(math.nan), 0, clip=0.1)

@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from known_mechanisms import LaplaceTradeoff, gaussian, laplace, plane, randomised_response
+from scipy import special
+
+from lightning_audit.stats.outputs.sequential_tradeoff import EPSILONS, SequentialTradeoffTest
+from lightning_audit.stats.outputs.tradeoff_bet import (
+    BET_STAKES,
+    TradeoffBet,
+    claimed_log_slopes,
+    common_error_rate,
+    privacy_curve,
+)
+from lightning_audit.stats.tradeoff.subsampled import SubsampledGaussianTradeoff
+from lightning_audit.stats.tradeoff.tradeoff_functions import ApproxDPTradeoff, GaussianTradeoff
+
+CLAIMS = [
+    GaussianTradeoff(0.0),
+    GaussianTradeoff(0.3),
+    GaussianTradeoff(4.0),
+    ApproxDPTradeoff(1.0, 0.05),
+    ApproxDPTradeoff(5.0, 0.0),
+    SubsampledGaussianTradeoff(0.7, 0.1),
+]
+
+
+def naive_log_e(slopes, deltas, p, q) -> float:
+    """Pair by pair, product by product."""
+    wealth = []
+    for (t, delta), stake in itertools.product(zip(slopes, deltas, strict=True), BET_STAKES):
+        for first, second in (
+            (p > t, q <= t),  # guesses "second world" above t
+            (q < -t, p >= -t),  # the same with the worlds exchanged
+        ):
+            product = 1.0
+            for a, b in zip(first, second, strict=True):
+                gain = 1 - delta - math.exp(t) * a - b
+                product *= 1 + stake * gain / (math.exp(t) + delta)
+            wealth.append(product)
+    return math.log(np.mean(wealth))
+
+
+@given(st.integers(0, 10**6), st.integers(1, 12), st.integers(1, 3))
+def test_log_e_is_the_mean_of_products_over_pairs(seed: int, n: int, m: int) -> None:
+    rng = np.random.default_rng(seed)
+    slopes, deltas = rng.uniform(0, 3, m), rng.uniform(0, 0.5, m)
+    p, q = rng.normal(0, 2, n), rng.normal(1, 2, n)
+    bet = TradeoffBet(slopes, deltas)
+    cut = n // 2
+    bet.update(p[:cut], q[:cut])
+    bet.update(p[cut:], q[cut:])
+    assert float(bet.log_e) == pytest.approx(naive_log_e(slopes, deltas, p, q), abs=1e-9)
+    assert bet.pairs == n
+
+
+@given(st.floats(0, 6), st.floats(0, 0.9), st.floats(0, 1), st.floats(0, 1), st.integers(0, 1))
+def test_a_test_within_the_claim_gains_nothing_on_average(t, delta, alpha, more, order) -> None:
+    """The factor's mean over both worlds, for error rates on the claim or above it."""
+    floor = max(0.0, 1 - delta - math.exp(t) * alpha)
+    beta = floor + more * (1 - floor)
+    means = np.zeros(2 * len(BET_STAKES)).reshape(2, 1, -1)
+    for a, b in itertools.product((0, 1), (0, 1)):
+        bet = TradeoffBet([t], [delta])
+        high, low = t + 1.0, -t - 1.0
+        # In the first order an error of p is a high score, in the second one of q a low one.
+        p, q = (high if a else low, low if b else high)
+        if order:
+            p, q = (high if b else low, low if a else high)
+        bet.update(np.array([p]), np.array([q]))
+        chance = (alpha if a else 1 - alpha) * (beta if b else 1 - beta)
+        means += chance * np.exp(bet._log_wealth)
+    assert (means[order] <= 1 + 1e-12).all()
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=repr)
+def test_curve_without_its_own_formula_is_never_too_small_and_close(claim) -> None:
+    epsilon = np.array([0.0, 0.2, 1.0, 3.0, 7.0])
+    exact = privacy_curve(claim, epsilon)
+    assert exact.tolist() == np.asarray(claim.delta_at(epsilon)).tolist()
+    generic = privacy_curve(lambda alpha: claim(alpha), epsilon)
+    assert (generic >= exact - 1e-15).all()
+    assert generic == pytest.approx(exact, abs=2e-5)
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=repr)
+def test_common_error_rate_lies_on_the_claim(claim) -> None:
+    rate = common_error_rate(claim)
+    assert claim(rate) == pytest.approx(rate, abs=1e-9)
+
+
+@pytest.mark.parametrize("mu", [0.5, 1.0, 3.0])
+def test_slopes_of_gaussian_noise_are_its_likelihood_ratios(mu: float) -> None:
+    rate = common_error_rate(GaussianTradeoff(mu)) * np.array([1, 0.6, 0.3, 0.1, 0.02])
+    expected = -mu * special.ndtri(rate) - mu**2 / 2
+    assert claimed_log_slopes(GaussianTradeoff(mu)) == pytest.approx(expected, abs=1e-4)
+
+
+def test_claims_without_a_slope_have_one_all_the_same() -> None:
+    assert claimed_log_slopes(ApproxDPTradeoff(2.0, 1e-5)).tolist() == [2.0]
+    assert claimed_log_slopes(GaussianTradeoff(0.0)).tolist() == [0.0]
+    assert claimed_log_slopes(lambda a: 0.0 * np.asarray(a)).tolist() == [0.0]  # no privacy
+
+
+def test_independent_runs_are_those_of_one() -> None:
+    rng = np.random.default_rng(1)
+    p, q = rng.normal(size=(2, 3, 40))
+    together = TradeoffBet([0.5, 1.0], [0.1, 0.0], (3,))
+    together.update(p, q)
+    for run in range(3):
+        alone = TradeoffBet([0.5, 1.0], [0.1, 0.0])
+        alone.update(p[run], q[run])
+        assert together.log_e[run] == pytest.approx(float(alone.log_e))
+
+
+def test_a_flawless_attack_is_detected_with_as_many_pairs_as_stated() -> None:
+    for epsilon in (0.5, 3.0):
+        bet, pairs = TradeoffBet([epsilon], [0.0]), 0
+        while bet.detectable_error_rate(1e-3) < 0:
+            bet.update(np.full(10, -9.0), np.full(10, 9.0))
+            pairs += 10
+        assert bet.log_e >= math.log(1000)
+        bet.update(np.full(9 * pairs, -9.0), np.full(9 * pairs, 9.0))
+        assert 0 < bet.detectable_error_rate(1e-3) < common_error_rate(ApproxDPTradeoff(epsilon, 0))
+
+
+def runs_flagged(sampler, claim, runs: int, most: int, significance: float, truth=None):
+    """How often a claim is refuted at any look, and how often a bound exceeds the truth."""
+    rng = np.random.default_rng([runs, most])
+    refuted = wrong = 0
+    for _ in range(runs):
+        test, largest = SequentialTradeoffTest(claim, delta=0.0), 0.0
+        while test.samples < most:
+            test.update(*sampler(rng, 20))
+            largest = max(largest, test.log_e)
+        refuted += largest >= -math.log(significance)
+        if truth is not None:
+            wrong += test.epsilon_lower(significance) > truth + 1e-9
+    return refuted / runs, wrong / runs
+
+
+NULLS = {
+    "Gaussian": (gaussian, GaussianTradeoff(1.0), None),
+    "Laplace": (laplace, ApproxDPTradeoff(1.0, 0.0), 1.0),
+    "Laplace, its own curve": (laplace, LaplaceTradeoff(1.0), 1.0),
+    "randomised response": (randomised_response, ApproxDPTradeoff(1.0, 0.0), 1.0),
+    "in the plane": (plane, GaussianTradeoff(1.0), None),
+    "no leakage": (lambda rng, n: gaussian(rng, n, 0.0), ApproxDPTradeoff(0.0, 0.0), 0.0),
+}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("null", NULLS)
+def test_a_true_claim_is_refuted_at_any_look_less_often_than_the_significance(null: str) -> None:
+    sampler, claim, truth = NULLS[null]
+    level = 0.2
+    refuted, wrong = runs_flagged(sampler, claim, 40, 400, level, truth)
+    assert refuted <= level
+    assert wrong <= level
+
+
+def test_looks_at_the_bets_of_a_known_ratio_alarm_less_often_than_the_significance() -> None:
+    """Randomised response on its claim, with the best scores: nothing is lost to learning."""
+    rng, level, runs = np.random.default_rng(7), 0.05, 4000
+    bet = TradeoffBet([1.0], [0.0], (runs,))
+    ever = np.zeros(runs, dtype=bool)
+    for _ in range(150):
+        p, q = randomised_response(rng, runs * 10)
+        bet.update(*(1.5 * (2 * bits.reshape(runs, 10) - 1) for bits in (p, q)))
+        ever |= bet.log_e >= -math.log(level)
+    assert 0.005 < ever.mean() <= level
+
+
+@pytest.mark.parametrize(
+    ("sampler", "claim", "most"),
+    [
+        (gaussian, GaussianTradeoff(0.5), 1500),
+        (laplace, ApproxDPTradeoff(0.5, 0.0), 2500),
+        (randomised_response, ApproxDPTradeoff(0.5, 0.0), 3000),
+        (plane, GaussianTradeoff(0.5), 2500),
+        (lambda rng, n: (np.zeros(n), np.ones(n)), ApproxDPTradeoff(2.0, 1e-5), 400),
+        (lambda rng, n: (rng.standard_cauchy(n), 3 + rng.standard_cauchy(n)),
+         ApproxDPTradeoff(0.3, 0.0), 2500),
+    ],
+)  # fmt: skip
+def test_half_the_privacy_is_refuted(sampler, claim, most: int) -> None:
+    rng = np.random.default_rng(3)
+    test = SequentialTradeoffTest(claim)
+    while test.log_e < math.log(1000):
+        test.update(*sampler(rng, 50))
+        assert test.samples <= most
+
+
+def test_a_difference_of_scale_alone_is_found_by_neighbours() -> None:
+    rng = np.random.default_rng(4)
+    test = SequentialTradeoffTest(ApproxDPTradeoff(0.5, 0.0))
+    while test.log_e < math.log(1000):
+        test.update(rng.normal(0, 1, (100, 3)), rng.normal(0, 4, (100, 3)))
+        assert test.samples <= 3000
+
+
+def test_bound_approaches_the_true_epsilon_from_below() -> None:
+    rng = np.random.default_rng(5)
+    test = SequentialTradeoffTest(ApproxDPTradeoff(1.0, 0.0), delta=0.0)
+    bounds = []
+    for _ in range(20):
+        test.update(*laplace(rng, 1000))
+        bounds.append(test.epsilon_lower(0.05))
+    assert bounds == sorted(bounds)
+    assert 0.8 < bounds[-1] <= 1.0
+    assert bounds[-1] in EPSILONS
+
+
+def test_arrays_of_any_shape_are_outputs() -> None:
+    rng = np.random.default_rng(6)
+    test = SequentialTradeoffTest(GaussianTradeoff(1.0))
+    for _ in range(3):
+        test.update(rng.normal(size=(20, 10, 7)), rng.normal(size=(20, 10, 7)))
+    p, q = test.outputs()
+    assert p.shape == q.shape == (60, 70)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: TradeoffBet([-1.0], [0.0]), r"log_slopes=-1\.0 must be"),
+        (lambda: TradeoffBet([1.0], [0.0, 0.1]), r"log_slopes has shape \(1,\) and deltas \(2,\)"),
+        (lambda: TradeoffBet([1.0], [1.1]), r"deltas=\[1\.1\] must lie in \[0, 1\]"),
+        (lambda: claimed_log_slopes(lambda a: 1 + np.asarray(a)), "must be a trade-off function"),
+        (
+            lambda: SequentialTradeoffTest(SubsampledGaussianTradeoff(1.0, 0.1, "remove")),
+            "direction 'remove' only, must be of both",
+        ),
+        (lambda: SequentialTradeoffTest(GaussianTradeoff(1), delta=1.0), r"delta=1\.0 must be"),
+        (lambda: updated([1.0, 2.0], [1.0]), "holds 2 outputs and samples_q 1, must be as many"),
+        (lambda: updated([[1.0, 2.0]], [[1.0, 2.0]], [1.0], [1.0]), "must have 2 as before"),
+        (lambda: updated([np.nan], [1.0]), r"samples_p\[0\] is not finite"),
+        (lambda: updated([0.0], [1.0]).epsilon_lower(0.0), r"significance=0\.0 must be"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(call, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def updated(*outputs) -> SequentialTradeoffTest:
+    test = SequentialTradeoffTest(GaussianTradeoff(1.0))
+    for p, q in zip(outputs[::2], outputs[1::2], strict=True):
+        test.update(p, q)
+    return test

@@ -1,0 +1,119 @@
+"""A report that agrees with itself, made without a training: what the gate takes for real."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from lightning_audit.checks.family import SHARES, WARNING_SHARES
+from lightning_audit.checks.registry import REGISTRY
+from lightning_audit.results.audit_report import (
+    AuditReport,
+    CheckResult,
+    EpsilonBound,
+    LikelyFault,
+    OptimizerSeen,
+    Outcome,
+    Power,
+    Verdict,
+)
+from lightning_audit.verdict.pass_blockers import Asked, Resolution
+
+STEPS, CANARIES, DELTA, SIGNIFICANCE = 100, 8, 1e-5, 1e-3
+SHIFT_LOWER = 0.9
+
+
+def made_report(
+    outcome: Outcome = "PASS",
+    *,
+    claimed: float | None = 8.0,
+    spent: float | None = 3.0,
+    proved: float | None = 1.5,
+    **changes: Any,
+) -> AuditReport:
+    """A report of 100 steps with this outcome: half noise, or no canary's signal, where it fails.
+
+    Args:
+        outcome: of the verdict.
+        claimed: epsilon that is claimed.
+        spent: epsilon of the steps, None for an unknown sample rate.
+        proved: lower bound on epsilon, None for the same.
+        **changes: other fields of the report.
+    """
+    power = {"noise": Power(0.99, 50, 0.8), "sensitivity": Power(1.0, 40, 2.0)}
+    asked = Asked(None, DELTA, SIGNIFICANCE, 0.05, Resolution(), (), replay_neighbours=False)
+    lacks = ("the canary was taken out",) if outcome == "INCONCLUSIVE" else ()
+    assumptions = ("flat clipping",)
+    fields: dict[str, Any] = {
+        "verdict": _verdict(outcome, lacks),
+        "checks": _checks(outcome, claimed, spent),
+        "bounds": (
+            EpsilonBound(
+                *("betting", proved, DELTA, 0.25, 0.05, "confidence", "fixed", "anytime"),
+                assumptions,
+            ),
+        ),
+        "epsilon_claimed": claimed,
+        "epsilon_spent": spent,
+        "epsilon_not_excluded": None if outcome == "VIOLATION" else 4.0,
+        "delta": DELTA,
+        "steps": STEPS,
+        "observations": STEPS * CANARIES,
+        "history": ((1.0, None if spent is None else 0.01, STEPS),),
+        "power": {part: dataclasses.asdict(row) for part, row in power.items()},
+        "epochs": (),
+        "settings": {**dataclasses.asdict(asked), "bounds": []},
+        "environment": {},
+        "optimizers": (
+            OptimizerSeen("", STEPS, CANARIES, STEPS, 0, 0, 1000.0, SHIFT_LOWER, power, lacks),
+        ),
+    }
+    return AuditReport(**{**fields, **changes})
+
+
+def _verdict(outcome: Outcome, lacks: tuple[str, ...]) -> Verdict:
+    half = (LikelyFault("half_noise", "half the noise", "noise"),)
+    violated = outcome == "VIOLATION"
+    return Verdict(
+        outcome,
+        "mechanism" if violated else None,
+        "the summary of the verdict",
+        missing=lacks,
+        faults=half if violated else (),
+    )
+
+
+def _checks(
+    outcome: Outcome, claimed: float | None, spent: float | None
+) -> tuple[CheckResult, ...]:
+    compared = claimed is not None and spent is not None
+    numbers: dict[str, dict[str, Any]] = {
+        "no_dp": {"plain_steps": 0, "private_steps": STEPS},
+        "gradient_replaced": {"replaced": 0, "steps": STEPS, "first_step": None},
+        "finite": {"lost_steps": 0},
+        "sampling.not_poisson": {"poisson": True},
+        "sensitivity": {"shift_lower": SHIFT_LOWER},
+    }
+    numbers["accounting"] = {"epsilon_spent": spent, "epsilon_claimed": claimed, "delta": DELTA}
+    if compared:
+        numbers["epsilon"] = {"epsilon_lower": None, "epsilon_claimed": claimed}
+    checks = []
+    for name in (name for name, known in REGISTRY.items() if known.always):
+        evidence = numbers.get(name, {})
+        if name in ("epsilon", "accounting") and not compared:
+            checks.append(
+                CheckResult(name, "accounting", "not_run", "not compared", evidence=evidence)
+            )
+        elif name in {*SHARES, *WARNING_SHARES} - {"epsilon", "sampling.not_poisson"}:
+            violated = name == "noise" and outcome == "VIOLATION"
+            share = {**SHARES, **WARNING_SHARES}[name]
+            log_e = 5.0 - math.log(share * SIGNIFICANCE) if violated else 0.0
+            evidence = {**evidence, "violated_at_step": 7 if violated else None}
+            status: Any = "violated" if violated else "ok"
+            checks.append(
+                CheckResult(name, "mechanism", status, "seen", "", log_e, share, evidence)
+            )
+        else:
+            checks.append(CheckResult(name, "mechanism", "ok", "seen", evidence=evidence))
+    return tuple(sorted(checks, key=lambda check: check.status != "violated"))

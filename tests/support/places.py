@@ -1,0 +1,11 @@
+"""Where things lie in the repository."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+SUPPORT = Path(__file__).parent
+REPOSITORY = SUPPORT.parents[1]
+DATA = REPOSITORY / "tests" / "data"
+DOCS = REPOSITORY / "docs"
+EXAMPLES = REPOSITORY / "examples"

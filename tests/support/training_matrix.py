@@ -1,0 +1,613 @@
+"""Ways to train with DP-SGD under Lightning, each a row of what the audit must be able to audit.
+
+A row is a module and the Trainer's arguments. `test_training_matrix` runs every one of them, and
+`docs/which-trainings.md` is made of their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pytorch_lightning as pl
+import torch
+from hand_written_support import CLAIM, HandWritten, OneByOne, OwnOptimizer
+from opacus.layers import DPLSTM, DPMultiheadAttention
+from opacus.optimizers import DPOptimizer
+from opacus.schedulers import ExponentialGradClip, ExponentialNoise
+from opacus.utils.adaptive_clipping import PrivacyEngineAdaptiveClipping
+from opacus.utils.batch_memory_manager import BatchSplittingSampler
+from places import DOCS
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader
+from training_support import ManualModule, PrivateModule, mlp, random_data
+
+from lightning_audit.canaries import Mislabeled
+
+HIDDEN = 128
+#: An epoch of batches of 16 has the 200 steps that are looked at: epoch ends take time.
+RECORDS = 3200
+DATA = random_data(RECORDS)
+ADACLIP = {
+    "target_unclipped_quantile": 0.5,
+    "clipbound_learning_rate": 0.2,
+    "max_clipbound": 10.0,
+    "min_clipbound": 0.05,
+    "unclipped_num_std": 2.0,
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A way to train.
+
+    Args:
+        group: heading under which it stands in the docs.
+        name: what it is, in the words of Opacus or Lightning.
+        module: makes the module.
+        trainer: arguments of the Trainer.
+        audit: arguments of the audit.
+        copies: whether per-sample gradients must be copied to add canaries.
+        first: first step that canaries enter.
+        remark: what a user should know.
+    """
+
+    group: str
+    name: str
+    module: Callable[[], pl.LightningModule]
+    trainer: dict[str, Any] = field(default_factory=dict)
+    audit: dict[str, Any] = field(default_factory=dict)
+    copies: bool = False
+    first: int = 0
+    remark: str = ""
+
+
+def wide(
+    kind: type[PrivateModule] = PrivateModule, net: nn.Module | None = None, **kwargs: Any
+) -> PrivateModule:
+    """A training of a network so wide that the data's part of a coordinate is small."""
+    return kind(mlp(hidden=HIDDEN) if net is None else net, **{"dataset": DATA, **kwargs})
+
+
+# ------------------------------------------------------------------ clipping
+
+
+class PerLayer(PrivateModule):
+    """Every tensor has a clipping norm of its own."""
+
+    engine_arguments: ClassVar = {"clipping": "per_layer"}
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.max_grad_norm = [0.1 * (1 + j) for j, _ in enumerate(self.trainable())]
+
+
+class AdaClip(PrivateModule):
+    engine_arguments: ClassVar = {"clipping": "adaptive", **ADACLIP}
+
+
+class Ghost(PrivateModule):
+    """Ghost clipping as its tutorial has it, in automatic optimization."""
+
+    criterion: Any = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, mode="ghost", **kwargs)
+
+    def configure_optimizers(self) -> Any:
+        self.net, optimizer, criterion, _ = self.engine.make_private(
+            module=self.net,
+            optimizer=self.inner(self.trainable()),
+            data_loader=self.plain_loader(),
+            criterion=nn.CrossEntropyLoss(),
+            noise_multiplier=self.noise_multiplier,
+            max_grad_norm=self.max_grad_norm,
+            grad_sample_mode="ghost",
+            noise_generator=self.generator,
+            **self.engine_arguments,
+        )
+        self.__dict__["criterion"] = criterion
+        return optimizer
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        return {"loss": self.criterion(self.net(x), y)}
+
+
+class NotWrappedGhost(Ghost):
+    def configure_optimizers(self) -> Any:
+        hooks, optimizer, criterion, _ = self.engine.make_private(
+            module=self.net,
+            optimizer=self.inner(self.trainable()),
+            data_loader=self.plain_loader(),
+            criterion=nn.CrossEntropyLoss(),
+            noise_multiplier=self.noise_multiplier,
+            max_grad_norm=self.max_grad_norm,
+            grad_sample_mode="ghost",
+            wrap_model=False,
+        )
+        self.__dict__["hooks"], self.__dict__["criterion"] = hooks, criterion
+        return optimizer
+
+
+class ManualGhost(Ghost):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx)["loss"])
+        optimizer.step()
+
+
+class AdaptiveGhost(ManualGhost):
+    """Adaptive ghost clipping, which automatic optimization would switch off."""
+
+    engine_arguments: ClassVar = {
+        "target_unclipped_quantile": 0.5,
+        "min_clipbound": 0.1,
+        "max_clipbound": 10.0,
+        "clipbound_learning_rate": 0.2,
+    }
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.engine = PrivacyEngineAdaptiveClipping()
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        self.criterion.criterion.reduction = "none"  # which Opacus' adaptive loss does not ask for
+        return optimizer
+
+
+# ------------------------------------------------------------------ per-sample gradients
+
+
+class ExpandedWeights(PrivateModule):
+    """torch's own per-sample gradients, which want them cleared before the forward pass."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.trainer.optimizers[0].zero_grad()
+
+
+class WholeBatches(BatchSplittingSampler):
+    """Opacus' sampler without its length, by which Lightning would cut the epoch."""
+
+    def __len__(self) -> int:
+        raise TypeError("the number of physical batches is not known beforehand")
+
+
+class Physical(PrivateModule):
+    """Opacus' batch memory manager: physical batches of at most eight records."""
+
+    def train_dataloader(self) -> Any:
+        logical = super().train_dataloader()
+        sampler = WholeBatches(
+            sampler=logical.batch_sampler, max_batch_size=8, optimizer=self.trainer.optimizers[0]
+        )
+        return DataLoader(logical.dataset, batch_sampler=sampler, collate_fn=logical.collate_fn)
+
+
+class SecureNoise(PrivateModule):
+    """The path of secure mode through the noise; its generator is another package's."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        optimizer.secure_mode = True
+        return optimizer
+
+
+class NotWrapped(PrivateModule):
+    def configure_optimizers(self) -> Any:
+        hooks, optimizer, _ = self.engine.make_private(
+            module=self.net,
+            optimizer=self.inner(self.trainable()),
+            data_loader=self.plain_loader(),
+            noise_multiplier=self.noise_multiplier,
+            max_grad_norm=self.max_grad_norm,
+            wrap_model=False,
+        )
+        self.__dict__["hooks"] = hooks
+        return optimizer
+
+
+# ------------------------------------------------------------------ optimization
+
+
+class RawOptimizer(ManualModule):
+    """Manual optimization around Lightning: no hook of it is called."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        optimizer.zero_grad()
+        functional.cross_entropy(self.net(batch[0]), batch[1]).backward()
+        optimizer.step()
+
+
+class TwoOptimizers(ManualModule):
+    """Two nets, each with a private optimizer."""
+
+    def configure_optimizers(self) -> Any:
+        optimizers = []
+        for name, net in self.net.items():
+            self.net[name], optimizer, _ = self.engine.make_private(
+                module=net,
+                optimizer=self.inner(net.parameters()),
+                data_loader=self.plain_loader(),
+                noise_multiplier=self.noise_multiplier,
+                max_grad_norm=self.max_grad_norm,
+            )
+            optimizers.append(optimizer)
+        return optimizers
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        for net, optimizer in zip(self.net.values(), self.optimizers(), strict=True):
+            optimizer.zero_grad()
+            self.manual_backward(functional.cross_entropy(net(batch[0]), batch[1]))
+            optimizer.step()
+
+
+def two_nets() -> nn.Module:
+    return nn.ModuleDict({"actor": mlp(hidden=HIDDEN), "critic": mlp(hidden=HIDDEN)})
+
+
+class Scheduled(PrivateModule):
+    """A schedule of Opacus, stepped at every epoch's end."""
+
+    schedule: Any = None
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        self.__dict__["scheduled"] = type(self).schedule(optimizer, gamma=0.99)
+        return optimizer
+
+    def on_train_epoch_end(self) -> None:
+        self.scheduled.step()
+
+
+class NoiseSchedule(Scheduled):
+    schedule = ExponentialNoise
+
+
+class ClipSchedule(Scheduled):
+    schedule = ExponentialGradClip
+
+
+def two_groups(params: Any) -> torch.optim.Optimizer:
+    every = list(params)
+    return torch.optim.SGD([{"params": every[:2], "lr": 0.1}, {"params": every[2:]}], lr=0.05)
+
+
+class OwnStep(DPOptimizer):
+    def step(self, closure: Any = None) -> Any:
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
+        return self.original_optimizer.step() if self.pre_step() else None
+
+
+class OwnPreStep(DPOptimizer):
+    def pre_step(self, closure: Any = None) -> Any:
+        return super().pre_step(closure)
+
+
+class OwnClipping(DPOptimizer):
+    """Clips the gradient as a whole, row by row."""
+
+    def clip_and_accumulate(self) -> None:
+        samples = self.grad_samples
+        for p, own in zip(self.params, samples, strict=True):
+            p.summed_grad = torch.zeros_like(p)
+            for row in range(len(own)):
+                norm = torch.stack([sample[row].norm() for sample in samples]).norm()
+                p.summed_grad += own[row] * (self.max_grad_norm / norm).clamp(max=1.0)
+
+
+class OwnNoise(DPOptimizer):
+    def add_noise(self) -> None:
+        std = self.noise_multiplier * self.max_grad_norm
+        for p in self.params:
+            p.grad = (p.summed_grad + std * torch.randn_like(p)).view_as(p)
+
+
+class OwnScale(DPOptimizer):
+    def scale_grad(self) -> None:
+        for p in self.params:
+            p.grad = p.grad / (self.expected_batch_size * self.accumulated_iterations)
+
+
+def loss_of_net(module: Any, batch: Any) -> torch.Tensor:
+    return functional.cross_entropy(module.net(batch[0]), batch[1])
+
+
+# ------------------------------------------------------------------ networks
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, HIDDEN)
+        self.second = nn.Linear(HIDDEN, HIDDEN, bias=False)
+        self.third = nn.Linear(HIDDEN, HIDDEN, bias=False)
+        self.third.weight = self.second.weight
+        self.last = nn.Linear(HIDDEN, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.first(x))
+        return self.last(torch.relu(self.third(torch.relu(self.second(x)))))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = DPLSTM(2, 48, batch_first=True)
+        self.last = nn.Linear(48, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.lstm(x.view(-1, 4, 2))[0][:, -1])
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(1, 64)
+        self.norm = nn.LayerNorm(64)
+        self.attention = DPMultiheadAttention(64, 2, batch_first=True)
+        self.last = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.embed(x.unsqueeze(-1)))
+        return self.last(self.attention(x, x, x)[0].mean(1))
+
+
+def frozen() -> nn.Module:
+    net = mlp(hidden=HIDDEN)
+    net[0].weight.requires_grad_(False)
+    return net
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)),
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.GroupNorm(4, 32),
+        nn.ReLU(),
+        nn.Conv2d(32, 32, 3),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(128, 10),
+    )
+
+
+ROWS: tuple[Row, ...] = (
+    Row("Per-sample gradients", "`grad_sample_mode='hooks'`", wide),
+    Row("Per-sample gradients", "`grad_sample_mode='functorch'`", lambda: wide(mode="functorch")),
+    Row(
+        "Per-sample gradients",
+        "`grad_sample_mode='ew'` (expanded weights)",
+        lambda: wide(ExpandedWeights, mode="ew"),
+        copies=True,
+    ),
+    Row(
+        "Per-sample gradients",
+        "`wrap_model=False`",
+        lambda: wide(NotWrapped),
+    ),
+    Row("Clipping", "flat", lambda: wide(max_grad_norm=0.3, noise_multiplier=0.6)),
+    Row(
+        "Clipping",
+        "per layer",
+        lambda: wide(PerLayer, batch_size=2),
+        remark="every canary fills each tensor's own clipping norm",
+    ),
+    Row(
+        "Clipping",
+        "adaptive (AdaClip)",
+        lambda: wide(AdaClip),
+        remark="canaries take no part in the adaptation",
+    ),
+    Row("Clipping", "ghost, automatic optimization", lambda: wide(Ghost)),
+    Row(
+        "Clipping",
+        "ghost, manual optimization",
+        lambda: wide(ManualGhost),
+    ),
+    Row("Clipping", "ghost, `wrap_model=False`", lambda: wide(NotWrappedGhost)),
+    Row(
+        "Clipping",
+        "adaptive ghost, manual optimization",
+        lambda: wide(AdaptiveGhost, batch_size=64),
+        remark="automatic optimization switches the adaptation off",
+    ),
+    Row(
+        "Noise",
+        "secure mode's noise",
+        lambda: wide(SecureNoise),
+    ),
+    Row(
+        "Noise",
+        "a noise schedule",
+        lambda: wide(NoiseSchedule, batch_size=64),
+    ),
+    Row(
+        "Noise",
+        "a clipping norm schedule",
+        lambda: wide(ClipSchedule, batch_size=64),
+    ),
+    Row("Precision", "`precision='64-true'`", wide, {"precision": "64-true"}),
+    Row("Precision", "`precision='bf16-mixed'`", wide, {"precision": "bf16-mixed"}, copies=True),
+    Row("Precision", "`precision='bf16-true'`", wide, {"precision": "bf16-true"}),
+    Row(
+        "Batches",
+        "batch memory manager, with a sampler that states no length",
+        lambda: wide(Physical, batch_size=24),
+        {"max_steps": 800},  # Lightning counts physical batches
+        remark="one coin a logical batch",
+    ),
+    Row(
+        "Batches",
+        "`accumulate_grad_batches`, without Poisson sampling",
+        lambda: wide(poisson=False, make_poisson=False, batch_size=8),
+        {"accumulate_grad_batches": 2},
+        {"allow": "sampling.not_poisson"},
+        copies=True,
+    ),
+    Row("Batches", "empty batches", lambda: wide(batch_size=1, dataset=random_data(200))),
+    Row(
+        "Optimization",
+        "manual optimization",
+        lambda: wide(ManualModule),
+    ),
+    Row(
+        "Optimization",
+        "manual optimization with the raw optimizer and `loss.backward()`",
+        lambda: wide(RawOptimizer),
+        {"max_steps": -1, "max_epochs": 1},  # Lightning does not count such steps
+        copies=True,
+    ),
+    Row(
+        "Optimization",
+        "several private optimizers, manual optimization",
+        lambda: wide(TwoOptimizers, two_nets()),
+        {"max_steps": 400},  # Lightning counts the steps of both
+        remark="a record for each; epsilon is that of the steps of all",
+    ),
+    Row("Optimization", "several parameter groups", lambda: wide(inner=two_groups)),
+    Row("Optimization", "`gradient_clip_val`", wide, {"gradient_clip_val": 1e-3}),
+    Row(
+        "Optimization",
+        "Adam",
+        lambda: wide(inner=lambda params: torch.optim.AdamW(params, lr=1e-3)),
+    ),
+    *(
+        Row(
+            "Optimization",
+            f"an own `{method}`",
+            lambda kind=kind: wide(optimizer_class=kind),
+        )
+        for method, kind in {
+            "step": OwnStep,
+            "pre_step": OwnPreStep,
+            "clip_and_accumulate": OwnClipping,
+            "add_noise": OwnNoise,
+            "scale_grad": OwnScale,
+        }.items()
+    ),
+    Row(
+        "Networks",
+        "convolutions and group norm",
+        lambda: wide(net=convolutions(), dataset=random_data(RECORDS, width=64)),
+    ),
+    Row("Networks", "`DPLSTM`", lambda: wide(net=Recurrent()), copies=True),
+    Row(
+        "Networks",
+        "`DPMultiheadAttention` and layer norm",
+        lambda: wide(net=Attention()),
+    ),
+    *(
+        Row("Hand-written DP-SGD", name, kind, audit={"claim": CLAIM}, first=first, remark=remark)
+        for name, kind, first, remark in (
+            (
+                "`vmap` per-sample gradients, manual optimization",
+                HandWritten,
+                0,
+                "`lightning_audit.per_sample`",
+            ),
+            ("a loop over samples", OneByOne, 0, "`lightning_audit.rows`"),
+            (
+                "an own optimizer that ends in `super().step()`",
+                OwnOptimizer,
+                1,
+                "`lightning_audit.per_sample`",
+            ),
+        )
+    ),
+    *(
+        Row(
+            "Input canaries, without a change to the training",
+            name,
+            module,
+            audit={
+                "canaries": [Mislabeled(amplitude=100.0, loss=loss_of_net, num_classes=10)],
+                **more,
+            },
+            remark="the batch has one sample more in half the steps",
+        )
+        for name, module, more in (
+            ("`grad_sample_mode='hooks'`", wide, {}),
+            ("`grad_sample_mode='functorch'`", lambda: wide(mode="functorch"), {}),
+            ("ghost clipping", lambda: wide(Ghost), {}),
+            ("hand-written DP-SGD", lambda: HandWritten(ask=False), {"claim": CLAIM}),
+        )
+    ),
+    Row("Networks", "frozen parameters", lambda: wide(net=frozen())),
+    Row("Networks", "tied parameters", lambda: wide(net=Tied())),
+)
+
+
+# ------------------------------------------------------------------ the docs page
+
+#: Trainings of two processes by the folder that `tests/session/test_ranks.py` reads of them.
+PROCESSES: dict[str, str] = {
+    "audited": "`DistributedDPOptimizer`",
+    "per_layer": "`SimpleDistributedPerLayerOptimizer`",
+    "ghost": "`DistributedDPOptimizerFastGradientClipping`",
+}
+
+REFUSED: tuple[tuple[str, str], ...] = (
+    (
+        "fp16 with a gradient scaler",
+        "`32-true` or `bf16-mixed`: the scaler multiplies per-sample "
+        "gradients before they are clipped",
+    ),
+    ("`LBFGS`", "an optimizer that takes one gradient a step"),
+    (
+        "several private optimizers that share a parameter, in several processes, or with an "
+        "input canary",
+        "one optimizer with parameter groups, one process, or gradient canaries",
+    ),
+    ("several audits in one Trainer", "one audit"),
+    ("strategies that shard parameters (FSDP, DeepSpeed)", "`strategy='ddp'`"),
+    ("hand-written DP-SGD or input canaries in several processes", "`devices=1`"),
+    ("input canaries under per-layer or adaptive clipping", "gradient canaries"),
+)
+
+_HEAD = """# Which trainings can be audited
+
+<!-- Made by `python tests/support/training_matrix.py` from the test matrix; do not edit. -->
+
+Each row is a training that `tests/callbacks/test_privacy_audit_matrix.py` runs for 200 steps and
+more: the canaries' signal is one and the noise as claimed, within sampling error, and the trained
+model is what it would have been without the audit. *No copy* says that canaries join the per-sample
+gradients without a copy of these, and can ride in every step at little cost; where rows are copied,
+canaries join the first 500 steps and every tenth later, unless `every_n_steps` says otherwise.
+"""
+
+
+def markdown() -> str:
+    """The docs page."""
+    parts = [_HEAD]
+    for group in dict.fromkeys(row.group for row in ROWS):
+        rows = [row for row in ROWS if row.group == group]
+        opacus = not any(row.audit.keys() & {"claim", "canaries"} for row in rows)
+        parts.append(f"\n## {group}\n\n")
+        parts.append("| training | no copy | remark |\n" if opacus else "| training | remark |\n")
+        parts.append("|---|---|---|\n" if opacus else "|---|---|\n")
+        for row in rows:
+            cells = [row.name, *(["" if row.copies else "yes"] if opacus else []), row.remark]
+            parts.append(f"| {' | '.join(cells)} |\n")
+    parts.append("\n## Two processes (`strategy='ddp'`)\n\n| training |\n|---|\n")
+    parts += [f"| {name} |\n" for name in PROCESSES.values()]
+    parts.append("\n## Refused, before the first step\n\n| training | instead |\n|---|---|\n")
+    parts += [f"| {name} | {instead} |\n" for name, instead in REFUSED]
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    page = DOCS / "which-trainings.md"
+    page.write_text(markdown())

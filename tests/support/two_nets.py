@@ -1,0 +1,71 @@
+"""A training of two nets with a private optimizer each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from opacus import PrivacyEngine
+from opacus.optimizers import DPOptimizer
+from torch import nn
+from torch.nn import functional
+from training_support import PrivateModule, mlp, random_data, replace_optimizer
+
+HIDDEN = 128
+RECORDS = 1600
+RATE = 0.01
+STEPS = 100  # of an epoch
+
+
+class TwoNets(PrivateModule):
+    """Two nets with an optimizer each, and two noise multipliers and clipping norms.
+
+    Args:
+        faults: optimizer classes that replace Opacus'.
+        engines: number of engines, with an accountant each.
+        generators: of the noise of each optimizer.
+        **kwargs: of `PrivateModule`.
+    """
+
+    noise: tuple[float, float] = (1.0, 1.5)
+    norms: tuple[float, float] = (1.0, 0.4)
+
+    def __init__(
+        self,
+        *,
+        faults: tuple[type[DPOptimizer] | None, type[DPOptimizer] | None] = (None, None),
+        engines: int = 1,
+        generators: tuple[torch.Generator | None, torch.Generator | None] = (None, None),
+        hidden: int = 32,
+        **kwargs: Any,
+    ) -> None:
+        net = nn.ModuleDict({"actor": mlp(hidden=hidden), "critic": mlp(hidden=hidden)})
+        super().__init__(net, dataset=kwargs.pop("dataset", random_data(RECORDS)), **kwargs)
+        self.automatic_optimization = False
+        self.faults = faults
+        self.generators = generators
+        self.engines = [PrivacyEngine(accountant="rdp") for _ in range(engines)]
+
+    def configure_optimizers(self) -> Any:
+        optimizers = []
+        for j, name in enumerate(("actor", "critic")):
+            self.net[name], optimizer, _ = self.engines[j % len(self.engines)].make_private(
+                module=self.net[name],
+                optimizer=torch.optim.SGD(self.net[name].parameters(), lr=0.05),
+                data_loader=self.plain_loader(),
+                noise_multiplier=self.noise[j],
+                max_grad_norm=self.norms[j],
+                noise_generator=self.generators[j],
+            )
+            fault = self.faults[j]
+            optimizers.append(replace_optimizer(optimizer, fault) if fault else optimizer)
+        return optimizers
+
+    def loss(self, name: str, batch: Any) -> torch.Tensor:
+        return functional.cross_entropy(self.net[name](batch[0]), batch[1])
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        for name, optimizer in zip(self.net, self.optimizers(), strict=True):
+            optimizer.zero_grad()
+            self.manual_backward(self.loss(name, batch))
+            optimizer.step()

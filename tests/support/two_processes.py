@@ -1,0 +1,318 @@
+"""Trainings of two processes; each process runs this file: two_processes.py FOLDER SCENARIO..."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from expected_warnings import EXPECTED_WARNINGS
+from opacus.data_loader import DPDataLoader
+from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
+from opacus.optimizers import DistributedDPOptimizer
+from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.strategies import DDPStrategy
+from torch.nn import functional
+from torch.utils.data import DataLoader
+from training_support import PrivateModule, random_data, replace_optimizer, trainer_for
+
+from lightning_audit import PrivacyAudit
+from lightning_audit.testing.faulty_noise import HalfNoise
+
+RANK = int(os.environ["LOCAL_RANK"])
+
+
+class HalfNoiseOfAll(HalfNoise, DistributedDPOptimizer):
+    """Half the noise, in the process that adds it."""
+
+
+class TwoProcesses(PrivateModule):
+    """The training of one process, in two.
+
+    Args:
+        way: "wrapped" in Opacus' distributed module, "bare" with hooks on Lightning's, or "naive".
+        dealt: whether the records are dealt out to the processes.
+    """
+
+    def __init__(self, way: str = "wrapped", *, dealt: bool = True, **arguments: Any) -> None:
+        torch.manual_seed(0)
+        # Opacus leaves out empty batches of a process, which ends its epoch early: of 16 records
+        # that are expected none is a batch in ten million.
+        super().__init__(**{"dataset": random_data(1024), "batch_size": 32, **arguments})
+        self.way, self.dealt = way, dealt
+        torch.manual_seed(100 + RANK)
+
+    def train_dataloader(self) -> DataLoader:
+        return DPDataLoader.from_data_loader(self.plain_loader(), distributed=self.dealt)
+
+    def configure_optimizers(self) -> Any:
+        bare = self.way == "bare"
+        module: Any = self.trainer.strategy.model if bare else self.net
+        if self.way == "wrapped":
+            module = DifferentiallyPrivateDistributedDataParallel(module)
+        private, optimizer, _ = self.engine.make_private(
+            module=module,
+            optimizer=self.inner(self.trainable()),
+            data_loader=self.plain_loader(),
+            noise_multiplier=self.noise_multiplier,
+            max_grad_norm=self.max_grad_norm,
+            wrap_model=not bare,
+            **self.engine_arguments,
+        )
+        if bare:
+            self.__dict__["hooks"] = private  # a module, but no part of this one
+        else:
+            self.net = private
+        if self.optimizer_class is None:
+            return optimizer
+        return replace_optimizer(optimizer, self.optimizer_class)
+
+
+class PerLayer(TwoProcesses):
+    engine_arguments: ClassVar = {"clipping": "per_layer"}
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.max_grad_norm = [0.1 * (1 + j) for j, _ in enumerate(self.trainable())]
+
+
+class Ghost(TwoProcesses):
+    def configure_optimizers(self) -> Any:
+        self.net, optimizer, criterion, _ = self.engine.make_private(
+            module=DifferentiallyPrivateDistributedDataParallel(self.net),
+            optimizer=self.inner(self.trainable()),
+            data_loader=self.plain_loader(),
+            criterion=torch.nn.CrossEntropyLoss(),
+            noise_multiplier=self.noise_multiplier,
+            max_grad_norm=self.max_grad_norm,
+            grad_sample_mode="ghost",
+        )
+        self.__dict__["criterion"] = criterion
+        return optimizer
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        return {"loss": self.criterion(self.net(x), y)}
+
+
+class Stepwise(TwoProcesses):
+    """A training whose every step is a function of the weights and of the step's number."""
+
+    def __init__(self) -> None:
+        super().__init__("bare")
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        torch.manual_seed(1000 + 2 * self.global_step + RANK)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = (tensor[RANK::2] for tensor in self.dataset.tensors)
+        chosen = torch.rand(len(x)) < self.batch_size / 1024
+        return functional.cross_entropy(self.net(x[chosen]), y[chosen])
+
+
+class Memory:
+    """A record in memory, for a process that writes none."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+        self.path = Path("memory")
+
+    @property
+    def entries(self) -> int:
+        return len(self.rows)
+
+    def append(self, entry: Any) -> None:
+        self.rows.append(entry)
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Probe(pl.Callback):
+    """Keeps the record of a process that writes none."""
+
+    def __init__(self, audit: PrivacyAudit) -> None:
+        self.audit = audit
+        self.memory = Memory()
+
+    def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        if RANK:
+            recorder = self.audit._run.session.recorder
+            assert recorder.store is None
+            recorder.store = self.memory
+
+
+class StopAt(pl.Callback):
+    """Breaks the training off before a step, in all processes or in one."""
+
+    def __init__(self, step: int, ranks: tuple[int, ...] = (0, 1)) -> None:
+        self.step, self.ranks = step, ranks
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_step == self.step and RANK in self.ranks:
+            raise RuntimeError("power cut")
+
+
+def train(
+    folder: Path,
+    module: pl.LightningModule,
+    audit: PrivacyAudit | None,
+    *callbacks: pl.Callback,
+    ckpt: Path | None = None,
+    **kwargs: Any,
+) -> None:
+    """Train, and write what this process has of the audit and of the weights."""
+    timeout = datetime.timedelta(seconds=60)
+    probes = [] if audit is None else [audit, Probe(audit)]
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    trainer = trainer_for(
+        folder,
+        *probes,
+        *callbacks,
+        devices=2,
+        strategy=DDPStrategy(process_group_backend="gloo", timeout=timeout),
+        use_distributed_sampler=False,
+        enable_checkpointing=any(isinstance(c, ModelCheckpoint) for c in callbacks),
+        **kwargs,
+    )
+    try:
+        trainer.fit(module, ckpt_path=ckpt, weights_only=True if ckpt else None)
+    except RuntimeError as error:
+        if str(error) != "power cut" or callbacks[0].ranks != (0, 1):
+            raise
+    finally:
+        folder.mkdir(exist_ok=True)
+        weights = torch.cat([p.detach().flatten() for p in module.parameters()])
+        np.save(folder / f"weights-{RANK}.npy", weights.numpy())
+        if audit is not None:
+            told = json.loads(audit.report.to_json()) if audit.report else None
+            (folder / f"report-{RANK}.json").write_text(json.dumps(told))
+            if RANK and probes[1].memory.rows:
+                np.save(folder / f"entries-{RANK}.npy", np.array(probes[1].memory.rows))
+
+
+def healthy(folder: Path) -> None:
+    data = random_data(8192)
+    # Each process is given a seed of its own: the first one's counts.
+    audit = PrivacyAudit(seed=RANK)
+    train(folder / "audited", TwoProcesses(dataset=data), audit, max_steps=256)
+    train(folder / "audited-unaudited", TwoProcesses(dataset=data), None, max_steps=256)
+
+
+def clipping(folder: Path) -> None:
+    data = random_data(8192)
+    for name, kind in (("per_layer", PerLayer), ("ghost", Ghost)):
+        audit = PrivacyAudit(seed=1)
+        train(folder / name, kind(dataset=data), audit, max_steps=200)
+        train(folder / f"{name}-unaudited", kind(dataset=data), None, max_steps=200)
+
+
+def resumed(folder: Path) -> None:
+    saved = folder / "saved"
+    saver = ModelCheckpoint(saved, save_top_k=-1, every_n_train_steps=10)
+    train(folder / "whole", Stepwise(), PrivacyAudit(seed=3), max_epochs=2)
+    train(folder / "broken", Stepwise(), PrivacyAudit(seed=3), StopAt(37), saver, max_epochs=2)
+    (ckpt,) = saved.glob("*step=30.ckpt")
+    train(folder / "broken", Stepwise(), PrivacyAudit(seed=4), ckpt=ckpt, max_epochs=2)
+
+
+def naive(folder: Path) -> None:
+    audit = PrivacyAudit(seed=0, on_violation="warn")
+    train(folder / "naive", TwoProcesses("naive"), audit, max_epochs=1)
+
+
+def repeated(folder: Path) -> None:
+    audit = PrivacyAudit(seed=0, on_violation="warn")
+    train(folder / "repeated", TwoProcesses(dealt=False), audit, max_epochs=1)
+
+
+class Obstacle(pl.Callback):
+    """In one process rows must be copied, at every third step."""
+
+    def __init__(self, audit: PrivacyAudit) -> None:
+        self.audit = audit
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        if RANK and trainer.global_step % 3 == 0:
+            self.audit._run.session.step.obstacle = lambda _: "something is in the way"
+        elif RANK:
+            vars(self.audit._run.session.step).pop("obstacle", None)
+
+
+def mixed(folder: Path) -> None:
+    audit = PrivacyAudit(seed=0)
+    train(folder / "mixed", TwoProcesses(), audit, Obstacle(audit), max_epochs=1)
+
+
+class LostInOne(TwoProcesses):
+    """All records of the second process have gradients that are not finite, at one step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss * torch.nan if RANK and batch_idx == 2 else loss
+
+
+def not_finite(folder: Path) -> None:
+    audit = PrivacyAudit(seed=0, on_violation="warn")
+    train(folder / "not_finite", LostInOne(), audit, max_steps=4)
+
+
+def half_noise(folder: Path) -> None:
+    module = TwoProcesses(optimizer_class=HalfNoiseOfAll)
+    train(folder / "half_noise", module, PrivacyAudit(seed=0), max_epochs=2)
+
+
+def one_breaks_off(folder: Path) -> None:
+    module, stop = TwoProcesses(), StopAt(20, ranks=(1,))
+    train(folder / "one_breaks_off", module, PrivacyAudit(seed=0), stop, max_epochs=2)
+
+
+def no_room(folder: Path) -> None:
+    """A file lies where the report is to go, which the first process alone looks at."""
+    (folder / "taken").write_text("mine")
+    audit = PrivacyAudit(seed=0, report_dir=folder / "taken")
+    train(folder / "no_room", TwoProcesses(), audit, max_epochs=1)
+
+
+def taken(folder: Path) -> None:
+    """The report's directory belongs to another training."""
+    train(folder / "taken", TwoProcesses(), PrivacyAudit(seed=0), max_epochs=1)
+
+
+SAID_ON_RESUMING = (
+    "Be aware that when using `ckpt_path`",
+    "You're resuming from a checkpoint that ended before the epoch ended",
+)
+SCENARIOS = (
+    healthy,
+    clipping,
+    resumed,
+    naive,
+    repeated,
+    mixed,
+    not_finite,
+    half_noise,
+    one_breaks_off,
+    no_room,
+    taken,
+)
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    warnings.simplefilter("error")
+    for message in (*EXPECTED_WARNINGS, *SAID_ON_RESUMING):
+        warnings.filterwarnings("ignore", message)
+    for scenario in SCENARIOS:
+        if scenario.__name__ in sys.argv[2:]:
+            scenario(Path(sys.argv[1]))

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+from simulated_record import by_name, monitor_of, simulate, verdict_of, violated
+
+from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.verdict.judge import acknowledge, judge, mark_consequences
+from lightning_audit.verdict.pass_blockers import Resolution
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_healthy_run_passes_and_says_what_it_would_have_seen(seed: int) -> None:
+    verdict = verdict_of(simulate(60, seed=seed, data=0.1))
+    assert (verdict.outcome, verdict.kind, verdict.missing) == ("PASS", None, ())
+    assert "noise of 0.8 times the claim" in verdict.summary
+    assert "probability 0.95" in verdict.summary
+
+
+def test_too_few_steps_are_inconclusive_and_told_how_many_more_are_needed() -> None:
+    verdict = verdict_of(simulate(12))
+    assert verdict.outcome == "INCONCLUSIVE"
+    told = [re.search(r"about (\d+) more steps", item) for item in verdict.missing]
+    more = max(int(found[1]) for found in told if found)
+    assert 1 <= more <= 40
+    # A few steps on top: the power is taken from the variance that each run shows.
+    assert verdict_of(simulate(12 + more + 5)).outcome == "PASS"
+
+
+def test_dead_canary_is_inconclusive_with_its_reason() -> None:
+    verdict = verdict_of(simulate(200, shift=0.0))
+    assert verdict.outcome == "INCONCLUSIVE"
+    assert any("the canary's own signal was not seen" in item for item in verdict.missing)
+
+
+def test_clipping_to_less_than_half_is_inconclusive_too() -> None:
+    assert verdict_of(simulate(200, shift=0.3)).outcome == "INCONCLUSIVE"
+
+
+@pytest.mark.parametrize(("noise", "data"), [(1.0, 2.0), (0.5, 5.0), (1.0, 50.0)])
+@pytest.mark.parametrize("steps", [50, 300])
+def test_data_that_dominate_are_inconclusive_and_never_a_pass(
+    noise: float, data: float, steps: int
+) -> None:
+    verdict = verdict_of(simulate(steps, noise=noise, data=data))
+    assert verdict.outcome == "INCONCLUSIVE"
+    assert any("the data's part of the gradient hides it" in item for item in verdict.missing)
+
+
+def test_noise_and_clipping_that_err_together_are_a_violation_that_loses_no_privacy() -> None:
+    verdict = verdict_of(simulate(400, sigma=0.5, noise=0.8, shift=0.8))
+    assert verdict.outcome == "VIOLATION"
+    assert "this loses no privacy by itself" in verdict.summary
+    assert verdict.fault.startswith("noise scale too small")
+    assert "loses no privacy" not in verdict_of(simulate(400, sigma=0.5, noise=0.8)).summary
+
+
+def test_allowed_finding_is_shown_and_does_not_fail() -> None:
+    record = simulate(60, replaced=[3])
+    assert verdict_of(record).outcome == "VIOLATION"
+    assert verdict_of(record, allow=["gradient_replaced"]).outcome == "PASS"
+    shown = acknowledge(monitor_of(record).results(), ["gradient_replaced"])
+    assert (shown[0].name, shown[0].status) == ("gradient_replaced", "allowed")
+
+
+def test_allowing_one_finding_does_not_allow_another() -> None:
+    record = simulate(60, noise=0.5, replaced=[3])
+    verdict = verdict_of(record, allow=["gradient_replaced"])
+    assert verdict.outcome == "VIOLATION"
+    assert verdict.fault.startswith("noise scale too small")
+
+
+def test_allowance_for_a_check_that_is_fine_changes_nothing() -> None:
+    checks = monitor_of(simulate(30)).results()
+    assert acknowledge(checks, ["noise"]) == checks
+
+
+def test_violated_checks_come_first_and_those_not_run_last() -> None:
+    statuses = ("ok", "not_run", "allowed", "violated", "ok")
+    checks = [CheckResult(str(i), "mechanism", s, "") for i, s in enumerate(statuses)]  # type: ignore[arg-type]
+    ordered = [check.status for check in acknowledge(checks, ())]
+    assert ordered == ["violated", "allowed", "ok", "ok", "not_run"]
+
+
+def test_mechanism_is_told_before_accounting() -> None:
+    spent = CheckResult("accounting", "accounting", "violated", "it costs more")
+    verdict = verdict_of(simulate(60, noise=0.5), others=[spent])
+    assert verdict.kind == "mechanism"
+    assert "accounting" in verdict.summary
+
+
+def test_accounting_alone_is_a_violation_of_its_kind() -> None:
+    spent = CheckResult("accounting", "accounting", "violated", "it costs more", "stop earlier")
+    verdict = verdict_of(simulate(60), others=[spent])
+    assert (verdict.outcome, verdict.kind, verdict.advice) == (
+        "VIOLATION",
+        "accounting",
+        "stop earlier",
+    )
+
+
+def test_what_else_is_missing_stands_in_the_way_of_a_pass() -> None:
+    verdict = verdict_of(simulate(60), missing=["the training has not ended"])
+    assert verdict.outcome == "INCONCLUSIVE"
+    assert verdict.missing == ("the training has not ended",)
+
+
+def test_violation_stands_whatever_is_missing() -> None:
+    assert verdict_of(simulate(3, noise=0.01), missing=["all"]).outcome == "VIOLATION"
+
+
+def test_nothing_observed_is_inconclusive() -> None:
+    verdict = judge([], None, None, Resolution())
+    assert verdict.outcome == "INCONCLUSIVE"
+    assert verdict.missing == ("no step of a private optimizer was observed",)
+
+
+def test_summary_of_a_violation_leads_with_what_was_measured() -> None:
+    record = simulate(60, noise=0.5)
+    verdict = verdict_of(record)
+    assert verdict.summary.startswith("noise: the noise is at most 0.")
+    assert by_name(monitor_of(record))["noise"].message in verdict.summary
+
+
+def test_differences_that_small_noise_makes_small_are_not_told_as_further_violations() -> None:
+    record = simulate(60, noise=0.5)
+    assert "reuse.broadcast" in violated(monitor_of(record))
+    verdict = verdict_of(record)
+    assert verdict.summary.startswith("noise: ")
+    assert "(also violated: noise.tensor, noise.step, noise.canary)" in verdict.summary
+    assert "reuse." in verdict_of(simulate(60, reuse="broadcast")).summary
+
+
+def test_a_check_that_fails_by_another_ones_fault_says_so() -> None:
+    record = simulate(60, noise=0.5)
+    checks = monitor_of(record).results()
+    marked = mark_consequences(checks, verdict_of(record))
+    changed = {new.name for new, old in zip(marked, checks, strict=True) if new != old}
+    assert changed == {n for n in violated(monitor_of(record)) if n.startswith("reuse.")} != set()
+    wrong = next(check for check in marked if check.name == "reuse.broadcast")
+    assert wrong.status == "violated"
+    assert wrong.message.startswith("follows from `noise`: ")
+
+
+@pytest.mark.parametrize("fault", [{}, {"reuse": "broadcast"}])
+def test_a_fault_of_its_own_is_no_consequence(fault: dict[str, str]) -> None:
+    record = simulate(60, **fault)
+    checks = tuple(monitor_of(record).results())
+    assert mark_consequences(checks, verdict_of(record)) == checks
+
+
+def test_steps_without_noise_are_inconclusive_and_counted() -> None:
+    made, entries = simulate(60)
+    entries["noise_multiplier"][50:] = 0.0
+    verdict = verdict_of((made, entries))
+    assert verdict.outcome == "INCONCLUSIVE"
+    assert any(m.startswith("10 of 60 steps have noise_multiplier 0") for m in verdict.missing)
