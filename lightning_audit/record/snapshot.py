@@ -7,11 +7,50 @@ but this package's. It holds every attribute, so that a new one cannot be forgot
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 _PACKAGE = "lightning_audit"
+
+#: Names of classes in snapshots. A class may move or be called otherwise; its name here stays, so
+#: that the checkpoints of before can be read.
+_CLASSES: Mapping[str, str] = {
+    "audit_monitor": "checks.monitor:AuditMonitor",
+    "canary_noise_check": "checks.noise_size:CanaryNoiseCheck",
+    "coin_bet": "stats.evalues.coin_bet:CoinBet",
+    "divisor_test": "stats.evalues.divisor:DivisorTest",
+    "epochs": "checks.witnesses:_Epochs",
+    "error_rate_bet": "stats.evalues.error_rate_bet:ErrorRateBet",
+    "evidence": "checks.family:Evidence",
+    "following": "checks.post_processing:_Following",
+    "guesses": "checks.coin_guesses:Guesses",
+    "leakage_bound": "checks.leakage:LeakageBound",
+    "part_shifts": "checks.part_shifts:PartShifts",
+    "pooled_sums": "checks.noise_size:PooledSums",
+    "predictable_centre": "stats.evalues.sequential:PredictableCentre",
+    "quiet_entries": "checks.noise_channel:_QuietEntries",
+    "record_header": "record.store:RecordHeader",
+    "rejected_looks": "stats.evalues.rejected_looks:RejectedLooks",
+    "reuse_check": "checks.independence:ReuseCheck",
+    "sensitivity_check": "checks.sensitivity:SensitivityCheck",
+    "shift_estimate": "checks.part_shifts:ShiftEstimate",
+    "signal_bet": "stats.evalues.signal_bet:SignalBet",
+    "signal_bound": "checks.leakage:SignalBound",
+    "single_step_bet": "stats.evalues.sequential:SingleStepBet",
+    "step_history": "accounting.step_history:StepHistory",
+    "student_bound": "checks.leakage:StudentBound",
+    "tail_bet": "stats.evalues.noise_shape:TailBet",
+    "tie_bet": "stats.evalues.noise_shape:TieBet",
+    "trace": "checks.witnesses:_Trace",
+    "two_groups": "stats.evalues.two_groups:TwoGroups",
+    "use_of_release": "checks.post_processing:UseOfRelease",
+    "warned": "checks.family:Warned",
+    "witness_noise_check": "checks.noise_size:WitnessNoiseCheck",
+    "witness_reducer": "checks.witnesses:WitnessReducer",
+}
+_NAMES = {place: name for name, place in _CLASSES.items()}
 
 
 def snapshot(value: Any) -> Any:
@@ -46,10 +85,14 @@ def snapshot(value: Any) -> Any:
         case dict():
             return {"dict": [[snapshot(k), snapshot(v)] for k, v in value.items()]}
     kind = type(value)
-    if kind.__module__.split(".")[0] != _PACKAGE:
-        raise TypeError(f"{kind.__module__}.{kind.__qualname__} cannot be part of a snapshot.")
+    place = f"{kind.__module__.removeprefix(f'{_PACKAGE}.')}:{kind.__qualname__}"
+    if place not in _NAMES:
+        raise TypeError(
+            f"{kind.__module__}.{kind.__qualname__} cannot be part of a snapshot; a class of this "
+            "package can, once it has a name in record/snapshot.py."
+        )
     state = {name: snapshot(item) for name, item in vars(value).items()}
-    return {"object": f"{kind.__module__}:{kind.__qualname__}", "state": state}
+    return {"object": _NAMES[place], "state": state}
 
 
 def restore(data: Any) -> Any:
@@ -91,16 +134,13 @@ def restore(data: Any) -> Any:
     return data
 
 
-def _class(name: str) -> type:
-    module, _, qualified = name.partition(":")
-    if module.split(".")[0] == _PACKAGE:
-        try:
-            kind = getattr(importlib.import_module(module), qualified)
-        except (ImportError, AttributeError):
-            kind = None
-        if isinstance(kind, type):
-            return kind
-    raise ValueError(
-        f"the snapshot holds a {name!r}, which this version of lightning-audit does not have; "
-        "resume with the version that wrote it."
-    )
+def _class(name: object) -> type:
+    place = _CLASSES.get(name) if isinstance(name, str) else None
+    if place is None:
+        raise ValueError(
+            f"the snapshot holds a {name!r}, which this version of lightning-audit does not have; "
+            "resume with the version that wrote it."
+        )
+    module, _, qualified = place.partition(":")
+    kind: type = getattr(importlib.import_module(f"{_PACKAGE}.{module}"), qualified)
+    return kind

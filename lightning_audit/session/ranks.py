@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 
+from lightning_audit.results.refusal import UnauditableTraining
+
 if TYPE_CHECKING:
     import pytorch_lightning as pl
 
@@ -83,7 +85,8 @@ class Ranks:
         """What the first process computes, known to all of them when it is done.
 
         Raises:
-            RuntimeError: the first process failed; there, its own exception.
+            UnauditableTraining: it refused the training, in all processes.
+            RuntimeError: the first process failed otherwise; there, its own exception.
         """
         if self._strategy is None:
             return compute()
@@ -94,9 +97,13 @@ class Ranks:
                 value = compute()
             except Exception as error:  # the others must not wait for a value that never comes
                 failure = error
-        value, told = self.shared((value, repr(failure) if failure else ""))
+        refused = isinstance(failure, UnauditableTraining)
+        told = str(failure) if refused else repr(failure) if failure else ""
+        value, told, refused = self.shared((value, told, refused))
         if failure is not None:
             raise failure
+        if refused:
+            raise UnauditableTraining(told)
         if told:
             raise RuntimeError(f"the audit failed in the process of rank 0: {told}")
         result: _Value = value

@@ -50,6 +50,7 @@ from lightning_audit.canaries import (
     Mislabeled,
 )
 from lightning_audit.record.store import DROPPED, INJECTED, NOT_PLANNED, read_observations
+from lightning_audit.results.refusal import UnauditableTraining
 from lightning_audit.stats.tradeoff.subsampled import SubsampledGaussianTradeoff
 from lightning_audit.testing.faulty_clipping import ClipAfterAverage
 from lightning_audit.testing.faulty_noise import HalfNoise
@@ -544,8 +545,8 @@ def test_several_processes_are_refused(tmp_path: Path) -> None:
     audit = _audit(Blank())
     trainer = trainer_for(tmp_path, audit, max_steps=2)
     audit.setup(trainer, Forward(), "fit")
-    with pytest.raises(MisconfigurationException, match="each of the 2 processes"):
-        audit._run.open_gate(SimpleNamespace(world_size=2), Forward())
+    with pytest.raises(UnauditableTraining, match="each of the 2 processes"):
+        audit._run.way_to_batches(SimpleNamespace(world_size=2), Forward())
 
 
 @pytest.mark.parametrize("canaries", [[Blank(), Blank()], [Dirac(), Mislabeled()]])

@@ -32,7 +32,7 @@ pytestmark = [
 SEEN = [fault for fault in FAULTS.values() if not fault.warn_only]
 WARNED = [f for f in FAULTS.values() if f.warn_only and not f.remarked]
 REMARKED = [fault for fault in FAULTS.values() if fault.remarked]
-#: Left to the second stage: long ones, and those that `test_privacy_audit_faults` has real data for.
+#: Left to the second stage: long ones, and those that `test_privacy_audit_faults` has data for.
 SLOW = {
     "logical_batches_run_together",
     "noise_repeated_on_resume",
