@@ -16,14 +16,15 @@ _TESTS = Path(__file__).parent
 _TRAINING = ("callbacks", "run", "session", "examine")
 
 
-def _trains(path: Path) -> bool:
-    return path.relative_to(_TESTS).parts[0] in _TRAINING
+def _trains(item: pytest.Item) -> bool:
+    by_room = item.path.relative_to(_TESTS).parts[0] in _TRAINING
+    return by_room or item.get_closest_marker("training") is not None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Expect those warnings of the tests that train."""
     for item in items:
-        if _trains(item.path):
+        if _trains(item):
             for message in EXPECTED_WARNINGS:
                 item.add_marker(pytest.mark.filterwarnings(f"ignore:{message}"))
 
@@ -42,7 +43,7 @@ def short_report(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _training(request: pytest.FixtureRequest) -> None:
     """One thread, one seed, and a whole report only where it is looked at."""
-    if not _trains(request.path):
+    if not _trains(request.node):
         return
     import torch
 

@@ -32,6 +32,8 @@ from lightning_audit import AuditReport, PrivacyAudit
 from lightning_audit.callbacks._namespaces import MisconfigurationException
 from lightning_audit.canaries import Mislabeled
 from lightning_audit.examine.neighbour_replay import NeighbourReplay
+from lightning_audit.results.refusal import UnauditableTraining
+from lightning_audit.run_checks.record_coupling import Coupling
 
 # Opacus and torch remark on loaders and hooks in every training.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -407,12 +409,12 @@ def test_ghost_clipping_is_refused(tmp_path: Path) -> None:
 
 def test_several_processes_and_optimizers_are_refused() -> None:
     trainer: Any = SimpleNamespace(world_size=2)
-    facts: Any = SimpleNamespace()
-    with pytest.raises(MisconfigurationException, match="the Trainer has 2; train with devices=1"):
-        NeighbourReplay(trainer, nn.Linear(1, 1), facts, list)
+    session: Any = SimpleNamespace()
+    with pytest.raises(UnauditableTraining, match="the Trainer has 2; train with devices=1"):
+        NeighbourReplay(trainer, nn.Linear(1, 1), Coupling(), list)
     trainer.world_size = 1
-    with pytest.raises(MisconfigurationException, match="the training has 2; give it one"):
-        NeighbourReplay(trainer, nn.Linear(1, 1), facts, lambda: [facts, facts])
+    with pytest.raises(UnauditableTraining, match="the training has 2; give it one"):
+        NeighbourReplay(trainer, nn.Linear(1, 1), Coupling(), lambda: [session, session])
 
 
 def test_the_argument_is_a_flag() -> None:
