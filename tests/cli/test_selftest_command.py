@@ -131,6 +131,7 @@ def test_processes_that_cannot_be_started_are_told_and_not_a_verdict(
 def test_a_missing_package_is_told_and_not_a_verdict(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.delattr("lightning_audit.cli.selftest_command", raising=False)
     monkeypatch.setitem(sys.modules, "lightning_audit.cli.selftest_command", None)
     assert cli.main(["selftest"]) == 2
     assert "selftest cannot run" in capsys.readouterr().err

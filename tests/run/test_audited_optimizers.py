@@ -34,6 +34,7 @@ from lightning_audit.checks.monitor import replay
 from lightning_audit.cli.main import main
 from lightning_audit.record.store import INJECTED, read_observations
 from lightning_audit.results.audit_report import SCHEMA_VERSION
+from lightning_audit.results.refusal import UnauditableTraining
 from lightning_audit.run.optimizer_refusals import refuse_several
 from lightning_audit.testing.faulty_noise import HalfNoise
 
@@ -367,7 +368,7 @@ def test_input_canaries_are_refused(tmp_path: Path) -> None:
 def test_several_processes_are_refused() -> None:
     refuse_several(1, [Dirac()], 2)
     refuse_several(2, [Dirac()], 1)
-    with pytest.raises(MisconfigurationException, match="2 private optimizers in one process"):
+    with pytest.raises(UnauditableTraining, match="2 private optimizers in one process"):
         refuse_several(2, [Dirac()], 2)
 
 
