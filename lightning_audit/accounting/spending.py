@@ -11,7 +11,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from lightning_audit.accounting.composition import Neighbouring, Phase, compress, epsilon_of_history
+from lightning_audit.accounting.composition import Neighbouring, epsilon_of_history
+from lightning_audit.accounting.phases import Phase, compress
 from lightning_audit.accounting.step_history import StepHistory
 
 if TYPE_CHECKING:

@@ -27,7 +27,8 @@ from training_support import (
 from two_nets import HIDDEN, RATE, STEPS, TwoNets
 
 from lightning_audit import AuditReport, PrivacyAudit
-from lightning_audit.accounting.composition import Phase, epsilon_of_history
+from lightning_audit.accounting.composition import epsilon_of_history
+from lightning_audit.accounting.phases import Phase
 from lightning_audit.canaries import Blank, Dirac
 from lightning_audit.checks.family import WARNING_SHARES
 from lightning_audit.checks.monitor import replay

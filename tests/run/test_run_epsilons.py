@@ -11,7 +11,8 @@ from opacus.optimizers import DPOptimizer
 from training_support import PrivateModule, fit
 
 from lightning_audit import PrivacyAudit
-from lightning_audit.accounting.composition import Phase, epsilon_of_history
+from lightning_audit.accounting.composition import epsilon_of_history
+from lightning_audit.accounting.phases import Phase
 from lightning_audit.accounting.spending import (
     MOST_COMPOSED,
     epsilon_at_ratio,
