@@ -31,14 +31,6 @@ class SensitivityCheck:
         significance: of the whole run.
     """
 
-    # Snapshots of the first release tell nothing of their coins, which were fair.
-    _coin_probability = 0.5
-    # And those of earlier releases bet on all canaries together alone.
-    _kinds: tuple[str, ...] | None = None
-    # By part of a split batch, and what the bet had come to when the first one was seen.
-    parts: PartShifts | None = None
-    _before_parts = 0.0
-
     def __init__(self, header: RecordHeader, significance: float) -> None:
         self._labels = tuple(f"{i}: {label}" for i, label in enumerate(header.canaries))
         self._k = len(self._labels)
@@ -46,6 +38,9 @@ class SensitivityCheck:
         self._signal = header.signal
         self._coin_probability = header.coin_probability
         self._bet: CoinBet | None = None
+        # By part of a split batch, and what the bet had come to when the first one was seen.
+        self.parts: PartShifts | None = None
+        self._before_parts = 0.0
         self._centre = PredictableCentre((self._k,))
         self._sums = np.zeros((2, 3))  # out, in: number, sum and sum of squares of residuals
         self._each = np.zeros((2, 2, self._k))  # out, in: number and sum of residuals, by canary

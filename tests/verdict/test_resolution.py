@@ -120,15 +120,3 @@ def test_coarser_resolution_passes_where_the_default_does_not() -> None:
     record = simulate(14)
     assert verdict_of(record).outcome == "INCONCLUSIVE"
     assert verdict_of(record, resolution=Resolution(0.5, 50.0)).outcome == "PASS"
-
-
-@pytest.mark.parametrize("noise", [0.0, 1.0, -1.0, math.nan])
-def test_resolution_names_a_noise_outside_the_unit_interval(noise: float) -> None:
-    with pytest.raises(ValueError, match=r"^noise="):
-        Resolution(noise=noise)
-
-
-@pytest.mark.parametrize("sensitivity", [1.0, 0.5, math.nan])
-def test_resolution_names_a_sensitivity_of_at_most_one(sensitivity: float) -> None:
-    with pytest.raises(ValueError, match=r"^sensitivity="):
-        Resolution(sensitivity=sensitivity)
