@@ -18,7 +18,7 @@ from places import REPOSITORY
 
 import lightning_audit
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
-from lightning_audit.callbacks.arguments import FINDINGS
+from lightning_audit.callbacks.audit_arguments import FINDINGS
 from lightning_audit.canaries import Dirac, Spread
 from lightning_audit.checks.family import SHARES
 from lightning_audit.cli import main as cli

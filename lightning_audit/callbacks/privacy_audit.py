@@ -4,43 +4,39 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_audit import _validate
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.callbacks._namespaces import Callback, refused_as_lightning_does
-from lightning_audit.callbacks.arguments import (
+from lightning_audit.callbacks.audit_arguments import (
     allowed_of,
     bounds_of,
     canaries_of,
     claimed_of,
     delta_of,
+    every_of,
     flag_of,
     given,
     oversize_of,
     seed_of,
+    terms_of,
 )
 from lightning_audit.callbacks.figures import send_report_figure
-from lightning_audit.callbacks.loader_hook import LoaderWatcher
-from lightning_audit.callbacks.same_training import goes_on, leave
+from lightning_audit.callbacks.held_audit import HeldAudit
+from lightning_audit.callbacks.outcome import is_trial, raise_for, show, warn_of_break_off
 from lightning_audit.callbacks.trainer_refusals import refuse_trainer
-from lightning_audit.callbacks.training_step_hook import TrainingStepHook
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.inputs import InputCanary
-from lightning_audit.record.report_directory import REPORT_NAME
-from lightning_audit.report.console import print_report
 from lightning_audit.results.audit_report import (
     AuditReport,
-    InconclusiveAudit,
-    PrivacyViolation,
-    describe,
 )
 from lightning_audit.run.audit_run import AuditRun
-from lightning_audit.run.checkpoint import opened
 from lightning_audit.run.report_files import ReportFiles
-from lightning_audit.run.terms import Terms
 from lightning_audit.session.ranks import Ranks
 from lightning_audit.verdict.pass_blockers import Resolution
 
@@ -48,9 +44,6 @@ if TYPE_CHECKING:
     import pytorch_lightning as pl
 
 _log = logging.getLogger(__name__)
-
-_ON_VIOLATION = ("raise", "stop", "warn")
-_ON_INCONCLUSIVE = ("raise", "warn")
 
 
 class PrivacyAudit(Callback):
@@ -97,7 +90,7 @@ class PrivacyAudit(Callback):
         report_dir: where report and observations go; None for ``default_root_dir/audit``. While
             another training has the directory, they go to ``run-2`` in it, or ``run-3``...
         log_prefix: first part of the names of the logged metrics.
-        seed: of the audit's own coins; None to draw one. It is written to the report.
+        seed: of the audit's own coins, written to the report; None to draw one.
         replay_neighbours: at the first batch of the training and of each epoch, run
             ``training_step`` twice more, without an update, on batches that share a record beside
             different others: its gradient must be the same (`coupling`). It costs these passes, and
@@ -145,11 +138,7 @@ class PrivacyAudit(Callback):
         self.claim = claim
         self.canaries = canaries_of(canaries, num_canaries)
         self.oversize = oversize_of(oversize)
-        self.every_n_steps = (
-            None
-            if every_n_steps is None
-            else _validate.positive_int("every_n_steps", every_n_steps)
-        )
+        self.every_n_steps = every_of(every_n_steps)
         self.significance = _validate.open_unit("significance", significance, "e.g. 0.001")
         self.bound_significance = _validate.open_unit(
             "bound_significance", bound_significance, "e.g. 0.05"
@@ -158,38 +147,31 @@ class PrivacyAudit(Callback):
         self.resolution = given("resolution", resolution, Resolution) or Resolution()
         self.replay_neighbours = flag_of("replay_neighbours", replay_neighbours)
         self.allow = allowed_of(allow)
-        self.on_violation = _validate.one_of("on_violation", on_violation, _ON_VIOLATION)
-        self.on_inconclusive = _validate.one_of(
-            "on_inconclusive", on_inconclusive, _ON_INCONCLUSIVE
+        self.on_violation = _validate.one_of(
+            "on_violation", on_violation, ("raise", "stop", "warn")
         )
+        reactions = ("raise", "warn")
+        self.on_inconclusive = _validate.one_of("on_inconclusive", on_inconclusive, reactions)
         self.report_dir = report_dir
         self.log_prefix = log_prefix
         self.seed = seed_of(seed)
-        #: State of a checkpoint from which the next training goes on, or of the last one.
-        self._kept: dict[str, Any] = {}
-        self._run: AuditRun | None = None
-        self._report: AuditReport | None = None
         self._ended = self._told = False
-        self._watcher = LoaderWatcher()
-        self._hook: TrainingStepHook | None = None
+        self._held = HeldAudit()
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle holds: the report and the audit's state, not the training."""
         # The module's own, which Lightning puts there.
         held = {k: v for k, v in vars(self).items() if k not in ("log", "log_dict")}
-        state = self.state_dict()
-        return held | {
-            "_run": None,
-            "_hook": None,
-            "_watcher": LoaderWatcher(),
-            "_report": self.report,
-            "_kept": state,
-        }
+        return held | {"_held": copy(self._held)}
 
     @property
     def report(self) -> AuditReport | None:
         """The report of the latest training; None before the first epoch has ended."""
-        return self._run.report if self._run is not None else self._report
+        return self._held.report
+
+    @property
+    def _run(self) -> AuditRun | None:
+        return self._held.run
 
     # ------------------------------------------------------------------ set-up
 
@@ -198,25 +180,20 @@ class PrivacyAudit(Callback):
         """Refuse what cannot be audited, before anything is trained."""
         if stage != "fit":
             return
-        self._let_go()
-        again = goes_on(trainer, pl_module, self._kept)
-        if not again:
-            self._report, self._kept = None, {}
+        held = self._held
+        held.let_go()
+        again = held.stays(trainer, pl_module)
         self._ended = self._told = False
         audits = [callback for callback in trainer.callbacks if isinstance(callback, PrivacyAudit)]  # type: ignore[attr-defined]
         refuse_trainer(trainer, len(audits))
         ranks = Ranks.of(trainer)
-        terms = replace(self._terms(), seed=ranks.shared(self.seed))
+        terms = replace(terms_of(self), seed=ranks.shared(self.seed))
         files = None
-        if ranks.is_first and not _is_trial(trainer):
+        if ranks.is_first and not is_trial(trainer):
             files = ReportFiles(self.report_dir or Path(trainer.default_root_dir) / "audit")
-        run = AuditRun(terms, files, str(trainer.precision), ranks)
-        run.take_directory(again=again)
-        if again:
-            run.keep(opened(self._kept), self._report)
-        self._run = run
+        held.take(AuditRun(terms, files, str(trainer.precision), ranks), again=again)
         if not ranks.several:  # each process would see its own share of the records
-            self._watcher.attach(trainer, run.lints.watch)
+            held.watch_loaders(trainer)
 
     @refused_as_lightning_does
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -226,21 +203,15 @@ class PrivacyAudit(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of the audit; it loads under ``weights_only=True``."""
-        return self._kept if self._run is None else self._run.state()
+        return self._held.state()
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Let go of what was held of this training: the checkpoint's steps are others."""
-        run, held = self._run, self._kept
-        if run is None or not held:
-            return
-        self._kept = {}
-        run.keep({}, None)
-        state = checkpoint["callbacks"].get(self.state_key)
-        same = isinstance(state, dict) and state.get("run") == held["run"]
-        if not same and not _is_trial(trainer):  # the report that lies there is another training's
-            run.make_room()
+        others = self._held.leave_for(checkpoint["callbacks"].get(self.state_key))
+        if others and self._run is not None and not is_trial(trainer):
+            self._run.make_room()
 
     @refused_as_lightning_does
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -249,10 +220,7 @@ class PrivacyAudit(Callback):
         Raises:
             MisconfigurationException: it is not as an audit of this version saved it.
         """
-        state = opened(state_dict)
-        self._kept = dict(state_dict)
-        if self._run is not None:  # Lightning loads checkpoints after `setup`
-            self._run.keep(state)
+        self._held.load(state_dict)
 
     @refused_as_lightning_does
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -261,9 +229,7 @@ class PrivacyAudit(Callback):
             self._run.start(trainer.train_dataloader, trainer.global_step)
             self._run.follow(trainer.optimizers, pl_module)
             self._run.remark(trainer)
-            batches = self._run.way_to_batches(trainer, pl_module)
-            if batches is not None:
-                self._hook = self._hook or TrainingStepHook(trainer, pl_module, batches)
+            self._held.watch_batches(trainer, pl_module)
 
     # ------------------------------------------------------------------ each step and epoch
 
@@ -330,7 +296,7 @@ class PrivacyAudit(Callback):
             if not self._told and self._run.ranks.is_first:
                 _log.error("privacy audit: %s", report.verdict.summary)
                 self._told = True
-            if self.on_violation in ("raise", "stop") and not _is_trial(trainer):
+            if self.on_violation in ("raise", "stop") and not is_trial(trainer):
                 trainer.should_stop = True
 
     # ------------------------------------------------------------------ the end
@@ -348,18 +314,14 @@ class PrivacyAudit(Callback):
             self._run.take_up(trainer, pl_module)
             if self._run.report is None:
                 self._end(trainer)
-        self._unhook(self._run)
+        self._held.detach()
         report = self._run.report
         if report is None:
             return
         # No process ends before the report is shown: the end of one may be the end of all.
-        self._run.ranks.from_first(self._show)
-        if _is_trial(trainer):
-            return
-        if report.verdict.outcome == "VIOLATION" and self.on_violation == "raise":
-            raise PrivacyViolation(report)
-        if report.verdict.outcome == "INCONCLUSIVE" and self.on_inconclusive == "raise":
-            raise InconclusiveAudit(report)
+        self._run.ranks.from_first(partial(show, self._run))
+        if not is_trial(trainer):
+            raise_for(report, self.on_violation, self.on_inconclusive)
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
@@ -371,17 +333,15 @@ class PrivacyAudit(Callback):
             run.ranks.part()
             try:
                 self._end(trainer)
-                if run.report is not None and run.files is not None:
-                    verdict, path = describe(run.report.verdict), run.files.shown(REPORT_NAME)
-                    _log.warning("privacy audit: %s\nReport: %s", verdict, path or "not written")
+                warn_of_break_off(run)
             except Exception:  # the user must see the training's own exception, not this one
                 _log.exception("the audit's report could not be written")
-        self._release(trainer, pl_module)
+        self._held.release(trainer, pl_module)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Take all hooks off and let go of the training; the report stays."""
         if stage == "fit":
-            self._release(trainer, pl_module)
+            self._held.release(trainer, pl_module)
 
     def _end(self, trainer: pl.Trainer) -> None:
         self._ended, run = True, self._run
@@ -389,60 +349,3 @@ class PrivacyAudit(Callback):
             run.end()
             name, step = f"{self.log_prefix}/report", trainer.global_step
             send_report_figure(run.report, run.files, trainer.loggers, name, step)
-
-    def _show(self) -> None:
-        report, files = self.report, self._run.files if self._run else None
-        assert report is not None
-        try:
-            print_report(report, files.shown(REPORT_NAME) if files else None)
-            if files is None:
-                print("Report: none is written in a fast_dev_run")
-        except (OSError, ValueError) as error:  # of a full disk, or a stream that is closed
-            _log.warning("the audit's report could not be printed (%s)", error)
-
-    def _release(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Keep no optimizer and no file: the callback can be copied and pickled again."""
-        if self._let_go():
-            leave(trainer, pl_module, self._kept)
-
-    def _let_go(self) -> bool:
-        """Let go of the run, if there is one; whether there was."""
-        run, self._run = self._run, None
-        self._watcher.detach()
-        if run is None:
-            return False
-        self._unhook(run)
-        if run.files is not None:
-            run.files.release()
-        # Checkpoints may be saved after the training, too.
-        self._report, self._kept = run.report, run.state()
-        return True
-
-    def _unhook(self, run: AuditRun) -> None:
-        hook, self._hook = self._hook, None
-        if hook is not None:
-            hook.remove()
-        run.detach()
-
-    def _terms(self) -> Terms:
-        return Terms(
-            epsilon=self.claimed_epsilon,
-            delta=self.delta,
-            claim=self.claim,
-            canaries=self.canaries,
-            oversize=self.oversize,
-            every_n_steps=self.every_n_steps,
-            significance=self.significance,
-            bound_significance=self.bound_significance,
-            bounds=self.bounds,
-            resolution=self.resolution,
-            allow=self.allow,
-            seed=self.seed,
-            replay_neighbours=self.replay_neighbours,
-            reactions={"on_violation": self.on_violation, "on_inconclusive": self.on_inconclusive},
-        )
-
-
-def _is_trial(trainer: pl.Trainer) -> bool:
-    """Whether this is a fast_dev_run: everything is run, nothing written, nothing failed."""
-    return bool(trainer.fast_dev_run)  # type: ignore[attr-defined]  # set by the Trainer at run time

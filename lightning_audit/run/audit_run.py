@@ -18,12 +18,8 @@ from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.results.refusal import UnauditableTraining
 from lightning_audit.run.audited_optimizers import AuditedOptimizers
 from lightning_audit.run.checkpoint import VERSION, going_on, sealed
-from lightning_audit.run.evaluation import (
-    Findings,
-    build_report,
-    epoch_metrics,
-    run_checks,
-)
+from lightning_audit.run.evaluation import build_report, epoch_metrics
+from lightning_audit.run.findings import Findings, run_checks
 from lightning_audit.run.report_files import ReportFiles
 from lightning_audit.run.run_epsilons import Epsilons, current_epsilons
 from lightning_audit.run.run_facts import RunFacts

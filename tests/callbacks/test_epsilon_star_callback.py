@@ -17,11 +17,17 @@ import pytest
 import pytorch_lightning
 import pytorch_lightning.cli
 import torch
+from epsilon_star_support import (
+    Jittered,
+    PrivateTraining,
+    StandaloneTraining,
+    UnifiedTraining,
+    loader_of,
+    losses_now,
+)
 from places import SUPPORT
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
-from torch import nn
-from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from training_support import PrivateModule, digits, trainer_for
 
 from lightning_audit import PrivacyAudit
@@ -31,77 +37,6 @@ from lightning_audit.stats.membership.epsilon_star_null import epsilon_star_null
 
 DIGITS = digits(700)
 TRAIN, POPULATION = (TensorDataset(*DIGITS[part]) for part in (slice(0, 300), slice(300, 700)))
-
-
-class Jittered(Dataset):
-    """Records that draw from every global generator when they are read."""
-
-    def __init__(self, data: TensorDataset) -> None:
-        self.data = data
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        x, y = self.data[index]
-        return x + 1e-3 * (torch.randn(()) + np.random.normal() + random.random()), y
-
-
-class Training:
-    """An ordinary training on 300 digits, with dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(
-            nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 10)
-        )
-        self.train_data: Dataset = TRAIN
-
-    def losses_per_record(self, batch: Any) -> torch.Tensor:
-        x, y = batch
-        return functional.cross_entropy(self.net(x), y, reduction="none")
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        x, y = batch
-        return functional.cross_entropy(self.net(x), y)
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        return None
-
-    def train_dataloader(self) -> DataLoader:
-        return DataLoader(self.train_data, batch_size=32, shuffle=True)
-
-    def val_dataloader(self) -> DataLoader:
-        return DataLoader(POPULATION, batch_size=100)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.2)
-
-
-class StandaloneTraining(Training, pytorch_lightning.LightningModule):
-    pass
-
-
-class UnifiedTraining(Training, lightning.pytorch.LightningModule):
-    pass
-
-
-class PrivateTraining(PrivateModule):
-    """DP-SGD by Opacus, with Poisson batches."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            nn.Linear(64, 10), dataset=TRAIN, generator=torch.Generator().manual_seed(5)
-        )
-
-    def losses_per_record(self, batch: Any) -> torch.Tensor:
-        x, y = batch
-        return functional.cross_entropy(self.net(x), y, reduction="none")
-
-
-def losses_now(module: Any, data: TensorDataset) -> np.ndarray:
-    with torch.no_grad():
-        return module.eval().losses_per_record(data[:]).double().numpy()
 
 
 @pytest.mark.parametrize(
@@ -162,28 +97,6 @@ def test_the_training_is_the_same_to_the_bit(tmp_path, kind):
     assert [np.array_equal(a, b) for a, b in zip(draws, watched_draws, strict=True)] == [True] * 3
 
 
-def loader_of(data: Dataset) -> DataLoader:
-    return DataLoader(data, batch_size=50, shuffle=True)
-
-
-def test_parts_of_a_model_keep_their_modes(tmp_path):
-    class Looks(pytorch_lightning.Callback):
-        seen: Any = None
-
-        def on_train_epoch_start(self, trainer, pl_module):
-            pl_module.net[1].eval()
-
-        def on_train_epoch_end(self, trainer, pl_module):
-            self.seen = [m.training for m in pl_module.net], pl_module.training
-
-    modes = []
-    for callbacks in ([Looks()], [EpsilonStar(delta=1e-3), Looks()]):
-        torch.manual_seed(0)
-        trainer_for(tmp_path, *callbacks, max_epochs=1).fit(StandaloneTraining())
-        modes.append(callbacks[-1].seen)
-    assert modes[0] == modes[1] == ([True, False, True, True, True], True)
-
-
 def test_it_goes_beside_the_audit_of_a_private_training(tmp_path):
     audit = PrivacyAudit(seed=0)
     star = EpsilonStar(delta=1e-3, population_dataloader=loader_of(POPULATION))
@@ -219,35 +132,6 @@ def test_loaders_and_losses_of_the_user_are_taken(tmp_path):
     expected = epsilon_star(*sides, 0.0, Empirical(clip=0.001))
     assert found.star.value == pytest.approx(expected.value)
     assert float(trainer.callback_metrics["margin/value"]) == pytest.approx(expected.value)
-
-
-def test_at_most_so_many_records_are_taken_evenly(tmp_path):
-    class Ordered(StandaloneTraining):
-        read: list[float]
-
-        def losses_per_record(self, batch: Any) -> torch.Tensor:
-            self.read += batch[0][:, 0].tolist()
-            return batch[0][:, 0] + 0.0
-
-    numbers = torch.arange(300.0)[:, None].expand(300, 64)
-    module = Ordered()
-    module.read, module.train_data = [], TensorDataset(numbers / 300, TRAIN[:][1])
-    star = EpsilonStar(delta=1e-3, max_records=4)
-    trainer_for(tmp_path, star, max_epochs=1).fit(module)
-    assert np.array(module.read[:4]) * 300 == pytest.approx([0, 100, 199, 299], abs=1e-3)
-    assert (star.history[0].n_train, star.history[0].n_population) == (4, 4)
-
-
-def test_the_records_are_those_that_the_trainer_has_now(tmp_path):
-    class Growing(StandaloneTraining):
-        def train_dataloader(self):
-            records = 100 * (1 + self.trainer.current_epoch)
-            return DataLoader(Subset(TRAIN, range(records)), batch_size=32, shuffle=True)
-
-    star = EpsilonStar(delta=1e-3)
-    trainer = trainer_for(tmp_path, star, max_epochs=3, reload_dataloaders_every_n_epochs=1)
-    trainer.fit(Growing())
-    assert [found.n_train for found in star.history] == [100, 200, 300]
 
 
 def test_a_validation_that_comes_seldom_is_enough(tmp_path):

@@ -159,39 +159,3 @@ def test_checkpoints_can_be_chosen_by_an_audit_metric(tmp_path: Path) -> None:
     assert float(checkpoint.best_model_score) == pytest.approx(
         audit.report.epochs[0]["epsilon_spent"], rel=1e-5
     )
-
-
-def test_report_holds_nothing_of_a_single_batch(tmp_path: Path) -> None:
-    audit = PrivacyAudit(seed=1)
-    trainer_for(tmp_path, audit, max_steps=32).fit(PrivateModule())
-    text = (tmp_path / "audit" / "report.json").read_text()
-    assert "batch_sizes" not in text
-    assert "summed_grad" not in text
-
-
-def test_the_picture_lies_beside_the_report_and_moves_away_with_it(tmp_path: Path) -> None:
-    for _ in range(2):
-        trainer_for(tmp_path, PrivacyAudit(seed=1), max_steps=16).fit(PrivateModule())
-    for folder in (tmp_path / "audit", tmp_path / "audit" / "previous-1"):
-        assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_without_matplotlib_the_audit_goes_without_a_picture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lightning_audit.callbacks.figures.find_spec", lambda name: None)
-    trainer_for(tmp_path, PrivacyAudit(seed=1), max_steps=16).fit(PrivateModule())
-    assert report_in(tmp_path).steps == 16
-    assert not (tmp_path / "audit" / "report.png").exists()
-
-
-def test_a_picture_that_cannot_be_drawn_costs_a_warning_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fails(*_: object) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr("lightning_audit.report.plots.save_figure", fails)
-    trainer_for(tmp_path, PrivacyAudit(seed=1), max_steps=16).fit(PrivateModule())
-    assert report_in(tmp_path).complete
-    assert "report.png could not be written: disk full" in caplog.text

@@ -29,14 +29,12 @@ from two_nets import HIDDEN, RATE, STEPS, TwoNets
 from lightning_audit import AuditReport, PrivacyAudit
 from lightning_audit.accounting.composition import epsilon_of_history
 from lightning_audit.accounting.phases import Phase
-from lightning_audit.canaries import Blank, Dirac
+from lightning_audit.canaries import Blank
 from lightning_audit.checks.family import WARNING_SHARES
 from lightning_audit.checks.monitor import replay
 from lightning_audit.cli.main import main
 from lightning_audit.record.store import INJECTED, read_observations
 from lightning_audit.results.audit_report import SCHEMA_VERSION
-from lightning_audit.results.refusal import UnauditableTraining
-from lightning_audit.run.optimizer_refusals import refuse_several
 from lightning_audit.testing.faulty_noise import HalfNoise
 
 
@@ -364,13 +362,6 @@ def test_input_canaries_are_refused(tmp_path: Path) -> None:
     audit = PrivacyAudit(canaries=[Blank()])
     with pytest.raises(MisconfigurationException, match="all 2 private optimizers at once"):
         trainer_for(tmp_path, audit, max_steps=2).fit(TwoNets())
-
-
-def test_several_processes_are_refused() -> None:
-    refuse_several(1, [Dirac()], 2)
-    refuse_several(2, [Dirac()], 1)
-    with pytest.raises(UnauditableTraining, match="2 private optimizers in one process"):
-        refuse_several(2, [Dirac()], 2)
 
 
 # ------------------------------------------------------------------ files

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyViolation
-from lightning_audit.callbacks.arguments import FINDINGS
+from lightning_audit.callbacks.audit_arguments import FINDINGS
 from lightning_audit.testing import faults, trainings
 from lightning_audit.testing.faults import FAULTS, Fault, plant
 from lightning_audit.testing.opacus_trainings import GhostInParts, PhysicalBatches

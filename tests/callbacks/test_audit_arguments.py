@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import re
-import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
-from pytorch_lightning.plugins.precision import MixedPrecision
-from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 from training_support import (
     PrivateModule,
     assert_no_hooks_left,
@@ -23,11 +17,9 @@ from training_support import (
     trainer_for,
 )
 
-from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
-from lightning_audit.callbacks.trainer_refusals import refuse_trainer
+from lightning_audit import PrivacyAudit, PrivacyClaim
 from lightning_audit.canaries import BlockPair, Constant, Dirac, Random, Spread
 from lightning_audit.record.store import INJECTED, NOT_PLANNED, read_observations
-from lightning_audit.run.report_files import ReportFiles
 
 
 @pytest.mark.parametrize(
@@ -123,17 +115,6 @@ def test_claim_gives_epsilon_and_delta() -> None:
 # ------------------------------------------------------------------ refused when training starts
 
 
-def _refused(directory: Path, module: PrivateModule, audit: PrivacyAudit, **kwargs: Any) -> str:
-    """The message of the refusal, which comes before the first step."""
-    trainer = trainer_for(directory, audit, max_steps=8, **kwargs)
-    with pytest.raises(MisconfigurationException) as raised:
-        trainer.fit(module)
-    assert trainer.global_step == 0
-    report = directory / "audit" / "report.json"
-    assert not report.exists() or AuditReport.load(report).verdict.outcome == "INCONCLUSIVE"
-    return str(raised.value)
-
-
 @pytest.mark.parametrize(
     "canary", [Dirac(tensor="net.9.weight"), Random(tensor="net.9.weight"), Constant(tensor="x")]
 )
@@ -158,71 +139,6 @@ def test_canary_in_a_frozen_parameter_is_refused(tmp_path: Path) -> None:
     assert trainer.global_step == 0
     assert "tensor='net.0.weight'" in str(raised.value)
     assert_no_hooks_left(module)
-
-
-def test_gradient_scaler_is_refused(tmp_path: Path) -> None:
-    plugin = MixedPrecision("16-mixed", device="cpu")
-    message = _refused(tmp_path, PrivateModule(), PrivacyAudit(), plugins=[plugin])
-    assert "precision='16-mixed'" in message
-    assert "'32-true' or 'bf16-mixed'" in message
-
-
-def test_half_precision_is_refused(tmp_path: Path) -> None:
-    message = _refused(tmp_path, PrivateModule(), PrivacyAudit(), precision="16-true")
-    assert "precision='16-true'" in message
-    assert "'32-true'" in message
-
-
-class _Trainer(SimpleNamespace):
-    """As much of a Trainer of two processes as is looked at before any is started."""
-
-    def __init__(self, strategy: Any) -> None:
-        super().__init__(strategy=strategy, world_size=2, precision="32-true")
-
-
-@pytest.mark.parametrize("kind", [FSDPStrategy, ModelParallelStrategy])
-def test_a_strategy_that_shards_parameters_is_refused_with_advice(kind: type) -> None:
-    with pytest.raises(MisconfigurationException, match=r"shards the parameters.*strategy='ddp'"):
-        refuse_trainer(_Trainer(kind()), audits=1)
-
-
-def test_processes_of_a_strategy_that_is_not_known_are_refused() -> None:
-    with pytest.raises(MisconfigurationException, match=r"2 processes.*strategy='ddp'"):
-        refuse_trainer(_Trainer(object()), audits=1)
-    refuse_trainer(_Trainer(DDPStrategy()), audits=1)
-
-
-def test_a_file_in_the_reports_place_is_refused_before_the_training(tmp_path: Path) -> None:
-    taken, lost = tmp_path / "taken", tmp_path / "lost"
-    taken.write_text("mine")
-    lost.symlink_to(tmp_path / "nowhere")
-    for directory in (taken, taken / "audit", lost, tmp_path / ("long" * 100)):
-        message = _refused(tmp_path, PrivateModule(), PrivacyAudit(report_dir=directory))
-        assert f"cannot write its report to {str(directory)!r}" in message
-        assert "report_dir" in message
-    assert taken.read_text() == "mine"
-    assert not (tmp_path / "nowhere").exists()
-
-
-def test_a_directory_that_cannot_be_written_to_is_refused(tmp_path: Path, monkeypatch) -> None:
-    def full(dir: Path) -> None:  # root may write everywhere, so the system's answer is given here
-        raise PermissionError(errno.EACCES, "Permission denied", str(dir))
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", full)
-    with pytest.raises(MisconfigurationException, match="Permission denied"):
-        ReportFiles(tmp_path / "new" / "audit").take()
-    monkeypatch.undo()
-    files = ReportFiles(tmp_path / "new" / "audit")
-    files.take()
-    assert files.directory == tmp_path / "new" / "audit"  # the refused one does not hold it
-    files.release()
-
-
-def test_optimizer_that_runs_its_closure_many_times_is_refused(tmp_path: Path) -> None:
-    module = PrivateModule(inner=lambda params: torch.optim.LBFGS(params, lr=0.1))
-    message = _refused(tmp_path, module, PrivacyAudit())
-    assert "LBFGS" in message
-    assert "SGD or Adam" in message
 
 
 # ------------------------------------------------------------------ planned canaries

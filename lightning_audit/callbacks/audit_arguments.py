@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -12,7 +12,11 @@ from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.canaries.gradient import GradientCanary, default_mix
 from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.checks.registry import REGISTRY
+from lightning_audit.run.terms import Terms
 from lightning_audit.stats.bounds.named_bounds import BOUND_NAMES
+
+if TYPE_CHECKING:
+    from lightning_audit.callbacks.privacy_audit import PrivacyAudit
 
 Given = TypeVar("Given")
 
@@ -98,6 +102,13 @@ def oversize_of(oversize: float) -> float:
     return value
 
 
+def every_of(every_n_steps: int | None) -> int | None:
+    """Steps from one with canaries to the next; None to choose."""
+    if every_n_steps is None:
+        return None
+    return _validate.positive_int("every_n_steps", every_n_steps)
+
+
 def seed_of(seed: int | None) -> int:
     """The seed that is given, or one drawn from the operating system."""
     if seed is None:
@@ -135,3 +146,23 @@ def allowed_of(allow: Sequence[str]) -> tuple[str, ...]:
                 f"allow holds {name!r}; it must hold names of findings, of {sorted(FINDINGS)}."
             )
     return names
+
+
+def terms_of(audit: PrivacyAudit) -> Terms:
+    """The arguments of a callback, as its runs take them."""
+    return Terms(
+        epsilon=audit.claimed_epsilon,
+        delta=audit.delta,
+        claim=audit.claim,
+        canaries=audit.canaries,
+        oversize=audit.oversize,
+        every_n_steps=audit.every_n_steps,
+        significance=audit.significance,
+        bound_significance=audit.bound_significance,
+        bounds=audit.bounds,
+        resolution=audit.resolution,
+        allow=audit.allow,
+        seed=audit.seed,
+        replay_neighbours=audit.replay_neighbours,
+        reactions={"on_violation": audit.on_violation, "on_inconclusive": audit.on_inconclusive},
+    )
