@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-Floats = NDArray[np.float64]
+from lightning_audit.stats._arguments import Floats
 
 _HALF_LOG_2PI = 0.5 * np.log(2.0 * np.pi)
 # 1/3, 1/5, ...: with v^2 < 0.01 the first term left out is below 1e-17 of the sum.

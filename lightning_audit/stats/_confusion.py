@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lightning_audit import _validate
-from lightning_audit.stats._arguments import places
+from lightning_audit.stats._arguments import Floats, places
 
 Counts = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 _NAMES = ("fn", "tp", "fp", "tn")
 

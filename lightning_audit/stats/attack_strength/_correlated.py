@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit.stats.attack_strength._strength import Floats, log_likelihood
+from lightning_audit.stats._arguments import Floats
+from lightning_audit.stats.attack_strength._strength import log_likelihood
 from lightning_audit.stats.attack_strength._strength import Support as Support
 
 Counts = NDArray[np.int64]

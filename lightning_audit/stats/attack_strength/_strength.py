@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats._beta import Beta
 from lightning_audit.stats._confusion import ConfusionCounts
 from lightning_audit.stats.posteriors._joint import EpsilonSides
@@ -22,7 +23,6 @@ from lightning_audit.stats.posteriors._posterior import rates
 from lightning_audit.stats.posteriors._quantiles import ClaimPosterior
 
 Counts = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 # The masses are told apart by their logarithms down to this one, and the nodes hold 8 digits of it.
 _TAIL = 1e-60

@@ -11,10 +11,10 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from lightning_audit import _validate
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats._confusion import ConfusionCounts
 
 Counts = NDArray[np.int64]
-Floats = NDArray[np.float64]
 LogDensity = Callable[[Floats], Floats]
 
 # Priors whose mass the grids of the posterior resolve; a narrower one falls between two nodes.

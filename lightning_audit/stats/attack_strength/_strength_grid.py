@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.attack_strength._strength import Support
 from lightning_audit.stats.posteriors.grid_distribution import cumulative
-
-Floats = NDArray[np.float64]
 
 # Part of a marginal's largest density that is not looked at any further.
 _NEGLIGIBLE = 1e-14

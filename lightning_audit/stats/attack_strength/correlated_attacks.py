@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lightning_audit import _validate
-from lightning_audit.stats._arguments import delta_or_zero
+from lightning_audit.stats._arguments import Floats, delta_or_zero
 from lightning_audit.stats._confusion import ConfusionCounts
 from lightning_audit.stats.attack_strength._correlated import (
     CorrelatedMasses,
@@ -49,7 +49,6 @@ from lightning_audit.stats.attack_strength.strength_posterior import (
 
 __all__ = ["CorrelatedPosterior", "correlated_attack_posterior", "pooled_attacks"]
 
-Floats = NDArray[np.float64]
 
 _SEARCH_ROUNDS, _SEARCH_LEVELS = 4, 40
 _LEVELS = 120

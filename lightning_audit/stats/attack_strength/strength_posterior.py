@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit.stats._arguments import delta_or_zero
+from lightning_audit.stats._arguments import Floats, delta_or_zero
 from lightning_audit.stats._confusion import ConfusionCounts
 from lightning_audit.stats.attack_strength._strength import (
     NODES,
@@ -68,7 +68,6 @@ __all__ = [
     "epsilon_posterior_at_strength",
 ]
 
-Floats = NDArray[np.float64]
 
 # A density below e^-40 of the prior's largest is left out.
 _LOG_SPAN = 40.0

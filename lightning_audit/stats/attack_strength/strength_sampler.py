@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_audit import _validate
-from lightning_audit.stats._arguments import delta_or_zero
+from lightning_audit.stats._arguments import Floats, delta_or_zero
 from lightning_audit.stats._confusion import ConfusionCounts
 from lightning_audit.stats.attack_strength._strength import log_area, log_difference
 from lightning_audit.stats.attack_strength._strength_arguments import (
@@ -20,8 +20,6 @@ from lightning_audit.stats.attack_strength._strength_arguments import (
 )
 
 __all__ = ["sample_attack_strength"]
-
-Floats = NDArray[np.float64]
 
 
 def sample_attack_strength(

@@ -7,15 +7,14 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import optimize, special
 
 from lightning_audit import _validate
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.bounds.intervals import clopper_pearson_upper
 
 __all__ = ["Band", "berk_jones_level", "dkw_half_width", "simultaneous_upper_limits"]
 
-Floats = NDArray[np.float64]
 Band = Literal["berk_jones", "dkw"]
 
 _ADVICE = "it is the probability with which the band may fail anywhere"

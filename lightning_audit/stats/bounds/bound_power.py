@@ -23,7 +23,6 @@ from lightning_audit.stats.posteriors.gdp_posterior import mu_posterior_cdf
 
 __all__ = ["POWER_METHODS", "bound_power"]
 
-Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 #: Whether a bound at a significance exceeds the claimed mu, by the bound's name.

@@ -10,11 +10,10 @@ from scipy import special
 
 from lightning_audit import _validate
 from lightning_audit._validate import shown
-from lightning_audit.stats._arguments import each, like_input
+from lightning_audit.stats._arguments import Floats, each, like_input
 
 __all__ = ["error_rate_confidence_sequence", "error_rate_log_e"]
 
-Floats = NDArray[np.float64]
 
 #: Weight of the null rate in the mixture of `error_rate_log_e`, in observations.
 CONCENTRATION = 1000.0

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_audit.stats._arguments import (
+    Floats,
     closed_unit,
     delta_or_zero,
     each,
@@ -47,7 +48,6 @@ __all__ = [
     "mu_pooled_clopper_pearson",
 ]
 
-Floats = NDArray[np.float64]
 Limit = Callable[[NDArray[Any], NDArray[Any], float], Floats]
 
 

@@ -10,11 +10,10 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from lightning_audit import _validate
-from lightning_audit.stats._arguments import each, like_input
+from lightning_audit.stats._arguments import Floats, each, like_input
 
 __all__ = ["mu_noncentral_t", "mu_noncentral_t_from_scores"]
 
-Floats = NDArray[np.float64]
 # From noncentralities to the tail there and its slope.
 _Tail = Callable[[Floats], tuple[Floats, Floats]]
 _TailFactory = Callable[[Floats, Floats, float], _Tail]

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import special
 
 from lightning_audit import _validate
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.bounds.counts import (
     ConfusionCounts,
     epsilon_at_rates,
@@ -37,7 +38,6 @@ from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon
 
 __all__ = ["BOUND_NAMES", "METHODS", "BoundMethod", "NamedBound", "named_bound"]
 
-Floats = NDArray[np.float64]
 
 _INDEPENDENT = "observations independent of each other, within each world of one error rate"
 _GAUSSIAN = "scores Gaussian, of one variance in both worlds"

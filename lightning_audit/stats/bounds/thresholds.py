@@ -16,9 +16,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from lightning_audit.stats._arguments import significance_level
+from lightning_audit.stats._arguments import Floats, significance_level
 from lightning_audit.stats._confusion import score_vector
 from lightning_audit.stats.bounds._stairs import Stairs, Values, largest
 from lightning_audit.stats.bounds.bands import Band, simultaneous_upper_limits
@@ -49,7 +49,6 @@ __all__ = [
     "words_of",
 ]
 
-Floats = NDArray[np.float64]
 
 #: From counts at many thresholds and a significance to a lower bound at each.
 FromCounts = Callable[[ConfusionCounts, float], Any]

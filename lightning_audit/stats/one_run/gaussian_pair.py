@@ -28,18 +28,17 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import special
 
 from lightning_audit import _validate
-from lightning_audit.stats._arguments import delta_in_unit, places, significance_level
+from lightning_audit.stats._arguments import Floats, delta_in_unit, places, significance_level
 from lightning_audit.stats._confusion import score_vector
 from lightning_audit.stats.bounds.gaussian import noncentrality_lower
 from lightning_audit.stats.tradeoff.gaussian_divergence import one_way_epsilon
 
 __all__ = ["epsilon_gaussian_pair", "epsilon_gaussian_pair_from_scores"]
 
-Floats = NDArray[np.float64]
 
 #: Parts that the interval of ratios is first cut into, and then each part that may hold the least.
 _FIRST_PARTS, _PARTS = 16, 4

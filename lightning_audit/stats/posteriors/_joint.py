@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats._beta import Beta
 
-Floats = NDArray[np.float64]
 Rows = NDArray[np.intp] | slice
 
 # exp of the largest epsilon must be a double; e^-700 is a rate that no posterior reaches.

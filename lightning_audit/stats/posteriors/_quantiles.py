@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats._roots import least_nonnegative
 from lightning_audit.stats.posteriors._joint import Sides
 
-Floats = NDArray[np.float64]
 Rows = NDArray[np.intp]
 
 # Rows of a block: its arrays stay in the cache, and memory stays small for a million thresholds.

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from lightning_audit import _validate
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats._confusion import ConfusionCounts
 from lightning_audit.stats.posteriors._joint import MuSides
 from lightning_audit.stats.posteriors._posterior import (
@@ -35,8 +35,6 @@ __all__ = [
     "mu_posterior_pdf",
     "mu_posterior_quantile",
 ]
-
-Floats = NDArray[np.float64]
 
 
 def mu_posterior_cdf(

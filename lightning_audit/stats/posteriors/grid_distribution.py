@@ -10,9 +10,13 @@ from numpy.typing import NDArray
 from scipy import interpolate, optimize
 
 from lightning_audit import _validate
-from lightning_audit.stats._arguments import each, like_input, non_negative, significance_level
-
-Floats = NDArray[np.float64]
+from lightning_audit.stats._arguments import (
+    Floats,
+    each,
+    like_input,
+    non_negative,
+    significance_level,
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,11 +19,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from lightning_audit import _validate
-from lightning_audit.stats._arguments import delta_or_zero
+from lightning_audit.stats._arguments import Floats, delta_or_zero
 from lightning_audit.stats._confusion import ConfusionCounts
 from lightning_audit.stats.posteriors._joint import EpsilonSides
 from lightning_audit.stats.posteriors._posterior import (
@@ -63,8 +62,6 @@ __all__ = [
     "mu_posterior_pdf",
     "mu_posterior_quantile",
 ]
-
-Floats = NDArray[np.float64]
 
 
 def epsilon_posterior_cdf(
