@@ -46,22 +46,13 @@ class Beta:
             log_scale=correction + 0.5 * np.log(a * b / total) - _HALF_LOG_2PI,
         )
 
-    def mirrored(self) -> Beta:
-        """The variables 1 - X."""
-        return Beta(self.b, self.a, self.lower_rest, self.lower, self.log_scale)
-
     def take(self, rows: NDArray[np.intp] | slice) -> Beta:
         """The variables of some rows."""
-        return Beta(
-            self.a[rows],
-            self.b[rows],
-            self.lower[rows],
-            self.lower_rest[rows],
-            self.log_scale[rows],
-        )
+        kept = (self.a, self.b, self.lower, self.lower_rest, self.log_scale)
+        return Beta(*(values[rows] for values in kept))
 
-    def mirrored_where(self, mask: NDArray[np.bool_]) -> Beta:
-        """1 - X in the rows of the mask, X in the others."""
+    def mirrored_where(self, mask: NDArray[np.bool_] | bool) -> Beta:
+        """1 - X in the rows of the mask (True: in all), X in the others."""
         return Beta(
             np.where(mask, self.b, self.a),
             np.where(mask, self.a, self.b),

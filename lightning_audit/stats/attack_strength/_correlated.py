@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_audit.stats._arguments import Floats
-from lightning_audit.stats.attack_strength._strength import log_likelihood
 from lightning_audit.stats.attack_strength._strength import Support as Support
+from lightning_audit.stats.attack_strength._strength import log_likelihood
 
 Counts = NDArray[np.int64]
 

@@ -86,8 +86,7 @@ class Attacks:
             result[i] = sides.below(levels, rest=False)[0]
             # Elsewhere the mass above the diagonal is in the tail that is left out anyway.
             if sides.x.lower_rest[0] + sides.y.lower_rest[0] < 1.0:
-                mirrored = sides.mirrored_where(np.ones(levels.size, dtype=bool))
-                result[i] += mirrored.below(levels, rest=False)[0]
+                result[i] += sides.mirrored_where(True).below(levels, rest=False)[0]
         return _log(result)
 
     def log_inside(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from lightning_audit.stats._arguments import Floats
@@ -30,6 +32,28 @@ def at_zero(points: Floats, first: float, second: float) -> float:
     """Density at 0 from those at the next two points, kept between 0 and twice the first."""
     slope = (second - first) / (points[2] - points[1])
     return float(np.clip(first - slope * (points[1] - points[0]), 0.0, 2.0 * first))
+
+
+def searched(
+    density_at: Callable[[Floats, Support], Floats],
+    largest: float,
+    rounds: int,
+    few: int,
+    many: int,
+) -> tuple[Floats, Support]:
+    """Levels from 0 that follow a density, and where it is not negligible.
+
+    Args:
+        density_at: density on levels, wanted where the support is.
+        largest: level from which on there is none.
+        rounds: times that the density is looked at.
+        few: number of levels that it is looked at on.
+        many: number of levels that are returned.
+    """
+    levels, support = np.linspace(0.0, largest, few), Support()
+    for size in (*[few] * (rounds - 1), many):
+        levels, support = refined(levels, density_at(levels, support), size)
+    return levels, support
 
 
 def refined(levels: Floats, density: Floats, size: int) -> tuple[Floats, Support]:

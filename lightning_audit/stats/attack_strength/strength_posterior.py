@@ -51,8 +51,8 @@ from lightning_audit.stats.attack_strength._strength_grid import (
     at_zero,
     changes,
     equidistributed,
-    refined,
     row_integrals,
+    searched,
 )
 from lightning_audit.stats.posteriors.grid_distribution import (
     GridDistribution,
@@ -213,13 +213,13 @@ def attack_strength_posterior(
     variance = prior_variance(epsilon_variance)
     log_strength = strength_prior(strength_shapes)
     strengths = strengths_for(attacks, delta)
-    levels = np.linspace(0.0, largest_epsilon(attacks, variance), _SEARCH_LEVELS)
-    support = Support()
-    for size in (*[_SEARCH_LEVELS] * (_SEARCH_ROUNDS - 1), _LEVELS):
+
+    def density(levels: Floats, support: Support) -> Floats:
         values = log_likelihood(attacks, levels, delta, support, 2, _SEARCH_NODES)
-        levels, support = refined(
-            levels, joint_density(levels, values, variance, log_strength), size
-        )
+        return joint_density(levels, values, variance, log_strength)
+
+    largest = largest_epsilon(attacks, variance)
+    levels, support = searched(density, largest, _SEARCH_ROUNDS, _SEARCH_LEVELS, _LEVELS)
     values = log_likelihood(attacks, levels, delta, support, strengths, NODES)
     return StrengthPosterior(levels, joint_density(levels, values, variance, log_strength))
 

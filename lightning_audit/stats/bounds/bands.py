@@ -159,7 +159,7 @@ def simultaneous_upper_limits(n: int, significance: float, band: Band) -> Floats
     elif n > _LARGEST:
         limits = _limits_at_some(n, significance)
     else:
-        limits = clopper_pearson_upper(counts, n, berk_jones_level(n, significance))
+        limits = np.asarray(clopper_pearson_upper(counts, n, berk_jones_level(n, significance)))
     # The cache hands out the same array again.
     limits.flags.writeable = False
     return limits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,22 +74,6 @@ def error_rate_log_e(
     return _log_e(k, n, e, concentration)
 
 
-@overload
-def error_rate_confidence_sequence(
-    errors: int, trials: int, significance: float, *, concentration: float = ...
-) -> float: ...
-@overload
-def error_rate_confidence_sequence(
-    errors: NDArray[Any],
-    trials: int | NDArray[Any],
-    significance: float,
-    *,
-    concentration: float = ...,
-) -> Floats: ...
-@overload
-def error_rate_confidence_sequence(
-    errors: int, trials: NDArray[Any], significance: float, *, concentration: float = ...
-) -> Floats: ...
 def error_rate_confidence_sequence(
     errors: int | NDArray[Any],
     trials: int | NDArray[Any],

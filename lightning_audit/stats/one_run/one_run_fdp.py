@@ -219,23 +219,11 @@ def mu_one_run_from_scores(
     `stats.one_run.one_run_epsilon.epsilon_one_run_from_scores`; there is no way to leave out the
     payment. k and the numbers are fixed beforehand.
 
-    Args:
-        scores_in: Scores of the canaries that were in, ``[n_in]``; every canary had a fair coin.
-        scores_out: Scores of those that were out, ``[n_out]``.
-        significance: Probability in (0, 1) with which the bound may fail.
-        guesses: Numbers of guesses; None for `stats.one_run.one_run_epsilon.default_guesses`.
-        unscored: Number of canaries that had a coin, but have no score.
-        sides: "both": half of the guesses are that the largest scores are in, half that the
-            smallest are out. "in": all are that the largest are in, for an attack that tells
-            members only.
+    The other arguments, what happens to ties and missing scores, and the errors are those of that
+    function.
 
     Returns:
-        The bound on mu. Canaries that tie, or have no score, are guessed as there.
-
-    Raises:
-        ValueError: If scores are not one-dimensional or hold nan, a number of guesses is no whole
-            number from 1 to that of canaries, ``sides`` is neither, or ``significance`` is not in
-            (0, 1).
+        The bound on mu.
 
     Example:
         >>> import numpy as np
@@ -261,26 +249,10 @@ def epsilon_one_run_fdp_from_scores(
     unscored: int = 0,
     sides: Sides = "both",
 ) -> OneRunBound:
-    """Lower bound on epsilon from the canaries with the largest scores, guessed to be in.
+    """Lower bound on epsilon from the canaries with the largest and the smallest scores.
 
-    As `mu_one_run_from_scores`, with `epsilon_one_run_fdp` for the guesses: for every mechanism.
-
-    Args:
-        scores_in: Scores of the canaries that were in, ``[n_in]``; every canary had a fair coin.
-        scores_out: Scores of those that were out, ``[n_out]``.
-        delta: Delta in [0, 1).
-        significance: Probability in (0, 1) with which the bound may fail.
-        guesses: Numbers of guesses; None for `stats.one_run.one_run_epsilon.default_guesses`.
-        unscored: Number of canaries that had a coin, but have no score.
-        sides: "both": half of the guesses are that the largest scores are in, half that the
-            smallest are out. "in": all are that the largest are in, for an attack that tells
-            members only.
-
-    Returns:
-        The bound on epsilon.
-
-    Raises:
-        ValueError: As `mu_one_run_from_scores`, or if ``delta`` is not in [0, 1).
+    As `mu_one_run_from_scores`, of arguments, result and errors too, with `epsilon_one_run_fdp` for
+    the guesses, and so for every mechanism; ``delta`` is in [0, 1).
 
     References:
         As of `one_run_fdp_p_value`; Bonferroni's inequality.

@@ -9,9 +9,10 @@ probability. So the number of nodes does not depend on the sizes of the two samp
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,38 +35,37 @@ def _legendre(nodes: int) -> tuple[Floats, Floats]:
     return x, w
 
 
-class Sides(Protocol):
-    """Masses outside a one-parameter family of growing regions, for independent rates."""
+@dataclass(frozen=True)
+class Sides(ABC):
+    """Masses outside a one-parameter family of growing regions, for independent rates.
 
-    @property
-    def x(self) -> Beta:
-        """The rate FNR."""
-        ...
+    Args:
+        x: the rate FNR.
+        y: the rate FPR.
+    """
 
-    @property
-    def y(self) -> Beta:
-        """The rate FPR."""
-        ...
+    x: Beta
+    y: Beta
 
-    def mirrored_where(self, mask: NDArray[np.bool_]) -> Self:
+    def mirrored_where(self, mask: NDArray[np.bool_] | bool) -> Self:
         """The problem of the rates 1 - X and 1 - Y in the rows of the mask."""
-        ...
+        return replace(self, x=self.x.mirrored_where(mask), y=self.y.mirrored_where(mask))
 
     def take(self, rows: Rows) -> Self:
         """The problem of some rows."""
-        ...
+        return replace(self, x=self.x.take(rows), y=self.y.take(rows))
 
+    @abstractmethod
     def below(self, value: Floats, rest: bool) -> tuple[Floats, Floats]:
         """Pr[(X, Y) below the boundary], or the rest of it, and minus the mass's derivative."""
-        ...
 
+    @abstractmethod
     def start(self, probability: float) -> Floats:
         """Rough quantiles > 0 of the smallest claim, for Newton's method."""
-        ...
 
 
 @dataclass(frozen=True)
-class EpsilonSides:
+class EpsilonSides(Sides):
     r"""Boundary of (epsilon, delta)-DP: x + e^eps y = 1 - delta and y + e^eps x = 1 - delta.
 
     With the vertex c = (1 - delta) / (1 + e^eps) of the boundary on the diagonal,
@@ -77,16 +77,8 @@ class EpsilonSides:
     and y = (1 - delta) sin^2 phi makes the integrand analytic for whole and half-whole shapes.
     """
 
-    x: Beta
-    y: Beta
     delta: float
     nodes: int
-
-    def mirrored_where(self, mask: NDArray[np.bool_]) -> Self:
-        return replace(self, x=self.x.mirrored_where(mask), y=self.y.mirrored_where(mask))
-
-    def take(self, rows: Rows) -> Self:
-        return replace(self, x=self.x.take(rows), y=self.y.take(rows))
 
     def below(self, value: Floats, rest: bool) -> tuple[Floats, Floats]:
         eps = np.minimum(value, _LARGEST_EPSILON)
@@ -159,7 +151,7 @@ class EpsilonSides:
 
 
 @dataclass(frozen=True)
-class MuSides:
+class MuSides(Sides):
     r"""Boundary of mu-GDP: Phi^-1(x) + Phi^-1(y) = -mu.
 
     .. math:: \Pr[\text{below}] = \int f_Y(\Phi(t))\,\varphi(t)\, F_X(\Phi(-\mu - t))\,dt
@@ -167,15 +159,7 @@ class MuSides:
     where both factors are bells and steps on the scale of probits, whatever the shapes.
     """
 
-    x: Beta
-    y: Beta
     nodes: int
-
-    def mirrored_where(self, mask: NDArray[np.bool_]) -> Self:
-        return replace(self, x=self.x.mirrored_where(mask), y=self.y.mirrored_where(mask))
-
-    def take(self, rows: Rows) -> Self:
-        return replace(self, x=self.x.take(rows), y=self.y.take(rows))
 
     def below(self, value: Floats, rest: bool) -> tuple[Floats, Floats]:
         x, y, mu = self.x, self.y, np.minimum(value, _LARGEST_MU)

@@ -7,11 +7,8 @@ from hypothesis import strategies as st
 from scipy import optimize, special
 
 from lightning_audit.stats.bounds._bayes_error import distance_of_bayes_error, log_bayes_error
-from lightning_audit.stats.bounds.counts import (
-    ConfusionCounts,
-    mu_clopper_pearson,
-    mu_pooled_clopper_pearson,
-)
+from lightning_audit.stats.bounds.counts import ConfusionCounts
+from lightning_audit.stats.bounds.gdp_counts import mu_clopper_pearson, mu_pooled_clopper_pearson
 from lightning_audit.stats.bounds.intervals import clopper_pearson_upper
 from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon
 

@@ -12,10 +12,9 @@ from lightning_audit.stats.bounds.counts import (
     epsilon_clopper_pearson,
     epsilon_jeffreys,
     epsilon_katz,
-    mu_clopper_pearson,
-    mu_pooled_clopper_pearson,
 )
 from lightning_audit.stats.bounds.gaussian import mu_noncentral_t_from_scores
+from lightning_audit.stats.bounds.gdp_counts import mu_clopper_pearson, mu_pooled_clopper_pearson
 from lightning_audit.stats.bounds.named_bounds import BOUND_NAMES, METHODS, named_bound
 from lightning_audit.stats.bounds.thresholds import (
     Fixed,
@@ -25,10 +24,8 @@ from lightning_audit.stats.bounds.thresholds import (
     Split,
     words_of,
 )
-from lightning_audit.stats.posteriors.posterior import (
-    epsilon_posterior_quantile,
-    mu_posterior_quantile,
-)
+from lightning_audit.stats.posteriors.gdp_posterior import mu_posterior_quantile
+from lightning_audit.stats.posteriors.posterior import epsilon_posterior_quantile
 from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon
 
 DELTA, LEVEL, AT = 1e-4, 0.03, 0.6

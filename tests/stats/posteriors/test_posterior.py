@@ -21,17 +21,19 @@ from lightning_audit.stats.bounds.intervals import (
     jeffreys_lower,
     jeffreys_upper,
 )
+from lightning_audit.stats.posteriors.gdp_posterior import (
+    mu_posterior_cdf,
+    mu_posterior_interval,
+    mu_posterior_maximum,
+    mu_posterior_pdf,
+    mu_posterior_quantile,
+)
 from lightning_audit.stats.posteriors.posterior import (
     epsilon_posterior_cdf,
     epsilon_posterior_interval,
     epsilon_posterior_maximum,
     epsilon_posterior_pdf,
     epsilon_posterior_quantile,
-    mu_posterior_cdf,
-    mu_posterior_interval,
-    mu_posterior_maximum,
-    mu_posterior_pdf,
-    mu_posterior_quantile,
 )
 
 EXAMPLE = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
