@@ -14,13 +14,6 @@ deltas = st.sampled_from([None, None, 0.0, 1e-9, 1e-5, 0.05])
 probabilities = st.sampled_from([1e-6, 0.05, 0.5, 0.975, 1 - 1e-9])
 
 
-@st.composite
-def counts_of(draw: st.DrawFn) -> ConfusionCounts:
-    n_in, n_out = draw(st.integers(0, 3000)), draw(st.integers(0, 3000))
-    fn, fp = draw(st.integers(0, n_in)), draw(st.integers(0, n_out))
-    return ConfusionCounts(fn, n_in - fn, fp, n_out - fp)
-
-
 def thresholds(n: int, shift: float) -> ConfusionCounts:
     """Counts at every threshold of two Gaussian samples."""
     rng = np.random.default_rng(int(10 * shift) + 20)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from claim_posteriors import (
     cdf,
-    counts_of,
     deltas,
     maximum,
     pdf,
@@ -13,6 +12,7 @@ from claim_posteriors import (
     regions,
     thresholds,
 )
+from drawn_counts import counts_of
 from hypothesis import given, settings
 from scipy import integrate
 
@@ -20,7 +20,7 @@ from lightning_audit.stats.bounds.counts import ConfusionCounts
 
 
 @settings(max_examples=60)
-@given(counts_of(), deltas, probabilities, regions)
+@given(counts_of(3000), deltas, probabilities, regions)
 def test_quantile_undoes_the_distribution_function(counts, delta, probability, region) -> None:
     found = quantile(probability, counts, delta, region=region)
     inside = cdf(found, counts, delta, region=region)
@@ -32,7 +32,7 @@ def test_quantile_undoes_the_distribution_function(counts, delta, probability, r
 
 
 @settings(max_examples=60)
-@given(counts_of(), deltas, probabilities, regions)
+@given(counts_of(3000), deltas, probabilities, regions)
 def test_worlds_may_be_swapped(counts, delta, probability, region) -> None:
     swapped = ConfusionCounts(counts.fp, counts.tn, counts.fn, counts.tp)
     assert quantile(probability, swapped, delta, region=region) == pytest.approx(
@@ -41,7 +41,7 @@ def test_worlds_may_be_swapped(counts, delta, probability, region) -> None:
 
 
 @settings(max_examples=40)
-@given(counts_of(), deltas, probabilities)
+@given(counts_of(3000), deltas, probabilities)
 def test_published_region_ignores_the_attack_s_direction(counts, delta, probability) -> None:
     turned = ConfusionCounts(counts.tp, counts.fn, counts.tn, counts.fp)
     assert quantile(probability, turned, delta) == pytest.approx(
@@ -50,7 +50,7 @@ def test_published_region_ignores_the_attack_s_direction(counts, delta, probabil
 
 
 @settings(max_examples=60)
-@given(counts_of(), deltas, probabilities)
+@given(counts_of(3000), deltas, probabilities)
 def test_fewer_errors_give_a_larger_one_sided_quantile(counts, delta, probability) -> None:
     first = quantile(probability, counts, delta, region="one_sided")
     fn, tp, fp, tn = counts.fn, counts.tp, counts.fp, counts.tn
@@ -63,14 +63,14 @@ def test_fewer_errors_give_a_larger_one_sided_quantile(counts, delta, probabilit
 
 
 @settings(max_examples=40)
-@given(counts_of(), deltas, regions)
+@given(counts_of(3000), deltas, regions)
 def test_quantiles_rise_with_probability(counts, delta, region) -> None:
     levels = (1e-9, 1e-3, 0.05, 0.5, 0.9, 1 - 1e-6)
     found = [quantile(p, counts, delta, region=region) for p in levels]
     assert found == sorted(found)
 
 
-@given(counts_of(), deltas, regions)
+@given(counts_of(3000), deltas, regions)
 def test_density_is_the_slope_of_the_distribution_function(counts, delta, region) -> None:
     at = quantile(0.6, counts, delta, region=region)
     density = pdf(at, counts, delta, region=region)
