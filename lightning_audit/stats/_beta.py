@@ -83,8 +83,7 @@ class Beta:
         a, b = self.a[:, None], self.b[:, None]
         total = a + b
         exponent = deviance(a, total * x) + deviance(b, total * rest)
-        density: Floats = np.exp(self.log_scale[:, None] - exponent)
-        return density
+        return np.exp(self.log_scale[:, None] - exponent)
 
     def below(self, x: Floats, rest: Floats) -> Floats:
         """Pr[X <= x], with its relative accuracy kept where it is small; ``rest`` is 1 - x."""
@@ -132,5 +131,4 @@ def stirling_error(z: Floats) -> Floats:
     s = 1.0 / (z * z)
     series = (1 / 12 - s * (1 / 360 - s * (1 / 1260 - s * (1 / 1680 - s * (1 / 1188))))) / z
     direct = special.gammaln(z + 1.0) - (z + 0.5) * np.log(z) + z - _HALF_LOG_2PI
-    result: Floats = np.where(z > 15.0, series, direct)
-    return result
+    return np.where(z > 15.0, series, direct)

@@ -181,5 +181,4 @@ def _parts_below(angles: Floats, sizes: Floats, delta: float, limits: Floats) ->
 
 
 def _log(mass: Floats) -> Floats:
-    result: Floats = np.log(np.clip(mass, 1e-300, 1.0))
-    return result
+    return np.log(np.clip(mass, 1e-300, 1.0))

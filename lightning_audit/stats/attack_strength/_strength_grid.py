@@ -87,5 +87,4 @@ def changes(points: Floats, density: Floats) -> Floats:
 def equidistributed(points: Floats, parts: Floats, size: int) -> Floats:
     """A number of points with equal shares of the cells' parts between them, the ends kept."""
     total = np.concatenate(([0.0], np.cumsum(parts)))
-    result: Floats = np.interp(np.linspace(0.0, total[-1], size), total, points)
-    return result
+    return np.interp(np.linspace(0.0, total[-1], size), total, points)

@@ -161,8 +161,7 @@ class StrengthPosterior:
             row = increasing_curve(levels[own], self._rows[k, own], self.density[k, own])
             values[:, k] = np.maximum(levels[k] * row(strength * levels[k], nu=1), 0.0)
         values[:, 0] = values[:, 1]
-        result: Floats = cumulative(levels, values)[:, -1]
-        return result
+        return cumulative(levels, values)[:, -1]
 
 
 def attack_strength_posterior(
@@ -291,8 +290,7 @@ def joint_density(
     prior[k, j] = log_strength(levels[j] / levels[k]) - np.log(levels[k])
     prior[k, j] -= levels[k] ** 2 / (2.0 * variance)
     logs = values + prior
-    density: Floats = np.exp(logs - np.max(logs))
-    return density
+    return np.exp(logs - np.max(logs))
 
 
 def largest_epsilon(attacks: Attacks, variance: float) -> float:

@@ -11,6 +11,7 @@ from scipy import optimize, special
 
 from lightning_audit import _validate
 from lightning_audit.stats._arguments import Floats
+from lightning_audit.stats._beta import stirling_error
 from lightning_audit.stats.bounds.intervals import clopper_pearson_upper
 
 __all__ = ["Band", "berk_jones_level", "dkw_half_width", "simultaneous_upper_limits"]
@@ -174,8 +175,7 @@ def _limits_at_some(n: int, significance: float) -> Floats:
     some = some[some < n]
     limits = np.append(clopper_pearson_upper(some, n, significance / len(some)), 1.0)
     # The limit of a larger count holds for a smaller one, as true rates rise with the threshold.
-    above: Floats = limits[np.searchsorted(some, np.arange(n + 1))]
-    return above
+    return limits[np.searchsorted(some, np.arange(n + 1))]
 
 
 def _crossing(n: int, level: float) -> float:
@@ -202,14 +202,6 @@ def _crossing(n: int, level: float) -> float:
         expected = n * bounds[step]
         last = min(n, int(expected + _REACH * np.sqrt(expected)) + _EXTRA)
         mass = mass[: max(last - first, 0) + 1]
-    return float(1.0 - mass[n - first] / _poisson_at_its_mean(n, log_factorial[n]))
-
-
-def _poisson_at_its_mean(n: int, log_factorial: float) -> float:
-    """Probability of n under a Poisson law of mean n."""
-    if n < 16:
-        return float(np.exp(n * np.log(n) - n - log_factorial))
-    # Stirling's series: the logarithms above would cost five digits at n = 1e5.
-    x = 1.0 / (n * n)
-    series = (1 / 12 - x * (1 / 360 - x * (1 / 1260 - x / 1680))) / n
-    return float(np.exp(-series) / np.sqrt(2 * np.pi * n))
+    # The Poisson law's probability of its mean, without a logarithm that costs digits.
+    at_mean = np.exp(-stirling_error(np.asarray(n))) / np.sqrt(2 * np.pi * n)
+    return float(1.0 - mass[n - first] / at_mean)

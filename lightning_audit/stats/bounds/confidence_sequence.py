@@ -92,11 +92,8 @@ def error_rate_confidence_sequence(
     .. math:: e_+ = \inf\{e > k / n : \log E(k, n; e') \ge \ln(1 / \text{significance})\
         \text{ for all } e' \ge e\}
 
-    Args:
-        errors: Number k of wrong guesses so far, a whole number in [0, trials].
-        trials: Number n of guesses so far, >= 0; broadcast against ``errors``.
-        significance: Probability in (0, 1) with which any of the limits may fail.
-        concentration: As of `error_rate_log_e`, to be fixed beforehand.
+    ``significance`` in (0, 1) is the probability with which any of the limits may fail; the other
+    arguments are those of `error_rate_log_e`, the concentration to be fixed beforehand.
 
     Returns:
         The limit in (0, 1]: a float for numbers, an array of the broadcast shape for arrays.

@@ -164,17 +164,11 @@ def epsilon_clopper_pearson_interval(
     it, so that both extremes are at the two diagonal corners, or are 0 where the rectangle reaches
     the band |FNR + FPR - 1| <= delta.
 
-    Args:
-        counts: Outcomes at a threshold fixed beforehand.
-        delta: Delta in [0, 1).
-        significance: Probability in (0, 1) with which the interval may fail.
+    Arguments and errors are those of `epsilon_clopper_pearson`.
 
     Returns:
         Lower and upper end >= 0, the upper one possibly infinite; floats for one threshold, else
         arrays of the shape of ``counts``.
-
-    Raises:
-        ValueError: If ``delta`` is not in [0, 1) or ``significance`` not in (0, 1).
 
     Example:
         >>> counts = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
@@ -250,15 +244,10 @@ def epsilon_katz(counts: ConfusionCounts, significance: float) -> float | Floats
     delta > 0 may exceed it. It is not monotone at small counts: with k errors of n and
     k (n - k) / n below z^2 / 4, one error less widens the limit by more than it moves it.
 
-    Args:
-        counts: Outcomes at a threshold fixed beforehand.
-        significance: Probability in (0, 1) with which the bound may fail, for large counts.
+    Arguments and errors are those of `katz_log_ratios`.
 
     Returns:
         The bound >= 0: a float for one threshold, else an array of the shape of ``counts``.
-
-    Raises:
-        ValueError: If ``significance`` is not in (0, 1).
 
     Example:
         >>> round(epsilon_katz(ConfusionCounts(fn=35, tp=65, fp=25, tn=75), significance=0.1), 4)

@@ -87,7 +87,7 @@ def threshold_bound(
 
     If each single threshold's bound fails with probability at most its significance, so does the
     result of every choice but `Maximum`, provided that the choice (thresholds, grid, fraction,
-    seed) was made with no look at the scores. `Simultaneous` needs ``from_rates`` instead of counts.
+    seed) was made with no look at the scores. `Simultaneous` needs ``from_rates`` instead.
 
     .. math:: \text{Grid: } \max_{t \in \mathcal{T}} L(\text{counts}(t), \tfrac{s}{|\mathcal{T}|}),
         \qquad \text{Simultaneous: } \max_t L\big(\beta^+_{s/2}(t),\, \alpha^+_{s/2}(t)\big)

@@ -133,21 +133,10 @@ def epsilon_one_run_fdp(
     `stats.one_run.one_run_epsilon.epsilon_one_run` does. Where canaries times delta is far below
     the significance, this one is a little smaller: by .02 at most for up to 1,000 guesses at a
     significance of .05. Where it is not, this one is larger by far. Which of them is used is chosen
-    beforehand, by these numbers.
-
-    Args:
-        correct: Number of correct guesses.
-        guesses: Number of guesses, fixed beforehand.
-        canaries: Number of fair coins, guessed or not.
-        delta: Delta in [0, 1).
-        significance: Probability in (0, 1) with which the bound may fail.
+    beforehand, by these numbers. Arguments and errors are those of that function.
 
     Returns:
         The bound >= 0.
-
-    Raises:
-        ValueError: If the numbers are not whole with 0 <= correct <= guesses <= canaries, or
-            ``delta`` or ``significance`` is out of its range.
 
     Example:
         >>> from lightning_audit.stats.one_run.one_run_epsilon import epsilon_one_run
@@ -177,19 +166,14 @@ def parameter_one_run(
 ) -> float:
     """Lower bound on the parameter of a family of trade-off functions that falls as it grows.
 
-    Args:
-        correct: Number of correct guesses.
-        guesses: Number of guesses, fixed beforehand.
-        canaries: Number of fair coins, guessed or not.
-        family: From a parameter >= 0 to the trade-off function; a larger one allows more.
-        significance: Probability in (0, 1) with which the bound may fail.
+    ``family`` maps a parameter >= 0 to its trade-off function; a larger one allows more. The other
+    arguments are those of `mu_one_run`.
 
     Returns:
         The bound >= 0.
 
     Raises:
-        ValueError: If the numbers are not whole with 0 <= correct <= guesses <= canaries,
-            ``significance`` is not in (0, 1), or no parameter up to 2^60 explains the guesses.
+        ValueError: As `mu_one_run`, or if no parameter up to 2^60 explains the guesses.
 
     Example:
         >>> from lightning_audit.stats.tradeoff.tradeoff_functions import GaussianTradeoff

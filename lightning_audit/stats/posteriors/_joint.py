@@ -128,26 +128,19 @@ class EpsilonSides(Sides):
 
     def _angle(self, rate: Floats, rest: Floats) -> Floats:
         # A rate beyond 1 - delta is beyond the boundary's end, which is at a right angle.
-        angle: Floats = np.arctan2(np.sqrt(rate), np.sqrt(np.maximum(rest - self.delta, 0.0)))
-        return angle
+        return np.arctan2(np.sqrt(rate), np.sqrt(np.maximum(rest - self.delta, 0.0)))
 
     def start(self, probability: float) -> Floats:
         x, y = self.x.a / (self.x.a + self.x.b), self.y.a / (self.y.a + self.y.b)
         # Normal limit of the log ratio of two rates, on the side of the diagonal where they are.
-        below = x + y < 1
-        x_small = np.where(below, x < y, x > y)
-        small = np.where(below, np.minimum(x, y), 1.0 - np.maximum(x, y))
-        large = np.where(below, np.maximum(x, y), 1.0 - np.minimum(x, y))
-        of_small = np.where(
-            below, np.where(x_small, self.x.a, self.y.a), np.where(x_small, self.x.b, self.y.b)
-        )
-        of_large = np.where(
-            below, np.where(x_small, self.y.b, self.x.b), np.where(x_small, self.y.a, self.x.a)
-        )
-        ratio = np.log(np.maximum((1.0 - self.delta - large) / small, 1.02))
+        sides = self.mirrored_where(x + y >= 1)
+        x, y = (rate.a / (rate.a + rate.b) for rate in (sides.x, sides.y))
+        of_small = np.where(x < y, sides.x.a, sides.y.a)
+        of_large = np.where(x < y, sides.y.b, sides.x.b)
+        odds = (1.0 - self.delta - np.maximum(x, y)) / np.minimum(x, y)
+        ratio = np.log(np.maximum(odds, 1.02))
         spread = np.sqrt(1.0 / of_small + 1.0 / of_large)
-        start: Floats = np.maximum(ratio + special.ndtri(probability) * spread, 0.01)
-        return start
+        return np.maximum(ratio + special.ndtri(probability) * spread, 0.01)
 
 
 @dataclass(frozen=True)
@@ -193,8 +186,7 @@ class MuSides(Sides):
             # The delta method; 2 pi phi^2 = exp(-probit^2).
             variance = variance + 2.0 * np.pi * mean * (1.0 - mean) / n * np.exp(probit * probit)
         guess = np.abs(centre) + special.ndtri(probability) * np.sqrt(variance)
-        start: Floats = np.maximum(guess, 0.01)
-        return start
+        return np.maximum(guess, 0.01)
 
 
 def _nodes(start: Floats, stop: Floats, nodes: int) -> tuple[Floats, Floats]:
@@ -207,12 +199,11 @@ def _nodes(start: Floats, stop: Floats, nodes: int) -> tuple[Floats, Floats]:
 
 
 def _arccos_sqrt(square: Floats) -> Floats:
-    angle: Floats = np.arccos(np.sqrt(np.minimum(square, 1.0)))
-    return angle
+    return np.arccos(np.sqrt(np.minimum(square, 1.0)))
 
 
 def _logit_slope(probit: Floats) -> Floats:
     """Derivative of log(Phi / (1 - Phi)); in logs, since both tails may underflow."""
     tails = special.log_ndtr(probit) + special.log_ndtr(-probit)
-    slope: Floats = np.exp(-0.5 * probit * probit - tails) / np.sqrt(2.0 * np.pi)
-    return slope
+    result: Floats = np.exp(-0.5 * probit * probit - tails) / np.sqrt(2.0 * np.pi)
+    return result

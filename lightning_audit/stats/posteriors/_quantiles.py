@@ -144,5 +144,4 @@ def _dominating(fn: Floats, fp: Floats) -> Rows:
     corner = np.concatenate(([True], least[1:] < least[:-1]))
     # The last corner with at most the row's fn has the fewest fp of all of those.
     last = np.searchsorted(fn[order][corner], fn, side="right") - 1
-    result: Rows = order[corner][last]
-    return result
+    return order[corner][last]

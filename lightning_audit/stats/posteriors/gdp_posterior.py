@@ -84,13 +84,10 @@ def mu_posterior_pdf(
 ) -> float | Floats:
     """Posterior density of mu, of the part that is not the atom at 0.
 
-    The arguments are those of `mu_posterior_cdf`.
+    The arguments and errors are those of `mu_posterior_cdf`.
 
     Returns:
         The density: a float for numbers, else an array of the broadcast shape.
-
-    Raises:
-        ValueError: If an argument is out of its range.
 
     Example:
         >>> counts = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
@@ -110,13 +107,10 @@ def mu_posterior_quantile(
 ) -> float | Floats:
     """Posterior quantile of mu: the smallest mu with F(mu) >= ``probability``, in (0, 1).
 
-    The other arguments are those of `mu_posterior_cdf`.
+    The other arguments and the errors are those of `mu_posterior_cdf`.
 
     Returns:
         The quantile >= 0: a float for one threshold, else an array of the shape of ``counts``.
-
-    Raises:
-        ValueError: If an argument is out of its range.
 
     Example:
         >>> counts = ConfusionCounts(fn=10, tp=990, fp=5, tn=995)
@@ -141,13 +135,10 @@ def mu_posterior_interval(
     """Equal-tailed credible interval of mu: the quantiles at significance/2 and 1 less that.
 
     ``significance`` in (0, 1) is the posterior probability outside the interval; the other
-    arguments are those of `mu_posterior_cdf`.
+    arguments and the errors are those of `mu_posterior_cdf`.
 
     Returns:
         Lower and upper end; floats for one threshold, else arrays of the shape of ``counts``.
-
-    Raises:
-        ValueError: If an argument is out of its range.
 
     Example:
         >>> counts = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)

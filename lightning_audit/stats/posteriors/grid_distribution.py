@@ -116,5 +116,4 @@ def cumulative(x: Floats, y: Floats) -> Floats:
     correction = -(step**3) * (second[..., 1:] + second[..., :-1]) / 24.0
     cells = trapezoids + np.clip(correction, -0.5 * trapezoids, 0.5 * trapezoids)
     start = np.zeros((*cells.shape[:-1], 1))
-    result: Floats = np.concatenate((start, np.cumsum(cells, axis=-1)), axis=-1)
-    return result
+    return np.concatenate((start, np.cumsum(cells, axis=-1)), axis=-1)

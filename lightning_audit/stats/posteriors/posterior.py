@@ -105,13 +105,10 @@ def epsilon_posterior_pdf(
 ) -> float | Floats:
     """Posterior density of epsilon, of the part that is not the atom at 0.
 
-    It integrates to 1 - F(0), with F of `epsilon_posterior_cdf`; the arguments are the same.
+    It integrates to 1 - F(0), with F of `epsilon_posterior_cdf`; arguments and errors are the same.
 
     Returns:
         The density: a float for numbers, else an array of the broadcast shape.
-
-    Raises:
-        ValueError: If an argument is out of its range.
 
     Example:
         >>> counts = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
@@ -134,15 +131,12 @@ def epsilon_posterior_quantile(
 
     The quantile at 0.05 is the published "95 % lower bound". It holds its level on average over the
     prior; see the module for what it is not. Its relative error is about 1e-12, unless it is next
-    to 0 in the two-sided region. ``probability`` is in (0, 1); the other arguments are those of
-    `epsilon_posterior_cdf`.
+    to 0 in the two-sided region. ``probability`` is in (0, 1); the other arguments and the errors
+    are those of `epsilon_posterior_cdf`.
 
     Returns:
         The quantile >= 0, and 0 where the atom at 0 is large enough: a float for one threshold,
         else an array of the shape of ``counts``.
-
-    Raises:
-        ValueError: If an argument is out of its range.
 
     Example:
         >>> counts = ConfusionCounts(fn=0, tp=1000, fp=0, tn=1000)
@@ -169,13 +163,10 @@ def epsilon_posterior_interval(
     """Equal-tailed credible interval of epsilon: the quantiles at significance/2 and 1 less that.
 
     ``significance`` in (0, 1) is the posterior probability outside the interval; the other
-    arguments are those of `epsilon_posterior_cdf`.
+    arguments and the errors are those of `epsilon_posterior_cdf`.
 
     Returns:
         Lower and upper end; floats for one threshold, else arrays of the shape of ``counts``.
-
-    Raises:
-        ValueError: If an argument is out of its range.
 
     Example:
         >>> counts = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
@@ -205,12 +196,8 @@ def epsilon_posterior_maximum(
     The published way to choose a threshold. Not a bound at the level of the quantile: with the
     thresholds chosen on the same data its real failure rate is several times as large.
 
-    Args:
-        counts: Outcomes at the thresholds, of any shape.
-        delta: Delta in [0, 1).
-        probability: Probability in (0, 1) of the quantile.
-        region: As in `epsilon_posterior_cdf`.
-        prior: As in `epsilon_posterior_cdf`.
+    ``counts`` holds the outcomes at the thresholds, of any shape; the other arguments are those of
+    `epsilon_posterior_quantile`.
 
     Returns:
         The largest quantile and the index, into the flattened counts, of a threshold with it.
