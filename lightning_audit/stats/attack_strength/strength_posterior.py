@@ -68,7 +68,6 @@ __all__ = [
     "epsilon_posterior_at_strength",
 ]
 
-
 # A density below e^-40 of the prior's largest is left out.
 _LOG_SPAN = 40.0
 # Rounds that find where the posterior is, their levels and nodes, and the levels of the last one.

@@ -14,7 +14,6 @@ from lightning_audit.stats._arguments import Floats, each, like_input
 
 __all__ = ["error_rate_confidence_sequence", "error_rate_log_e"]
 
-
 #: Weight of the null rate in the mixture of `error_rate_log_e`, in observations.
 CONCENTRATION = 1000.0
 

@@ -16,7 +16,6 @@ from lightning_audit.stats.bounds.intervals import clopper_pearson_upper
 
 __all__ = ["mu_clopper_pearson", "mu_pooled_clopper_pearson"]
 
-
 # Hoeffding's inequality ends one below the mean, and a binomial variable with a rate of at most 1/2
 # stays below its mean with a probability above this one.
 _LARGEST_POOLED_SIGNIFICANCE = 0.25

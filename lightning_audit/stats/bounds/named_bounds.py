@@ -36,7 +36,6 @@ from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon
 
 __all__ = ["BOUND_NAMES", "METHODS", "BoundMethod", "NamedBound", "named_bound"]
 
-
 _INDEPENDENT = "observations independent of each other, within each world of one error rate"
 _GAUSSIAN = "scores Gaussian, of one variance in both worlds"
 MU_TO_EPSILON = "epsilon from mu: the mechanism is Gaussian"

@@ -48,7 +48,6 @@ __all__ = [
     "words_of",
 ]
 
-
 #: From counts at many thresholds and a significance to a lower bound at each.
 FromCounts = Callable[[ConfusionCounts, float], Any]
 #: From upper limits of type II and type I error rates to a bound at each that holds whenever both
