@@ -143,4 +143,4 @@ class StudentBound:
         n_in, n_out, difference, squares = self._groups.statistics
         if squares == 0.0 and n_in + n_out > 2:  # no noise at all
             return (math.inf if difference > 0 else 0.0), sigma
-        return mu_noncentral_t(n_in, n_out, difference, squares, significance), sigma
+        return float(mu_noncentral_t(n_in, n_out, difference, squares, significance)), sigma

@@ -75,10 +75,10 @@ def _regions(points: Sequence[OperatingPoint], significance: float) -> Iterator[
             yield _Region(
                 point.fp / out,
                 point.fn / inside,
-                clopper_pearson_lower(point.fp, out, share),
-                clopper_pearson_upper(point.fp, out, share),
-                clopper_pearson_lower(point.fn, inside, share),
-                clopper_pearson_upper(point.fn, inside, share),
+                float(clopper_pearson_lower(point.fp, out, share)),
+                float(clopper_pearson_upper(point.fp, out, share)),
+                float(clopper_pearson_lower(point.fn, inside, share)),
+                float(clopper_pearson_upper(point.fn, inside, share)),
             )
 
 

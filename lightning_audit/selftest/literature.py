@@ -16,7 +16,7 @@ from lightning_audit.stats.bounds.thresholds import (
     ThresholdChoice,
     candidate_thresholds,
 )
-from lightning_audit.stats.posteriors.posterior import mu_posterior_maximum
+from lightning_audit.stats.posteriors.gdp_posterior import mu_posterior_maximum
 from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon
 
 Floats = NDArray[np.float64]

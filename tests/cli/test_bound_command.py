@@ -13,11 +13,8 @@ import pytest
 from lightning_audit.cli.bound_command import parse_threshold
 from lightning_audit.cli.main import METHODS, ONE_RUN_METHODS, main
 from lightning_audit.record.store import DROPPED, EARLIER, INJECTED, ObservationStore, RecordHeader
-from lightning_audit.stats.bounds.counts import (
-    ConfusionCounts,
-    epsilon_clopper_pearson,
-    mu_pooled_clopper_pearson,
-)
+from lightning_audit.stats.bounds.counts import ConfusionCounts, epsilon_clopper_pearson
+from lightning_audit.stats.bounds.gdp_counts import mu_pooled_clopper_pearson
 from lightning_audit.stats.bounds.named_bounds import BOUND_NAMES, named_bound
 from lightning_audit.stats.bounds.thresholds import Fixed, Split, words_of
 from lightning_audit.stats.membership.roc import auroc, tpr_at_fpr, tpr_at_fpr_lower

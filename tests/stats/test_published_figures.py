@@ -9,11 +9,8 @@ import pytest
 from places import DOCS
 from scipy import stats
 
-from lightning_audit.stats.bounds.counts import (
-    epsilon_at_rates,
-    epsilon_clopper_pearson,
-    mu_clopper_pearson,
-)
+from lightning_audit.stats.bounds.counts import epsilon_at_rates, epsilon_clopper_pearson
+from lightning_audit.stats.bounds.gdp_counts import mu_clopper_pearson
 from lightning_audit.stats.posteriors.posterior import (
     epsilon_posterior_cdf,
     epsilon_posterior_interval,

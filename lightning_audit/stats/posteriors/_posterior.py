@@ -8,12 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_audit import _validate
-from lightning_audit.stats._arguments import each, like_input, non_negative
+from lightning_audit.stats._arguments import Floats, each, like_input, non_negative
 from lightning_audit.stats._beta import Beta
 from lightning_audit.stats._confusion import ConfusionCounts
 from lightning_audit.stats.posteriors._quantiles import ClaimPosterior
 
-Floats = NDArray[np.float64]
 Region = Literal["two_sided", "one_sided"]
 
 # 32 give twelve digits for samples of similar size, 64 for a thousand against a million as well.
