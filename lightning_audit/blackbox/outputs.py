@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from lightning_audit.stats._arguments import Floats
 
 __all__ = ["Mechanism", "MechanismError", "OutputSource"]
-
-Floats = NDArray[np.float64]
 
 # Squares of larger outputs are not finite.
 _LARGEST = 1e100

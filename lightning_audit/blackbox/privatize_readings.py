@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lightning_audit.blackbox.probes import (
     NoiseReading,
@@ -14,10 +13,9 @@ from lightning_audit.blackbox.probes import (
     read_noise,
     read_shift,
 )
+from lightning_audit.stats._arguments import Floats
 
 __all__ = ["ADDS_UP", "LEARNING", "read_noises", "read_shifts"]
-
-Floats = NDArray[np.float64]
 
 #: Norm of oversized gradients, in clipping norms; and of the one that outweighs all of them.
 OVERSIZE, OUTWEIGHING = 1e3, 1e6

@@ -6,20 +6,18 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lightning_audit import _validate
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.evalues.sequential import PredictableCentre, log_mean_exp
-
-FloatArray = NDArray[np.float64]
 
 LN2 = float(np.log(2.0))
 
 #: Slopes over which `CoinBet` mixes, per standard deviation of the residual.
-COIN_SLOPES: FloatArray = np.array([0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6])
+COIN_SLOPES: Floats = np.array([0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6])
 
 
-def chances_of_sides(coin_probability: float) -> FloatArray:
+def chances_of_sides(coin_probability: float) -> Floats:
     """Probabilities of the coin's sides, out and in."""
     p = _validate.open_unit(
         "coin_probability", coin_probability, "a canary that is always in, or never, is no coin"
@@ -74,8 +72,8 @@ class CoinBet:
     _prize = np.full(2, LN2)
     _odds = np.zeros((2, len(COIN_SLOPES)))
     # Which canaries are of each group, ``[groups, k]``, and the wealth of each; None for one group.
-    _members: FloatArray | None = None
-    _group_wealth: FloatArray | None = None
+    _members: Floats | None = None
+    _group_wealth: Floats | None = None
 
     def __init__(
         self,
@@ -101,7 +99,7 @@ class CoinBet:
             self._members = np.array([[g == name for g in groups] for name in names], dtype=float)
             self._group_wealth = np.zeros((*shape[:-1], len(names), len(COIN_SLOPES)))
 
-    def update(self, coins: FloatArray, readings: FloatArray) -> None:
+    def update(self, coins: Floats, readings: Floats) -> None:
         """Take in one step: coins (0 or 1) and readings, both of the shape given."""
         residuals = readings - self.signal * coins
         centred = residuals - self._centre
@@ -119,14 +117,14 @@ class CoinBet:
         self._count += readings.shape[-1]
 
     @property
-    def _centre(self) -> FloatArray:
+    def _centre(self) -> Floats:
         """Past mean of each canary, shrunk to that of all: an excess is common to them."""
         prior = PredictableCentre.PRIOR
         pooled = np.mean(self._total, axis=-1, keepdims=True) / max(self._steps, 1)
         return np.asarray((self._total + prior * pooled) / (self._steps + prior))
 
     @property
-    def log_e(self) -> FloatArray:
+    def log_e(self) -> Floats:
         """Log e-value now, of the leading shape."""
         pooled = log_mean_exp(self._log_wealth)
         if self._group_wealth is None:

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from lightning_audit import _validate
-from lightning_audit.stats._arguments import delta_or_zero
+from lightning_audit.stats._arguments import Floats, delta_or_zero
 from lightning_audit.stats.membership._loss_fit import (
     FitQuality,
     GaussianMixture,
@@ -58,8 +58,6 @@ __all__ = [
     "epsilon_star",
     "epsilon_star_of_distributions",
 ]
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from lightning_audit import _validate
-from lightning_audit.stats._arguments import delta_or_zero
+from lightning_audit.stats._arguments import Floats, delta_or_zero
 from lightning_audit.stats.membership._loss_fit import LogitScale, fit_both
 from lightning_audit.stats.membership._ranked_losses import RankedLosses, sorted_losses
 from lightning_audit.stats.membership.epsilon_star import (
@@ -20,8 +20,6 @@ from lightning_audit.stats.membership.epsilon_star import (
 )
 
 __all__ = ["PermutationNull", "epsilon_star_null"]
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

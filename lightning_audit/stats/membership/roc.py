@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from lightning_audit import _validate
-from lightning_audit.stats._arguments import significance_level
+from lightning_audit.stats._arguments import Floats, significance_level
 from lightning_audit.stats._confusion import score_vector
 from lightning_audit.stats.bounds._stairs import Stairs
 from lightning_audit.stats.bounds.bands import Band, simultaneous_upper_limits
@@ -20,8 +20,6 @@ from lightning_audit.stats.bounds.thresholds import candidate_thresholds
 from lightning_audit.stats.tradeoff.piecewise import PiecewiseTradeoff
 
 __all__ = ["RocCurve", "auroc", "roc_curve", "tpr_at_fpr", "tpr_at_fpr_lower", "tradeoff_upper"]
-
-Floats = NDArray[np.float64]
 
 # Thresholds of `tradeoff_upper`: any choice of them is valid, and more of them show no difference.
 _MOST = 4096

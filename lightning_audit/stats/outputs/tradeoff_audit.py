@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from lightning_audit import _validate
-from lightning_audit.stats._arguments import significance_level
+from lightning_audit.stats._arguments import Floats, significance_level
 from lightning_audit.stats.bounds.intervals import clopper_pearson_upper
 from lightning_audit.stats.outputs._samples import claim_of_both_orders, sample_pair
 from lightning_audit.stats.outputs.nearest_neighbours import NeighbourRatio
@@ -28,7 +28,6 @@ from lightning_audit.stats.tradeoff.tradeoff_functions import TradeoffFunction
 
 __all__ = ["AUDIT_THRESHOLDS", "Box", "TradeoffAudit", "audit_tradeoff", "error_rate_corner"]
 
-Floats = NDArray[np.float64]
 Box = Literal["clopper_pearson", "hoeffding"]
 
 #: Likelihood ratios among which `audit_tradeoff` chooses.

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lightning_audit import _validate
-from lightning_audit.stats._arguments import closed_unit, each, like_input
+from lightning_audit.stats._arguments import Floats, closed_unit, each, like_input
 from lightning_audit.stats.outputs._samples import sample_pair
 from lightning_audit.stats.outputs.density import GridRatio, KernelRatio
 from lightning_audit.stats.outputs.nearest_neighbours import NeighbourRatio
 from lightning_audit.stats.tradeoff.piecewise import PiecewiseTradeoff
 
 __all__ = ["DEFAULT_THRESHOLDS", "TradeoffEstimate", "estimate_by_kernel", "estimate_by_neighbours"]
-
-Floats = NDArray[np.float64]
 
 #: Likelihood ratios at which the curve is estimated: those of the paper.
 DEFAULT_THRESHOLDS: Floats = np.linspace(0.0, 15.0, 1000)
@@ -44,10 +42,6 @@ class TradeoffEstimate:
     beta: Floats
     samples: tuple[int, int]
 
-    @overload
-    def __call__(self, alpha: float) -> float: ...
-    @overload
-    def __call__(self, alpha: NDArray[Any]) -> Floats: ...
     def __call__(self, alpha: float | NDArray[Any]) -> float | Floats:
         """Return the estimated type II error at ``alpha`` in [0, 1], linear between the points."""
         rates = each(closed_unit, "alpha", alpha)

@@ -14,20 +14,18 @@ e^epsilon, so that with the Mills ratio M each tail beyond one adds phi(a) (M(a)
 
 from __future__ import annotations
 
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
 from lightning_audit import _validate
-from lightning_audit.stats._arguments import delta_in_unit, each, like_input, non_negative
+from lightning_audit.stats._arguments import Floats, delta_in_unit, each, like_input, non_negative
 from lightning_audit.stats._roots import Rows, least_nonnegative
 from lightning_audit.stats.tradeoff.gdp import gaussian_delta, gaussian_epsilon
 
 __all__ = ["gaussian_pair_delta", "gaussian_pair_epsilon", "one_way_epsilon"]
-
-Floats = NDArray[np.float64]
 
 _SQRT2 = np.sqrt(2.0)
 _LOG_SQRT_2PI = 0.5 * np.log(2.0 * np.pi)
@@ -38,18 +36,6 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
 _NODES, _WEIGHTS = 0.5 * (_NODES + 1.0), 0.5 * _WEIGHTS
 
 
-@overload
-def gaussian_pair_delta(
-    epsilon: float, mean_p: float, std_p: float, mean_q: float, std_q: float
-) -> float: ...
-@overload
-def gaussian_pair_delta(
-    epsilon: float | NDArray[Any],
-    mean_p: float | NDArray[Any],
-    std_p: float | NDArray[Any],
-    mean_q: float | NDArray[Any],
-    std_q: float | NDArray[Any],
-) -> float | Floats: ...
 def gaussian_pair_delta(
     epsilon: float | NDArray[Any],
     mean_p: float | NDArray[Any],
@@ -99,18 +85,6 @@ def gaussian_pair_delta(
     return like_input(np.minimum(delta, 1.0))
 
 
-@overload
-def gaussian_pair_epsilon(
-    mean_p: float, std_p: float, mean_q: float, std_q: float, delta: float
-) -> float: ...
-@overload
-def gaussian_pair_epsilon(
-    mean_p: float | NDArray[Any],
-    std_p: float | NDArray[Any],
-    mean_q: float | NDArray[Any],
-    std_q: float | NDArray[Any],
-    delta: float | NDArray[Any],
-) -> float | Floats: ...
 def gaussian_pair_epsilon(
     mean_p: float | NDArray[Any],
     std_p: float | NDArray[Any],

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from lightning_audit.stats._arguments import delta_in_unit, each, like_input, non_negative
+from lightning_audit.stats._arguments import Floats, delta_in_unit, each, like_input, non_negative
 
 __all__ = ["gaussian_delta", "gaussian_epsilon", "gaussian_mu"]
-
-
-Floats = NDArray[np.float64]
 
 _SQRT2 = np.sqrt(2.0)
 _LOG_SQRT_2PI = 0.5 * np.log(2.0 * np.pi)
@@ -30,12 +27,6 @@ _MAX_ITERATIONS = 100
 _WIDE = 1e8
 
 
-@overload
-def gaussian_delta(epsilon: float, mu: float) -> float: ...
-@overload
-def gaussian_delta(epsilon: NDArray[Any], mu: float | NDArray[Any]) -> Floats: ...
-@overload
-def gaussian_delta(epsilon: float, mu: NDArray[Any]) -> Floats: ...
 def gaussian_delta(epsilon: float | NDArray[Any], mu: float | NDArray[Any]) -> float | Floats:
     r"""Privacy curve of mu-GDP: the smallest delta that goes with ``epsilon``.
 
@@ -86,12 +77,6 @@ def gaussian_delta(epsilon: float | NDArray[Any], mu: float | NDArray[Any]) -> f
     return like_input(np.minimum(delta, 1.0))
 
 
-@overload
-def gaussian_epsilon(mu: float, delta: float) -> float: ...
-@overload
-def gaussian_epsilon(mu: NDArray[Any], delta: float | NDArray[Any]) -> Floats: ...
-@overload
-def gaussian_epsilon(mu: float, delta: NDArray[Any]) -> Floats: ...
 def gaussian_epsilon(mu: float | NDArray[Any], delta: float | NDArray[Any]) -> float | Floats:
     r"""Smallest epsilon >= 0 for which mu-GDP gives (epsilon, delta)-DP.
 
@@ -140,12 +125,6 @@ def gaussian_epsilon(mu: float | NDArray[Any], delta: float | NDArray[Any]) -> f
     return like_input(epsilon)
 
 
-@overload
-def gaussian_mu(epsilon: float, delta: float) -> float: ...
-@overload
-def gaussian_mu(epsilon: NDArray[Any], delta: float | NDArray[Any]) -> Floats: ...
-@overload
-def gaussian_mu(epsilon: float, delta: NDArray[Any]) -> Floats: ...
 def gaussian_mu(epsilon: float | NDArray[Any], delta: float | NDArray[Any]) -> float | Floats:
     r"""The mu whose Gaussian mechanism is exactly (epsilon, delta)-DP.
 
