@@ -7,7 +7,11 @@ from scipy import special
 
 from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.evalues.coin_bet import chances_of_sides
-from lightning_audit.stats.evalues.sequential import PredictableCentre, log_mean_exp
+from lightning_audit.stats.evalues.sequential import (
+    PredictableCentre,
+    largest_rejected,
+    log_mean_exp,
+)
 
 #: Stakes over which `ErrorRateBet` mixes: what a right guess adds to the wealth, before its price.
 ERROR_STAKES: Floats = np.geomspace(0.04, 8.0, 7)
@@ -91,6 +95,4 @@ class ErrorRateBet:
 
     def ratio_lower(self, significance: float) -> Floats:
         """The largest ratio that is rejected now, by its e-value now; 0 where none is."""
-        rejected = np.sum(self.log_e >= -np.log(significance), axis=-1)
-        grid = np.concatenate([[0.0], self.ratios])
-        return np.asarray(grid[rejected], dtype=np.float64)
+        return largest_rejected(self.ratios, self.log_e, significance)

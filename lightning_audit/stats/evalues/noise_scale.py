@@ -53,7 +53,8 @@ def noise_log_e(count: ArrayLike, sum_squares: ArrayLike) -> Floats:
     References:
         Anderson 1955; Ville 1939; Robbins 1970 (mixtures).
     """
-    return _scale_log_e(count, sum_squares, NOISE_PRECISIONS, NOISE_WEIGHTS)
+    of_mean = len(NOISE_WEIGHTS) * NOISE_WEIGHTS
+    return _scale_log_e(count, sum_squares, NOISE_PRECISIONS, of_mean)
 
 
 def noise_upper(
@@ -92,10 +93,9 @@ def noise_upper(
         As `noise_log_e`; Darling and Robbins 1967 (confidence sequences by inversion).
     """
     n, s, w = np.asarray(count), np.asarray(sum_squares), np.asarray(weights)
-    equal = np.full(len(NOISE_PRECISIONS), 1.0 / len(NOISE_PRECISIONS))
 
     def excess(log_scale: float) -> float:
-        values = _scale_log_e(n, s * np.exp(-2.0 * log_scale), NOISE_PRECISIONS, equal)
+        values = _scale_log_e(n, s * np.exp(-2.0 * log_scale), NOISE_PRECISIONS)
         return float(special.logsumexp(values, b=w) + np.log(significance))
 
     low, high = np.log(_SMALLEST), np.log(_LARGEST)
@@ -122,12 +122,13 @@ def excess_log_e(count: ArrayLike, sum_squares: ArrayLike) -> Floats:
         >>> bool(excess_log_e(400, 400 * 1.5) > 9.2)
         True
     """
-    weights = np.full(len(EXCESS_PRECISIONS), 1.0 / len(EXCESS_PRECISIONS))
-    return _scale_log_e(count, sum_squares, EXCESS_PRECISIONS, weights)
+    return _scale_log_e(count, sum_squares, EXCESS_PRECISIONS)
 
 
-def _scale_log_e(count: ArrayLike, sum_squares: ArrayLike, tau: Floats, weights: Floats) -> Floats:
+def _scale_log_e(
+    count: ArrayLike, sum_squares: ArrayLike, tau: Floats, weights: ArrayLike = 1.0
+) -> Floats:
+    """Log of the weighted mean over the precisions ``tau``; weights of mean one."""
     n = np.asarray(count, dtype=np.float64)[..., None]
     s = np.asarray(sum_squares, dtype=np.float64)[..., None]
-    of_mean = np.log(len(tau) * weights)
-    return log_mean_exp(0.5 * n * np.log(tau) - 0.5 * (tau - 1.0) * s + of_mean)
+    return log_mean_exp(0.5 * n * np.log(tau) - 0.5 * (tau - 1.0) * s + np.log(weights))

@@ -33,6 +33,12 @@ def log_mean_exp(values: ArrayLike, axis: int = -1) -> Floats:
     return np.asarray(np.squeeze(top, axis=axis) + np.log(mean), dtype=np.float64)
 
 
+def largest_rejected(values: Floats, log_e: Floats, significance: float) -> Floats:
+    """The largest of increasing ``values`` with such an e-value, which falls along them, or 0."""
+    rejected = np.sum(log_e >= -np.log(significance), axis=-1)
+    return np.asarray(np.concatenate([[0.0], values])[rejected], dtype=np.float64)
+
+
 def is_look(seen: int) -> bool:
     """Whether a dear e-value is computed after so many steps: each of the first 100, every 10th.
 

@@ -6,7 +6,11 @@ import numpy as np
 
 from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.evalues.coin_bet import CoinBet, chances_of_sides
-from lightning_audit.stats.evalues.sequential import PredictableCentre, log_mean_exp
+from lightning_audit.stats.evalues.sequential import (
+    PredictableCentre,
+    largest_rejected,
+    log_mean_exp,
+)
 
 #: Slopes over which `SignalBet` mixes, per standard deviation of the residual. Each is twice the
 #: one before, so that one exponential gives them all.
@@ -100,6 +104,4 @@ class SignalBet:
 
     def signal_lower(self, significance: float) -> Floats:
         """The largest signal that is rejected now, by its e-value now; 0 where none is."""
-        rejected = np.sum(self.log_e >= -np.log(significance), axis=-1)
-        grid = np.concatenate([[0.0], self.signals])
-        return np.asarray(grid[rejected], dtype=np.float64)
+        return largest_rejected(self.signals, self.log_e, significance)
