@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.tradeoff.tradeoff_functions import TradeoffFunction
 
-#: Samples beyond this are refused.
+#: Samples beyond this are refused: their squares are not finite.
 LARGEST = 1e100
 
 
