@@ -104,21 +104,14 @@ class PrivatizeAudit:
         return describe(self.verdict)
 
 
-def assert_privatizes(
-    privatize: Privatize,
-    shapes: Shapes,
-    *,
-    noise_multiplier: float,
-    max_grad_norm: float,
-    expected_batch_size: float | None = None,
-    batches: Literal["poisson", "fixed"] = "poisson",
-    batch_size: int = 32,
-    calls: int = 400,
-    significance: float = 1e-3,
-    arrays: Arrays = "torch",
-    seed: int = 0,
-) -> PrivatizeAudit:
-    """Assert that a function clips and adds noise as stated; arguments as of `audit_privatize`.
+def assert_privatizes(privatize: Privatize, shapes: Shapes, **stated: Any) -> PrivatizeAudit:
+    """Assert that a function clips and adds noise as stated.
+
+    Args:
+        privatize: The function; it and the others are as of `audit_privatize`.
+        shapes: Shape of the gradient.
+        stated: What else `audit_privatize` takes, ``noise_multiplier`` and ``max_grad_norm`` at
+            the least.
 
     Returns:
         The audit, whose verdict is PASS.
@@ -135,19 +128,7 @@ def assert_privatizes(
         >>> audit.passed
         True
     """
-    audit = audit_privatize(
-        privatize,
-        shapes,
-        noise_multiplier=noise_multiplier,
-        max_grad_norm=max_grad_norm,
-        expected_batch_size=expected_batch_size,
-        batches=batches,
-        batch_size=batch_size,
-        calls=calls,
-        significance=significance,
-        arrays=arrays,
-        seed=seed,
-    )
+    audit = audit_privatize(privatize, shapes, **stated)
     if not audit.passed:
         raise PrivatizeViolation(audit)
     return audit

@@ -114,7 +114,7 @@ def estimate_by_kernel(
                 "for one dimension."
             )
         above = _cross_fitted(p, q, etas, width, KernelRatio)
-    return _estimate("kernel", etas, above, (len(p), len(q)))
+    return TradeoffEstimate("kernel", etas, *_rates(above), (len(p), len(q)))
 
 
 def estimate_by_neighbours(
@@ -130,17 +130,17 @@ def estimate_by_neighbours(
     of both are averaged.
 
     Args:
-        samples_p: Samples of the first world, ``[n]`` or ``[n, d]``.
+        samples_p: As of `estimate_by_kernel`, like the next two.
         samples_q: Samples of the second world.
-        thresholds: Likelihood ratios eta >= 0, ``[m]``; None for 1000 from 0 to 15.
+        thresholds: Likelihood ratios.
         neighbours: As of `NeighbourRatio`, for half of the samples.
 
     Returns:
         The estimate.
 
     Raises:
-        ValueError: If samples are not finite, too few or of different dimensions; if a threshold
-            is negative, or ``neighbours`` is not less than half the number of samples.
+        ValueError: As `estimate_by_kernel`, or if ``neighbours`` is not less than half the number
+            of samples.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -157,22 +157,15 @@ def estimate_by_neighbours(
     above = _cross_fitted(
         p, q, etas, 0.0, lambda first, second: NeighbourRatio(first, second, neighbours)
     )
-    return _estimate("neighbours", etas, above, (len(p), len(q)))
+    return TradeoffEstimate("neighbours", etas, *_rates(above), (len(p), len(q)))
 
 
 def exceedance(ratios: Floats, weights: Floats, thresholds: Floats, smoothing: float) -> Floats:
-    r"""Weight of the ratios above each threshold, with the threshold spread over an interval.
+    r"""Weight of ratios ``[n]`` above each threshold ``[m]``, spread over an interval, ``[m]``.
 
     .. math:: \sum_i w_i\, \mathrm{clip}\Bigl(\frac{r_i - \eta}{h} + \frac12,\, 0,\, 1\Bigr)
 
-    Args:
-        ratios: Ratios r, ``[n]``.
-        weights: Their weights w >= 0, ``[n]``.
-        thresholds: Thresholds eta, ``[m]``.
-        smoothing: Width h of the interval; 0 counts the ratios that exceed eta.
-
-    Returns:
-        The weights above, ``[m]``, by sums over sorted ratios.
+    By sums over sorted ratios. A width h of 0 counts the ratios that exceed eta.
     """
     order = np.argsort(ratios)
     r, w = ratios[order], weights[order]
@@ -212,12 +205,6 @@ def _thresholds(thresholds: ArrayLike | None) -> Floats:
     return etas
 
 
-def _estimate(
-    method: Literal["kernel", "neighbours"],
-    etas: Floats,
-    above: list[Floats],
-    samples: tuple[int, int],
-) -> TradeoffEstimate:
+def _rates(above: list[Floats]) -> tuple[Floats, Floats]:
     # Sums of weights that add up to one may pass it by rounding.
-    alpha, beta = np.clip(above[0], 0.0, 1.0), np.clip(1.0 - above[1], 0.0, 1.0)
-    return TradeoffEstimate(method, etas, alpha, beta, samples)
+    return np.clip(above[0], 0.0, 1.0), np.clip(1.0 - above[1], 0.0, 1.0)
