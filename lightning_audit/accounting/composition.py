@@ -145,7 +145,7 @@ def _round_down(phase: Phase) -> Phase:
 
 def _unsampled_epsilon(phases: Sequence[Phase], delta: float, neighbouring: Neighbouring) -> float:
     mu = math.sqrt(sum(phase.steps / phase.noise_multiplier**2 for phase in phases))
-    return gaussian_epsilon(2.0 * mu if neighbouring == "replace" else mu, delta)
+    return float(gaussian_epsilon(2.0 * mu if neighbouring == "replace" else mu, delta))
 
 
 def _expected_loss(phases: Sequence[Phase]) -> float:

@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lightning_audit.blackbox.outputs import MechanismError
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.evalues.coin_bet import CoinBet
 from lightning_audit.stats.evalues.noise_scale import noise_log_e
 from lightning_audit.stats.evalues.sequential import log_mean_exp
 
 __all__ = ["NoiseReading", "Privatize", "Released", "ShiftReading", "direction"]
 
-Floats = NDArray[np.float64]
 Arrays = Literal["torch", "numpy"]
 
 #: From per-sample gradients (one array, or a list of them) to the noisy gradient.

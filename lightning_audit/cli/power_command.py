@@ -96,7 +96,7 @@ def _mus(claimed_epsilon: float, true_epsilon: float, delta: float) -> tuple[flo
             "refuted by nothing but a false alarm."
         )
     small = _validate.open_unit("delta", delta, "such as 1e-5; no Gaussian mechanism has delta 0")
-    return gaussian_mu(claimed, small), gaussian_mu(true, small)
+    return float(gaussian_mu(claimed, small)), float(gaussian_mu(true, small))
 
 
 def _tests(options: argparse.Namespace, claimed: float, true: float) -> list[TestPower]:

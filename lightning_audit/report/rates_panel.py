@@ -87,7 +87,7 @@ def _is_forbidden(region: _Region, curve: GaussianTradeoff | None) -> bool:
     if curve is None:
         return False
     inverted = 1.0 - curve(1.0 - region.left)
-    return region.top < curve(region.right) or region.bottom > inverted
+    return bool(region.top < curve(region.right) or region.bottom > inverted)
 
 
 def _draw_claim(axes: Axes, curve: GaussianTradeoff, alpha: NDArray[np.float64]) -> None:

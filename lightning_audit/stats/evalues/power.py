@@ -15,9 +15,10 @@ import numpy as np
 from scipy import optimize, special
 
 from lightning_audit import _validate
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.evalues.coin_bet import COIN_SLOPES
 from lightning_audit.stats.evalues.noise_scale import noise_log_e
-from lightning_audit.stats.evalues.sequential import FloatArray, PredictableCentre
+from lightning_audit.stats.evalues.sequential import PredictableCentre
 
 #: Steps that the coin bet spends on finding its centre and scale.
 _WARM_UP = 3
@@ -150,7 +151,7 @@ def sensitivity_power(
     return float(np.max(powers.mean(axis=0)))
 
 
-def _moments(effect: float, chance: float, p: float) -> tuple[FloatArray, FloatArray]:
+def _moments(effect: float, chance: float, p: float) -> tuple[Floats, Floats]:
     """Mean and variance of what a coin's side of probability ``chance`` gains, ``[slopes]``."""
     # Centred on the mean of both groups, a residual lies that far from it towards its own.
     x = ((1.0 - chance) * effect + _NODES) / np.sqrt(1.0 + p * (1.0 - p) * effect**2)

@@ -6,10 +6,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lightning_audit._validate import shown
+from lightning_audit.stats._arguments import Floats
 
 __all__ = ["pareto_front"]
-
-Floats = NDArray[np.float64]
 
 
 def pareto_front(cost: ArrayLike, benefit: ArrayLike, *, convex: bool = False) -> NDArray[np.int64]:

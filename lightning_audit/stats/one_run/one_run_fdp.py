@@ -256,7 +256,7 @@ def epsilon_one_run_fdp_from_scores(
 def _least_of(tradeoff: TradeoffFunction) -> _Least:
     if isinstance(tradeoff, GaussianTradeoff):
         return _gaussian(tradeoff.mu)
-    return lambda x: tradeoff(1.0 - x)
+    return lambda x: float(tradeoff(1.0 - x))
 
 
 def _gaussian(mu: float) -> _Least:

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from lightning_audit.stats.bounds.gaussian import mu_noncentral_t
-from lightning_audit.stats.evalues.coin_bet import COIN_SLOPES, LN2, CoinBet
+from lightning_audit.stats.evalues.coin_bet import COIN_SLOPES, CoinBet
 from lightning_audit.stats.evalues.error_rate_bet import ERROR_STAKES, ErrorRateBet
 from lightning_audit.stats.evalues.power import sensitivity_power, steps_needed
 from lightning_audit.stats.evalues.signal_bet import SignalBet
@@ -120,7 +120,7 @@ def test_fair_coins_give_the_numbers_of_the_first_release_to_the_last_bit() -> N
     for coins, readings in steps_of(0.5, 3, 60, (k,)):
         centred = readings - coins - bet._centre
         x = (2.0 * coins - 1.0) * centred / np.sqrt(bet._squares / bet._count)
-        wealth += (LN2 - np.logaddexp(0.0, -x[:, None] * COIN_SLOPES)).sum(axis=0)
+        wealth += (math.log(2.0) - np.logaddexp(0.0, -x[:, None] * COIN_SLOPES)).sum(axis=0)
         bet.update(coins, readings)
         np.testing.assert_array_equal(bet._log_wealth, wealth)
 
