@@ -13,7 +13,7 @@ from torch import nn
 from training_support import PrivateModule, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit
-from lightning_audit.dpsgd.opacus import accountant_link
+from lightning_audit.dpsgd.accountant_link import accountant_link
 from lightning_audit.testing.faulty_clipping import ClipAtTwice
 
 
