@@ -82,6 +82,7 @@ class OpacusStep:
     ) -> None:
         refuse_unsupported(optimizer)
         self.optimizer = optimizer
+        self.inner = innermost(optimizer)
         self.norms: NormsSeen | None = None
         self.params = optimizer.params
         self._prefill = RowPrefill(self.params, modules)
