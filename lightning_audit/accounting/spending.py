@@ -16,7 +16,7 @@ from lightning_audit.accounting.phases import Phase, compress
 from lightning_audit.accounting.step_history import StepHistory
 
 if TYPE_CHECKING:
-    from lightning_audit.dpsgd.opacus import AccountantLink
+    from lightning_audit.dpsgd.accountant_link import AccountantLink
 
 _log = logging.getLogger(__name__)
 

@@ -7,12 +7,10 @@ The rows enter upstream of every override of ``step``, ``pre_step``, ``clip_and_
 from __future__ import annotations
 
 import hashlib
-import inspect
 import math
 import operator
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -63,35 +61,6 @@ def chain(optimizer: Any) -> Iterator[Any]:
         optimizer = inner if inner is not None else getattr(optimizer, "original_optimizer", None)
 
 
-@dataclass(frozen=True)
-class AccountantLink:
-    """The accountant that a step hook feeds, and the sample rate it is told.
-
-    Args:
-        accountant: Opacus' accountant.
-        sample_rate: probability with which the accountant supposes a sample to enter a batch.
-    """
-
-    accountant: Any
-    sample_rate: float
-
-
-def accountant_link(optimizer: DPOptimizer) -> AccountantLink | None:
-    """Read the accountant off the optimizer's step hook; None where there is none.
-
-    `IAccountant.get_optimizer_hook_fn` closes over the accountant and the sample rate; they are
-    kept nowhere else on the optimizer.
-    """
-    hook = getattr(optimizer, "step_hook", None)
-    if not inspect.isfunction(hook):
-        return None
-    names = inspect.getclosurevars(hook).nonlocals
-    accountant, sample_rate = names.get("self"), names.get("sample_rate")
-    if accountant is None or sample_rate is None or not hasattr(accountant, "history"):
-        return None
-    return AccountantLink(accountant, float(sample_rate))
-
-
 class OpacusStep:
     """Adapter for `DPOptimizer` and its subclasses that clip the rows of ``grad_sample``.
 
@@ -113,6 +82,7 @@ class OpacusStep:
     ) -> None:
         refuse_unsupported(optimizer)
         self.optimizer = optimizer
+        self.inner = innermost(optimizer)
         self.norms: NormsSeen | None = None
         self.params = optimizer.params
         self._prefill = RowPrefill(self.params, modules)

@@ -68,6 +68,8 @@ class DPSGDStep(Protocol):
     layout: Layout
     params: Sequence[torch.nn.Parameter]
     optimizer: Any
+    #: The torch optimizer that updates the parameters.
+    inner: torch.optim.Optimizer
     #: What was seen of norms; None where gradients are formed, and canaries go through their norms.
     norms: NormsSeen | None
 

@@ -16,7 +16,7 @@ from lightning_audit.session.hand_written_input_session import HandWrittenInputS
 from lightning_audit.session.hand_written_session import HandWrittenSession
 from lightning_audit.session.input_session import InputSession
 from lightning_audit.session.ranks import Ranks
-from lightning_audit.session.step_planner import SessionSettings
+from lightning_audit.session.settings import SessionSettings
 
 #: Largest shift that a correctly clipped canary shows where low precision rounds it.
 _SIGNALS = {"bf16": 1.0 + 2.0**-7}

@@ -7,8 +7,8 @@ from typing import Any
 
 from opacus.optimizers import DPOptimizer
 
+from lightning_audit.dpsgd.accountant_link import accountant_link
 from lightning_audit.dpsgd.cut import watch_cut
-from lightning_audit.dpsgd.opacus import accountant_link
 from lightning_audit.dpsgd.protocol import DPSGDStep
 from lightning_audit.run.checkpoint import (
     accountant_history,

@@ -11,7 +11,7 @@ from opacus.optimizers import DPOptimizer
 from training_support import PrivateModule, trainer_for
 
 from lightning_audit import PrivacyAudit
-from lightning_audit.dpsgd.opacus import accountant_link
+from lightning_audit.dpsgd.accountant_link import accountant_link
 from lightning_audit.testing.faulty_clipping import ClipAtTwice
 
 

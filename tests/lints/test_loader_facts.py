@@ -9,15 +9,16 @@ from opacus.data_loader import DPDataLoader
 from opacus.optimizers import DPOptimizer
 from opacus.utils.batch_memory_manager import wrap_data_loader
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler, TensorDataset
-
-from lightning_audit.lints.loader_lints import (
-    LoaderFacts,
-    carries_over,
-    loader_facts,
-    signals_ahead,
-    splits_batches,
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    Sampler,
+    Subset,
+    TensorDataset,
 )
+
+from lightning_audit.lints.loader_facts import LoaderFacts, draws_from, loader_facts
 
 DATA = TensorDataset(torch.zeros(40, 2))
 
@@ -131,8 +132,6 @@ def test_physical_batches_are_drawn_as_the_logical_ones() -> None:
     assert loader_facts(split(DataLoader(DATA, batch_size=8))).kind == "not_poisson"
     own = split(DataLoader(DATA, batch_sampler=EveryOther()))
     assert loader_facts(own).description == "DataLoader with EveryOther"
-    assert splits_batches([own])
-    assert not splits_batches([poisson(0.2)])
 
 
 def test_number_of_records_is_that_of_the_data_set() -> None:
@@ -140,21 +139,9 @@ def test_number_of_records_is_that_of_the_data_set() -> None:
     assert loader_facts(DataLoader(Stream(), batch_size=2)).records is None
 
 
-def test_signals_of_batches_that_workers_load_ahead_are_no_rest() -> None:
-    assert signals_ahead(DataLoader(DATA)) == 2
-    loader = DataLoader(DATA, num_workers=2, prefetch_factor=3)
-    assert signals_ahead([loader]) == 8
-    optimizer = private_optimizer()
-    optimizer._step_skip_queue = [False] * 8
-    assert not carries_over(optimizer, 8)
-    optimizer._step_skip_queue.append(True)
-    assert carries_over(optimizer, 8)
-
-
-def test_gradients_that_wait_for_the_end_of_their_batch_are_a_rest() -> None:
-    optimizer = private_optimizer()
-    assert not carries_over(optimizer, 2)
-    optimizer.params[0].summed_grad = torch.zeros(1)
-    assert not carries_over(optimizer, 2)  # of a batch that has ended, and not emptied yet
-    optimizer._is_last_step_skipped = True
-    assert carries_over(optimizer, 2)
+def test_a_loader_over_a_subset_draws_from_a_part() -> None:
+    part = DPDataLoader(Subset(DATA, range(20)), sample_rate=0.2)
+    assert draws_from([poisson()], part=False)
+    assert not draws_from([poisson()], part=True)
+    assert draws_from([part], part=True)
+    assert not draws_from([part, DataLoader(DATA, batch_size=8)], part=False)
