@@ -341,7 +341,6 @@ def _add_selftest(commands: Any) -> None:
         help=f"trainings at a time (default: the number of processors, {_JOBS} at most)",
     )
     selftest.add_argument("--json", action="store_true", help="print the results as JSON")
-    selftest.add_argument("--markdown", metavar="FILE", help="write the results as a page, too")
     selftest.set_defaults(run=_selftest)
 
 

@@ -6,10 +6,8 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from lightning_audit.results.audit_report import EXIT_CODES
-from lightning_audit.selftest.page import markdown
 from lightning_audit.selftest.pool import run_all
 from lightning_audit.selftest.result import Result
 from lightning_audit.selftest.rows import planned
@@ -36,7 +34,6 @@ def run(options: argparse.Namespace) -> int:
         rows = planned(options.fault or (), quick=options.quick)
     except ValueError as error:
         raise SelftestError(str(error)) from error
-    page = _page(options.markdown)
     started = time.perf_counter()
     try:
         results = run_all(rows, options.jobs, _Progress(len(rows)))
@@ -48,8 +45,6 @@ def run(options: argparse.Namespace) -> int:
         print(as_json(results, seconds, code))
     else:
         show(results, seconds)
-    if page is not None:
-        page.write_text(markdown(results, seconds, options.jobs), encoding="utf-8")
     return code
 
 
@@ -57,15 +52,6 @@ def exit_code(results: Sequence[Result]) -> int:
     """0 if no row fails, else 1."""
     failed = any(result.failed for result in results)
     return EXIT_CODES["VIOLATION"] if failed else EXIT_CODES["PASS"]
-
-
-def _page(name: str | None) -> Path | None:
-    if name is None:
-        return None
-    path = Path(name)
-    if path.is_dir() or not path.parent.is_dir():
-        raise SelftestError(f"--markdown {name} must be a file in a folder that exists.")
-    return path
 
 
 class _Progress:

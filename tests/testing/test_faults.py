@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from faults_page import PAGE, markdown
 from opacus import PrivacyEngine
 from opacus.optimizers import DPOptimizer
 from torch import nn
@@ -203,12 +202,6 @@ def test_an_entry_says_what_is_found_and_in_which_words(fault: Fault) -> None:
 
 def test_names_are_unique() -> None:
     assert len(FAULTS) == len(faults._ALL)
-
-
-def test_docs_page_is_made_of_the_registry() -> None:
-    assert PAGE.read_text(encoding="utf-8") == markdown(), (
-        "run `python tests/support/faults_page.py`"
-    )
 
 
 # ------------------------------------------------------------------ in a training of one's own
