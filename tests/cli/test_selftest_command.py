@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lightning_audit.cli import main as cli
-from lightning_audit.cli import selftest_command as command
+from lightning_audit.selftest import pool
 from lightning_audit.selftest.result import Result
 from lightning_audit.testing.faults import FAULTS
 
@@ -43,7 +43,7 @@ def given(monkeypatch: pytest.MonkeyPatch, *results: Result) -> list[tuple[Any, 
         asked.append(arguments)
         return results
 
-    monkeypatch.setattr(command, "run_all", run_all)
+    monkeypatch.setattr(pool, "run_all", run_all)
     return asked
 
 
@@ -92,7 +92,7 @@ def test_an_interrupt_has_its_own_exit_code(
     def interrupted(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "run_all", interrupted)
+    monkeypatch.setattr(pool, "run_all", interrupted)
     assert cli.main(["selftest"]) == 130
     assert "interrupted" in capsys.readouterr().err
 
@@ -111,7 +111,8 @@ def test_processes_that_cannot_be_started_are_told_and_not_a_verdict(
 def test_a_missing_package_is_told_and_not_a_verdict(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "lightning_audit.cli.selftest_command", None)
+    monkeypatch.delattr("lightning_audit.selftest.pool")
+    monkeypatch.setitem(sys.modules, "lightning_audit.selftest.pool", None)
     assert cli.main(["selftest"]) == 2
     assert "selftest cannot run" in capsys.readouterr().err
 
@@ -138,7 +139,7 @@ def test_on_a_terminal_the_table_is_drawn_and_progress_goes_to_stderr(
         told(FOUND)
         return FOUND, HEALTHY
 
-    monkeypatch.setattr(command, "run_all", run_all)
+    monkeypatch.setattr(pool, "run_all", run_all)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "200")
