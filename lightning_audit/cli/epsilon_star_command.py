@@ -10,13 +10,13 @@ import os
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lightning_audit import _validate
 from lightning_audit.cli.options import add_max_values, positive_int, whole
 from lightning_audit.cli.output import Refused, as_json
 from lightning_audit.files.bounded import text_lines
 from lightning_audit.files.npz import MAX_VALUES, open_npz
+from lightning_audit.layout import FloatArray
 from lightning_audit.stats.membership.epsilon_star import (
     Empirical,
     EpsilonStar,
@@ -25,8 +25,6 @@ from lightning_audit.stats.membership.epsilon_star import (
     epsilon_star,
 )
 from lightning_audit.stats.membership.epsilon_star_null import PermutationNull, epsilon_star_null
-
-Losses = NDArray[np.float64]
 
 _SIDES = ("train", "population")
 _EXPECTED = (
@@ -109,7 +107,7 @@ def run(options: argparse.Namespace) -> str:
 
 def read_losses(
     path: str | os.PathLike[str], *, max_values: int = MAX_VALUES
-) -> tuple[Losses, Losses]:
+) -> tuple[FloatArray, FloatArray]:
     """Read the losses of both sides.
 
     Args:
@@ -137,7 +135,7 @@ def read_losses(
     raise Refused(f"{name!r} holds {_validate.shown(held)}; {_EXPECTED}.")
 
 
-def _from_csv(name: str, max_values: int) -> tuple[Losses, Losses]:
+def _from_csv(name: str, max_values: int) -> tuple[FloatArray, FloatArray]:
     found: dict[str, list[float]] = {side: [] for side in _SIDES}
     with text_lines(name, max_values) as lines:
         rows = csv.DictReader(lines)
