@@ -19,6 +19,9 @@ from lightning_audit.cli import main as cli
 from lightning_audit.results.audit_report import EXIT_CODES, AuditReport, ReportError
 from lightning_audit.verdict.consistency import contradictions
 
+# Opacus, Lightning and torch remark on loaders, hooks and secure mode in every training.
+pytestmark = pytest.mark.filterwarnings("default")
+
 HEAVY = pytest.mark.heavy
 _texts: dict[str, str] = {}
 
