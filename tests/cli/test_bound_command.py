@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lightning_audit.cli.bound_command import parse_threshold
-from lightning_audit.cli.main import METHODS, ONE_RUN_METHODS, main
+from lightning_audit.cli.main import main
 from lightning_audit.record.store import DROPPED, EARLIER, INJECTED, ObservationStore, RecordHeader
 from lightning_audit.stats.bounds.counts import ConfusionCounts, epsilon_clopper_pearson
 from lightning_audit.stats.bounds.gdp_counts import mu_pooled_clopper_pearson
@@ -75,9 +75,11 @@ def test_scores_are_split_unless_a_threshold_is_given(
     assert told["epsilon_lower"] == expected.epsilon_lower
 
 
-def test_the_help_lists_every_method() -> None:
-    assert ", ".join(BOUND_NAMES) == METHODS
-    assert ", ".join(ONE_RUN_NAMES) == ONE_RUN_METHODS
+def test_the_help_lists_every_method(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bound", "--help"])
+    words = capsys.readouterr().out.replace(",", " ").replace(";", " ").split()
+    assert {*BOUND_NAMES, *ONE_RUN_NAMES} <= set(words)
 
 
 @pytest.mark.parametrize("method", ONE_RUN_NAMES)

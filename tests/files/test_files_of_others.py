@@ -17,8 +17,9 @@ from command_worker import Command
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lightning_audit.cli.main import METHODS, ONE_RUN_METHODS
 from lightning_audit.cli.output import OWN_FAULT
+from lightning_audit.stats.bounds.named_bounds import BOUND_NAMES
+from lightning_audit.stats.one_run.one_run_bounds import ONE_RUN_NAMES
 
 GIGABYTES = 1.0
 RNG = np.random.default_rng(0)
@@ -273,7 +274,7 @@ def options_of(tmp_path: Path) -> st.SearchStrategy[list[str]]:
     star = ["epsilon-star", str(tmp_path / "l.npz"), "--delta=1e-3", "--permutations=3"]
     given_to = [
         ([*bound, f"--method={method}", *more], "delta significance threshold guesses max-values")
-        for method in f"{METHODS}, {ONE_RUN_METHODS}".split(", ")
+        for method in (*BOUND_NAMES, *ONE_RUN_NAMES)
         for more in ([], ["--roc"], ["--json"])
     ]
     given_to += [

@@ -1,20 +1,39 @@
-"""The docs page of a selftest."""
+"""Makes docs/selftest.md by training every row: `python docs/build/selftest_page.py`.
+
+Beside the audit, the bounds of the literature are computed on what each training left.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
-from lightning_audit import __version__
+import numpy as np
+from literature import CHOICES, EACH, METHODS, StepsNeeded, steps_needed
+
+from lightning_audit import AuditReport, PrivacyAudit, __version__
+from lightning_audit.record.report_directory import RECORD_NAME, REPORT_NAME
+from lightning_audit.record.store import ENTERED, read_observations
 from lightning_audit.selftest import published
-from lightning_audit.selftest.literature import CHOICES, EACH, METHODS
+from lightning_audit.selftest.pool import run_all
 from lightning_audit.selftest.result import Result
-from lightning_audit.selftest.table import HEADINGS, needed_by, steps_of, summary
+from lightning_audit.selftest.rows import Row, planned
+from lightning_audit.selftest.table import HEADINGS, as_text, steps_of, summary
+from lightning_audit.selftest.training import train_row
 from lightning_audit.testing.faults import FAULTS
+from lightning_audit.testing.runs import train
+
+PAGE = Path(__file__).parents[1] / "selftest.md"
 
 _HEAD = """# What the audit finds, and after how many steps
 
-<!-- Made by `lightning-audit selftest --markdown docs/selftest.md`; do not edit. -->
+<!-- Made by `python docs/build/selftest_page.py`; do not edit. -->
 
 {summary}.
 
@@ -73,6 +92,67 @@ the violations above.
 _COLUMNS = ("training", "configuration", "answer", "finding", "named", "outcome", "steps", *METHODS)
 
 
+@dataclass(frozen=True)
+class Compared(Result):
+    """A result with the steps that the methods of the literature need.
+
+    Args:
+        needed: by method and threshold, steps from which on its bound is above the claim.
+    """
+
+    needed: StepsNeeded = field(default_factory=dict)
+
+
+class Observer(PrivacyAudit):
+    """Keeps the record alone, with canaries also where the clipping was found broken."""
+
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Forget that the clipping is broken."""
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+        for session in self._run.sessions if self._run else ():
+            session.recorder.clipping_is_broken = False
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Compute no bounds."""
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Close the records."""
+        self._ended = True
+        for session in self._run.sessions if self._run else ():
+            session.recorder.flush()
+            if session.store is not None:
+                session.store.close(archive=False)
+
+
+def compare(row: Row) -> Compared:
+    """Train a row, and see what the audit and the bounds of the literature say."""
+    with tempfile.TemporaryDirectory(prefix="row-") as name:
+        directory = Path(name)
+        result = train_row(row, directory / "audit")
+        delta = AuditReport.load(directory / "audit" / REPORT_NAME).delta
+        header, entries = read_observations(directory / "audit" / RECORD_NAME)
+        if (~np.isin(entries["canaries"], ENTERED)).any():
+            # The audit was sure before the run was over; the methods of the literature get it all.
+            train(row.fault, directory / "again", row.seed, Observer)
+            header, entries = read_observations(directory / "again" / RECORD_NAME)
+        return Compared(**vars(result), needed=steps_needed(header, entries, delta))
+
+
+def needed_by(result: Result, method: str) -> str:
+    """Steps that a method needs with the fixed threshold, and with the largest of all bounds."""
+    needed = _needed(result).get(method)
+    if not needed:
+        return "-"
+    both = [needed[name] for name in CHOICES]
+    return " / ".join("-" if n is None else str(n) for n in both)
+
+
+def _needed(result: Result) -> Mapping[str, Mapping[str, int | None]]:
+    return result.needed if isinstance(result, Compared) else {}
+
+
 def markdown(results: Sequence[Result], seconds: float, jobs: int) -> str:
     """The page.
 
@@ -124,7 +204,7 @@ def _false_accusations(rows: Sequence[Result]) -> list[str]:
     """How many healthy trainings each method accuses."""
     counts = {
         method: [
-            sum(row.needed.get(method, {}).get(choice) is not None for row in rows)
+            sum(_needed(row).get(method, {}).get(choice) is not None for row in rows)
             for choice in CHOICES
         ]
         for method in METHODS
@@ -153,3 +233,20 @@ def _remarks(results: Sequence[Result]) -> list[str]:
         "| fault | what is wrong | met in | remark |\n|---|---|---|---|\n",
         *lines,
     ]
+
+
+def main() -> None:
+    """Train all, and write the page."""
+    started = time.perf_counter()
+    jobs = os.cpu_count() or 1
+    # By its name as a module, under which the processes find it.
+    from selftest_page import compare as by_name
+
+    results = run_all(planned(), jobs, lambda r: print(r.fault, r.status), train=by_name)
+    seconds = time.perf_counter() - started
+    print(as_text(results, seconds))
+    PAGE.write_text(markdown(results, seconds, jobs), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

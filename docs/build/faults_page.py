@@ -1,18 +1,17 @@
-"""Makes docs/faults.md of the registry: `python tests/support/faults_page.py`."""
+"""Makes docs/faults.md of the registry: `python docs/build/faults_page.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-
-from places import DOCS
+from pathlib import Path
 
 from lightning_audit.testing.faults import FAULTS, Fault
 
-PAGE = DOCS / "faults.md"
+PAGE = Path(__file__).parents[1] / "faults.md"
 
 _HEAD = """# Faults to test a gate with
 
-<!-- Made by `python tests/support/faults_page.py` from the registry; do not edit. -->
+<!-- Made by `python docs/build/faults_page.py` from the registry; do not edit. -->
 
 `lightning_audit.testing.faults.FAULTS` holds faults of DP-SGD that were met in real code, or close
 variants. Each can be trained as it stands: `FAULTS[name].module()` is a small module on random

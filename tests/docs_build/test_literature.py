@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from lightning_audit.record.store import DROPPED, INJECTED, NOT_PLANNED, RecordHeader
-from lightning_audit.selftest.literature import (
+from literature import (
     CHOICES,
     EACH,
     METHODS,
@@ -13,6 +11,8 @@ from lightning_audit.selftest.literature import (
     looks,
     steps_needed,
 )
+
+from lightning_audit.record.store import DROPPED, INJECTED, NOT_PLANNED, RecordHeader
 from lightning_audit.stats.bounds.named_bounds import named_bound
 from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon
 

@@ -1,12 +1,13 @@
-"""Copies numbers and rows of the page to the README: `python tests/support/readme_rows.py`.
+"""Copies numbers and rows of the page to the README: `python docs/build/readme_rows.py`.
 
-To be run after `lightning-audit selftest --markdown docs/selftest.md`.
+To be run after `python docs/build/selftest_page.py`.
 """
 
 from __future__ import annotations
 
-from places import REPOSITORY
+from pathlib import Path
 
+REPOSITORY = Path(__file__).parents[2]
 PAGE, README = REPOSITORY / "docs" / "selftest.md", REPOSITORY / "README.md"
 BEGIN, END = "<!-- of docs/selftest.md -->\n", "<!-- to here -->\n"
 
