@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.filterwarnings(f"ignore:{message}"))
 
 
+@pytest.fixture(scope="session")
+def _divergences_once() -> None:
+    """Opacus computes the same Rényi divergences in every training, a third of a short one."""
+    from opacus.accountants.analysis import rdp
+
+    rdp._compute_log_a = lru_cache(maxsize=None)(rdp._compute_log_a)
+
+
 @pytest.fixture
 def short_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Audits with ``bounds=[]`` by default, and as without matplotlib: half of a short training."""
@@ -46,6 +55,7 @@ def _training(request: pytest.FixtureRequest) -> None:
         return
     import torch
 
+    request.getfixturevalue("_divergences_once")
     if request.node.get_closest_marker("whole_report") is None:
         request.getfixturevalue("short_report")
     torch.set_num_threads(1)
