@@ -21,9 +21,12 @@ def _trains(path: Path) -> bool:
     return path.relative_to(_TESTS).parts[0] in _TRAINING
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Expect those warnings of the tests that train."""
+    """Expect those warnings of the tests that train; what is nightly is heavy, too."""
     for item in items:
+        if item.get_closest_marker("nightly"):
+            item.add_marker("heavy")
         if _trains(item.path):
             for message in EXPECTED_WARNINGS:
                 item.add_marker(pytest.mark.filterwarnings(f"ignore:{message}"))
