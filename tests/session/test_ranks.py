@@ -180,7 +180,7 @@ def test_half_the_noise_is_found_in_both_processes_and_told_by_one(trained: Path
     assert one == other
     assert one.verdict.fault.startswith("noise scale too small")
     said = [(trained / f"out-{rank}.txt").read_text() for rank in range(2)]
-    assert [text.count("\nReport: ") for text in said] == [11, 0]
+    assert [text.count("\nReport: ") for text in said] == [4, 0]
 
 
 @pytest.mark.heavy
