@@ -152,6 +152,7 @@ print("outcome:", audit.report.verdict.outcome, audit.report.observations)
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("package", "absent"),
     [

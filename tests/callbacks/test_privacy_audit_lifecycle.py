@@ -183,6 +183,7 @@ trainer_for(Path({directory!r}), PrivacyAudit(seed=1), max_steps=100_000).fit(Pr
 """
 
 
+@pytest.mark.heavy
 def test_killed_training_leaves_a_readable_record_and_no_pass(tmp_path: Path) -> None:
     script = _KILLED.format(support=str(SUPPORT), directory=str(tmp_path))
     process = subprocess.Popen(

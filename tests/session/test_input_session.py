@@ -25,6 +25,7 @@ from hand_written_support import (
     SelfContainedOptimizer,
 )
 from lightning_fabric.utilities.exceptions import MisconfigurationException
+from stages import staged
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
@@ -138,12 +139,7 @@ def test_half_the_noise_is_found_in_unchanged_hand_written_code(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("kind", "ask"),
-    [
-        (HandWritten, True),
-        (OwnOptimizer, False),
-        pytest.param(HandWritten, False, marks=HEAVY),
-        pytest.param(OneByOne, False, marks=HEAVY),
-    ],
+    staged([(HandWritten, True)], [(k, False) for k in (OwnOptimizer, HandWritten, OneByOne)]),
 )
 def test_sound_hand_written_code_passes_and_keeps_its_weights(
     tmp_path: Path, kind: type[HandWritten], ask: bool
@@ -293,7 +289,7 @@ KINDS = [
 @pytest.mark.parametrize(
     "canary",
     [
-        pytest.param(kind, id=type(kind).__name__, marks=[HEAVY] if i in (1, 2) else [])
+        pytest.param(kind, id=type(kind).__name__, marks=[HEAVY] if i else [])
         for i, kind in enumerate(KINDS)
     ],
 )
@@ -416,6 +412,7 @@ def _force_out(audit: PrivacyAudit) -> None:
 # ------------------------------------------------------------------ coins that are not fair
 
 
+@pytest.mark.heavy
 @pytest.mark.whole_report
 def test_a_rare_canary_joins_as_often_as_is_said_and_sound_code_is_not_flagged(
     tmp_path: Path,
@@ -446,6 +443,7 @@ def test_clipping_after_the_average_is_found_by_a_rare_canary(tmp_path: Path) ->
     assert status(report, "sensitivity") == "violated"
 
 
+@pytest.mark.heavy
 @pytest.mark.whole_report
 def test_in_the_subsampled_game_a_steps_epsilon_stays_below_that_of_its_curve(
     tmp_path: Path,
@@ -595,9 +593,13 @@ def test_sound_code_is_not_flagged_in_a_few_runs(tmp_path: Path) -> None:
     assert all(_healthy(tmp_path, seed) != "VIOLATION" for seed in range(3))
 
 
-@HEAVY
-def test_sound_code_is_not_flagged_in_fifty_runs(tmp_path: Path) -> None:
-    assert all(_healthy(tmp_path, seed) != "VIOLATION" for seed in range(3, 53))
+@pytest.mark.parametrize(
+    "seeds",
+    staged(heavy=[range(3, 9)], nightly=[range(9, 53)]),
+    ids=lambda seeds: f"{seeds.start} to {seeds.stop}",
+)
+def test_sound_code_is_not_flagged_in_fifty_runs(tmp_path: Path, seeds: range) -> None:
+    assert all(_healthy(tmp_path, seed) != "VIOLATION" for seed in seeds)
 
 
 # ------------------------------------------------------------------ the training's generators

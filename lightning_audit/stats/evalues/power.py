@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 from scipy import optimize, special
@@ -63,7 +64,7 @@ def noise_power(
     steps = _validate.positive_int("steps", steps)
     ratio = _validate.open_unit("noise_ratio", noise_ratio)
     data = _validate.non_negative("data_variance", data_variance)
-    level = -np.log(_validate.open_unit("significance", significance))
+    level = -math.log(_validate.open_unit("significance", significance))
     count = coordinates * steps
     variance = (ratio**2 + data) * _centring_cost(steps)
     # Beyond one claimed variance a coordinate the test cannot flag: every bet has lost.
@@ -80,6 +81,8 @@ def _centring_cost(steps: int) -> float:
     return float(1.0 + (first - prior * second) / steps)
 
 
+# Powers at a hundred noise ratios ask for the same one.
+@lru_cache(maxsize=256)
 def _largest_flagged(count: int, level: float) -> float:
     """The largest sum of squares that the noise test still flags; 0 if none."""
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy import stats
+from stages import staged
 
 from lightning_audit.stats.attack_strength.strength_posterior import (
     GridDistribution,
@@ -116,11 +117,11 @@ def test_a_delta_that_no_table_follows_is_refused() -> None:
         attack_strength_posterior(attack_counts(10, 10**6, 10, 10**6), 0.1)
 
 
-@pytest.mark.heavy
-def test_the_interval_holds_its_level_averaged_over_the_prior() -> None:
+@pytest.mark.parametrize("runs", staged(heavy=[20], nightly=[60]))
+def test_the_interval_holds_its_level_averaged_over_the_prior(runs: int) -> None:
     rng = np.random.default_rng(7)
     ranks = []
-    for _ in range(60):
+    for _ in range(runs):
         epsilon, s = abs(rng.normal(0, np.sqrt(10))), rng.random()
         x, y = rng.random((2, 1_000_000))
         # Smallest epsilon of each pair of rates, for delta = 0.

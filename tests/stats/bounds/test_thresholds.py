@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from corner_bound import CHOICES, bound, mu_of_counts, mu_of_rates
 from hypothesis import given
 from hypothesis import strategies as st
+from stages import staged
 
 from lightning_audit.stats.bounds.counts import ConfusionCounts
 from lightning_audit.stats.bounds.thresholds import (
@@ -250,9 +252,14 @@ def highest_miss(repetitions: int) -> float:
     return 0.05 + 3 * math.sqrt(0.05 * 0.95 / repetitions)
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("epsilon", [0.0, 1.0, 4.0, 8.0])
-@pytest.mark.parametrize("n", list(REPETITIONS))
+#: Of the sizes and epsilons of `TIGHTNESS`: none proved, some, and a label that is deserved.
+FEW = [(1000, 0.0), (1000, 4.0), (5000, 4.0)]
+ALL = list(itertools.product(REPETITIONS, [0.0, 1.0, 4.0, 8.0]))
+
+
+@pytest.mark.parametrize(
+    ("n", "epsilon"), staged(heavy=FEW, nightly=[case for case in ALL if case not in FEW])
+)
 def test_valid_choices_keep_their_level_and_reach_the_reference_tightness(
     n: int, epsilon: float
 ) -> None:
@@ -272,8 +279,7 @@ def test_valid_choices_keep_their_level_and_reach_the_reference_tightness(
             assert median == pytest.approx(table[n][column], abs=0.02), name
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("epsilon", [0.0, 4.0])
+@pytest.mark.parametrize("epsilon", staged(heavy=[4.0], nightly=[0.0]))
 def test_valid_choices_keep_their_level_with_unequal_groups(epsilon: float) -> None:
     mu = gaussian_mu(epsilon, 1e-5) if epsilon else 0.0
     values = simulated(60, 1500, mu, 2000)
