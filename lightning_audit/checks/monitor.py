@@ -37,10 +37,6 @@ class AuditMonitor:
         significance: probability of a false alarm over the whole run.
     """
 
-    # Snapshots of earlier releases have neither.
-    first_replaced: int | None = None
-    last_norm = 1.0
-
     def __init__(self, header: RecordHeader, significance: float) -> None:
         self.header = header
         self.significance = significance
@@ -57,7 +53,8 @@ class AuditMonitor:
         self.lost_steps = 0
         self.noiseless_steps = 0
         self.replaced_steps = 0
-        self.last_scale = 1.0
+        self.first_replaced: int | None = None
+        self.last_scale = self.last_norm = 1.0
         self.claims = StepHistory()
 
     def update(self, entry: NDArray[np.void]) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from lightning_audit.accounting.margin import exceeds
 from lightning_audit.checks.family import SHARES, WARNING_SHARES
+from lightning_audit.results.audit_report import CheckResult, Kind
 
 #: Low precision rounds norms, but not by as much as this.
 NORM_TOLERANCE = 1.1
@@ -59,7 +60,7 @@ class Known:
     doubtful: bool = False
 
 
-#: Checks on which the power of `resolution.PowerModel`, and so a pass, rests.
+#: Checks on which the power of a run, and so a pass, rests.
 _RESTED_ON = ("noise", "noise.tensor", "noise.step", "noise.canary", "sensitivity")
 
 #: Checks that a function of a correct release can violate.
@@ -132,3 +133,27 @@ def is_wrong(name: str, evidence: Mapping[str, Any]) -> bool:
     if rule is None:
         raise KeyError(f"{name} has an e-value")
     return rule(evidence)
+
+
+def result_by_rule(
+    name: str,
+    evidence: Mapping[str, Any],
+    fine: str,
+    wrong: str,
+    advice: str,
+    kind: Kind = "mechanism",
+) -> CheckResult:
+    """Result of a check without e-value: one sentence if all is right, else another and advice.
+
+    Args:
+        name: of the check.
+        evidence: the numbers behind it, by which its rule in `REGISTRY` tells.
+        fine: what is said where nothing is wrong.
+        wrong: what is said where something is.
+        advice: what to look at then.
+        kind: which claim the check is about.
+    """
+    if not is_wrong(name, evidence):
+        return CheckResult(name, kind, "ok", fine, evidence=evidence)
+    status: Final = "warned" if REGISTRY[name].warns else "violated"
+    return CheckResult(name, kind, status, wrong, advice, evidence=evidence)

@@ -12,6 +12,7 @@ from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.tradeoff.isotropic_divergence import isotropic_pair_epsilon
 
 NAME: Final = "expected_batch_size"
+_SAME = "one record more or less leaves the divisor of the gradients the same"
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,10 @@ def batch_size_result(
     public, and then nothing is wrong: this is said, and never fails.
 
     Where it is private, the cost is `isotropic_pair_epsilon` of the two divisors' ratio: exact for
-    records whose gradients are zero, which are among those that an epsilon is promised for, and so
-    a lower bound for the mechanism, whatever its noise multiplier. If it is above the claim, the
-    claim is refuted. If it is not, what both cost together is not known (`demands.unpaid`): where
-    gradients are not zero, the divisor moves the mean as well, and no accountant counts it. The
-    sample rate is taken for a public constant.
+    records whose gradients are zero, for which an epsilon is promised as well, and so a lower bound
+    for the mechanism, whatever its noise multiplier. Above the claim, it refutes the claim. If not,
+    what both cost together is not known (`pass_blockers.unpaid`): where gradients are not zero, the
+    divisor moves the mean, too, and no accountant counts it. The sample rate is a public constant.
 
     Args:
         expected: the divisor.
@@ -63,12 +63,9 @@ def batch_size_result(
     others = sorted({int((records + more) * sample_rate) for more in (-1, 1)} - {int(expected)})
     evidence: dict[str, object] = {"expected_batch_size": expected, "of_neighbours": others}
     divided = f"gradients are divided by int(records * sample_rate) = {expected:g}"
-    if not others:
-        message = "one record more or less leaves the divisor of the gradients the same"
-        return CheckResult(NAME, "accounting", "ok", message, evidence=evidence)
-    if promise.neighbouring == "replace":
-        message = f"{divided}, which replacing a record leaves the same"
-        return CheckResult(NAME, "accounting", "ok", message, evidence=evidence)
+    if not others or promise.neighbouring == "replace":
+        fine = f"{divided}, which replacing a record leaves the same" if others else _SAME
+        return CheckResult(NAME, "accounting", "ok", fine, evidence=evidence)
     cost = max(_cost(expected, other, coordinates, promise.delta) for other in others)
     evidence |= {"epsilon_of_divisor": cost, "coordinates": coordinates, "delta": promise.delta}
     divided += f", with one record more or less by {others[0]}"
@@ -77,21 +74,20 @@ def batch_size_result(
         f"({coordinates:.3g} parameters times steps)"
     )
     if not promise.private_size:
-        message = (
+        fine = (
             f"{divided}: epsilon holds where the number of records is public, as is usual; where "
             f"it is not, {priced}: set expected_batch_size to a constant"
         )
-        return CheckResult(NAME, "accounting", "ok", message, evidence=evidence)
+        return CheckResult(NAME, "accounting", "ok", fine, evidence=evidence)
     evidence |= {"private_dataset_size": True, "epsilon_claimed": promise.epsilon}
     advice = (
         "after make_private set optimizer.expected_batch_size to a constant that is not computed "
         f"of the records, and state it: PrivacyClaim(expected_batch_size=...); if {expected:g} is "
         "such a constant, state it"
     )
-    refuted = is_wrong(NAME, evidence)
     claim = "" if promise.epsilon is None else f", and {promise.epsilon:.4g} is claimed"
     message = f"{divided}, and the number of records is private: {priced}{claim}"
-    status: Final = "violated" if refuted else "ok"
+    status: Final = "violated" if is_wrong(NAME, evidence) else "ok"
     return CheckResult(NAME, "accounting", status, message, advice, evidence=evidence)
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from lightning_audit.checks.registry import is_wrong
+from lightning_audit.checks.registry import result_by_rule
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.run_checks.batch_sampling import BatchCheck
 
@@ -45,7 +45,7 @@ def sampling_results(
     """
     name = "sampling.not_poisson"
     if accounted_rate is None or accounted_rate >= 1.0:
-        return (CheckResult(name, "accounting", "not_run", "no subsampling is accounted for"),)
+        return (_not_run(name),)
     if kind == "unknown" and batches is not None:
         return tuple(
             dataclasses.replace(result, advice=result.advice or _WRITE_INSTEAD)
@@ -55,47 +55,25 @@ def sampling_results(
         )
     if kind == "unknown" and _too_equal(batch_sizes, accounted_rate):
         kind, description = "not_poisson", f"{description}, with batches all of one size"
-    if kind == "not_poisson":
-        return (
-            CheckResult(
-                name,
-                "accounting",
-                "violated",
-                f"the accountant supposes Poisson sampling at rate {accounted_rate:.4g}, but the "
-                f"trainer's loader is not Poisson: {description}",
-                _WRITE_INSTEAD,
-                evidence={"loader": description, "poisson": False},
-            ),
-        )
     if kind == "unknown":
-        return (
-            CheckResult(
-                name,
-                "accounting",
-                "not_run",
-                f"it cannot be read off whether {description} draws Poisson batches",
-                evidence={"accounted_rate": accounted_rate},
-            ),
-        )
-    message = f"the loader is Poisson: {description}"
-    results = [CheckResult(name, "accounting", "ok", message, evidence={"poisson": True})]
-    if loader_rate is not None:
-        rates = {"loader_rate": loader_rate, "accounted_rate": accounted_rate}
-        higher = is_wrong("sampling.rate", rates)
-        results.append(
-            CheckResult(
-                "sampling.rate",
-                "accounting",
-                "violated" if higher else "ok",
-                f"the loader's sample rate is {loader_rate:.4g}, the accountant's "
-                f"{accounted_rate:.4g}",
-                "give the loader and the accountant the same rate: 1 / len(loader)"
-                if higher
-                else "",
-                evidence=rates,
-            )
-        )
-    return tuple(results)
+        message = f"it cannot be read off whether {description} draws Poisson batches"
+        return (_not_run(name, message, accounted_rate=accounted_rate),)
+    poisson = kind == "poisson"
+    drawn = result_by_rule(
+        name,
+        {"poisson": True} if poisson else {"loader": description, "poisson": False},
+        f"the loader is Poisson: {description}",
+        f"the accountant supposes Poisson sampling at rate {accounted_rate:.4g}, but the "
+        f"trainer's loader is not Poisson: {description}",
+        _WRITE_INSTEAD,
+        "accounting",
+    )
+    if not poisson or loader_rate is None:
+        return (drawn,)
+    rates = {"loader_rate": loader_rate, "accounted_rate": accounted_rate}
+    told = f"the loader's sample rate is {loader_rate:.4g}, the accountant's {accounted_rate:.4g}"
+    advice = "give the loader and the accountant the same rate: 1 / len(loader)"
+    return drawn, result_by_rule("sampling.rate", rates, told, told, advice, "accounting")
 
 
 def repeated_result(processes: int, accounted_rate: float | None) -> CheckResult:
@@ -107,7 +85,7 @@ def repeated_result(processes: int, accounted_rate: float | None) -> CheckResult
     """
     name = "sampling.repeated"
     if accounted_rate is None or accounted_rate >= 1.0:
-        return CheckResult(name, "accounting", "not_run", "no subsampling is accounted for")
+        return _not_run(name)
     return CheckResult(
         name,
         "accounting",
@@ -118,6 +96,12 @@ def repeated_result(processes: int, accounted_rate: float | None) -> CheckResult
         "out to the processes",
         evidence={"processes": processes, "accounted_rate": accounted_rate},
     )
+
+
+def _not_run(
+    name: str, why: str = "no subsampling is accounted for", **evidence: float
+) -> CheckResult:
+    return CheckResult(name, "accounting", "not_run", why, evidence=evidence)
 
 
 def _too_equal(sizes: Sequence[int], rate: float) -> bool:

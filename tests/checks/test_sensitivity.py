@@ -20,7 +20,6 @@ from simulated_record import (
 from lightning_audit.checks.sensitivity import SensitivityCheck
 from lightning_audit.record.snapshot import restore, snapshot
 from lightning_audit.record.store import EARLIER, INJECTED
-from lightning_audit.stats.evalues.coin_bet import CoinBet
 
 SPREAD = [label.startswith("Spread") for label in LABELS]
 
@@ -104,25 +103,6 @@ def test_what_one_kind_of_canary_shows_is_not_drowned_by_the_others(seed: int) -
     monitor = monitor_of(simulate(90, seed=seed, shift=np.where(SPREAD, math.sqrt(6), 1.0)))
     assert "sensitivity" in violated(monitor)
     assert monitor.sensitivity.shift < 1.6
-
-
-def test_a_check_of_an_earlier_release_goes_on_with_its_one_bet() -> None:
-    made, entries = simulate(40, shift=2.0)
-    kept = SensitivityCheck(made, 1e-3)
-    for entry in entries[:20]:
-        kept.update(entry)
-    data = snapshot(kept)
-    del data["state"]["_kinds"]
-    for name in ("_members", "_group_wealth"):
-        del data["state"]["_bet"]["state"][name]
-    old = restore(data)
-    plain = CoinBet((len(LABELS),))
-    for entry in entries[:20]:
-        plain.update(entry["coins"].astype(float), entry["readings"])
-    for entry in entries[20:]:
-        old.update(entry)
-        plain.update(entry["coins"].astype(float), entry["readings"])
-    assert old._bet.log_e == plain.log_e
 
 
 def test_a_restored_check_goes_on_as_if_it_had_not_stopped() -> None:
