@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from lightning_audit.checks.registry import judged
@@ -57,9 +57,7 @@ class Coupling:
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint's state."""
-        for field in fields(self):
-            if field.name in state:
-                setattr(self, field.name, state[field.name])
+        vars(self).update(state)
 
     def result(self) -> CheckResult:
         """Result of `coupling`."""

@@ -1,6 +1,6 @@
 """Does a report agree with itself, and its verdict with its checks and counts?
 
-The verdict is computed again by the rules that the run went by: `demands` for the outcome,
+The verdict is computed again by the rules that the run went by: `pass_blockers` for the outcome,
 `registry` and `family` for the checks. This finds accidents and careless edits. Whoever writes all
 numbers anew so that they fit has a report that passes: a report is no signature.
 """
