@@ -51,46 +51,59 @@ def epsilon_of_history(
 ) -> float:
     r"""Epsilon that a history of subsampled Gaussian steps spends at ``delta``.
 
-    An upper bound on the epsilon of the composed mechanism between neighbouring data sets, for
-    steps with independent Poisson batches and Gaussian noise; tight up to the discretisation of the
-    privacy loss, whose error is on the pessimistic side.
+    An upper bound on the epsilon of the composed mechanism between neighbouring data sets,
+    provided that the steps draw independent Poisson batches and independent Gaussian noise. It is
+    tight up to the discretisation of the privacy loss, whose error is on the pessimistic side.
 
-    .. math:: \inf\{\varepsilon: \mathbb{E}(1 - e^{\varepsilon - L_1 - \dots - L_T})_+ \le \delta\}
+    .. math:: \varepsilon = \inf\Big\{\varepsilon \ge 0 :
+        \mathbb{E}_{L_1 + \dots + L_T}\big[(1 - e^{\varepsilon - L})_+\big] \le \delta\Big\}
 
-    where L_t is the privacy loss of step t, put on a grid (connect the dots) and summed by FFT. No
-    value exceeds the epsilon of the same steps without subsampling, which is Gaussian with
-    mu^2 = sum of steps / noise_multiplier^2; where a record is replaced, each of its two opposite
-    gradients joins the batch with the sample rate, and mu doubles. That epsilon is returned where
-    all sample rates are 1, as it is exact, or the expected loss is above 1e8. With a delta < 1e-12,
-    below the FFT's accuracy, or more than ten million steps, which take minutes and gigabytes, the
-    Rényi accountant gives a bound that is not tight (where a record is replaced, that epsilon).
+    where L_t is the privacy loss of step t, put on a grid by the connect-the-dots algorithm and
+    summed by FFT. No value exceeds the epsilon of the same steps without subsampling, which is
+    Gaussian with mu^2 = sum of steps / noise_multiplier^2. Where a record is replaced, both data
+    sets hold one: each of its gradients, opposite ones, joins the batch with the sample rate, and
+    mu doubles. Four cases need no grid: all sample
+    rates 1, where that epsilon is exact; an expected loss above 1e8, where it is returned as it is;
+    and delta < 1e-12, which is below the accuracy of the FFT and left to the Rényi accountant, or
+    where a record is replaced to that epsilon without subsampling; and more than ten million steps,
+    which would take minutes and gigabytes and are treated as the third: an upper bound as well, but
+    not a tight one.
 
     With ``grid=None`` the grid is halved until epsilon moves by less than 0.5 % of itself and the
-    grid is below 0.5 % of it; a new one, once steps have grown, may give up to 0.5 % less.
+    grid is below 0.5 % of epsilon. The search runs at step counts rounded down to powers of four
+    and noise multipliers rounded up by at most a tenth, where epsilon is smaller, so that it is
+    cached while a training proceeds, and the result does not depend on earlier calls. As the grid
+    may change there, a history that passes such a point may give up to 0.5 % less.
 
     Args:
-        history: Phases in any order; equal ones are merged. An empty history spends nothing.
+        history: Phases in any order; equal mechanisms are merged. An empty history spends nothing.
         delta: Delta in (0, 1).
-        neighbouring: "add_remove" for a record more or less, "replace" for another in its place.
+        neighbouring: "add_remove" for a record more or less, or "replace" for another one in the
+            place of a record.
         grid: Width of the discretisation of the privacy loss, in nats; None chooses it.
 
     Returns:
         Epsilon >= 0; infinity exactly if a phase has no noise.
 
     Raises:
-        ValueError: If ``delta``, ``grid`` or ``neighbouring`` is outside its range.
+        ValueError: If ``delta`` is not in (0, 1), ``grid`` is not positive, or ``neighbouring`` is
+            neither of both.
 
     Example:
         >>> round(epsilon_of_history([Phase(1.0, 0.01, 1000)], delta=1e-5), 2)
         1.83
-        >>> round(epsilon_of_history([Phase(1.0, 0.01, 1000)], 1e-5, neighbouring="replace"), 2)
+        >>> round(epsilon_of_history([Phase(2.0, 1.0, 60), Phase(2.0, 1.0, 40)], delta=1e-5), 4)
+        33.1037
+        >>> steps = [Phase(1.0, 0.01, 1000)]
+        >>> round(epsilon_of_history(steps, delta=1e-5, neighbouring="replace"), 2)
         2.85
 
     References:
         Koskela, Jälkö and Honkela, "Computing tight differential privacy guarantees using FFT",
-        AISTATS 2020. Doroshenko et al., "Connect the dots", PoPETs 2022(4). Mironov, Talwar and
-        Zhang, "Rényi differential privacy of the sampled Gaussian mechanism", 2019. Dong, Roth and
-        Su, "Gaussian differential privacy", JRSS B 84, 2022, Corollary 3.3.
+        AISTATS 2020. Doroshenko et al., "Connect the dots: tighter discrete approximations of
+        privacy loss distributions", PoPETs 2022(4). Mironov, Talwar and Zhang, "Rényi differential
+        privacy of the sampled Gaussian mechanism", 2019. Dong, Roth and Su, "Gaussian differential
+        privacy", JRSS B 84, 2022, Corollary 3.3.
     """
     _validate.open_unit("delta", delta, "such as 1e-5, well below one over the number of records")
     if grid is not None:
@@ -104,12 +117,16 @@ def epsilon_of_history(
     unsampled = _unsampled_epsilon(phases, delta, neighbouring)
     if all(phase.sample_rate == 1 for phase in phases):
         return unsampled
-    loss = sum(p.steps * p.sample_rate / (2 * p.noise_multiplier**2) for p in phases)
-    if loss > _LARGEST_EXPECTED_LOSS:
+    if _expected_loss(phases) > _LARGEST_EXPECTED_LOSS:
         return unsampled
-    if delta >= _SMALLEST_PLD_DELTA and sum(phase.steps for phase in phases) <= _LONGEST:
-        return None
-    return unsampled if neighbouring == "replace" else min(_renyi_epsilon(phases, delta), unsampled)
+    if delta < _SMALLEST_PLD_DELTA or sum(phase.steps for phase in phases) > _LONGEST:
+        if neighbouring == "replace":
+            return unsampled
+        return min(_renyi_epsilon(phases, delta), unsampled)
+    if grid is None:
+        few = phases if len(phases) <= _FEW else [_uniform(phases)]
+        grid = _sufficient_grid(tuple(_round_down(phase) for phase in few), delta, neighbouring)
+    return _epsilon_on_grid(tuple(phases), delta, grid, neighbouring)
 
 
 def _uniform(phases: Sequence[Phase]) -> Phase:
@@ -117,7 +134,7 @@ def _uniform(phases: Sequence[Phase]) -> Phase:
     steps = sum(phase.steps for phase in phases)
     mean = sum(phase.steps * math.expm1(inverse_square(phase)) for phase in phases) / steps
     rate = sum(phase.steps * phase.sample_rate for phase in phases) / steps
-    return Phase(_mean_noise(phases), min(bucket_up(rate, _LIKE), 1.0), steps)
+    return Phase(1.0 / math.sqrt(math.log1p(mean)), min(bucket_up(rate, _LIKE), 1.0), steps)
 
 
 def _round_down(phase: Phase) -> Phase:
@@ -126,15 +143,15 @@ def _round_down(phase: Phase) -> Phase:
     return Phase(bucket_up(phase.noise_multiplier, _LIKE), phase.sample_rate, 4**power)
 
 
-def _automatic_grid(phases: Sequence[Phase], delta: float, neighbouring: Neighbouring) -> float:
-    """A sufficient grid, searched where epsilon is smaller: cached while a training goes on."""
-    few = phases if len(phases) <= _FEW else [_uniform(phases)]
-    return _sufficient_grid(tuple(_round_down(phase) for phase in few), delta, neighbouring)
-
-
 def _unsampled_epsilon(phases: Sequence[Phase], delta: float, neighbouring: Neighbouring) -> float:
     mu = math.sqrt(sum(phase.steps / phase.noise_multiplier**2 for phase in phases))
     return float(gaussian_epsilon(2.0 * mu if neighbouring == "replace" else mu, delta))
+
+
+def _expected_loss(phases: Sequence[Phase]) -> float:
+    return sum(
+        phase.steps * phase.sample_rate / (2 * phase.noise_multiplier**2) for phase in phases
+    )
 
 
 @lru_cache(maxsize=256)

@@ -147,11 +147,9 @@ class PrivacyAudit(Callback):
         self.resolution = given("resolution", resolution, Resolution) or Resolution()
         self.replay_neighbours = flag_of("replay_neighbours", replay_neighbours)
         self.allow = allowed_of(allow)
-        self.on_violation = _validate.one_of(
-            "on_violation", on_violation, ("raise", "stop", "warn")
-        )
-        reactions = ("raise", "warn")
-        self.on_inconclusive = _validate.one_of("on_inconclusive", on_inconclusive, reactions)
+        ways = ("raise", "warn", "stop")
+        self.on_violation = _validate.one_of("on_violation", on_violation, ways)
+        self.on_inconclusive = _validate.one_of("on_inconclusive", on_inconclusive, ways[:2])
         self.report_dir = report_dir
         self.log_prefix = log_prefix
         self.seed = seed_of(seed)

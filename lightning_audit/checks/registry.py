@@ -60,7 +60,7 @@ class Known:
     doubtful: bool = False
 
 
-#: Checks on which the power of a run, and so a pass, rests.
+#: Checks on which the power of `resolution.PowerModel`, and so a pass, rests.
 _RESTED_ON = ("noise", "noise.tensor", "noise.step", "noise.canary", "sensitivity")
 
 #: Checks that a function of a correct release can violate.

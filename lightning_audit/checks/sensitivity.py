@@ -40,8 +40,7 @@ class SensitivityCheck:
         # By part of a split batch, and what the bet had come to when the first one was seen.
         self.parts: PartShifts | None = None
         self._before_parts = 0.0
-        self._centre = PredictableCentre((self._k,))
-        self._sums = np.zeros((2, 3))  # out, in: number, sum and sum of squares of residuals
+        self._all = ShiftEstimate(self._k)
         self._each = np.zeros((2, 2, self._k))  # out, in: number and sum of residuals, by canary
         # Canaries in, norm of their readings, scale and noise multiplier of the first steps.
         self._norms: list[tuple[float, float, float, float]] = []

@@ -6,7 +6,6 @@ import math
 from typing import Final
 
 from lightning_audit.accounting.margin import exceeds
-from lightning_audit.checks.registry import result_by_rule
 from lightning_audit.results.audit_report import CheckResult
 
 
@@ -46,6 +45,10 @@ def accounting_result(
         f"epsilon {spent:.4g} at delta {delta:.3g}{between} as privacy loss distributions (spent), "
         f"{source} says {claimed:.4g} (claimed)"
     )
+    if not exceeds(spent, claimed):
+        return CheckResult(
+            name, kind, "ok", f"the steps so far compose to {numbers}", evidence=evidence
+        )
     advice = (
         "set noise_multiplier above 0"
         if math.isinf(spent)
@@ -57,5 +60,6 @@ def accounting_result(
             "claim the epsilon that replacing a record costs, or raise noise_multiplier; adding or "
             f"removing one costs {by_removal:.4g} only, which is what Opacus' accountants report"
         )
-    fine, wrong = f"the steps so far compose to {numbers}", f"the steps so far cost {numbers}"
-    return result_by_rule(name, evidence, fine, wrong, advice, kind)
+    return CheckResult(
+        name, kind, "violated", f"the steps so far cost {numbers}", advice, evidence=evidence
+    )

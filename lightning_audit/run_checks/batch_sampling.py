@@ -10,7 +10,11 @@ import numpy as np
 from lightning_audit.checks.family import Evidence
 from lightning_audit.checks.registry import RATE_TOLERANCE
 from lightning_audit.results.audit_report import CheckResult
-from lightning_audit.stats.evalues.batch_sizes import RATE_RATIOS, PoissonBatchBets, rate_log_e
+from lightning_audit.stats.evalues.batch_sizes import (
+    RATE_RATIOS,
+    PoissonBatchBets,
+    rate_log_e,
+)
 from lightning_audit.stats.evalues.sequential import log_mean_exp
 
 #: A record's probability above which the tests do not hold.
@@ -98,8 +102,13 @@ class BatchCheck:
         name, unknown = self._poisson.name, {"accounted_rate": rate}
         if self._doubled and self.twice_counts:
             message = f"{description} yields batches in which a record stands twice"
-            doubled = {"doubled": True, "poisson": False}
-            found = CheckResult(name, "accounting", "violated", message, evidence=doubled)
+            found = CheckResult(
+                name,
+                "accounting",
+                "violated",
+                message,
+                evidence={"doubled": True, "poisson": False},
+            )
         elif self.obstacle or self._doubled or rate > _LARGEST_RATE:
             twice = "a record stands twice in a batch" if self._doubled else ""
             why = self.obstacle or twice or f"a sample rate of {rate:.3g} is too high to tell"

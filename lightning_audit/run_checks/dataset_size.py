@@ -13,7 +13,6 @@ from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.tradeoff.isotropic_divergence import isotropic_pair_epsilon
 
 NAME: Final = "expected_batch_size"
-_SAME = "one record more or less leaves the divisor of the gradients the same"
 
 
 @dataclass(frozen=True)
@@ -90,9 +89,10 @@ def batch_size_result(
         f"of the records, and state it: PrivacyClaim(expected_batch_size=...); if {expected:g} is "
         "such a constant, state it"
     )
+    refuted = is_wrong(NAME, evidence)
     claim = "" if promise.epsilon is None else f", and {promise.epsilon:.4g} is claimed"
     message = f"{divided}, and the number of records is private: {priced}{claim}"
-    status: Final = "violated" if is_wrong(NAME, evidence) else "ok"
+    status: Final = "violated" if refuted else "ok"
     return CheckResult(NAME, "accounting", status, message, advice, evidence=evidence)
 
 

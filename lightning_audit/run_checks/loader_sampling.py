@@ -45,7 +45,7 @@ def sampling_results(
     """
     name = "sampling.not_poisson"
     if accounted_rate is None or accounted_rate >= 1.0:
-        return (_not_run(name),)
+        return (CheckResult(name, "accounting", "not_run", "no subsampling is accounted for"),)
     if kind == "unknown" and batches is not None:
         return tuple(
             dataclasses.replace(result, advice=result.advice or _WRITE_INSTEAD)
@@ -101,12 +101,6 @@ def repeated_result(processes: int, accounted_rate: float | None) -> CheckResult
         "out to the processes",
         "accounting",
     )
-
-
-def _not_run(
-    name: str, why: str = "no subsampling is accounted for", **evidence: float
-) -> CheckResult:
-    return CheckResult(name, "accounting", "not_run", why, evidence=evidence)
 
 
 def _too_equal(sizes: Sequence[int], rate: float) -> bool:

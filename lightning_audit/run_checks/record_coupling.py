@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from lightning_audit.checks.registry import judged
@@ -57,7 +57,9 @@ class Coupling:
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint's state."""
-        vars(self).update(state)
+        for field in fields(self):
+            if field.name in state:
+                setattr(self, field.name, state[field.name])
 
     def result(self) -> CheckResult:
         """Result of `coupling`."""
