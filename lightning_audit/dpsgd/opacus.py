@@ -20,7 +20,13 @@ from opacus.optimizers.ddp_perlayeroptimizer import DistributedPerLayerOptimizer
 
 from lightning_audit.dpsgd.lost_rows import all_finite, waiting_not_finite
 from lightning_audit.dpsgd.prefill import RowPrefill
-from lightning_audit.dpsgd.protocol import Backward, NormsSeen, StepClaim, UnsupportedOptimizer
+from lightning_audit.dpsgd.protocol import (
+    Backward,
+    NormsSeen,
+    StepClaim,
+    UnsupportedOptimizer,
+    refuse_repeated_closures,
+)
 from lightning_audit.dpsgd.row_buffer import exchange
 from lightning_audit.layout import Direction, Layout, TensorSlot
 from lightning_audit.taps.tensor_views import write_rows
@@ -133,11 +139,6 @@ class OpacusStep:
     def inject(self, directions: Sequence[Direction], norm: float, part: int = -1) -> None:
         """Append one row a direction to every ``grad_sample``, ``norm`` times the direction.
 
-        Args:
-            directions: unit directions over the layout, ``[n]``.
-            norm: norm of the rows, in the unit of a per-sample gradient.
-            part: number of the batch among those that are accumulated; -1 for the last.
-
         Raises:
             ValueError: a parameter holds no per-sample gradients.
         """
@@ -180,14 +181,7 @@ class OpacusStep:
         return reason and f"{_COPIED}: {reason}"
 
     def prepare(self, directions: Sequence[Direction], norm: float) -> None:
-        """Before the backward pass: give the canaries rows of their own, without a copy.
-
-        Only where `obstacle` is empty.
-
-        Args:
-            directions: unit directions over the layout, ``[n]``.
-            norm: norm of the rows, in the unit of a per-sample gradient.
-        """
+        """Before the backward pass: give the canaries rows of their own, without a copy."""
         self._prefill.fill(directions, norm)
         self._rows, self._entered = len(directions), []
 
@@ -333,9 +327,4 @@ def refuse_unsupported(optimizer: DPOptimizer) -> None:
             f"expected_batch_size={optimizer.expected_batch_size!r} must be > 0: gradients are "
             "divided by it. Opacus computes int(len(dataset) * sample_rate); use a larger batch."
         )
-    inner = innermost(optimizer)
-    if isinstance(inner, torch.optim.LBFGS):
-        raise UnsupportedOptimizer(
-            "LBFGS runs its closure several times in a step, so no single noisy gradient is the "
-            "step's; use an optimizer that takes one gradient a step, such as SGD or Adam."
-        )
+    refuse_repeated_closures(innermost(optimizer))
