@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from lightning_audit.accounting.step_history import Phases, StepHistory
 from lightning_audit.checks.coin_guesses import Guesses
-from lightning_audit.checks.family import shared_log_e
-from lightning_audit.checks.independence import ReuseCheck
+from lightning_audit.checks.evidence import shared_log_e
 from lightning_audit.checks.integrity import gradient_replaced_result
 from lightning_audit.checks.leakage import (
     LeakageBound,
@@ -23,6 +22,7 @@ from lightning_audit.checks.leakage import (
     SignalOverNoise,
     StudentBound,
 )
+from lightning_audit.checks.noise_reuse import ReuseCheck
 from lightning_audit.checks.noise_size import CanaryNoiseCheck, WitnessNoiseCheck
 from lightning_audit.checks.sensitivity import SensitivityCheck
 from lightning_audit.record.store import DROPPED, ENTERED, RecordHeader

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit.checks.family import Evidence
+from lightning_audit.checks.evidence import Evidence
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.store import RecordHeader
 from lightning_audit.results.audit_report import CheckResult

@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from lightning_audit.checks.family import Evidence
+from lightning_audit.checks.evidence import Evidence
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.registry import CHANNEL, NOISE, REUSE, SHOW_THE_RELEASE
 from lightning_audit.layout import FloatArray

@@ -1,7 +1,7 @@
 """Every check by its name: how often a report has it, and which evidence makes it a violation.
 
 The checks go by these rules when they are made, and the gate goes by them when it reads a report.
-A check by e-process is violated when its e-value reaches its threshold; see `checks.family`.
+A check by e-process is violated when its e-value reaches its threshold; see `checks.evidence`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lightning_audit.accounting.margin import exceeds
-from lightning_audit.checks.family import SHARES, WARNING_SHARES
+from lightning_audit.checks.evidence import SHARES, WARNING_SHARES
 from lightning_audit.results.audit_report import CheckResult, Kind
 
 #: Low precision rounds norms, but not by as much as this.
@@ -60,7 +60,7 @@ class Known:
     doubtful: bool = False
 
 
-#: Checks on which the power of `resolution.PowerModel`, and so a pass, rests.
+#: Checks on which the power of `power_model.PowerModel`, and so a pass, rests.
 _RESTED_ON = ("noise", "noise.tensor", "noise.step", "noise.canary", "sensitivity")
 
 #: Checks that a function of a correct release can violate.

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit.checks.family import Evidence
+from lightning_audit.checks.evidence import Evidence
 from lightning_audit.checks.part_shifts import PartShifts, ShiftEstimate
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.store import EARLIER, RecordHeader

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from lightning_audit import _validate
-from lightning_audit.checks.family import SHARES
+from lightning_audit.checks.evidence import SHARES
 from lightning_audit.cli.options import whole
 from lightning_audit.cli.output import Refused, as_json
 from lightning_audit.stats.bounds.bound_power import POWER_METHODS, bound_power

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_audit.checks.family import evidence_in, judge_again
+from lightning_audit.checks.evidence import evidence_in, judge_again
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.noise_channel import NoiseChannelChecks, NoiseSeen
 from lightning_audit.checks.post_processing import UseOfRelease

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from lightning_audit.accounting.margin import exceeds
-from lightning_audit.checks.family import SHARES, shared_log_e
+from lightning_audit.checks.evidence import SHARES, shared_log_e
 from lightning_audit.checks.registry import REGISTRY
 from lightning_audit.results.audit_report import KINDS, AuditReport, CheckResult, OptimizerSeen
 from lightning_audit.verdict.check_status import contradictions_of_checks

@@ -8,7 +8,7 @@ from scipy import stats
 from simulated_record import LABELS, SIGNIFICANCE, header, monitor_of, simulate, violated
 from stages import staged
 
-from lightning_audit.checks.family import SHARES
+from lightning_audit.checks.evidence import SHARES
 from lightning_audit.checks.leakage import LeakageBound, SignalOverNoise
 from lightning_audit.checks.monitor import AuditMonitor, replay
 from lightning_audit.record.snapshot import restore, snapshot

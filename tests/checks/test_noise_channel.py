@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from stages import most_failures, staged
 
-from lightning_audit.checks.family import SHARES, WARNING_SHARES
+from lightning_audit.checks.evidence import SHARES, WARNING_SHARES
 from lightning_audit.checks.noise_channel import (
     FROM_MEMORY,
     NoiseChannelChecks,

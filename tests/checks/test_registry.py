@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_audit.checks.family import SHARES, WARNING_SHARES
+from lightning_audit.checks.evidence import SHARES, WARNING_SHARES
 from lightning_audit.checks.registry import REGISTRY, is_wrong
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_audit.checks.family import SHARES
+from lightning_audit.checks.evidence import SHARES
 from lightning_audit.cli import power_command
 from lightning_audit.cli.main import main
 from lightning_audit.stats.bounds.bound_power import bound_power

@@ -24,7 +24,7 @@ from training_support import report_in, status, trainer_for
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim, PrivacyViolation
 from lightning_audit.testing.faulty_clipping import ClipAtTwice
 from lightning_audit.testing.faulty_noise import HalfNoise, ScaledNoise
-from lightning_audit.verdict.resolution import Resolution
+from lightning_audit.verdict.power_model import Resolution
 
 pytestmark = RESUMING
 

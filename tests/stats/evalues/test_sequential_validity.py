@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 from stages import most_failures, staged
 
-from lightning_audit.checks.family import SHARES
+from lightning_audit.checks.evidence import SHARES
 from lightning_audit.checks.noise_size import PooledSums
 from lightning_audit.checks.witnesses import Witnesses, WitnessReducer
 from lightning_audit.stats.evalues import sequential

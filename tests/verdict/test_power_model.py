@@ -10,7 +10,7 @@ from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.witnesses import Witnesses, WitnessReducer
 from lightning_audit.record.store import INJECTED, RecordHeader
 from lightning_audit.verdict.pass_blockers import TARGET, Resolution
-from lightning_audit.verdict.resolution import PowerModel
+from lightning_audit.verdict.power_model import PowerModel
 
 DEFAULT = Resolution()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_audit.checks.family import SHARES
+from lightning_audit.checks.evidence import SHARES
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.results.audit_report import Power
 from lightning_audit.stats.evalues.coin_bet import CoinBet

@@ -9,7 +9,7 @@ from simulated_record import (
     violated,
 )
 
-from lightning_audit.checks.family import SHARES, Evidence
+from lightning_audit.checks.evidence import SHARES, Evidence
 from lightning_audit.checks.monitor import AuditMonitor
 
 

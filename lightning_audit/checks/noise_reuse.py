@@ -12,7 +12,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit.checks.family import Evidence
+from lightning_audit.checks.evidence import Evidence
 from lightning_audit.record.store import RecordHeader
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.evalues.noise_scale import noise_log_e

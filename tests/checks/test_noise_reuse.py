@@ -13,7 +13,7 @@ from simulated_record import (
     violated,
 )
 
-from lightning_audit.checks.independence import ReuseCheck
+from lightning_audit.checks.noise_reuse import ReuseCheck
 from lightning_audit.checks.witnesses import Witnesses, WitnessReducer
 
 REUSE = {"reuse.lag", "reuse.broadcast", "reuse.pair"}
