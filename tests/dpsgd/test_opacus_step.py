@@ -437,12 +437,6 @@ def test_sharded_parameters_are_refused_with_advice(
         OpacusStep(optimizer, {})
 
 
-def test_an_optimizer_that_repeats_its_closure_is_refused_with_advice() -> None:
-    _, optimizer = private(nn.Linear(3, 2), inner="LBFGS")
-    with pytest.raises(UnsupportedOptimizer, match=r"LBFGS .* such as SGD or Adam"):
-        OpacusStep(optimizer, {})
-
-
 class FaultyOptimizer(DPOptimizer):
     def add_noise(self) -> None:
         """A user's own subclass is what an audit is for."""

@@ -51,7 +51,7 @@ def test_optimizers_that_repeat_their_closure_are_refused_by_every_adapter() -> 
     param = nn.Parameter(torch.zeros(1))
     plain = torch.optim.LBFGS([param])
     private = DPOptimizer(plain, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=4)
-    with pytest.raises(UnsupportedOptimizer, match="LBFGS runs its closure several times") as one:
+    with pytest.raises(UnsupportedOptimizer, match=r"LBFGS .* such as SGD or Adam") as one:
         opacus_step(private, {})
     with pytest.raises(UnsupportedOptimizer) as other:
         ManualStep(plain, {}, StepClaim(1.0, 1.0, 4.0))
