@@ -21,13 +21,7 @@ class MechanismError(Exception):
 
 
 class OutputSource:
-    """Calls a mechanism on two data sets in turn.
-
-    Args:
-        mechanism: the mechanism.
-        datasets: the two data sets, called d0 and d1 in messages.
-        rng: source of randomness that every call is given.
-    """
+    """Calls a mechanism on two data sets in turn, called d0 and d1 in messages."""
 
     def __init__(
         self, mechanism: Mechanism, datasets: tuple[Any, Any], rng: np.random.Generator

@@ -27,15 +27,7 @@ def likely_fault(
     tensors: int,
     batch_size: int,
 ) -> LikelyFault:
-    """Name the fault that the readings speak for most.
-
-    Args:
-        shifts: how much gradients add, by probe.
-        noises: how large the noise is, by batch.
-        goal: log e-value from which on a reading shows a fault; one does.
-        tensors: number of tensors of a gradient.
-        batch_size: number of gradients in a call.
-    """
+    """Name the fault that the readings speak for most; one of them has an e-value of ``goal``."""
     if any(reading.log_e >= goal for reading in shifts.values()):
         return _of_clipping(shifts, noises, goal, tensors)
     return _of_noise(shifts, noises, goal, batch_size)

@@ -59,18 +59,10 @@ WATCHED = 2**20
 
 @lru_cache(maxsize=4096)
 def largest_interval_probability(records: int, low: int, high: int) -> float:
-    """The largest ``P(low <= Bin(records, q) <= high)`` over all ``q`` in [0, 1].
+    """The largest ``P(low <= Bin(records, q) <= high)``, ``low <= high``, over ``q`` in [0, 1].
 
     The derivative in ``q`` vanishes where the binomial with one record less is as likely at
     ``low - 1`` as at ``high``.
-
-    Args:
-        records: number of records, >= 1.
-        low: smallest size of the interval, <= ``high``.
-        high: its largest size.
-
-    Returns:
-        The probability, in (0, 1].
 
     Example:
         >>> round(largest_interval_probability(2, 1, 1), 6)
@@ -85,17 +77,9 @@ def largest_interval_probability(records: int, low: int, high: int) -> float:
 
 
 def overlap_log_e(records: int, marked: int, drawn: int, overlap: int, tilts: Floats) -> Floats:
-    """Log of ``w^overlap / E[w^X]``, with ``X`` the overlap of a uniform subset and a fixed one.
+    """Log of ``w^overlap / E[w^X]`` for each ``w`` > 0 of the tilts, ``[j]``.
 
-    Args:
-        records: number of records.
-        marked: size of the fixed subset.
-        drawn: size of the uniform subset.
-        overlap: records in both.
-        tilts: ``w`` > 0, ``[j]``.
-
-    Returns:
-        Log e-values, ``[j]``.
+    ``X`` is the overlap of a uniform subset of size ``drawn`` and a fixed one of size ``marked``.
 
     Example:
         >>> overlap_log_e(10, 0, 3, 0, np.array([0.1, 2.0]))

@@ -139,12 +139,12 @@ def _lower_hull(x: Floats, y: Floats) -> tuple[Floats, Floats]:
             return x, y
         kept[parity % 2 :: 2] = True
         x, y = x[kept], y[kept]
-    corners = _hull_of_few(x.tolist(), y.tolist())
+    corners = hull_of_few(x.tolist(), y.tolist())
     return x[corners], y[corners]
 
 
-def _hull_of_few(x: Sequence[float], y: Sequence[float]) -> list[int]:
-    """Positions of the corners, point by point: a microsecond for each."""
+def hull_of_few(x: Sequence[float], y: Sequence[float]) -> list[int]:
+    """Positions of the corners of the lower hull, point by point: a microsecond for each."""
     kept: list[int] = []
     for i, (xi, yi) in enumerate(zip(x, y, strict=True)):
         while len(kept) > 1:

@@ -112,19 +112,6 @@ def test_error_rate_bet_weighs_both_worlds_alike(p: float) -> None:
     assert bet.log_e == pytest.approx(np.log(wealth.mean(axis=1)), abs=1e-11)
 
 
-def test_fair_coins_give_the_numbers_of_the_first_release_to_the_last_bit() -> None:
-    k = 4
-    bet, rate = CoinBet((k,), coin_probability=0.5), ErrorRateBet((k,), RATIOS, 0.5)
-    assert (rate._weights == 1.0).all()
-    wealth = np.zeros(len(COIN_SLOPES))
-    for coins, readings in steps_of(0.5, 3, 60, (k,)):
-        centred = readings - coins - bet._centre
-        x = (2.0 * coins - 1.0) * centred / np.sqrt(bet._squares / bet._count)
-        wealth += (math.log(2.0) - np.logaddexp(0.0, -x[:, None] * COIN_SLOPES)).sum(axis=0)
-        bet.update(coins, readings)
-        np.testing.assert_array_equal(bet._log_wealth, wealth)
-
-
 @pytest.mark.parametrize("p", [0.0, 1.0, -0.1, math.nan])
 def test_a_coin_that_is_none_is_refused(p: float) -> None:
     makers: list[Callable[[], object]] = [
