@@ -23,7 +23,7 @@ MODULES = [path for path in FILES if path.name != "__init__.py"]
 ROOMS = sorted({path.parent for path in MODULES} - {PACKAGE})
 TESTS = REPOSITORY / "tests"
 #: Folders of tests that are no room's: of the repository's tools, and what tests share.
-OTHER_TESTS = {"support", "data"}
+OTHER_TESTS = {"support", "data", "docs_build"}
 
 
 def in_package(path: Path) -> str:

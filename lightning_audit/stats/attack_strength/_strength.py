@@ -19,8 +19,8 @@ from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats._beta import Beta
 from lightning_audit.stats._confusion import ConfusionCounts
 from lightning_audit.stats.posteriors._joint import EpsilonSides
-from lightning_audit.stats.posteriors._posterior import rates
 from lightning_audit.stats.posteriors._quantiles import ClaimPosterior
+from lightning_audit.stats.posteriors._rate_posteriors import rates
 
 Counts = NDArray[np.int64]
 

@@ -14,7 +14,8 @@ from lightning_audit import _validate
 from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats._confusion import ConfusionCounts
 from lightning_audit.stats.posteriors._joint import MuSides
-from lightning_audit.stats.posteriors._posterior import (
+from lightning_audit.stats.posteriors._quantiles import ClaimPosterior
+from lightning_audit.stats.posteriors._rate_posteriors import (
     NODES,
     TAIL,
     Region,
@@ -26,7 +27,6 @@ from lightning_audit.stats.posteriors._posterior import (
     tail_for,
     two_sided,
 )
-from lightning_audit.stats.posteriors._quantiles import ClaimPosterior
 
 __all__ = [
     "mu_posterior_cdf",

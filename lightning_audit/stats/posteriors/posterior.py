@@ -25,7 +25,8 @@ from lightning_audit import _validate
 from lightning_audit.stats._arguments import Floats, delta_or_zero
 from lightning_audit.stats._confusion import ConfusionCounts
 from lightning_audit.stats.posteriors._joint import EpsilonSides
-from lightning_audit.stats.posteriors._posterior import (
+from lightning_audit.stats.posteriors._quantiles import ClaimPosterior
+from lightning_audit.stats.posteriors._rate_posteriors import (
     NODES,
     TAIL,
     Region,
@@ -37,7 +38,6 @@ from lightning_audit.stats.posteriors._posterior import (
     tail_for,
     two_sided,
 )
-from lightning_audit.stats.posteriors._quantiles import ClaimPosterior
 
 __all__ = [
     "epsilon_posterior_cdf",
