@@ -251,7 +251,8 @@ def _split(
     """The part that the threshold is chosen by, and the rest; the order of scores counts."""
     rng = np.random.default_rng(choice.seed)
     (first, rest), (other_first, other_rest) = (
-        np.split(rng.permutation(scores), [round(choice.fraction * len(scores))])
+        # A copy: numpy would shuffle an empty group in place, and scores are read-only.
+        np.split(rng.permutation(scores.copy()), [round(choice.fraction * len(scores))])
         for scores in groups
     )
     return (first, other_first), (rest, other_rest)
