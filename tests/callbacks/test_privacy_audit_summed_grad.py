@@ -68,7 +68,7 @@ def own_cross_entropy(module: PrivateModule, batch: Any) -> torch.Tensor:
         lambda: wide(Ghost),
         lambda: wide(ManualGhost),
         lambda: wide(AdaptiveGhost, batch_size=64),
-        lambda: wide(Physical, batch_size=24),
+        lambda: wide(Physical, batch_size=16),
         lambda: wide(optimizer_class=NoNoise),
     ],
 )
