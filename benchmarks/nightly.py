@@ -2,7 +2,8 @@
 
 python benchmarks/nightly.py [--small] [--page FILE]
 
-The tests marked `nightly`, the whole selftest, and the benchmarks that tell right from wrong.
+The tests marked `nightly`, the whole selftest, and benchmarks: those of correct trainings fail
+where one is accused, of the others the numbers are written down.
 ``--small`` runs a little of each in a few minutes, to see that this script works.
 """
 
@@ -42,8 +43,8 @@ _HEAD = """# The last whole run
 
 `make nightly` runs what no stage of `make test` has time for: the tests marked `nightly`
 (simulations, figures and benchmarks at their whole size, of which `make heavy` runs a smaller
-version), `lightning-audit selftest` with every fault, and the benchmarks whose result is right or
-wrong.
+version), `lightning-audit selftest` with every fault, and benchmarks. Those of correct trainings
+fail where one is accused; of the others the numbers are written down, which the tests judge.
 """
 
 

@@ -55,7 +55,7 @@ class Alternate(pl.Callback):
             audit.detach()
             if self._on:
                 audit.session.follow(audit.session.step)
-                audit.watch_clipping(audit.session.step.optimizer)
+                audit.watch(audit.session.step.optimizer)
         optimizers.audits = self._audits if self._on else []
         self._start = time.perf_counter()
 

@@ -22,6 +22,10 @@ Given = TypeVar("Given")
 
 DEFAULT_DELTA = 1e-5
 
+#: What may follow a verdict.
+ON_VIOLATION = ("raise", "stop", "warn")
+ON_INCONCLUSIVE = ("raise", "warn")
+
 #: Everything that an audit may find.
 FINDINGS = (*REGISTRY, "unaudited")
 

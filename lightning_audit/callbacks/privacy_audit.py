@@ -14,6 +14,8 @@ from lightning_audit import _validate
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.callbacks._namespaces import Callback, refused_as_lightning_does
 from lightning_audit.callbacks.audit_arguments import (
+    ON_INCONCLUSIVE,
+    ON_VIOLATION,
     allowed_of,
     bounds_of,
     canaries_of,
@@ -147,9 +149,8 @@ class PrivacyAudit(Callback):
         self.resolution = given("resolution", resolution, Resolution) or Resolution()
         self.replay_neighbours = flag_of("replay_neighbours", replay_neighbours)
         self.allow = allowed_of(allow)
-        ways = ("raise", "warn", "stop")
-        self.on_violation = _validate.one_of("on_violation", on_violation, ways)
-        self.on_inconclusive = _validate.one_of("on_inconclusive", on_inconclusive, ways[:2])
+        self.on_violation = _validate.one_of("on_violation", on_violation, ON_VIOLATION)
+        self.on_inconclusive = _validate.one_of("on_inconclusive", on_inconclusive, ON_INCONCLUSIVE)
         self.report_dir = report_dir
         self.log_prefix = log_prefix
         self.seed = seed_of(seed)
