@@ -1,4 +1,4 @@
-"""Checks of `PrivacyAudit`'s arguments that concern more than one value."""
+"""Checks of the callbacks' arguments beside those of single numbers."""
 
 from __future__ import annotations
 
@@ -105,6 +105,11 @@ def seed_of(seed: int | None) -> int:
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ValueError(f"seed={seed!r} must be a whole number >= 0; leave it out to draw one.")
     return seed
+
+
+def count_or_none(name: str, value: int | None) -> int | None:
+    """An argument that is a whole number >= 1, or None."""
+    return None if value is None else _validate.positive_int(name, value)
 
 
 def flag_of(name: str, value: bool) -> bool:

@@ -4,53 +4,31 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lightning_audit import _validate
+from lightning_audit._validate import one_of, open_unit
 from lightning_audit.accounting.claims import PrivacyClaim
-from lightning_audit.callbacks._namespaces import Callback, refused_as_lightning_does
-from lightning_audit.callbacks.arguments import (
-    allowed_of,
-    bounds_of,
-    canaries_of,
-    claimed_of,
-    delta_of,
-    flag_of,
-    given,
-    oversize_of,
-    seed_of,
-)
+from lightning_audit.callbacks import arguments
+from lightning_audit.callbacks._namespaces import Callback, of_its_run, refused_as_lightning_does
 from lightning_audit.callbacks.figures import send_report_figure
-from lightning_audit.callbacks.loader_hook import LoaderWatcher
+from lightning_audit.callbacks.outcome import raise_outcome, show, warn_of_end
 from lightning_audit.callbacks.same_training import goes_on, leave
+from lightning_audit.callbacks.strategy_hooks import StrategyHook, show_batches, watch_loaders
 from lightning_audit.callbacks.trainer_refusals import refuse_trainer
-from lightning_audit.callbacks.training_step_hook import TrainingStepHook
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.inputs import InputCanary
-from lightning_audit.record.report_directory import REPORT_NAME
-from lightning_audit.report.console import print_report
-from lightning_audit.results.audit_report import (
-    AuditReport,
-    InconclusiveAudit,
-    PrivacyViolation,
-    describe,
-)
+from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.checkpoint import opened
-from lightning_audit.run.report_files import ReportFiles
 from lightning_audit.run.terms import Terms
-from lightning_audit.session.ranks import Ranks
 from lightning_audit.verdict.pass_blockers import Resolution
 
 if TYPE_CHECKING:
-    import pytorch_lightning as pl
+    from pytorch_lightning import LightningModule, Trainer
 
 _log = logging.getLogger(__name__)
-
-_ON_VIOLATION = ("raise", "stop", "warn")
-_ON_INCONCLUSIVE = ("raise", "warn")
 
 
 class PrivacyAudit(Callback):
@@ -139,108 +117,81 @@ class PrivacyAudit(Callback):
         bounds: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
-        given("claim", claim, PrivacyClaim)
-        self.claimed_epsilon = claimed_of(claimed_epsilon, claim)
-        self.delta = delta_of(delta, claim)
+        arguments.given("claim", claim, PrivacyClaim)
+        self.claimed_epsilon = arguments.claimed_of(claimed_epsilon, claim)
+        self.delta = arguments.delta_of(delta, claim)
         self.claim = claim
-        self.canaries = canaries_of(canaries, num_canaries)
-        self.oversize = oversize_of(oversize)
-        self.every_n_steps = (
-            None
-            if every_n_steps is None
-            else _validate.positive_int("every_n_steps", every_n_steps)
-        )
-        self.significance = _validate.open_unit("significance", significance, "e.g. 0.001")
-        self.bound_significance = _validate.open_unit(
-            "bound_significance", bound_significance, "e.g. 0.05"
-        )
-        self.bounds = bounds_of(bounds)
-        self.resolution = given("resolution", resolution, Resolution) or Resolution()
-        self.replay_neighbours = flag_of("replay_neighbours", replay_neighbours)
-        self.allow = allowed_of(allow)
-        self.on_violation = _validate.one_of("on_violation", on_violation, _ON_VIOLATION)
-        self.on_inconclusive = _validate.one_of(
-            "on_inconclusive", on_inconclusive, _ON_INCONCLUSIVE
-        )
+        self.canaries = arguments.canaries_of(canaries, num_canaries)
+        self.oversize = arguments.oversize_of(oversize)
+        self.every_n_steps = arguments.count_or_none("every_n_steps", every_n_steps)
+        self.significance = open_unit("significance", significance, "e.g. 0.001")
+        self.bound_significance = open_unit("bound_significance", bound_significance, "e.g. 0.05")
+        self.bounds = arguments.bounds_of(bounds)
+        self.resolution = arguments.given("resolution", resolution, Resolution) or Resolution()
+        self.replay_neighbours = arguments.flag_of("replay_neighbours", replay_neighbours)
+        self.allow = arguments.allowed_of(allow)
+        self.on_violation = one_of("on_violation", on_violation, ("raise", "stop", "warn"))
+        self.on_inconclusive = one_of("on_inconclusive", on_inconclusive, ("raise", "warn"))
         self.report_dir = report_dir
         self.log_prefix = log_prefix
-        self.seed = seed_of(seed)
+        self.seed = arguments.seed_of(seed)
         #: State of a checkpoint from which the next training goes on, or of the last one.
         self._kept: dict[str, Any] = {}
         self._run: AuditRun | None = None
         self._report: AuditReport | None = None
         self._ended = self._told = False
-        self._watcher = LoaderWatcher()
-        self._hook: TrainingStepHook | None = None
+        self._hooks: list[StrategyHook] = []
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle holds: the report and the audit's state, not the training."""
         # The module's own, which Lightning puts there.
         held = {k: v for k, v in vars(self).items() if k not in ("log", "log_dict")}
-        state = self.state_dict()
-        return held | {
-            "_run": None,
-            "_hook": None,
-            "_watcher": LoaderWatcher(),
-            "_report": self.report,
-            "_kept": state,
-        }
+        kept = {"_report": self.report, "_kept": self.state_dict()}
+        return held | kept | {"_run": None, "_hooks": []}
 
     @property
     def report(self) -> AuditReport | None:
         """The report of the latest training; None before the first epoch has ended."""
         return self._run.report if self._run is not None else self._report
 
-    # ------------------------------------------------------------------ set-up
-
     @refused_as_lightning_does
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse what cannot be audited, before anything is trained."""
         if stage != "fit":
             return
-        self._let_go()
+        self._release(trainer, pl_module)
         again = goes_on(trainer, pl_module, self._kept)
         if not again:
             self._report, self._kept = None, {}
         self._ended = self._told = False
-        audits = [callback for callback in trainer.callbacks if isinstance(callback, PrivacyAudit)]  # type: ignore[attr-defined]
-        refuse_trainer(trainer, len(audits))
-        ranks = Ranks.of(trainer)
-        terms = replace(self._terms(), seed=ranks.shared(self.seed))
-        files = None
-        if ranks.is_first and not _is_trial(trainer):
-            files = ReportFiles(self.report_dir or Path(trainer.default_root_dir) / "audit")
-        run = AuditRun(terms, files, str(trainer.precision), ranks)
+        audits = sum(isinstance(callback, PrivacyAudit) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        refuse_trainer(trainer, audits)
+        terms = Terms(**{field.name: getattr(self, field.name) for field in fields(Terms)})
+        run = AuditRun(terms, trainer, self.report_dir or Path(trainer.default_root_dir) / "audit")
         run.take_directory(again=again)
         if again:
             run.keep(opened(self._kept), self._report)
         self._run = run
-        if not ranks.several:  # each process would see its own share of the records
-            self._watcher.attach(trainer, run.lints.watch)
+        if not run.ranks.several:  # each process would see its own share of the records
+            self._hooks.append(watch_loaders(trainer, run.lints.watch))
 
-    @refused_as_lightning_does
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Go on in the directory of the run that a checkpoint is of."""
-        if self._run is not None:  # the checkpoint has been loaded by now
-            self._run.go_on_in_its_directory()
+    @of_its_run
+    def on_fit_start(self, run: AuditRun, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Go on in the directory of the run that a checkpoint is of; it has been loaded by now."""
+        run.go_on_in_its_directory()
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of the audit; it loads under ``weights_only=True``."""
-        return self._kept if self._run is None else self._run.state()
+        return self._kept if self._run is None else self._run.optimizers.state()
 
+    @of_its_run
     def on_load_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+        self, run: AuditRun, trainer: Trainer, pl_module: LightningModule, checkpoint: Any
     ) -> None:
         """Let go of what was held of this training: the checkpoint's steps are others."""
-        run, held = self._run, self._kept
-        if run is None or not held:
-            return
-        self._kept = {}
-        run.keep({}, None)
-        state = checkpoint["callbacks"].get(self.state_key)
-        same = isinstance(state, dict) and state.get("run") == held["run"]
-        if not same and not _is_trial(trainer):  # the report that lies there is another training's
-            run.make_room()
+        if self._kept:
+            run.forget(self._kept, checkpoint["callbacks"].get(self.state_key))
+            self._kept = {}
 
     @refused_as_lightning_does
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -254,195 +205,146 @@ class PrivacyAudit(Callback):
         if self._run is not None:  # Lightning loads checkpoints after `setup`
             self._run.keep(state)
 
-    @refused_as_lightning_does
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    @of_its_run
+    def on_train_start(self, run: AuditRun, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach to the optimizers and read how the loader samples."""
-        if self._run is not None:
-            self._run.start(trainer.train_dataloader, trainer.global_step)
-            self._run.follow(trainer.optimizers, pl_module)
-            self._run.remark(trainer)
-            batches = self._run.way_to_batches(trainer, pl_module)
-            if batches is not None:
-                self._hook = self._hook or TrainingStepHook(trainer, pl_module, batches)
+        run.start(trainer.train_dataloader, trainer.global_step)
+        run.optimizers.follow(trainer.optimizers, pl_module)
+        run.remark(trainer)
+        if run.way_to_batches(trainer, pl_module) is not None:
+            self._hooks.append(show_batches(trainer, pl_module, run))
 
     # ------------------------------------------------------------------ each step and epoch
 
-    @refused_as_lightning_does
+    @of_its_run
     def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+        self,
+        run: AuditRun,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         """Follow optimizers that were made anew."""
-        if self._run is None:
-            return
-        self._run.follow(trainer.optimizers, pl_module)
+        run.optimizers.follow(trainer.optimizers, pl_module)
         if batch_idx == 0:
-            self._run.start_epoch()
-        if self._run.session is None:
+            run.start_epoch()
+        if not run.sessions:
             # Not before the first batch: a callback may make the training private until then.
-            self._run.follow_hand_written(pl_module)
-        self._run.start_batch(trainer.current_epoch)
+            run.optimizers.follow_hand_written(pl_module)
+        run.start_batch(trainer.current_epoch)
 
-    @refused_as_lightning_does
+    @of_its_run
     def on_before_backward(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Any
+        self, run: AuditRun, trainer: Trainer, pl_module: LightningModule, loss: Any
     ) -> None:
         """Lay the canaries' rows out before Opacus fills in the others, which spares a copy."""
-        if self._run is not None:
-            # The module, and callbacks after this one, had their on_train_batch_start since.
-            self._run.follow(trainer.optimizers, pl_module)
-            self._run.lints.look_at_loss(pl_module, loss)
-            self._run.prepare(loss, trainer.accumulate_grad_batches)
+        # The module, and callbacks after this one, had their on_train_batch_start since.
+        run.optimizers.follow(trainer.optimizers, pl_module)
+        run.lints.look_at_loss(pl_module, loss)
+        run.prepare(loss, trainer.accumulate_grad_batches)
 
-    def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    @of_its_run
+    def on_after_backward(self, run: AuditRun, *_: Any) -> None:
         """Hide the canaries' rows from code that looks at the gradients before the step."""
-        if self._run is not None:
-            self._run.conceal()
+        run.conceal()
 
-    @refused_as_lightning_does
+    @of_its_run
     def on_before_optimizer_step(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any
+        self, run: AuditRun, trainer: Trainer, pl_module: LightningModule, optimizer: Any
     ) -> None:
         """Put the canaries in: after backward, before clipping."""
-        if self._run is not None:
-            self._run.inject(optimizer)
+        run.inject(optimizer)
 
+    @of_its_run
     def on_train_batch_end(
         self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
+        run: AuditRun,
+        trainer: Trainer,
+        pl_module: LightningModule,
         outputs: Any,
         batch: Any,
         batch_idx: int,
     ) -> None:
         """Hand out no canaries until the next batch: validation is not training."""
-        if self._run is not None:
-            self._run.end_batch(batch)
+        run.end_batch(batch)
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    @of_its_run
+    def on_train_epoch_end(
+        self, run: AuditRun, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
         """Log the bounds; ask the training to stop when the claim is false."""
-        if self._run is None:
-            return
-        metrics = self._run.end_epoch(trainer.current_epoch, pl_module)
+        metrics, report = run.end_epoch(trainer.current_epoch, pl_module)
         named = {f"{self.log_prefix}/{name}": value for name, value in metrics.items()}
-        pl_module.log_dict(named, sync_dist=self._run.ranks.several)
-        report = self._run.report
-        if report is not None and report.verdict.outcome == "VIOLATION":
-            if not self._told and self._run.ranks.is_first:
+        pl_module.log_dict(named, sync_dist=run.ranks.several)
+        if report.verdict.outcome == "VIOLATION":
+            if not self._told and run.ranks.is_first:
                 _log.error("privacy audit: %s", report.verdict.summary)
                 self._told = True
-            if self.on_violation in ("raise", "stop") and not _is_trial(trainer):
+            if self.on_violation in ("raise", "stop") and not run.trial:
                 trainer.should_stop = True
 
     # ------------------------------------------------------------------ the end
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    @of_its_run
+    def on_train_end(self, run: AuditRun, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the report; raising waits until every other callback has had its end."""
-        self._end(trainer)
+        self._end(run, trainer)
 
-    @refused_as_lightning_does
-    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    @of_its_run
+    def on_fit_end(self, run: AuditRun, trainer: Trainer, pl_module: LightningModule) -> None:
         """Show the report, and raise if the verdict asks for it."""
-        if self._run is None:
-            return
         if not self._ended:  # nothing was trained, so that the training had no end either
-            self._run.take_up(trainer, pl_module)
-            if self._run.report is None:
-                self._end(trainer)
-        self._unhook(self._run)
-        report = self._run.report
-        if report is None:
-            return
-        # No process ends before the report is shown: the end of one may be the end of all.
-        self._run.ranks.from_first(self._show)
-        if _is_trial(trainer):
-            return
-        if report.verdict.outcome == "VIOLATION" and self.on_violation == "raise":
-            raise PrivacyViolation(report)
-        if report.verdict.outcome == "INCONCLUSIVE" and self.on_inconclusive == "raise":
-            raise InconclusiveAudit(report)
+            run.take_up(trainer, pl_module)
+            if run.report is None:
+                self._end(run, trainer)
+        self._unhook(run)
+        report = run.report
+        if report is not None:
+            # No process ends before the report is shown: the end of one may be the end of all.
+            run.ranks.from_first(lambda: show(report, run.files))
+            if not run.trial:
+                raise_outcome(report, self.on_violation, self.on_inconclusive)
 
+    @of_its_run
     def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+        self, run: AuditRun, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Leave the user's training as it was found, and what was recorded readable."""
-        run = self._run
-        if run is not None and run.attached and not self._ended:
+        if run.optimizers.attached and not self._ended:
             run.facts.break_off = f"the training broke off with {type(exception).__name__}"
             run.ranks.part()
             try:
-                self._end(trainer)
-                if run.report is not None and run.files is not None:
-                    verdict, path = describe(run.report.verdict), run.files.shown(REPORT_NAME)
-                    _log.warning("privacy audit: %s\nReport: %s", verdict, path or "not written")
+                self._end(run, trainer)
+                warn_of_end(run.report, run.files)
             except Exception:  # the user must see the training's own exception, not this one
                 _log.exception("the audit's report could not be written")
         self._release(trainer, pl_module)
 
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take all hooks off and let go of the training; the report stays."""
         if stage == "fit":
             self._release(trainer, pl_module)
 
-    def _end(self, trainer: pl.Trainer) -> None:
-        self._ended, run = True, self._run
-        if run is not None:
-            run.end()
-            name, step = f"{self.log_prefix}/report", trainer.global_step
-            send_report_figure(run.report, run.files, trainer.loggers, name, step)
+    def _end(self, run: AuditRun, trainer: Trainer) -> None:
+        self._ended = True
+        run.end()
+        send_report_figure(run.report, run.files, f"{self.log_prefix}/report", trainer)
 
-    def _show(self) -> None:
-        report, files = self.report, self._run.files if self._run else None
-        assert report is not None
-        try:
-            print_report(report, files.shown(REPORT_NAME) if files else None)
-            if files is None:
-                print("Report: none is written in a fast_dev_run")
-        except (OSError, ValueError) as error:  # of a full disk, or a stream that is closed
-            _log.warning("the audit's report could not be printed (%s)", error)
-
-    def _release(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def _release(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep no optimizer and no file: the callback can be copied and pickled again."""
-        if self._let_go():
-            leave(trainer, pl_module, self._kept)
-
-    def _let_go(self) -> bool:
-        """Let go of the run, if there is one; whether there was."""
         run, self._run = self._run, None
-        self._watcher.detach()
         if run is None:
-            return False
+            return
         self._unhook(run)
         if run.files is not None:
             run.files.release()
         # Checkpoints may be saved after the training, too.
-        self._report, self._kept = run.report, run.state()
-        return True
+        self._report, self._kept = run.report, run.optimizers.state()
+        leave(trainer, pl_module, self._kept)
 
     def _unhook(self, run: AuditRun) -> None:
-        hook, self._hook = self._hook, None
-        if hook is not None:
+        for hook in self._hooks:
             hook.remove()
+        self._hooks = []
         run.detach()
-
-    def _terms(self) -> Terms:
-        return Terms(
-            epsilon=self.claimed_epsilon,
-            delta=self.delta,
-            claim=self.claim,
-            canaries=self.canaries,
-            oversize=self.oversize,
-            every_n_steps=self.every_n_steps,
-            significance=self.significance,
-            bound_significance=self.bound_significance,
-            bounds=self.bounds,
-            resolution=self.resolution,
-            allow=self.allow,
-            seed=self.seed,
-            replay_neighbours=self.replay_neighbours,
-            reactions={"on_violation": self.on_violation, "on_inconclusive": self.on_inconclusive},
-        )
-
-
-def _is_trial(trainer: pl.Trainer) -> bool:
-    """Whether this is a fast_dev_run: everything is run, nothing written, nothing failed."""
-    return bool(trainer.fast_dev_run)  # type: ignore[attr-defined]  # set by the Trainer at run time

@@ -5,26 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from importlib import metadata
 from typing import Any
 
 from lightning_audit.accounting.spending import epsilon_at_ratio
 from lightning_audit.checks.family import shared_log_e
-from lightning_audit.checks.integrity import (
-    clipping_norm_result,
-    equal_noise_result,
-    finite_result,
-    logical_batch_result,
-    loss_reduction_result,
-    no_dp_result,
-    noise_restarted_result,
-    noise_shared_result,
-    unsynchronised_result,
-)
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.checks.post_processing import explained_by_processing, undecided
 from lightning_audit.results.audit_report import (
     AuditReport,
     CheckResult,
@@ -33,15 +20,12 @@ from lightning_audit.results.audit_report import (
     Power,
     Verdict,
 )
-from lightning_audit.run.divisors import divisor_results
-from lightning_audit.run.run_epsilons import Epsilons, epsilon_result, run_history
-from lightning_audit.run.run_facts import OptimizerFacts, RunFacts
+from lightning_audit.run.findings import Findings
+from lightning_audit.run.run_epsilons import Epsilons, run_history
+from lightning_audit.run.run_facts import RunFacts
 from lightning_audit.run.terms import Terms
-from lightning_audit.run_checks.accounted_epsilon import accounting_result
-from lightning_audit.run_checks.loader_sampling import repeated_result, sampling_results
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.verdict.judge import (
-    acknowledge,
     judge,
     mark_consequences,
     seen_of,
@@ -61,135 +45,6 @@ _LIBRARIES = (
     "dp-accounting",
     "numpy",
 )
-
-
-@dataclass(frozen=True)
-class Findings:
-    """Results of every check at one moment, those that the user allows marked.
-
-    Args:
-        all: violated ones first.
-        by_optimizer: for each private optimizer, its own and those of the run.
-    """
-
-    all: tuple[CheckResult, ...]
-    by_optimizer: tuple[tuple[CheckResult, ...], ...] = ()
-
-
-def run_checks(
-    sessions: Sequence[AuditSession], facts: RunFacts, terms: Terms, epsilons: Epsilons
-) -> Findings:
-    """Results of every check now.
-
-    Each of n sessions tests at an n-th of the significance, and so does the check on epsilon for
-    each; the checks of the batches are the run's. What is handed out adds up to the whole.
-    """
-    steps = sum(session.monitor.steps for session in sessions)
-    common = [no_dp_result(facts.plain_steps, steps, facts.plain_name)]
-    if not sessions:
-        return Findings(acknowledge(common, terms.allow))
-    own = [
-        [
-            _of_optimizer(check, optimizer, len(sessions))
-            for check in _results_of_session(session, facts)
-        ]
-        for session, optimizer in zip(sessions, facts.optimizers, strict=True)
-    ]
-    late = _results_of_run(sessions, facts, terms, epsilons)
-    return Findings(
-        acknowledge([*common, *(check for checks in own for check in checks), *late], terms.allow),
-        tuple(acknowledge([*common, *checks, *late], terms.allow) for checks in own),
-    )
-
-
-def _results_of_session(session: AuditSession, facts: RunFacts) -> list[CheckResult]:
-    checks = list(session.recorder.results)
-    if facts.noise_equal:  # which of several processes is to tell is not known to the recorder
-        equal = equal_noise_result(facts.processes)
-        checks = [equal if check.name == equal.name else check for check in checks]
-    unsure = explained_by_processing(
-        checks,
-        session.monitor,
-        at_cut=not session.late_readings,
-        weights_move=session.weights.like_noise,
-        raw=2 * session.raw_readings > session.monitor.steps,
-        shares=(session.recorder.released.canaries, session.recorder.released.tensors),
-    )
-    checks = [undecided(check) if check.name in unsure else check for check in checks]
-    if (norms := session.step.norms) is not None:
-        checks.append(clipping_norm_result(norms.checked, norms.largest_ratio))
-    return [*checks, finite_result(session.lost.count, session.lost.first)]
-
-
-def _of_optimizer(check: CheckResult, optimizer: OptimizerFacts, count: int) -> CheckResult:
-    """A check that is one of several optimizers': it names the optimizer."""
-    if count == 1:
-        return check
-    message = optimizer.named(check.message)
-    return dataclasses.replace(check, message=message, share=check.share / count)
-
-
-def _results_of_run(
-    sessions: Sequence[AuditSession], facts: RunFacts, terms: Terms, epsilons: Epsilons
-) -> list[CheckResult]:
-    checks = []
-    if facts.synchronised is not None:
-        checks.append(unsynchronised_result(facts.synchronised, facts.processes))
-    if facts.noise_restarted is not None:
-        checks.append(noise_restarted_result(facts.noise_restarted))
-    if len(sessions) > 1:
-        checks.append(noise_shared_result(facts.noise_shared))
-    if terms.replay_neighbours or facts.coupling.replays:
-        checks.append(facts.coupling.result())
-    checks.append(epsilon_result(epsilons, terms))
-    checks.append(
-        accounting_result(
-            epsilons.spent,
-            epsilons.claimed,
-            terms.delta,
-            epsilons.source,
-            epsilons.spent_by_removal,
-        )
-    )
-    _hold_batches_to_steps(facts, max(session.monitor.steps for session in sessions))
-    if facts.loader is not None:
-        checks += sampling_results(
-            facts.loader.kind,
-            facts.loader.description,
-            facts.loader.sample_rate,
-            facts.sample_rate,
-            max((session.batch_sizes for session in sessions), key=len),
-            facts.batches,
-        )
-    checks += _lint_results(facts)
-    checks += [
-        _of_optimizer(found, optimizer, len(sessions))
-        for found, optimizer in divisor_results(sessions, facts, terms, epsilons.claimed)
-    ]
-    if facts.repeated and facts.synchronised:
-        checks.append(repeated_result(facts.processes, facts.sample_rate))
-    return checks
-
-
-def _hold_batches_to_steps(facts: RunFacts, steps: int) -> None:
-    """Test a sampler's batches as those of the steps only where they are."""
-    check = facts.batches
-    if check is None:
-        return
-    check.twice_counts = any(found.accountant is not None for found in facts.optimizers)
-    # Samplers run ahead of the training, and a step may be left out.
-    batches = min(check.batches, facts.trained_batches)
-    if batches > 1.2 * facts.batches_per_step * steps + 2:
-        check.obstacle = "several of its batches make up a step"
-
-
-def _lint_results(facts: RunFacts) -> list[CheckResult]:
-    results = []
-    if facts.split_epochs:
-        results.append(logical_batch_result(facts.carried_over, facts.split_epochs))
-    if len(facts.optimizers) == 1:  # of several it is not known whose loss it is
-        results += loss_reduction_result(facts.loss_reduction, facts.optimizers[0].loss_reduction)
-    return results
 
 
 def epoch_metrics(

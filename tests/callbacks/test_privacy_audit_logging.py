@@ -77,19 +77,6 @@ def test_tensorboard_gets_every_metric(tmp_path: Path) -> None:
         assert values == pytest.approx([epoch[name] for epoch in audit.report.epochs], rel=1e-5)
 
 
-@pytest.mark.parametrize("names", [(), ("eps_cp", "fdp_cp")])
-def test_only_the_bounds_that_are_asked_for_are_computed(
-    tmp_path: Path, names: tuple[str, ...]
-) -> None:
-    audit = PrivacyAudit(bounds=list(names), seed=1)
-    trainer_for(tmp_path, audit, max_steps=32).fit(PrivateModule())
-    betting, mu, *others = audit.report.bounds
-    assert (betting.looks, betting.epsilon_lower) == ("anytime", audit.report.epsilon_lower)
-    assert (mu.name, mu.looks) == ("mu", "single")
-    assert {bound.name for bound in others} == set(names)
-    assert list(audit.report.settings["bounds"]) == sorted(names, reverse=True)
-
-
 def test_two_loggers_get_the_metrics_under_the_chosen_prefix(tmp_path: Path) -> None:
     first, second = CSVLogger(tmp_path, "first"), CSVLogger(tmp_path, "second")
     audit = PrivacyAudit(log_prefix="privacy", seed=1)
@@ -159,39 +146,3 @@ def test_checkpoints_can_be_chosen_by_an_audit_metric(tmp_path: Path) -> None:
     assert float(checkpoint.best_model_score) == pytest.approx(
         audit.report.epochs[0]["epsilon_spent"], rel=1e-5
     )
-
-
-def test_report_holds_nothing_of_a_single_batch(tmp_path: Path) -> None:
-    audit = PrivacyAudit(seed=1)
-    trainer_for(tmp_path, audit, max_steps=32).fit(PrivateModule())
-    text = (tmp_path / "audit" / "report.json").read_text()
-    assert "batch_sizes" not in text
-    assert "summed_grad" not in text
-
-
-def test_the_picture_lies_beside_the_report_and_moves_away_with_it(tmp_path: Path) -> None:
-    for _ in range(2):
-        trainer_for(tmp_path, PrivacyAudit(seed=1), max_steps=16).fit(PrivateModule())
-    for folder in (tmp_path / "audit", tmp_path / "audit" / "previous-1"):
-        assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_without_matplotlib_the_audit_goes_without_a_picture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lightning_audit.callbacks.figures.find_spec", lambda name: None)
-    trainer_for(tmp_path, PrivacyAudit(seed=1), max_steps=16).fit(PrivateModule())
-    assert report_in(tmp_path).steps == 16
-    assert not (tmp_path / "audit" / "report.png").exists()
-
-
-def test_a_picture_that_cannot_be_drawn_costs_a_warning_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fails(*_: object) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr("lightning_audit.report.plots.save_figure", fails)
-    trainer_for(tmp_path, PrivacyAudit(seed=1), max_steps=16).fit(PrivateModule())
-    assert report_in(tmp_path).complete
-    assert "report.png could not be written: disk full" in caplog.text

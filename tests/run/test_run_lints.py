@@ -393,17 +393,6 @@ def test_noise_that_the_gdp_accountant_finds_enough_is_too_little(tmp_path: Path
     assert report.epsilon_spent > 3.1
 
 
-def test_epsilon_of_fewer_epochs_than_ran_is_wrong_accounting(tmp_path: Path) -> None:
-    sigma = get_noise_multiplier(
-        target_epsilon=2.0, target_delta=1e-5, sample_rate=1 / 32, epochs=1, accountant="prv"
-    )
-    module = PrivateModule(noise_multiplier=sigma)
-    audit = PrivacyAudit(claimed_epsilon=2.0, seed=1)
-    report = violation(tmp_path, module, audit, max_epochs=2)
-    assert report.verdict.kind == "accounting"
-    assert [epoch["violated"] for epoch in report.epochs] == [0.0, 1.0]
-
-
 def test_an_accountant_whose_hook_was_replaced_is_told_to_be_missing(tmp_path: Path) -> None:
     class Replaced(PrivateModule):
         def configure_optimizers(self) -> Any:

@@ -1,0 +1,82 @@
+"""Optimizers that cannot be audited are refused before the first step, with what to change."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hand_written_support import CLAIM
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+from training_support import PrivateModule, mlp, trainer_for
+
+from lightning_audit import PrivacyAudit, PrivacyClaim
+from lightning_audit.canaries import Blank, Dirac
+from lightning_audit.results.refusal import UnauditableTraining
+from lightning_audit.run.optimizer_refusals import (
+    hand_written_step,
+    private_optimizers,
+    refuse_several,
+)
+
+
+def test_two_private_optimizers_of_one_parameter_are_refused() -> None:
+    module = PrivateModule()
+    first = module.configure_optimizers()
+    second = type(first)(
+        torch.optim.SGD(module.trainable(), lr=0.1),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        expected_batch_size=16,
+    )
+    with pytest.raises(UnauditableTraining, match=r"1 and 2 both train a parameter of shape \(32"):
+        private_optimizers([first, second])
+    plain = torch.optim.SGD(mlp().parameters(), lr=0.1)
+    assert private_optimizers([plain, first]) == [first]
+
+
+def test_several_private_optimizers_are_refused_with_input_canaries_and_on_two_processes() -> None:
+    refuse_several(2, [Dirac()], processes=1)
+    refuse_several(1, [Blank()], processes=2)
+    with pytest.raises(UnauditableTraining, match="all 2 private optimizers at once"):
+        refuse_several(2, [Blank()], processes=1)
+    with pytest.raises(UnauditableTraining, match="the Trainer has 3; train with devices=1"):
+        refuse_several(2, [Dirac()], processes=3)
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "processes", "words"),
+    [(1, 2, "in one process, the Trainer has 2"), (2, 1, "the module has 2 optimizers")],
+)
+def test_hand_written_steps_of_several_optimizers_or_processes_are_refused(
+    optimizers: int, processes: int, words: str
+) -> None:
+    module = mlp()
+    module.trainer = SimpleNamespace(world_size=processes)
+    made = [torch.optim.SGD(module.parameters(), lr=0.1) for _ in range(optimizers)]
+    with pytest.raises(UnauditableTraining, match=words):
+        hand_written_step(CLAIM, made, module)
+
+
+class Plain(PrivateModule):
+    """A training without Opacus."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return self.inner(self.trainable())
+
+
+def test_claim_of_a_mechanism_that_lacks_parts_is_refused(tmp_path) -> None:
+    audit = PrivacyAudit(claim=PrivacyClaim(noise_multiplier=1.0, sample_rate=0.01))
+    trainer = trainer_for(tmp_path, audit, max_steps=8)
+    lacking = r"claim\.max_grad_norm=None and claim\.expected_batch_size=None must be stated"
+    with pytest.raises(MisconfigurationException, match=lacking):
+        trainer.fit(Plain())
+    assert trainer.global_step == 0
+
+
+def test_optimizer_that_runs_its_closure_many_times_is_refused(tmp_path) -> None:
+    module = PrivateModule(inner=lambda params: torch.optim.LBFGS(params, lr=0.1))
+    trainer = trainer_for(tmp_path, PrivacyAudit())
+    with pytest.raises(MisconfigurationException, match=r"LBFGS.*SGD or Adam"):
+        trainer.fit(module)
+    assert trainer.global_step == 0
