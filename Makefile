@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint fast heavy bench bench-peers clean
+.PHONY: demo test lint fast heavy nightly bench bench-peers clean
 
 # The main job on real data: four trainings, three of them faulty. Ends with a table of reports.
 demo: $(VENV)/.examples
@@ -22,7 +22,12 @@ fast: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest --quiet --doctest-modules lightning_audit
 
 heavy: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=2 --dist=worksteal -m heavy tests
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=2 --dist=worksteal -m "heavy and not nightly" tests
+
+# What takes too long for each change: simulations, figures and benchmarks at their whole size, the
+# whole selftest, correct trainings of every kind. Writes docs/nightly.md.
+nightly: $(VENV)/.dev
+	$(BIN)/python benchmarks/nightly.py
 
 # Speed and detection figures, as ratios and counts of one run; they land in benchmarks/results.
 bench: $(VENV)/.dev

@@ -18,7 +18,7 @@ from lightning_audit.stats.outputs.tradeoff_estimate import (
 )
 
 # The known mechanisms of the tests are those of the paper.
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "stats"))
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 from known_mechanisms import MECHANISMS
 
 SAMPLES = 100_000
@@ -51,8 +51,8 @@ def outputs_needed(name: str, claimed: float, seed: int, most: int = MOST) -> fl
     return math.inf
 
 
-def run() -> dict[str, object]:
-    """Times at 100,000 outputs, and medians of the outputs needed."""
+def run(runs: int = RUNS) -> dict[str, object]:
+    """Times at 100,000 outputs, and medians of the outputs needed in so many runs."""
     results: dict[str, object] = {}
     rng = np.random.default_rng(0)
     for name, (sampler, _) in MECHANISMS.items():
@@ -64,9 +64,9 @@ def run() -> dict[str, object]:
             milliseconds(lambda p=p, q=q: estimate_by_neighbours(p, q)), 1
         )
         for claimed in CLAIMS:
-            needed = sorted(outputs_needed(name, claimed, seed) for seed in range(RUNS))
+            needed = sorted(outputs_needed(name, claimed, seed) for seed in range(runs))
             results[f"{name}, claim {claimed}, median outputs"] = statistics.median(needed)
-            results[f"{name}, claim {claimed}, largest of {RUNS}"] = needed[-1]
-        false = sum(outputs_needed(name, 1.0, seed, 5000) < math.inf for seed in range(RUNS))
-        results[f"{name}, true claim, refuted of {RUNS}"] = false
+            results[f"{name}, claim {claimed}, largest of {runs}"] = needed[-1]
+        false = sum(outputs_needed(name, 1.0, seed, 5000) < math.inf for seed in range(runs))
+        results[f"{name}, true claim, refuted of {runs}"] = false
     return results

@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 import time
 
-from lightning_audit.accounting.composition import Phase, epsilon_of_history
+from lightning_audit.accounting.composition import epsilon_of_history
+from lightning_audit.accounting.phases import Phase
 
 
 def run(epochs: int = 30) -> dict[str, object]:

@@ -12,7 +12,7 @@ from support import quiet
 
 from lightning_audit import PrivacyAudit
 
-TESTS = Path(__file__).parents[1] / "tests" / "callbacks"
+TESTS = Path(__file__).parents[1] / "tests" / "support"
 
 
 def rows() -> list[Any]:

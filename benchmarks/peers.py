@@ -222,7 +222,7 @@ def our_quantile(case: dict[str, Any]) -> dict[str, float]:
 
 def _twins() -> Any:
     """The independent quadrature with which the tests compare as well."""
-    folder = str(FOLDER.parent / "tests" / "stats")
+    folder = str(FOLDER.parent / "tests" / "support")
     if folder not in sys.path:
         sys.path.append(folder)
     import beta_twins

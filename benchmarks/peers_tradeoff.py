@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from dp_accounting.pld import privacy_loss_distribution
 from peers import UnavailableError, peer_results, timed
-
-from lightning_audit.stats.tradeoff.pld import tradeoff_from_pld
+from pld_tradeoff import tradeoff_from_pld
 
 #: (noise multiplier, sample rate, steps).
 TRAININGS = ((1.0, 0.01, 1000), (0.8, 0.00512, 20_000), (2.0, 0.1, 300))

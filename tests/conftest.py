@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -16,16 +17,28 @@ _TESTS = Path(__file__).parent
 _TRAINING = ("callbacks", "run", "session", "examine")
 
 
-def _trains(path: Path) -> bool:
-    return path.relative_to(_TESTS).parts[0] in _TRAINING
+def _trains(item: pytest.Item) -> bool:
+    by_room = item.path.relative_to(_TESTS).parts[0] in _TRAINING
+    return by_room or item.get_closest_marker("training") is not None
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Expect those warnings of the tests that train."""
+    """Expect those warnings of the tests that train; what is nightly is heavy, too."""
     for item in items:
-        if _trains(item.path):
+        if item.get_closest_marker("nightly"):
+            item.add_marker("heavy")
+        if _trains(item):
             for message in EXPECTED_WARNINGS:
                 item.add_marker(pytest.mark.filterwarnings(f"ignore:{message}"))
+
+
+@pytest.fixture(scope="session")
+def _divergences_once() -> None:
+    """Opacus computes the same Rényi divergences in every training, a third of a short one."""
+    from opacus.accountants.analysis import rdp
+
+    rdp._compute_log_a = lru_cache(maxsize=None)(rdp._compute_log_a)
 
 
 @pytest.fixture
@@ -42,10 +55,11 @@ def short_report(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _training(request: pytest.FixtureRequest) -> None:
     """One thread, one seed, and a whole report only where it is looked at."""
-    if not _trains(request.path):
+    if not _trains(request.node):
         return
     import torch
 
+    request.getfixturevalue("_divergences_once")
     if request.node.get_closest_marker("whole_report") is None:
         request.getfixturevalue("short_report")
     torch.set_num_threads(1)

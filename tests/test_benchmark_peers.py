@@ -37,6 +37,7 @@ def test_the_pruned_maximum_is_the_maximum_of_every_quantile(peers) -> None:
     assert found["maximum is that of every quantile"]
 
 
+@pytest.mark.heavy
 def test_without_environments_our_half_runs_and_the_result_says_so(
     peers, monkeypatch, tmp_path
 ) -> None:

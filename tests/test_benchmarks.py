@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from places import REPOSITORY
+from stages import staged
 
 pytestmark = [
     pytest.mark.heavy,
@@ -36,22 +37,29 @@ def benchmark(monkeypatch):
         sys.modules.pop(name, None)
 
 
+@pytest.mark.parametrize(("least", "trainings"), staged(heavy=[(3, 3)], nightly=[(18, 20)]))
 @pytest.mark.parametrize(("factor", "limits"), [(0.8255, (20, 150)), (0.5, (5, 15))])
-def test_too_small_a_noise_is_flagged_in_18_of_20_trainings(benchmark, factor, limits):
+def test_too_small_a_noise_is_flagged_in_18_of_20_trainings(
+    benchmark, factor, limits, least, trainings
+):
     detection = benchmark("detection")
     assert detection.LIMITS[factor] == limits
     detection.quiet()
-    found = [detection.steps_to_flag(factor, limits[1], seed) for seed in range(20)]
+    found = [detection.steps_to_flag(factor, limits[1], seed) for seed in range(trainings)]
     for steps, limit in zip(zip(*found, strict=True), limits, strict=True):
-        assert sum(s is not None and s <= limit for s in steps) >= 18
+        assert sum(s is not None and s <= limit for s in steps) >= least
 
 
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize(
+    "part",
+    staged(heavy=[range(6)], nightly=[range(6, 40)]),
+    ids=lambda part: f"{part.start} to {part.stop}",
+)
 def test_no_correct_training_alarms(benchmark, part):
     """The first of the 200 trainings of `make bench`."""
     healthy = benchmark("healthy")
     healthy.quiet()
-    outcomes = [healthy.outcome(number, steps=40) for number in range(20 * part, 20 * (part + 1))]
+    outcomes = [healthy.outcome(number, steps=40) for number in part]
     assert [summary for outcome, summary, _ in outcomes if outcome == "VIOLATION"] == []
     assert [name for *_, warned in outcomes for name in warned] == []
 
@@ -62,18 +70,20 @@ def test_noise_that_goes_wrong_after_thousands_of_steps_is_flagged(benchmark):
     assert all(late.steps_to_flag(8000, 0.8, seed) <= 60 for seed in range(3))
 
 
-def test_a_million_parameters_are_audited(benchmark):
-    results = benchmark("transformer").run()
-    assert results["parameters"] >= 1_000_000
+@pytest.mark.parametrize("width", staged(heavy=[64], nightly=[304]))
+def test_a_million_parameters_are_audited(benchmark, width):
+    results = benchmark("transformer").run(width)
+    assert results["parameters"] >= 1_000_000 or width < 304
     assert results["correct"] in ("PASS", "INCONCLUSIVE")
     assert results["half noise"].startswith("VIOLATION: noise scale too small")
 
 
-def test_the_audited_model_is_the_unaudited_one(benchmark):
+@pytest.mark.parametrize("seeds", staged(heavy=[1], nightly=[3]))
+def test_the_audited_model_is_the_unaudited_one(benchmark, seeds):
     drift = benchmark("drift")
-    results = drift.run(nets={"smooth net": drift.NETS["smooth net"]})
-    assert results["smooth net, SGD, audited: largest of 3"] <= 1e-6
-    assert results["smooth net, Adam, audited: largest of 3"] <= 1e-6
+    results = drift.run(seeds, nets={"smooth net": drift.NETS["smooth net"]})
+    assert results[f"smooth net, SGD, audited: largest of {seeds}"] <= 1e-6
+    assert results[f"smooth net, Adam, audited: largest of {seeds}"] <= 1e-6
 
 
 def test_black_box_audits_need_about_as_many_outputs_as_stated(benchmark):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from places import DOCS
+from stages import staged
 
 from lightning_audit.cli.main import _parser
 
@@ -64,11 +65,12 @@ def test_the_images_of_a_page_are_there_and_small(page) -> None:
         assert any(Path(name).stem.startswith(script.stem) for script in FIGURES)
 
 
-@pytest.mark.heavy
+@pytest.mark.parametrize("size", staged(heavy=["--quick"], nightly=["--whole"]))
 @pytest.mark.parametrize("script", FIGURES, ids=lambda script: script.stem)
-def test_a_figure_can_be_made(script, tmp_path) -> None:
+def test_a_figure_can_be_made(script, size, tmp_path) -> None:
+    quick = [size] if size == "--quick" else []
     done = subprocess.run(
-        [sys.executable, script, "--quick", "--out", tmp_path], capture_output=True, text=True
+        [sys.executable, script, *quick, "--out", tmp_path], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     made = {path.name for path in tmp_path.iterdir()}

@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 import pytorch_lightning as pl
 from places import REPOSITORY
+from stages import staged
 
 import lightning_audit
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
-from lightning_audit.callbacks.arguments import FINDINGS
+from lightning_audit.callbacks.audit_arguments import FINDINGS
 from lightning_audit.canaries import Dirac, Spread
-from lightning_audit.checks.family import SHARES
+from lightning_audit.checks.evidence import SHARES
 from lightning_audit.cli import main as cli
 from lightning_audit.stats.bounds.named_bounds import METHODS
 from lightning_audit.testing.faults import FAULTS
@@ -55,7 +56,9 @@ def digits():
     yield from _example("digits")
 
 
-def test_the_ten_lines_audit_a_training_and_the_gate_passes_it(digits, tmp_path, monkeypatch):
+def test_the_ten_lines_audit_a_training_and_the_gate_passes_it(
+    digits, tmp_path, monkeypatch, capsys
+):
     code, *_ = blocks("python")
     assert len([line for line in code.splitlines() if line and not line.startswith("#")]) <= 10
     monkeypatch.chdir(tmp_path)
@@ -68,11 +71,11 @@ def test_the_ten_lines_audit_a_training_and_the_gate_passes_it(digits, tmp_path,
     assert done.returncode == 0, done.stdout + done.stderr
     assert "PASS" in done.stdout
     command = next(b for b in blocks("console") if b.startswith("lightning-audit bound")).split()
-    done = subprocess.run([script, *command[1:]], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    capsys.readouterr()
+    assert cli.main(command[1:]) == 0
     (bound,) = [b for b in names["trainer"].callbacks[0].report.bounds if b.name == command[4]]
     # The run takes out of a reading what its past residuals were.
-    assert json.loads(done.stdout)["epsilon_lower"] == pytest.approx(
+    assert json.loads(capsys.readouterr().out)["epsilon_lower"] == pytest.approx(
         bound.epsilon_step_lower, rel=0.3
     )
 
@@ -94,6 +97,7 @@ def test_the_line_for_hand_written_dp_sgd_lets_canaries_in(hand_written, tmp_pat
     assert not [c.name for c in names["audit"].report.checks if c.status == "violated"]
 
 
+@pytest.mark.heavy
 def test_a_release_that_is_shown_may_be_processed(hand_written, tmp_path, monkeypatch):
     stated, processed = (code for code in blocks("python") if "def training_step" in code)
     monkeypatch.chdir(tmp_path)
@@ -130,9 +134,7 @@ def test_the_number_of_faults_is_as_stated():
     assert len(FAULTS) == 47
 
 
-@pytest.mark.parametrize(
-    "name", ["vmap", "own optimizer", pytest.param("one by one", marks=pytest.mark.heavy)]
-)
+@pytest.mark.parametrize("name", staged(quick=["vmap"], heavy=["own optimizer", "one by one"]))
 def test_the_hand_written_trainings_pass(hand_written, tmp_path, name):
     assert set(hand_written.RUNS) == {"vmap", "one by one", "own optimizer"}
     assert hand_written.train(name, tmp_path) == "PASS"
@@ -149,6 +151,7 @@ def test_the_pictures_are_there():
         assert (REPOSITORY / name).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.heavy
 def test_the_command_with_yaml_audits_a_training_and_passes(tmp_path):
     command = next(b for b in blocks("console") if b.startswith("python examples/")).split()
     shutil.copytree(REPOSITORY / "examples", tmp_path / "examples")

@@ -18,7 +18,7 @@ from lightning_audit.stats.outputs.tradeoff_estimate import (
 )
 
 # The known mechanisms of the tests are those of the paper.
-sys.path.append(str(Path(__file__).parents[2] / "tests" / "stats"))
+sys.path.append(str(Path(__file__).parents[2] / "tests" / "support"))
 from known_mechanisms import MECHANISMS
 
 ALPHA = np.linspace(0, 1, 501)

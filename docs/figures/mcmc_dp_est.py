@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import numpy as np
+from chains import trace_figure
 from support import arguments, save
 
-from lightning_audit.report.chains import trace_figure
 from lightning_audit.report.drawing import BLUE, GREY, INK, ORANGE, blank_figure, plain_axes
 from lightning_audit.stats.attack_strength.correlated_attacks import correlated_attack_posterior
 from lightning_audit.stats.attack_strength.strength_posterior import (

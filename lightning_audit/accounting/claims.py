@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, get_args
 
 from lightning_audit import _validate
-from lightning_audit.accounting.composition import Neighbouring, Phase, epsilon_of_history
+from lightning_audit.accounting.composition import Neighbouring, epsilon_of_history
+from lightning_audit.accounting.phases import Phase
 
 __all__ = ["PrivacyClaim"]
 

@@ -11,11 +11,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from lightning_audit.accounting.composition import Neighbouring, Phase, compress, epsilon_of_history
+from lightning_audit.accounting.composition import Neighbouring, epsilon_of_history
+from lightning_audit.accounting.phases import Phase, compress
 from lightning_audit.accounting.step_history import StepHistory
 
 if TYPE_CHECKING:
-    from lightning_audit.dpsgd.opacus import AccountantLink
+    from lightning_audit.dpsgd.accountant_link import AccountantLink
 
 _log = logging.getLogger(__name__)
 

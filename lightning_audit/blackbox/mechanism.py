@@ -1,4 +1,14 @@
-"""Audit of a mechanism given as a function, against any claim of differential privacy."""
+"""Audit of a mechanism given as a function, against any claim of differential privacy.
+
+Example:
+    A sum of values in [0, 1] with Laplace noise of half the scale that it needs:
+
+    >>> def noisy_sum(data, rng):
+    ...     return sum(data) + rng.laplace(0, 0.5)
+    >>> audit = audit_mechanism(noisy_sum, [0.2], [0.2, 1.0], claim=(1.0, 0.0))
+    >>> audit.verdict.outcome, audit.epsilon_lower > 1
+    ('VIOLATION', True)
+"""
 
 from __future__ import annotations
 
@@ -120,26 +130,25 @@ def audit_mechanism(
             numbers of one shape.
         ValueError: If an argument is outside its range, or the claim promises nothing.
         TypeError: If ``mechanism`` is no function or ``claim`` no claim.
-
-    Example:
-        A sum of values in [0, 1] with Laplace noise of half the scale that it needs:
-
-        >>> def noisy_sum(data, rng):
-        ...     return sum(data) + rng.laplace(0, 0.5)
-        >>> audit = audit_mechanism(noisy_sum, [0.2], [0.2, 1.0], claim=(1.0, 0.0))
-        >>> audit.verdict.outcome, audit.epsilon_lower > 1
-        ('VIOLATION', True)
     """
     tradeoff, claimed_delta = _as_tradeoff(claim)
     level = _validate.open_unit("significance", significance, "such as 1e-3")
     bound_level = _validate.open_unit("bound_significance", bound_significance, "such as 0.05")
     most = _validate.positive_int("max_samples", max_samples)
+    promised = _something_to_refute(most, claim, common_error_rate(tradeoff), d0, d1)
+    source = OutputSource(mechanism, (d0, d1), np.random.default_rng(rng))
+    test = SequentialTradeoffTest(tradeoff, claimed_delta if delta is None else delta)
+    largest = _largest_log_e(test, source, most, -math.log(level))
+    return _audit_of(test, tradeoff, promised, largest, level, bound_level)
+
+
+def _something_to_refute(most: int, claim: Claim, promised: float, d0: Any, d1: Any) -> float:
+    """The least common error rate that the claim allows."""
     if most < 2 * FIRST_FIT:
         raise ValueError(
-            f"max_samples={max_samples!r} must be at least {2 * FIRST_FIT}: the first {FIRST_FIT} "
+            f"max_samples={most!r} must be at least {2 * FIRST_FIT}: the first {FIRST_FIT} "
             "only serve to learn; thousands are usual."
         )
-    promised = common_error_rate(tradeoff)
     if promised <= 0:
         raise ValueError(f"claim={claim!r} promises no privacy, there is nothing to refute.")
     if _same(d0, d1):
@@ -148,27 +157,19 @@ def audit_mechanism(
             f"{told} must differ: outputs on one data set tell nothing of a claim; change "
             "or leave out one record in d1."
         )
-    source = OutputSource(mechanism, (d0, d1), np.random.default_rng(rng))
-    test = SequentialTradeoffTest(tradeoff, claimed_delta if delta is None else delta)
-    goal, largest = -math.log(level), 0.0
+    return promised
+
+
+def _largest_log_e(
+    test: SequentialTradeoffTest, source: OutputSource, most: int, goal: float
+) -> float:
+    """Draw until the claim is refuted or ``most`` outputs are drawn."""
+    largest = 0.0
     while test.samples < most and largest < goal:
         part = max(FIRST_FIT, test.samples // _PART)
         test.update(*source.draw(min(part, most - test.samples)))
         largest = max(largest, test.log_e)
-    found = test.detectable_error_rate(level)
-    bound = test.epsilon_lower(bound_level)
-    return MechanismAudit(
-        verdict=_verdict(largest >= goal, test.samples, bound, test.delta, level, found, promised),
-        claim=tradeoff,
-        significance=level,
-        log_e_value=largest,
-        epsilon_lower=bound,
-        delta=test.delta,
-        bound_significance=bound_level,
-        samples=test.samples,
-        detectable_error_rate=found,
-        estimate=_estimate(test),
-    )
+    return largest
 
 
 def _same(d0: Any, d1: Any) -> bool:
@@ -208,17 +209,44 @@ def _as_tradeoff(claim: Claim) -> tuple[TradeoffFunction, float]:
     )
 
 
-def _verdict(
-    refuted: bool,
-    samples: int,
-    bound: float,
-    delta: float,
+def _audit_of(
+    test: SequentialTradeoffTest,
+    claim: TradeoffFunction,
+    promised: float,
+    largest: float,
     level: float,
+    bound_level: float,
+) -> MechanismAudit:
+    found, bound = test.detectable_error_rate(level), test.epsilon_lower(bound_level)
+    p, q = test.outputs()
+    if p.shape[1] == 1:
+        estimate = estimate_by_kernel(p, q)
+    else:
+        estimate = estimate_by_neighbours(p[:_ESTIMATED], q[:_ESTIMATED])
+    return MechanismAudit(
+        verdict=_verdict(test, largest >= -math.log(level), level, bound, found, promised),
+        claim=claim,
+        significance=level,
+        log_e_value=largest,
+        epsilon_lower=bound,
+        delta=test.delta,
+        bound_significance=bound_level,
+        samples=test.samples,
+        detectable_error_rate=found,
+        estimate=estimate,
+    )
+
+
+def _verdict(
+    test: SequentialTradeoffTest,
+    refuted: bool,
+    level: float,
+    bound: float,
     found: float,
     promised: float,
 ) -> Verdict:
-    drawn = f"{samples:,} outputs on each data set"
-    proved = f"epsilon is at least {bound:.3g} at delta {delta:g}"
+    drawn = f"{test.samples:,} outputs on each data set"
+    proved = f"epsilon is at least {bound:.3g} at delta {test.delta:g}"
     if refuted:
         return Verdict(
             "VIOLATION",
@@ -246,10 +274,3 @@ def _verdict(
         f"the claim is not refuted by {drawn}; {reach}, the claim allows {promised:.3g}; "
         "other data sets may show more",
     )
-
-
-def _estimate(test: SequentialTradeoffTest) -> TradeoffEstimate:
-    p, q = test.outputs()
-    if p.shape[1] == 1:
-        return estimate_by_kernel(p, q)
-    return estimate_by_neighbours(p[:_ESTIMATED], q[:_ESTIMATED])

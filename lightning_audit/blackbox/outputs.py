@@ -6,14 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from lightning_audit.stats._arguments import Floats
+from lightning_audit.stats.outputs._samples import LARGEST
 
 __all__ = ["Mechanism", "MechanismError", "OutputSource"]
-
-Floats = NDArray[np.float64]
-
-# Squares of larger outputs are not finite.
-_LARGEST = 1e100
 
 #: From a data set and a source of randomness to an output: a number or an array of any shape.
 Mechanism = Callable[[Any, np.random.Generator], Any]
@@ -24,13 +21,7 @@ class MechanismError(Exception):
 
 
 class OutputSource:
-    """Calls a mechanism on two data sets in turn.
-
-    Args:
-        mechanism: the mechanism.
-        datasets: the two data sets, called d0 and d1 in messages.
-        rng: source of randomness that every call is given.
-    """
+    """Calls a mechanism on two data sets in turn, called d0 and d1 in messages."""
 
     def __init__(
         self, mechanism: Mechanism, datasets: tuple[Any, Any], rng: np.random.Generator
@@ -88,8 +79,8 @@ class OutputSource:
             what = f"returned {type(returned).__name__} of dtype {output.dtype}"
             raise self._failed(world, f"{what} and shape {output.shape}; return real numbers")
         numbers = output.astype(np.float64)
-        if np.isfinite(numbers).all() and np.abs(numbers).max() > _LARGEST:
-            raise self._failed(world, f"returned numbers beyond {_LARGEST:g}; rescale them")
+        if np.isfinite(numbers).all() and np.abs(numbers).max() > LARGEST:
+            raise self._failed(world, f"returned numbers beyond {LARGEST:g}; rescale them")
         return numbers
 
     def _failed(self, world: int, what: str) -> MechanismError:

@@ -1,4 +1,27 @@
-"""Unit test of a function that turns per-sample gradients into a private gradient."""
+r"""Unit test of a function that turns per-sample gradients into a private gradient.
+
+The function claims to release, for gradients g_i, the clipping norm C and a divisor b,
+
+.. math:: \frac{1}{b} \Bigl(\sum_i g_i \min\{1, C / \lVert g_i \rVert\}
+    + \sigma C\, \mathcal{N}(0, I)\Bigr)
+
+Coins let gradients in or out that are oversized, of norm C, in one tensor alone, or opposed to all
+others; whoever can bet on the coins better than a shift of C allows has found a fault (`CoinBet`).
+The noise is read off batches of zeros, of an oversized gradient, and of twice the size
+(`noise_log_e`).
+
+Example:
+    Each tensor is clipped to the norm of the whole gradient:
+
+    >>> rng = np.random.default_rng(0)
+    >>> def privatize(grads):
+    ...     factors = [np.minimum(1, 1 / (np.linalg.norm(g, axis=1) + 1e-9)) for g in grads]
+    ...     return [f @ g + rng.normal(size=g.shape[1]) for f, g in zip(factors, grads)]
+    >>> audit = audit_privatize(
+    ...     privatize, [(3,), (4,)], noise_multiplier=1.0, max_grad_norm=1.0, arrays="numpy")
+    >>> audit.verdict.outcome, audit.verdict.faults[0].name
+    ('VIOLATION', 'clip_per_tensor')
+"""
 
 from __future__ import annotations
 
@@ -81,21 +104,14 @@ class PrivatizeAudit:
         return describe(self.verdict)
 
 
-def assert_privatizes(
-    privatize: Privatize,
-    shapes: Shapes,
-    *,
-    noise_multiplier: float,
-    max_grad_norm: float,
-    expected_batch_size: float | None = None,
-    batches: Literal["poisson", "fixed"] = "poisson",
-    batch_size: int = 32,
-    calls: int = 400,
-    significance: float = 1e-3,
-    arrays: Arrays = "torch",
-    seed: int = 0,
-) -> PrivatizeAudit:
-    """Assert that a function clips and adds noise as stated; arguments as of `audit_privatize`.
+def assert_privatizes(privatize: Privatize, shapes: Shapes, **stated: Any) -> PrivatizeAudit:
+    """Assert that a function clips and adds noise as stated.
+
+    Args:
+        privatize: The function; it and the others are as of `audit_privatize`.
+        shapes: Shape of the gradient.
+        stated: What else `audit_privatize` takes, ``noise_multiplier`` and ``max_grad_norm`` at
+            the least.
 
     Returns:
         The audit, whose verdict is PASS.
@@ -112,19 +128,7 @@ def assert_privatizes(
         >>> audit.passed
         True
     """
-    audit = audit_privatize(
-        privatize,
-        shapes,
-        noise_multiplier=noise_multiplier,
-        max_grad_norm=max_grad_norm,
-        expected_batch_size=expected_batch_size,
-        batches=batches,
-        batch_size=batch_size,
-        calls=calls,
-        significance=significance,
-        arrays=arrays,
-        seed=seed,
-    )
+    audit = audit_privatize(privatize, shapes, **stated)
     if not audit.passed:
         raise PrivatizeViolation(audit)
     return audit
@@ -144,17 +148,9 @@ def audit_privatize(
     arrays: Arrays = "torch",
     seed: int = 0,
 ) -> PrivatizeAudit:
-    r"""Audit a function ``privatize(per_sample_grads) -> gradient`` by calling it.
+    """Audit a function ``privatize(per_sample_grads) -> gradient`` by calling it.
 
-    The function claims to release, for gradients g_i, the clipping norm C and a divisor b,
-
-    .. math:: \frac{1}{b} \Bigl(\sum_i g_i \min\{1, C / \lVert g_i \rVert\}
-        + \sigma C\, \mathcal{N}(0, I)\Bigr)
-
-    Coins let gradients in or out that are oversized, of norm C, in one tensor alone, or opposed to
-    all others; whoever can bet on the coins better than a shift of C allows has found a fault
-    (`CoinBet`). The noise is read off batches of zeros, of an oversized gradient, and of twice the
-    size (`noise_log_e`).
+    What it claims to release, and how that is tested, is said at the top of this module.
 
     Args:
         privatize: The function. It gets one array ``[n, *shape]``, or a list of them, and returns
@@ -181,50 +177,39 @@ def audit_privatize(
         MechanismError: If the function raises an exception, or returns something else than finite
             numbers of the gradient's shape.
         ValueError: If an argument is outside its range.
-
-    Example:
-        Each tensor is clipped to the norm of the whole gradient:
-
-        >>> import numpy as np
-        >>> rng = np.random.default_rng(0)
-        >>> def privatize(grads):
-        ...     factors = [np.minimum(1, 1 / (np.linalg.norm(g, axis=1) + 1e-9)) for g in grads]
-        ...     return [f @ g + rng.normal(size=g.shape[1]) for f, g in zip(factors, grads)]
-        >>> audit = audit_privatize(
-        ...     privatize, [(3,), (4,)], noise_multiplier=1.0, max_grad_norm=1.0, arrays="numpy")
-        >>> audit.verdict.outcome, audit.verdict.faults[0].name
-        ('VIOLATION', 'clip_per_tensor')
     """
     sigma = _validate.positive("noise_multiplier", noise_multiplier)
-    norm = _validate.positive("max_grad_norm", max_grad_norm)
-    divisor = 1.0
-    if expected_batch_size is not None:
-        divisor = _validate.positive("expected_batch_size", expected_batch_size)
     level = _validate.open_unit("significance", significance, "such as 1e-3")
-    _validate.one_of("batches", batches, ("poisson", "fixed"))
-    _validate.one_of("arrays", arrays, ("torch", "numpy"))
-    if _validate.positive_int("batch_size", batch_size) < 2:
-        raise ValueError(f"batch_size={batch_size!r} must be at least 2; 32 is usual.")
-    if _validate.positive_int("calls", calls) < 20:
-        raise ValueError(f"calls={calls!r} must be at least 20; hundreds are usual.")
-    single, listed = _listed(shapes)
-    released = Released(privatize, listed, single, norm, divisor, arrays)
-    goal = math.log(_TESTS / level)
-    rng = np.random.default_rng(seed)
+    _check_calls(batches, batch_size, calls)
+    released = _released(privatize, shapes, max_grad_norm, expected_batch_size, arrays)
+    goal, rng = math.log(_TESTS / level), np.random.default_rng(seed)
     along = direction(released.sizes, rng)
     noises = read_noises(released, along, sigma, batch_size, batches, calls, goal)
     group = min(batch_size, math.ceil(8.0 * sigma))
     shifts = read_shifts(released, along, sigma, batch_size, group, calls, goal, rng)
     # An excess x of the group grows the wealth by (group x / sigma)^2 / 8 nats a call.
     smallest = 1.0 + math.sqrt(8.0 * (goal + LEARNING) / calls) * sigma / group
-    return PrivatizeAudit(
-        verdict=_verdict(shifts, noises, goal, smallest, level, released, batch_size),
-        shifts=shifts,
-        noises=noises,
-        detectable_shift=smallest,
-        significance=level,
-        calls=released.calls,
-    )
+    verdict = _verdict(shifts, noises, goal, smallest, level, released, batch_size)
+    return PrivatizeAudit(verdict, shifts, noises, smallest, level, released.calls)
+
+
+def _check_calls(batches: str, batch_size: int, calls: int) -> None:
+    _validate.one_of("batches", batches, ("poisson", "fixed"))
+    if _validate.positive_int("batch_size", batch_size) < 2:
+        raise ValueError(f"batch_size={batch_size!r} must be at least 2; 32 is usual.")
+    if _validate.positive_int("calls", calls) < 20:
+        raise ValueError(f"calls={calls!r} must be at least 20; hundreds are usual.")
+
+
+def _released(
+    privatize: Privatize, shapes: Shapes, norm: float, divisor: float | None, arrays: Arrays
+) -> Released:
+    _validate.positive("max_grad_norm", norm)
+    if divisor is not None:
+        _validate.positive("expected_batch_size", divisor)
+    _validate.one_of("arrays", arrays, ("torch", "numpy"))
+    single, listed = _listed(shapes)
+    return Released(privatize, listed, single, norm, divisor or 1.0, arrays)
 
 
 def _listed(shapes: Shapes) -> tuple[bool, list[tuple[int, ...]]]:

@@ -27,15 +27,7 @@ def likely_fault(
     tensors: int,
     batch_size: int,
 ) -> LikelyFault:
-    """Name the fault that the readings speak for most.
-
-    Args:
-        shifts: how much gradients add, by probe.
-        noises: how large the noise is, by batch.
-        goal: log e-value from which on a reading shows a fault; one does.
-        tensors: number of tensors of a gradient.
-        batch_size: number of gradients in a call.
-    """
+    """Name the fault that the readings speak for most; one of them has an e-value of ``goal``."""
     if any(reading.log_e >= goal for reading in shifts.values()):
         return _of_clipping(shifts, noises, goal, tensors)
     return _of_noise(shifts, noises, goal, batch_size)
@@ -56,7 +48,7 @@ def _of_clipping(
     ):
         return _another_unit(ratio, evidence)
     if one > _NO_CLIPPING:
-        return _fault(
+        return LikelyFault(
             "no_clipping",
             f"gradients are not clipped: one of 1000 times C adds {one:.3g} times C",
             "clipping",
@@ -64,7 +56,7 @@ def _of_clipping(
             evidence,
         )
     if "in one tensor" in fired and shifts["in one tensor"].shift > _LEFT_OUT * max(one, 1.0):
-        return _fault(
+        return LikelyFault(
             "norm_misses_a_tensor",
             "a tensor is left out of the norm by which gradients are clipped: alone it adds "
             f"{shifts['in one tensor'].shift:.3g} times C on average over tensors",
@@ -74,7 +66,7 @@ def _of_clipping(
         )
     # Of a sum that is clipped as a whole a group adds no more than one.
     if fired == {"against all others"} or (members > 1 and one > 1.5 * max(group, 0.1)):
-        return _fault(
+        return LikelyFault(
             "clip_after_average",
             "the sum or mean is clipped as a whole, after the gradients were added up",
             "clipping",
@@ -82,7 +74,7 @@ def _of_clipping(
             evidence,
         )
     if tensors > 1 and abs(group / tensors**0.5 - 1.0) < _ALIKE and "of norm C" not in fired:
-        return _fault(
+        return LikelyFault(
             "clip_per_tensor",
             f"each tensor is clipped to the norm of the whole gradient: {tensors} tensors add "
             f"{group:.3g} times C",
@@ -91,7 +83,7 @@ def _of_clipping(
             evidence,
         )
     largest = max(shifts[name].shift for name in fired)
-    return _fault(
+    return LikelyFault(
         "clipping_norm_too_large",
         f"a gradient adds {largest:.3g} times C after clipping",
         "clipping",
@@ -114,15 +106,17 @@ def _of_noise(
         "the noise that is drawn: its standard deviation must be noise_multiplier * max_grad_norm"
     )
     if ratio < _NO_NOISE and not _near(ratio, 1 / batch_size):
-        return _fault("no_noise", "no noise is added", "noise", look, evidence)
+        return LikelyFault("no_noise", "no noise is added", "noise", look, evidence)
     if plain.log_e_repeated >= goal and plain.ratio_repeated < _SMALL * ratio:
         sentence = "the noise is repeated: two calls get the same"
-        return _fault(
+        return LikelyFault(
             "noise_repeated", sentence, "reuse", "where the generator is seeded", evidence
         )
     if plain.log_e_shared >= goal and plain.ratio_shared < _SMALL * ratio:
         sentence = "the noise is shared: one number is added to many coordinates"
-        return _fault("noise_shared", sentence, "reuse", "the shape of what is drawn", evidence)
+        return LikelyFault(
+            "noise_shared", sentence, "reuse", "the shape of what is drawn", evidence
+        )
     if plain.log_e >= goal:
         if _as_the_noise(signal, ratio):
             return _another_unit(ratio, evidence)
@@ -130,16 +124,16 @@ def _of_noise(
         if quiet < 0.5 * max(plain.tensors):
             sentence = f"the noise is too small in a tensor: {quiet:.3g} times the claim"
             evidence["by tensor"] = plain.tensors
-            return _fault("noise_too_small_in_a_tensor", sentence, "noise", look, evidence)
+            return LikelyFault("noise_too_small_in_a_tensor", sentence, "noise", look, evidence)
         if _near(ratio, 1 / batch_size):
             sentence = f"the noise is divided by the batch once more: {ratio:.3g} times the claim"
-            return _fault("noise_divided_by_batch", sentence, "noise", look, evidence)
+            return LikelyFault("noise_divided_by_batch", sentence, "noise", look, evidence)
         sentence = f"the noise is too small: {ratio:.3g} times the claim"
-        return _fault("noise_too_small", sentence, "noise", look, evidence)
+        return LikelyFault("noise_too_small", sentence, "noise", look, evidence)
     if loaded.log_e >= goal:
         sentence = f"beside large gradients the noise is too small: {loaded.ratio:.3g} times"
-        return _fault("noise_follows_gradients", sentence, "noise", look, evidence)
-    return _fault(
+        return LikelyFault("noise_follows_gradients", sentence, "noise", look, evidence)
+    return LikelyFault(
         "divides_by_realised_batch",
         "the noise depends on the number of gradients: with twice as many it is "
         f"{min(noise.ratio for noise in noises.values()):.3g} times the claim",
@@ -150,7 +144,7 @@ def _of_noise(
 
 
 def _another_unit(ratio: float, evidence: Mapping[str, Any]) -> LikelyFault:
-    return _fault(
+    return LikelyFault(
         "another_unit",
         f"what is released is {ratio:.3g} times what is stated, sum and noise alike: "
         "expected_batch_size or max_grad_norm does not fit",
@@ -167,9 +161,3 @@ def _as_the_noise(shift: float, ratio: float) -> bool:
 
 def _near(value: float, wanted: float) -> bool:
     return abs(value - wanted) < 0.15 * wanted
-
-
-def _fault(
-    name: str, sentence: str, finding: str, look_at: str, evidence: Mapping[str, Any]
-) -> LikelyFault:
-    return LikelyFault(name, sentence, finding, look_at, evidence)

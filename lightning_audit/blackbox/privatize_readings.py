@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lightning_audit.blackbox.probes import (
     NoiseReading,
@@ -14,10 +13,9 @@ from lightning_audit.blackbox.probes import (
     read_noise,
     read_shift,
 )
+from lightning_audit.stats._arguments import Floats
 
 __all__ = ["ADDS_UP", "LEARNING", "read_noises", "read_shifts"]
-
-Floats = NDArray[np.float64]
 
 #: Norm of oversized gradients, in clipping norms; and of the one that outweighs all of them.
 OVERSIZE, OUTWEIGHING = 1e3, 1e6
@@ -40,14 +38,8 @@ def read_noises(
 ) -> dict[str, NoiseReading]:
     """Read the noise off every kind of batch, by name.
 
-    Args:
-        released: the function.
-        along: direction of oversized gradients, ``[d]``.
-        sigma: claimed noise multiplier.
-        batch_size: number of gradients in a call.
-        batches: "poisson" if another number of gradients is to be tried.
-        calls: calls at the most for each.
-        goal: log e-value at which to stop.
+    Args as of `read_noise`, and the direction of oversized gradients, ``[d]``; another number of
+    gradients is tried if ``batches`` is "poisson".
     """
     most = max(20, min(calls, -(-_NOISE_READINGS // len(along))))
     zeros = np.zeros((batch_size, len(along)))
@@ -70,15 +62,7 @@ def read_shifts(
 ) -> dict[str, ShiftReading]:
     """Read the shift of every kind of gradient, by name.
 
-    Args:
-        released: the function.
-        along: direction of the gradients, ``[d]``.
-        sigma: claimed noise multiplier.
-        batch_size: number of gradients in a call.
-        group: number of gradients that go in or out together where many do.
-        calls: calls at the most for each.
-        goal: log e-value at which to stop.
-        rng: source of the coins.
+    Args as of `read_shift`; ``group`` gradients go in or out together where many do.
     """
     zeros = np.zeros((batch_size, len(along)))
     many = np.tile(along, (group, 1))

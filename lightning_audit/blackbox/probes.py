@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lightning_audit.blackbox.outputs import MechanismError
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.evalues.coin_bet import CoinBet
 from lightning_audit.stats.evalues.noise_scale import noise_log_e
 from lightning_audit.stats.evalues.sequential import log_mean_exp
 
 __all__ = ["NoiseReading", "Privatize", "Released", "ShiftReading", "direction"]
 
-Floats = NDArray[np.float64]
 Arrays = Literal["torch", "numpy"]
 
 #: From per-sample gradients (one array, or a list of them) to the noisy gradient.
@@ -32,13 +31,8 @@ ROUNDING = 1.0 + 2.0**-10
 class Released:
     """Calls a privatize function, and gives what it releases in units of the clipping norm.
 
-    Args:
-        privatize: the function.
-        shapes: shape of each tensor of a gradient.
-        single: whether the function takes one array instead of a list.
-        max_grad_norm: the clipping norm.
-        divisor: what the noisy sum is divided by.
-        arrays: what the function works on.
+    The function takes gradients of ``shapes``, one array instead of a list if it is ``single``, and
+    divides the noisy sum by ``divisor``.
     """
 
     def __init__(
@@ -185,14 +179,9 @@ class NoiseReading:
 def read_noise(
     released: Released, rows: Floats, noise_multiplier: float, calls: int, goal: float
 ) -> NoiseReading:
-    """Release the same gradients again and again.
+    """Release the same gradients again and again: rows in clipping norms, ``[n, d]``.
 
-    Args:
-        released: the function.
-        rows: the gradients, in clipping norms, ``[n, d]``.
-        noise_multiplier: claimed noise, in clipping norms.
-        calls: calls at the most.
-        goal: log e-value at which to stop, after ten calls at the earliest.
+    It stops after ``calls``, or at a log e-value of ``goal``, after ten calls at the earliest.
     """
     tensor = np.repeat(np.arange(len(released.sizes)), released.sizes)
     counts, squares = np.zeros(len(released.sizes)), np.zeros(len(released.sizes))

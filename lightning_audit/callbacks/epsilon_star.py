@@ -12,7 +12,7 @@ import numpy as np
 
 from lightning_audit import _validate
 from lightning_audit.callbacks._namespaces import Callback, MisconfigurationException
-from lightning_audit.callbacks.arguments import count_or_none
+from lightning_audit.callbacks.audit_arguments import count_or_none
 from lightning_audit.callbacks.record_losses import fixed_loader, losses_of
 from lightning_audit.stats._arguments import delta_or_zero
 from lightning_audit.stats.membership import epsilon_star as statistics

@@ -39,7 +39,7 @@ def warn_of_end(report: AuditReport | None, files: ReportFiles | None) -> None:
         _log.warning("privacy audit: %s\nReport: %s", describe(report.verdict), path)
 
 
-def raise_outcome(report: AuditReport, on_violation: str, on_inconclusive: str) -> None:
+def raise_for(report: AuditReport, on_violation: str, on_inconclusive: str) -> None:
     """Raise what the verdict asks for, where the user asks for it by "raise".
 
     Raises:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_audit._validate import one_of, open_unit
 from lightning_audit.accounting.claims import PrivacyClaim
-from lightning_audit.callbacks import arguments
+from lightning_audit.callbacks import audit_arguments as arguments
 from lightning_audit.callbacks._namespaces import Callback, of_its_run, refused_as_lightning_does
 from lightning_audit.callbacks.figures import send_report_figure
-from lightning_audit.callbacks.outcome import raise_outcome, show, warn_of_end
+from lightning_audit.callbacks.outcome import raise_for, show, warn_of_end
 from lightning_audit.callbacks.same_training import goes_on, leave
 from lightning_audit.callbacks.strategy_hooks import StrategyHook, show_batches, watch_loaders
 from lightning_audit.callbacks.trainer_refusals import refuse_trainer
@@ -22,7 +21,6 @@ from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.checkpoint import opened
-from lightning_audit.run.terms import Terms
 from lightning_audit.verdict.pass_blockers import Resolution
 
 if TYPE_CHECKING:
@@ -166,8 +164,8 @@ class PrivacyAudit(Callback):
         self._ended = self._told = False
         audits = sum(isinstance(callback, PrivacyAudit) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         refuse_trainer(trainer, audits)
-        terms = Terms(**{field.name: getattr(self, field.name) for field in fields(Terms)})
-        run = AuditRun(terms, trainer, self.report_dir or Path(trainer.default_root_dir) / "audit")
+        directory = self.report_dir or Path(trainer.default_root_dir) / "audit"
+        run = AuditRun(arguments.terms_of(self), trainer, directory)
         run.take_directory(again=again)
         if again:
             run.keep(opened(self._kept), self._report)
@@ -304,7 +302,7 @@ class PrivacyAudit(Callback):
             # No process ends before the report is shown: the end of one may be the end of all.
             run.ranks.from_first(lambda: show(report, run.files))
             if not run.trial:
-                raise_outcome(report, self.on_violation, self.on_inconclusive)
+                raise_for(report, self.on_violation, self.on_inconclusive)
 
     @of_its_run
     def on_exception(

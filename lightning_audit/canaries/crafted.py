@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 
-from lightning_audit import _validate
 from lightning_audit.canaries.inputs import (
     Game,
-    InputCanary,
     Loss,
+    MovedInput,
     floating_input,
     loss_of,
     scaled,
@@ -22,7 +21,7 @@ from lightning_audit.canaries.sample_batches import Sample, rows
 
 
 @dataclass(frozen=True)
-class Crafted(InputCanary):
+class Crafted(MovedInput):
     """A sample of the data, moved so that its gradient is orthogonal to the batch's.
 
     The square of the cosine between both gradients is made small, by Adam on the input. What the
@@ -57,18 +56,6 @@ class Crafted(InputCanary):
     label: str | None = None
     game: Game = "step"
 
-    def __post_init__(self) -> None:
-        """Check the arguments."""
-        super().__post_init__()
-        _validate.positive_int("steps", self.steps, "without a step the sample is not moved")
-        _validate.positive("step_size", self.step_size)
-        _validate.positive_int("remake_every_n_steps", self.remake_every_n_steps)
-
-    @property
-    def remade_every(self) -> int:
-        """Steps after which the input is made anew."""
-        return self.remake_every_n_steps
-
     def made(
         self, module: Any, sample: Sample, batch: Any, params: Sequence[torch.Tensor]
     ) -> Sample:
@@ -86,10 +73,6 @@ class Crafted(InputCanary):
             (free.grad,) = torch.autograd.grad(cosine(own, data) ** 2, free)
             descent.step()
         return sample.with_input(free.detach())
-
-    def at_step(self, module: Any, sample: Sample) -> Sample:
-        """The sample that was made, with its label."""
-        return sample
 
 
 def cosine(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -94,6 +94,36 @@ class InputCanary:
         return with_least_likely_label(self, module, sample)
 
 
+class MovedInput(InputCanary):
+    """Base of canaries whose input is moved step by step; the sample keeps its label.
+
+    Attributes:
+        steps: of the moving, >= 1.
+        step_size: of one step, > 0.
+        remake_every_n_steps: training steps after which the input is made anew, >= 1.
+    """
+
+    steps: int
+    step_size: float
+    remake_every_n_steps: int
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        super().__post_init__()
+        _validate.positive_int("steps", self.steps, "without a step the sample is not moved")
+        _validate.positive("step_size", self.step_size)
+        _validate.positive_int("remake_every_n_steps", self.remake_every_n_steps)
+
+    @property
+    def remade_every(self) -> int:
+        """Steps after which the input is made anew."""
+        return self.remake_every_n_steps
+
+    def at_step(self, module: Any, sample: Sample) -> Sample:
+        """The sample that was made."""
+        return sample
+
+
 @dataclass(frozen=True)
 class Mislabeled(InputCanary):
     """A sample of the data whose label is, at every step, the class that is least likely.
@@ -164,7 +194,7 @@ class Blank(InputCanary):
 
 
 @dataclass(frozen=True)
-class Adversarial(InputCanary):
+class Adversarial(MovedInput):
     """A sample of the data, moved by projected gradient ascent so that its loss rises.
 
     Args:
@@ -197,15 +227,7 @@ class Adversarial(InputCanary):
     def __post_init__(self) -> None:
         """Check the arguments."""
         super().__post_init__()
-        _validate.positive_int("steps", self.steps, "without a step the sample is not moved")
-        _validate.positive("step_size", self.step_size)
         _validate.positive("radius", self.radius)
-        _validate.positive_int("remake_every_n_steps", self.remake_every_n_steps)
-
-    @property
-    def remade_every(self) -> int:
-        """Steps after which the ascent starts again."""
-        return self.remake_every_n_steps
 
     def made(
         self, module: Any, sample: Sample, batch: Any, params: Sequence[torch.Tensor]
@@ -222,10 +244,6 @@ class Adversarial(InputCanary):
             moved = free.detach() + self.step_size * slope.sign()
             moved = start + (moved - start).clamp(-self.radius, self.radius)
         return sample.with_input(moved)
-
-    def at_step(self, module: Any, sample: Sample) -> Sample:
-        """The sample, with the label it has."""
-        return sample
 
 
 def scaled(canary: InputCanary, sample: Sample) -> Sample:

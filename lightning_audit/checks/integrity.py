@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_audit.checks.registry import is_wrong
+from lightning_audit.checks.registry import judged
 from lightning_audit.results.audit_report import CheckResult
 
 
@@ -16,26 +16,16 @@ def gradient_replaced_result(
         steps: steps seen.
         first_step: the first of the former, None if it is not known.
     """
-    evidence = {"replaced": replaced, "steps": steps, "first_step": first_step}
     if not steps:
         return CheckResult("gradient_replaced", "mechanism", "not_run", "no step was seen")
-    if not is_wrong("gradient_replaced", evidence):
-        return CheckResult(
-            "gradient_replaced",
-            "mechanism",
-            "ok",
-            "every update used the gradient that DP-SGD made",
-            evidence=evidence,
-        )
-    return CheckResult(
+    return judged(
         "gradient_replaced",
-        "mechanism",
-        "violated",
+        {"replaced": replaced, "steps": steps, "first_step": first_step},
+        "every update used the gradient that DP-SGD made",
         f"in {replaced} of {steps} steps the update used another gradient than the one that was "
         "clipped and noised",
         "do not pass the closure on to the inner optimizer, nor change p.grad inside its step: "
         "run the closure once, before clipping (opacus issue #313)",
-        evidence=evidence,
     )
 
 
@@ -48,22 +38,16 @@ def no_dp_result(plain_steps: int, private_steps: int, plain_name: str) -> Check
         plain_name: type of the plain optimizer.
     """
     evidence = {"plain_steps": plain_steps, "private_steps": private_steps}
-    if is_wrong("no_dp", evidence):
-        return CheckResult(
-            "no_dp",
-            "mechanism",
-            "violated",
-            f"{plain_name} took {plain_steps} steps without clipping and noise",
-            "return the optimizer that PrivacyEngine.make_private gives from configure_optimizers, "
-            "and give it every trainable parameter",
-            evidence=evidence,
-        )
-    if not private_steps:
-        return CheckResult(
-            "no_dp", "mechanism", "not_run", "no private optimizer took a step", evidence=evidence
-        )
-    return CheckResult(
-        "no_dp", "mechanism", "ok", "only the private optimizer took steps", evidence=evidence
+    if not plain_steps and not private_steps:
+        message = "no private optimizer took a step"
+        return CheckResult("no_dp", "mechanism", "not_run", message, evidence=evidence)
+    return judged(
+        "no_dp",
+        evidence,
+        "only the private optimizer took steps",
+        f"{plain_name} took {plain_steps} steps without clipping and noise",
+        "return the optimizer that PrivacyEngine.make_private gives from configure_optimizers, "
+        "and give it every trainable parameter",
     )
 
 
@@ -74,23 +58,13 @@ def noise_restarted_result(restarted: bool) -> CheckResult:
         restarted: whether, at the first step after the stop, the noise generator was in the state
             that it had at the first step of the training.
     """
-    evidence = {"restarted": restarted}
-    if not is_wrong("reuse.resume", evidence):
-        return CheckResult(
-            "reuse.resume",
-            "mechanism",
-            "ok",
-            "the noise did not start again with the training",
-            evidence=evidence,
-        )
-    return CheckResult(
+    return judged(
         "reuse.resume",
-        "mechanism",
-        "violated",
+        {"restarted": restarted},
+        "the noise did not start again with the training",
         "when the training was resumed its noise generator started again in the state of the first "
         "step, so the noise of the beginning is added again to other gradients",
         "do not seed the noise, or save the generator's state with the checkpoint and restore it",
-        evidence=evidence,
     )
 
 
@@ -101,25 +75,16 @@ def clipping_norm_result(checked: int, largest_ratio: float) -> CheckResult:
         checked: samples whose gradients were formed to see their norms.
         largest_ratio: largest norm over the one that clipping went by.
     """
-    name, evidence = "clipping.norm", {"checked": checked, "largest_ratio": largest_ratio}
     if not checked:
-        return CheckResult(name, "mechanism", "not_run", "no sample's norm was looked at")
-    if not is_wrong(name, evidence):
-        return CheckResult(
-            name,
-            "mechanism",
-            "ok",
-            f"the norms that clipping goes by are those of the gradients, in {checked} samples",
-            evidence=evidence,
-        )
-    return CheckResult(
-        name,
-        "mechanism",
-        "violated",
+        message = "no sample's norm was looked at"
+        return CheckResult("clipping.norm", "mechanism", "not_run", message)
+    return judged(
+        "clipping.norm",
+        {"checked": checked, "largest_ratio": largest_ratio},
+        f"the norms that clipping goes by are those of the gradients, in {checked} samples",
         f"a sample's gradient is {largest_ratio:.3g} times as long as the norm that clips it",
         "look for a layer whose norm is left out or computed otherwise (a bias, a layer that is "
         "used twice), or train with grad_sample_mode='hooks'",
-        evidence=evidence,
     )
 
 
@@ -129,23 +94,13 @@ def noise_shared_result(shared: bool) -> CheckResult:
     Args:
         shared: whether the noise generators of two of them were in one state when they began.
     """
-    evidence = {"shared": shared}
-    if not is_wrong("reuse.optimizers", evidence):
-        return CheckResult(
-            "reuse.optimizers",
-            "mechanism",
-            "ok",
-            "every optimizer began with noise of its own",
-            evidence=evidence,
-        )
-    return CheckResult(
+    return judged(
         "reuse.optimizers",
-        "mechanism",
-        "violated",
+        {"shared": shared},
+        "every optimizer began with noise of its own",
         "two private optimizers began with their noise generators in the same state, so both add "
         "the same noise to their gradients",
         "do not seed the noise, or give all optimizers one generator",
-        evidence=evidence,
     )
 
 
@@ -156,19 +111,10 @@ def logical_batch_result(carried: int, epochs: int) -> CheckResult:
         carried: epochs that began with the rest of a logical batch of the epoch before.
         epochs: epochs seen since the batches are split.
     """
-    evidence = {"carried_over": carried, "epochs": epochs}
-    if not is_wrong("logical_batch", evidence):
-        return CheckResult(
-            "logical_batch",
-            "mechanism",
-            "ok",
-            "every epoch began with a logical batch of its own",
-            evidence=evidence,
-        )
-    return CheckResult(
+    return judged(
         "logical_batch",
-        "mechanism",
-        "violated",
+        {"carried_over": carried, "epochs": epochs},
+        "every epoch began with a logical batch of its own",
         f"{carried} of {epochs} epochs began with the rest of a logical batch of the epoch before, "
         "which is added to the next one: a record that is in both counts twice, with one noise",
         "Lightning ends an epoch at the length that Opacus' BatchSplittingSampler estimates, amid "
@@ -176,7 +122,6 @@ def logical_batch_result(carried: int, epochs: int) -> CheckResult:
         "Whole(BatchSplittingSampler): def __len__(self): raise TypeError`, and return "
         "DataLoader(dataset, batch_sampler=Whole(sampler=..., max_batch_size=..., optimizer=...), "
         "collate_fn=loader.collate_fn) from train_dataloader",
-        evidence=evidence,
     )
 
 
@@ -187,19 +132,10 @@ def unsynchronised_result(synchronised: bool, processes: int) -> CheckResult:
         synchronised: whether all processes read the same gradients at every step.
         processes: number of processes.
     """
-    evidence = {"processes": processes, "synchronised": synchronised}
-    if not is_wrong("unsynchronised", evidence):
-        return CheckResult(
-            "unsynchronised",
-            "mechanism",
-            "ok",
-            f"all {processes} processes updated with the same gradients",
-            evidence=evidence,
-        )
-    return CheckResult(
+    return judged(
         "unsynchronised",
-        "mechanism",
-        "violated",
+        {"processes": processes, "synchronised": synchronised},
+        f"all {processes} processes updated with the same gradients",
         f"the {processes} processes updated with different gradients, so what the optimizer states "
         "holds for none of them together",
         "DistributedDataParallel does not reach what DPOptimizer makes: call make_private with "
@@ -207,7 +143,6 @@ def unsynchronised_result(synchronised: bool, processes: int) -> CheckResult:
         "with module=self.trainer.strategy.model and wrap_model=False, both of which give a "
         "DistributedDPOptimizer; load with DPDataLoader.from_data_loader(loader, distributed=True) "
         "and Trainer(use_distributed_sampler=False)",
-        evidence=evidence,
     )
 
 
@@ -217,14 +152,13 @@ def equal_noise_result(processes: int) -> CheckResult:
     Args:
         processes: number of processes.
     """
-    return CheckResult(
+    return judged(
         "noise.excess",
-        "mechanism",
-        "warned",
+        {"processes": processes},
+        "",
         f"too much noise: several of the {processes} processes draw the same noise, whose sum is "
         "larger than that of independent draws; that loses no privacy, but accuracy",
         "let one process add the noise, or seed the generator of each with its rank",
-        evidence={"processes": processes},
     )
 
 
@@ -237,29 +171,23 @@ def finite_result(lost: int, first: tuple[int, int, int] | None) -> CheckResult:
             records did, and how many there were; None if there is none.
     """
     evidence: dict[str, int] = {"lost_steps": lost}
-    if not lost:
-        return CheckResult(
-            "finite", "mechanism", "ok", "the gradient of every step was finite", evidence=evidence
-        )
-    if first is None:
-        return CheckResult(
-            "finite",
-            "mechanism",
-            "not_run",
+    if lost and first is None:
+        message = (
             f"the gradient of {lost} steps was not finite, and it cannot be told whether single "
-            "records made it so",
-            evidence=evidence,
+            "records made it so"
         )
-    step, records, rows = first
-    return CheckResult(
+        return CheckResult("finite", "mechanism", "not_run", message, evidence=evidence)
+    step, records, rows = first or (0, 0, 0)
+    if lost:
+        evidence |= {"step": step, "records": records, "rows": rows}
+    return judged(
         "finite",
-        "mechanism",
-        "violated",
+        evidence,
+        "the gradient of every step was finite",
         f"at step {step} the gradients of {records} of {rows} records looked at were not finite, "
         "and got past clipping: the released gradient tells that such a record is in the batch",
         "drop or clamp such records before training, or set per-sample gradients that are not "
         "finite to zero before they are clipped; no noise hides NaN",
-        evidence={**evidence, "step": step, "records": records, "rows": rows},
     )
 
 
@@ -275,24 +203,18 @@ def loss_reduction_result(found: str | None, supposed: str | None) -> tuple[Chec
     """
     if found is None or supposed is None:
         return ()
-    name, evidence = "loss_reduction", {"loss": found, "optimizer": supposed}
-    if not is_wrong(name, evidence):
-        message = f"the loss is a {found} over its batch, as the optimizer takes it to be"
-        return (CheckResult(name, "mechanism", "ok", message, evidence=evidence),)
     effect = (
         "per-sample gradients are a batch's size too large, and all are clipped"
         if found == "sum"
         else "per-sample gradients are a batch's size too small, and drown in the noise"
     )
-    return (
-        CheckResult(
-            name,
-            "mechanism",
-            "warned",
-            f"the loss is a {found} over its batch where the optimizer takes it for a {supposed}: "
-            f"{effect}; that loses no privacy, but accuracy",
-            f"return the {supposed} of the losses from training_step, or give make_private "
-            f"loss_reduction={found!r}",
-            evidence=evidence,
-        ),
+    result = judged(
+        "loss_reduction",
+        {"loss": found, "optimizer": supposed},
+        f"the loss is a {found} over its batch, as the optimizer takes it to be",
+        f"the loss is a {found} over its batch where the optimizer takes it for a {supposed}: "
+        f"{effect}; that loses no privacy, but accuracy",
+        f"return the {supposed} of the losses from training_step, or give make_private "
+        f"loss_reduction={found!r}",
     )
+    return (result,)

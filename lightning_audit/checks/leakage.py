@@ -24,24 +24,8 @@ _SIGNAL_GRID = np.concatenate(
         np.arange(0.05, 0.3, 0.05),
         np.arange(0.3, 0.7, 0.02),
         np.arange(0.7, 1.005, 0.01),
-        [
-            1.03,
-            1.07,
-            1.1,
-            1.2,
-            1.3,
-            1.5,
-            1.75,
-            2.0,
-            2.5,
-            3.0,
-            5.0,
-            10.0,
-            30.0,
-            100.0,
-            300.0,
-            1000.0,
-        ],
+        [1.03, 1.07, 1.1, 1.2, 1.3, 1.5, 1.75],
+        [2.0, 2.5, 3.0, 5.0, 10.0, 30.0, 100.0, 300.0, 1000.0],
     ]
 )
 
@@ -143,4 +127,4 @@ class StudentBound:
         n_in, n_out, difference, squares = self._groups.statistics
         if squares == 0.0 and n_in + n_out > 2:  # no noise at all
             return (math.inf if difference > 0 else 0.0), sigma
-        return mu_noncentral_t(n_in, n_out, difference, squares, significance), sigma
+        return float(mu_noncentral_t(n_in, n_out, difference, squares, significance)), sigma

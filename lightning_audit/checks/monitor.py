@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from lightning_audit.accounting.step_history import Phases, StepHistory
 from lightning_audit.checks.coin_guesses import Guesses
-from lightning_audit.checks.family import shared_log_e
-from lightning_audit.checks.independence import ReuseCheck
+from lightning_audit.checks.evidence import shared_log_e
 from lightning_audit.checks.integrity import gradient_replaced_result
 from lightning_audit.checks.leakage import (
     LeakageBound,
@@ -23,6 +22,7 @@ from lightning_audit.checks.leakage import (
     SignalOverNoise,
     StudentBound,
 )
+from lightning_audit.checks.noise_reuse import ReuseCheck
 from lightning_audit.checks.noise_size import CanaryNoiseCheck, WitnessNoiseCheck
 from lightning_audit.checks.sensitivity import SensitivityCheck
 from lightning_audit.record.store import DROPPED, ENTERED, RecordHeader
@@ -36,10 +36,6 @@ class AuditMonitor:
         header: what the entries mean.
         significance: probability of a false alarm over the whole run.
     """
-
-    # Snapshots of earlier releases have neither.
-    first_replaced: int | None = None
-    last_norm = 1.0
 
     def __init__(self, header: RecordHeader, significance: float) -> None:
         self.header = header
@@ -57,7 +53,9 @@ class AuditMonitor:
         self.lost_steps = 0
         self.noiseless_steps = 0
         self.replaced_steps = 0
+        self.first_replaced: int | None = None
         self.last_scale = 1.0
+        self.last_norm = 1.0
         self.claims = StepHistory()
 
     def update(self, entry: NDArray[np.void]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from lightning_audit.checks.family import Evidence, Warned
+from lightning_audit.checks.evidence import Evidence, Warned
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.snapshot import restore, snapshot
 from lightning_audit.results.audit_report import CheckResult

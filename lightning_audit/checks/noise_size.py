@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit.checks.family import Evidence
+from lightning_audit.checks.evidence import Evidence
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.store import RecordHeader
 from lightning_audit.results.audit_report import CheckResult
@@ -118,17 +118,19 @@ class WitnessNoiseCheck:
         self.burst.update(float(self._bet.log_e), step)
         self._seen += 1
         if is_look(self._seen):
-            self._look(step)
-
-    def _look(self, step: int) -> None:
-        self.pooled.update(self.sums.pooled_log_e, step)
-        unit_log_e = self.sums.unit_log_e
-        self.single.update(float(log_mean_exp(unit_log_e)), step)
-        self._largest = np.fmax(self._largest, unit_log_e)
+            self.pooled.update(self.sums.pooled_log_e, step)
+            unit_log_e = self.sums.unit_log_e
+            self.single.update(float(log_mean_exp(unit_log_e)), step)
+            self._largest = np.fmax(self._largest, unit_log_e)
 
     def ratios(self) -> FloatArray:
         """Upper estimate of the noise in each tensor over the claim: noise and data together."""
         return np.sqrt(self.sums.mean_square)
+
+    @property
+    def smallest_ratio(self) -> float:
+        """The same of the tensor where it is smallest."""
+        return float(self.ratios().min())
 
     def flagged_tensors(self) -> list[str]:
         """Tensors whose own e-value crossed the threshold at some step, the quietest first."""
@@ -139,8 +141,7 @@ class WitnessNoiseCheck:
 
     def results(self) -> tuple[CheckResult, ...]:
         """Results of the three checks."""
-        ratios = self.ratios()
-        smallest = float(ratios.min())
+        ratios, smallest = self.ratios(), self.smallest_ratio
         evidence: dict[str, Any] = {
             "ratio": dict(zip(self._names, ratios.round(4).tolist(), strict=True)),
             "smallest_ratio": smallest,
@@ -194,9 +195,13 @@ class CanaryNoiseCheck:
             both = [self.sums.pooled_log_e, float(log_mean_exp(self.sums.unit_log_e))]
             self.evidence.update(float(log_mean_exp(both)), int(entry["step"]))
 
+    def ratios(self) -> FloatArray:
+        """Upper estimate of the noise along each canary over the claim."""
+        return np.sqrt(self.sums.mean_square)
+
     def results(self) -> tuple[CheckResult, ...]:
         """Result of the check."""
-        ratios = np.sqrt(self.sums.mean_square)
+        ratios = self.ratios()
         quietest = int(np.argmin(ratios))
         return (
             self.evidence.result(

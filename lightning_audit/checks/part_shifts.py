@@ -39,32 +39,24 @@ class ShiftEstimate:
     @property
     def shift(self) -> float:
         """1 for a correct implementation, 0 for a dead canary."""
-        return shift_of(self.sums)
+        means = self.sums[:, 1] / np.maximum(self.sums[:, 0], 1.0)
+        return float(1.0 + means[1] - means[0])
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of a reading around its group's mean, in units of the signal."""
+        numbers, sums, squares = self.sums.T
+        within = squares - sums**2 / np.maximum(numbers, 1.0)
+        freedom = float(numbers.sum()) - 2.0
+        return math.sqrt(max(float(within.sum()), 0.0) / freedom) if freedom > 0 else math.nan
 
     @property
     def error(self) -> float:
         """Standard error of the shift; infinite before both groups were seen."""
-        return error_of(self.sums)
-
-
-def shift_of(sums: FloatArray) -> float:
-    """The estimate that `ShiftEstimate.sums` hold."""
-    means = sums[:, 1] / np.maximum(sums[:, 0], 1.0)
-    return float(1.0 + means[1] - means[0])
-
-
-def std_of(sums: FloatArray) -> float:
-    """Standard deviation of a reading around its group's mean, in units of the signal."""
-    within = sums[:, 2] - sums[:, 1] ** 2 / np.maximum(sums[:, 0], 1.0)
-    freedom = float(sums[:, 0].sum()) - 2.0
-    return math.sqrt(max(float(within.sum()), 0.0) / freedom) if freedom > 0 else math.nan
-
-
-def error_of(sums: FloatArray) -> float:
-    """Standard error of the estimate; infinite before both groups were seen."""
-    if sums[:, 0].min() < 2:
-        return math.inf
-    return std_of(sums) * math.sqrt(float((1.0 / sums[:, 0]).sum()))
+        numbers = self.sums[:, 0]
+        if numbers.min() < 2:
+            return math.inf
+        return self.std * math.sqrt(float((1.0 / numbers).sum()))
 
 
 class PartShifts:

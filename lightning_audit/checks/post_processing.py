@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from lightning_audit.checks.family import Evidence
+from lightning_audit.checks.evidence import Evidence
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.registry import CHANNEL, NOISE, REUSE, SHOW_THE_RELEASE
 from lightning_audit.layout import FloatArray
@@ -177,7 +177,7 @@ def explained_by_processing(
     if "noise.shape" in violated:
         found.add("noise.shape")
     # What amplifies a canary amplifies the noise of every tensor as much.
-    quietest = float(monitor.witness_noise.ratios().min())
+    quietest = monitor.witness_noise.smallest_ratio
     if "sensitivity" in violated and quietest >= seen.shift - _ERRORS * seen.error:
         found.add("sensitivity")
     return found
@@ -187,7 +187,7 @@ def _noise_ratio(monitor: AuditMonitor, violated: Collection[str], released: Flo
     """Noise over the claim, where it is smallest of what was flagged and released."""
     ratios = [math.inf]
     if "noise.canary" in violated:
-        ratios.append(float(np.sqrt(monitor.canary_noise.sums.mean_square).min()))
+        ratios.append(float(monitor.canary_noise.ratios().min()))
     if {"noise", "noise.tensor"} & set(violated):
         # What was not released counts as noise of the claimed size.
         squares = monitor.witness_noise.ratios() ** 2 - (1.0 - released)

@@ -1,17 +1,18 @@
 """Every check by its name: how often a report has it, and which evidence makes it a violation.
 
 The checks go by these rules when they are made, and the gate goes by them when it reads a report.
-A check by e-process is violated when its e-value reaches its threshold; see `checks.family`.
+A check by e-process is violated when its e-value reaches its threshold; see `checks.evidence`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from lightning_audit.accounting.margin import exceeds
-from lightning_audit.checks.family import SHARES, WARNING_SHARES
+from lightning_audit.checks.evidence import SHARES, WARNING_SHARES
+from lightning_audit.results.audit_report import CheckResult, Kind
 
 #: Low precision rounds norms, but not by as much as this.
 NORM_TOLERANCE = 1.1
@@ -59,7 +60,7 @@ class Known:
     doubtful: bool = False
 
 
-#: Checks on which the power of `resolution.PowerModel`, and so a pass, rests.
+#: Checks on which the power of `power_model.PowerModel`, and so a pass, rests.
 _RESTED_ON = ("noise", "noise.tensor", "noise.step", "noise.canary", "sensitivity")
 
 #: Checks that a function of a correct release can violate.
@@ -132,3 +133,27 @@ def is_wrong(name: str, evidence: Mapping[str, Any]) -> bool:
     if rule is None:
         raise KeyError(f"{name} has an e-value")
     return rule(evidence)
+
+
+def judged(
+    name: str,
+    evidence: Mapping[str, Any],
+    fine: str,
+    wrong: str,
+    advice: str,
+    kind: Kind = "mechanism",
+) -> CheckResult:
+    """Result of a check without e-value, with the status that its evidence gives.
+
+    Args:
+        name: of the check.
+        evidence: the numbers behind it.
+        fine: message where nothing is wrong.
+        wrong: message where something is.
+        advice: what to do about that.
+        kind: which claim the check is about.
+    """
+    if not is_wrong(name, evidence):
+        return CheckResult(name, kind, "ok", fine, evidence=evidence)
+    status: Literal["violated", "warned"] = "warned" if REGISTRY[name].warns else "violated"
+    return CheckResult(name, kind, status, wrong, advice, evidence=evidence)

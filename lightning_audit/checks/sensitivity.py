@@ -7,13 +7,12 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit.checks.family import Evidence
-from lightning_audit.checks.part_shifts import PartShifts, error_of, shift_of, std_of
+from lightning_audit.checks.evidence import Evidence
+from lightning_audit.checks.part_shifts import PartShifts, ShiftEstimate
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.store import EARLIER, RecordHeader
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.evalues.coin_bet import CoinBet
-from lightning_audit.stats.evalues.sequential import PredictableCentre
 
 #: One-sided 95 % point of the normal distribution, for the "is the canary alive" limit.
 _Z95 = 1.6448536269514722
@@ -31,14 +30,6 @@ class SensitivityCheck:
         significance: of the whole run.
     """
 
-    # Snapshots of the first release tell nothing of their coins, which were fair.
-    _coin_probability = 0.5
-    # And those of earlier releases bet on all canaries together alone.
-    _kinds: tuple[str, ...] | None = None
-    # By part of a split batch, and what the bet had come to when the first one was seen.
-    parts: PartShifts | None = None
-    _before_parts = 0.0
-
     def __init__(self, header: RecordHeader, significance: float) -> None:
         self._labels = tuple(f"{i}: {label}" for i, label in enumerate(header.canaries))
         self._k = len(self._labels)
@@ -46,8 +37,10 @@ class SensitivityCheck:
         self._signal = header.signal
         self._coin_probability = header.coin_probability
         self._bet: CoinBet | None = None
-        self._centre = PredictableCentre((self._k,))
-        self._sums = np.zeros((2, 3))  # out, in: number, sum and sum of squares of residuals
+        # By part of a split batch, and what the bet had come to when the first one was seen.
+        self.parts: PartShifts | None = None
+        self._before_parts = 0.0
+        self._all = ShiftEstimate(self._k)
         self._each = np.zeros((2, 2, self._k))  # out, in: number and sum of residuals, by canary
         # Canaries in, norm of their readings, scale and noise multiplier of the first steps.
         self._norms: list[tuple[float, float, float, float]] = []
@@ -67,13 +60,9 @@ class SensitivityCheck:
         if self.parts is not None:
             self.parts.update(coins, readings, earlier=earlier)
         self.evidence.update(self._log_e(self._bet), int(entry["step"]))
-        residual = readings - coins
-        centred = residual - self._centre.value
-        self._centre.update(residual)
+        centred = self._all.update(coins, readings)
         for group in (0, 1):
             chosen = coins == group
-            x = centred[chosen]
-            self._sums[group] += (len(x), x.sum(), x @ x)
             self._each[group] += (chosen, np.where(chosen, centred, 0.0))
         if coins.any() and len(self._norms) < _KEPT_NORMS:
             norm = float(np.linalg.norm(readings[coins == 1]))
@@ -101,7 +90,7 @@ class SensitivityCheck:
     @property
     def shift(self) -> float:
         """Estimated signal of a canary: 1 for a correct implementation, 0 for a dead canary."""
-        return shift_of(self._sums)
+        return self._all.shift
 
     @property
     def largest_shift(self) -> float:
@@ -115,7 +104,7 @@ class SensitivityCheck:
     def shift_upper(self) -> float:
         """Upper 95 % limit of the largest shift that any part has; inf before all were seen."""
         parts = self.parts
-        upper = self.shift + _Z95 * error_of(self._sums)
+        upper = self.shift + _Z95 * self.shift_error
         if parts is None:
             return upper
         own = (part.shift + _Z95 * part.error for part in (parts.earlier, parts.last))
@@ -131,7 +120,7 @@ class SensitivityCheck:
     @property
     def shift_error(self) -> float:
         """Standard error of `shift`; infinite before both groups were seen."""
-        return error_of(self._sums)
+        return self._all.error
 
     def shift_errors(self) -> FloatArray:
         """Standard errors of `shifts`, from the spread that all canaries have, ``[k]``."""
@@ -141,17 +130,17 @@ class SensitivityCheck:
     @property
     def residual_std(self) -> float:
         """Standard deviation of a reading around its group's mean, in units of the signal."""
-        return std_of(self._sums)
+        return self._all.std
 
     @property
     def shift_lower(self) -> float:
         """Lower 95 % limit of the shift; -inf before both groups were seen."""
-        return self.shift - _Z95 * error_of(self._sums)
+        return self.shift - _Z95 * self.shift_error
 
     @property
     def observations(self) -> int:
         """Readings taken in."""
-        return int(self._sums[:, 0].sum())
+        return int(self._all.sums[:, 0].sum())
 
     @property
     def sum_is_clipped(self) -> bool:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import math
-from typing import Any
 
+from lightning_audit.cli.options import add_max_values
+from lightning_audit.cli.output import Refused, as_json
 from lightning_audit.record.scores import CanaryScores
-from lightning_audit.stats.bounds.named_bounds import NamedBound
+from lightning_audit.stats.bounds.named_bounds import BOUND_NAMES, NamedBound
 from lightning_audit.stats.bounds.thresholds import (
     Fixed,
     Grid,
@@ -19,14 +18,66 @@ from lightning_audit.stats.bounds.thresholds import (
     Split,
     ThresholdChoice,
 )
+from lightning_audit.stats.one_run.one_run_bounds import ONE_RUN_NAMES
 
 #: False positive rates at which the option --roc tells the true positive rate.
 _FPRS = (0.001, 0.01, 0.1)
 _CHOICES = "a number, several with commas, split, multi_split, berk_jones, dkw or max"
 
 
-class BoundError(Exception):
-    """The bound cannot be computed; the message says why and what to do."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.description = (
+        "Lower bound on the epsilon of one observation, from the scores of an attack "
+        "with and without the canary. Exits with 0, or with 2 if it cannot be computed."
+    )
+    parser.add_argument(
+        "scores",
+        help="an .npz with scores_in and scores_out, a .csv with the columns score and in, an "
+        "audit's observations.npz or its report.json",
+    )
+    parser.add_argument(
+        "--method",
+        required=True,
+        metavar="NAME",
+        help=f"one of {', '.join(BOUND_NAMES)}; or, for many canaries of one training, of "
+        f"{', '.join(ONE_RUN_NAMES)}",
+    )
+    parser.add_argument(
+        "--delta", required=True, type=float, help="delta of the epsilon, in (0, 1)"
+    )
+    parser.add_argument(
+        "--significance",
+        type=float,
+        default=0.05,
+        help="probability that the bound is wrong (default: 0.05)",
+    )
+    parser.add_argument(
+        "--threshold",
+        metavar="CHOICE",
+        help="how the threshold is chosen: a number, several with commas, split, multi_split, "
+        "berk_jones, dkw, or max, which is no valid bound (default: 0.5 for observations, split "
+        "for scores); none for fdp_t and the methods of one training",
+    )
+    parser.add_argument(
+        "--guesses",
+        metavar="N",
+        help="canaries of one training to be guessed, those with the largest and the smallest "
+        "scores; a number fixed beforehand, or several with commas (default: half, an "
+        "eighth and a 32nd of them; with --sides in, a quarter, a 16th and a 64th)",
+    )
+    parser.add_argument(
+        "--sides",
+        choices=("both", "in"),
+        default="both",
+        help="both: half of them are guessed in and half out (default); in: all are guessed in, "
+        "for an attack that tells members only",
+    )
+    parser.add_argument(
+        "--roc", action="store_true", help="tell the AUROC and the TPR at small FPRs as well"
+    )
+    parser.add_argument("--json", action="store_true", help="print the bound as JSON")
+    add_max_values(parser)
 
 
 def run(options: argparse.Namespace) -> str:
@@ -39,13 +90,13 @@ def run(options: argparse.Namespace) -> str:
         What to print.
 
     Raises:
-        BoundError: the file or an argument is wrong.
+        Refused: the file or an argument is wrong.
     """
     try:
         scores = CanaryScores.load(options.scores, max_values=options.max_values)
         for side, held in (("with", scores.in_scores), ("without", scores.out_scores)):
             if not held.size:
-                raise BoundError(
+                raise Refused(
                     f"{options.scores!r} holds no score {side} the canary; both are needed."
                 )
         choice = None if options.threshold is None else parse_threshold(options.threshold)
@@ -60,7 +111,7 @@ def run(options: argparse.Namespace) -> str:
         )
         rates = _rates(scores, options.significance) if options.roc else {}
     except ValueError as error:
-        raise BoundError(str(error)) from error
+        raise Refused(str(error)) from error
     return (_as_json if options.json else _as_text)(bound, scores, rates)
 
 
@@ -72,7 +123,7 @@ def parse_threshold(text: str) -> ThresholdChoice:
             "berk_jones", "dkw", "max".
 
     Raises:
-        BoundError: it is none of them.
+        Refused: it is none of them.
 
     Example:
         >>> parse_threshold("0.5"), parse_threshold("dkw")
@@ -91,14 +142,14 @@ def parse_threshold(text: str) -> ThresholdChoice:
         numbers = [float(part) for part in text.split(",")]
         return Fixed(numbers[0]) if len(numbers) == 1 else Grid(tuple(numbers))
     except ValueError as error:
-        raise BoundError(f"threshold={text!r} must be {_CHOICES}; {error}.") from error
+        raise Refused(f"threshold={text!r} must be {_CHOICES}; {error}.") from error
 
 
 def parse_guesses(text: str) -> tuple[int, ...]:
     """The numbers of guesses that a text with commas stands for.
 
     Raises:
-        BoundError: it is not made of whole numbers >= 1.
+        Refused: it is not made of whole numbers >= 1.
 
     Example:
         >>> parse_guesses("250,62")
@@ -106,7 +157,7 @@ def parse_guesses(text: str) -> tuple[int, ...]:
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) for part in parts):
-        raise BoundError(f"guesses={text!r} must be a whole number >= 1, or several with commas.")
+        raise Refused(f"guesses={text!r} must be a whole number >= 1, or several with commas.")
     return tuple(int(part) for part in parts)
 
 
@@ -120,10 +171,7 @@ def _rates(scores: CanaryScores, significance: float) -> dict[str, float]:
 
 
 def _as_json(bound: NamedBound, scores: CanaryScores, rates: dict[str, float]) -> str:
-    fields: dict[str, Any] = {**dataclasses.asdict(bound), **_numbers_of(scores), **rates}
-    # JSON has no infinity; the reports write it in this way, too.
-    plain = {k: str(v) if isinstance(v, float) and math.isinf(v) else v for k, v in fields.items()}
-    return json.dumps(plain, indent=2, allow_nan=False)
+    return as_json({**dataclasses.asdict(bound), **_numbers_of(scores), **rates})
 
 
 def _numbers_of(scores: CanaryScores) -> dict[str, int]:

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterable
 
+from lightning_audit.cli.options import positive
 from lightning_audit.files.printable import visible
 from lightning_audit.record.report_directory import REPORT_NAME, holds_training, trainings_in
 from lightning_audit.report.console import print_report
@@ -15,6 +16,23 @@ from lightning_audit.verdict.consistency import contradictions
 
 #: Contradictions that are shown.
 _SHOWN = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.description = (
+        "Show a report and exit with its verdict: 0 for PASS, 1 for VIOLATION, "
+        "2 for INCONCLUSIVE or a report that cannot be read."
+    )
+    parser.add_argument(
+        "report", help="a report.json, or a folder, of whose trainings the worst counts"
+    )
+    parser.add_argument(
+        "--max-epsilon",
+        type=positive,
+        metavar="X",
+        help="fail as well if the proved or the spent epsilon exceeds X",
+    )
 
 
 def run(options: argparse.Namespace) -> int:

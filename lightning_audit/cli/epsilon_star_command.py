@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 import csv
 import dataclasses
-import json
 import math
 import os
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lightning_audit import _validate
+from lightning_audit.cli.options import add_max_values, positive_int, whole
+from lightning_audit.cli.output import Refused, as_json
 from lightning_audit.files.bounded import text_lines
 from lightning_audit.files.npz import MAX_VALUES, open_npz
+from lightning_audit.layout import FloatArray
 from lightning_audit.stats.membership.epsilon_star import (
     Empirical,
     EpsilonStar,
@@ -25,8 +26,6 @@ from lightning_audit.stats.membership.epsilon_star import (
 )
 from lightning_audit.stats.membership.epsilon_star_null import PermutationNull, epsilon_star_null
 
-Losses = NDArray[np.float64]
-
 _SIDES = ("train", "population")
 _EXPECTED = (
     "it must be an .npz with the vectors losses_train and losses_population, or a .csv with the "
@@ -35,8 +34,43 @@ _EXPECTED = (
 _NO_BOUND = "it describes this model; it is no bound on the epsilon of its training"
 
 
-class EpsilonStarError(Exception):
-    """Epsilon* cannot be computed; the message says why and what to do."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.description = (
+        "Epsilon*: how well a threshold on one model's losses tells training data "
+        "from other data, beside what it reads without any difference. It describes the model and "
+        "is no bound on the epsilon of its training. Exits with 0, or with 2 if it cannot be "
+        "computed."
+    )
+    parser.add_argument(
+        "losses",
+        help="an .npz with losses_train and losses_population, or a .csv with the columns side "
+        "(train or population) and loss",
+    )
+    parser.add_argument("--delta", required=True, type=float, help="delta of Epsilon*, in [0, 1)")
+    parser.add_argument(
+        "--clip",
+        type=float,
+        default=0.001,
+        help="least error rate in a denominator, in [0, 0.5) (default: 0.001); it is a part of "
+        "the number",
+    )
+    parser.add_argument(
+        "--components",
+        type=positive_int,
+        metavar="N",
+        help="fit mixtures of N Gaussians to each side; without it, the losses' own ranks are used",
+    )
+    parser.add_argument(
+        "--permutations",
+        type=positive_int,
+        default=999,
+        metavar="N",
+        help="random deals of the losses to the sides (default: 999)",
+    )
+    parser.add_argument("--seed", type=whole, default=0, help="seed of these deals (default: 0)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_max_values(parser)
 
 
 def run(options: argparse.Namespace) -> str:
@@ -49,7 +83,7 @@ def run(options: argparse.Namespace) -> str:
         What to print.
 
     Raises:
-        EpsilonStarError: the file or an argument is wrong.
+        Refused: the file or an argument is wrong.
     """
     train, population = read_losses(options.losses, max_values=options.max_values)
     try:
@@ -66,14 +100,14 @@ def run(options: argparse.Namespace) -> str:
             rng=np.random.default_rng(options.seed),
         )
     except ValueError as error:
-        raise EpsilonStarError(str(error)) from error
+        raise Refused(str(error)) from error
     show = _as_json if options.json else _as_text
     return show(star, null, (len(train), len(population)))
 
 
 def read_losses(
     path: str | os.PathLike[str], *, max_values: int = MAX_VALUES
-) -> tuple[Losses, Losses]:
+) -> tuple[FloatArray, FloatArray]:
     """Read the losses of both sides.
 
     Args:
@@ -84,7 +118,7 @@ def read_losses(
         (training losses, losses of the population).
 
     Raises:
-        EpsilonStarError: the file is absent or holds something else.
+        Refused: the file is absent or holds something else.
     """
     name = os.fspath(path)
     names = [f"losses_{side}" for side in _SIDES]
@@ -97,11 +131,11 @@ def read_losses(
                 train, population = (archive.numbers(n, "iuf", 1) for n in names)
                 return train.astype(np.float64), population.astype(np.float64)
     except (OSError, ValueError, csv.Error) as error:
-        raise EpsilonStarError(f"cannot read {name!r} ({error}); {_EXPECTED}.") from error
-    raise EpsilonStarError(f"{name!r} holds {_validate.shown(held)}; {_EXPECTED}.")
+        raise Refused(f"cannot read {name!r} ({error}); {_EXPECTED}.") from error
+    raise Refused(f"{name!r} holds {_validate.shown(held)}; {_EXPECTED}.")
 
 
-def _from_csv(name: str, max_values: int) -> tuple[Losses, Losses]:
+def _from_csv(name: str, max_values: int) -> tuple[FloatArray, FloatArray]:
     found: dict[str, list[float]] = {side: [] for side in _SIDES}
     with text_lines(name, max_values) as lines:
         rows = csv.DictReader(lines)
@@ -131,14 +165,7 @@ def _as_json(star: EpsilonStar, null: PermutationNull, sizes: tuple[int, int]) -
         "n_population": sizes[1],
         "interpretation": _NO_BOUND,
     }
-    return json.dumps(_plain(fields), indent=2, allow_nan=False)
-
-
-def _plain(value: Any) -> Any:
-    # JSON has no infinity; the reports write it in this way, too.
-    if isinstance(value, dict):
-        return {key: _plain(part) for key, part in value.items()}
-    return str(value) if isinstance(value, float) and math.isinf(value) else value
+    return as_json(fields)
 
 
 def _decided_by(star: EpsilonStar, sizes: tuple[int, int]) -> str | None:

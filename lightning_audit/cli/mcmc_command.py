@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from lightning_audit._validate import shown
+from lightning_audit.cli.options import positive_int, whole
+from lightning_audit.cli.output import Refused, as_json
 from lightning_audit.files.strict_json import read_json
 from lightning_audit.stats.attack_strength.correlated_attacks import (
     correlated_attack_posterior,
@@ -34,10 +35,6 @@ _NO_BOUND = (
     "an estimate under a prior of epsilon and of the attacks' strength, no bound: its interval "
     "holds its level averaged over both, not for this mechanism"
 )
-
-
-class McmcError(Exception):
-    """The posterior cannot be computed; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +68,58 @@ class McmcResult:
     interpretation: str = _NO_BOUND
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.description = (
+        "MCMC-DP-Est by quadrature: posterior of epsilon and of the strength of "
+        "attacks that need not be the best ones possible, from their error counts. An estimate, "
+        "no bound. Exits with 0, or with 2 if it cannot be computed."
+    )
+    parser.add_argument(
+        "counts",
+        help="a JSON object with the lists false_negatives and false_positives, and n_in and "
+        "n_out; it may have delta, cluster and groups",
+    )
+    parser.add_argument("--delta", type=float, help="delta in [0, 1) (default: the file's)")
+    parser.add_argument(
+        "--cluster",
+        type=whole,
+        metavar="M",
+        help="decisions of one kind that depend on each other, such as all challenges of cross-fed "
+        "attacks (default: the file's, else independent decisions)",
+    )
+    parser.add_argument(
+        "--significance",
+        type=float,
+        default=0.1,
+        help="one minus the level of the credible intervals (default: 0.1)",
+    )
+    parser.add_argument(
+        "--epsilon-variance",
+        type=float,
+        default=10.0,
+        metavar="V",
+        help="variance of the half-normal prior of epsilon (default: 10)",
+    )
+    parser.add_argument(
+        "--strength-shapes",
+        type=float,
+        nargs=2,
+        default=(1.0, 1.0),
+        metavar=("A", "B"),
+        help="shapes of the Beta prior of the strength (default: 1 1)",
+    )
+    parser.add_argument(
+        "--max-attacks",
+        type=positive_int,
+        default=1000,
+        metavar="N",
+        help="attacks of different counts that are taken at most; each takes about 0.1 s "
+        "(default: 1000)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
 def run(options: argparse.Namespace) -> str:
     """Compute the posterior.
 
@@ -81,12 +130,12 @@ def run(options: argparse.Namespace) -> str:
         What to print.
 
     Raises:
-        McmcError: the file or an argument is wrong.
+        Refused: the file or an argument is wrong.
     """
     counts, given = read_counts(options.counts)
     delta = given.get("delta") if options.delta is None else options.delta
     if delta is None:
-        raise McmcError(f"{options.counts!r} has no delta; add it, or pass --delta.")
+        raise Refused(f"{options.counts!r} has no delta; add it, or pass --delta.")
     cluster = given.get("cluster") if options.cluster is None else options.cluster
     try:
         if "groups" in given:
@@ -95,8 +144,8 @@ def run(options: argparse.Namespace) -> str:
         _refuse_many(counts, options.max_attacks)
         result = _result(counts, delta, cluster, options)
     except ValueError as error:
-        raise McmcError(str(error)) from error
-    return json.dumps(asdict(result), indent=2) if options.json else _as_text(result)
+        raise Refused(str(error)) from error
+    return as_json(asdict(result)) if options.json else _as_text(result)
 
 
 def read_counts(path: str | os.PathLike[str]) -> tuple[ConfusionCounts, dict[str, Any]]:
@@ -109,38 +158,36 @@ def read_counts(path: str | os.PathLike[str]) -> tuple[ConfusionCounts, dict[str
         (the counts, what else the file gives: delta, cluster, groups).
 
     Raises:
-        McmcError: the file is absent or holds something else.
+        Refused: the file is absent or holds something else.
     """
     name = os.fspath(path)
     try:
         given = read_json(Path(path))
     except (OSError, ValueError) as error:
-        raise McmcError(f"cannot read {name!r} as JSON ({error}); {_EXPECTED}.") from error
+        raise Refused(f"cannot read {name!r} as JSON ({error}); {_EXPECTED}.") from error
     if not isinstance(given, dict) or not set(_COUNTS) <= set(given):
         held = shown(sorted(given)) if isinstance(given, dict) else type(given).__name__
-        raise McmcError(f"{name!r} holds {held}; {_EXPECTED}.")
+        raise Refused(f"{name!r} holds {held}; {_EXPECTED}.")
     unknown = set(given) - {*_COUNTS, *_OPTIONAL}
     if unknown:
-        raise McmcError(
-            f"{name!r} holds {shown(sorted(unknown))}, which nothing reads; {_EXPECTED}."
-        )
+        raise Refused(f"{name!r} holds {shown(sorted(unknown))}, which nothing reads; {_EXPECTED}.")
     groups = given.get("groups", [])
     kinds = {type(label) for label in groups} if isinstance(groups, list) else {list}
     if len(kinds) > 1 or not kinds <= {int, str}:  # numpy would take 1 and "1" for one label
-        raise McmcError(
+        raise Refused(
             f"{name!r}: groups={shown(groups)} must be a list of strings, or of whole numbers."
         )
     for key in _COUNTS:  # numpy would take true for 1
         if any(isinstance(v, bool) for v in np.ravel(np.array(given[key], dtype=object))):
-            raise McmcError(f"{name!r}: {key}={shown(given[key])} must hold whole numbers >= 0.")
+            raise Refused(f"{name!r}: {key}={shown(given[key])} must hold whole numbers >= 0.")
     lengths = {key: len(given[key]) for key in _COUNTS if isinstance(given[key], list)}
     # A list of one would be taken for the same number in every attack.
     if min(lengths.values(), default=1) == 1 < max(lengths.values(), default=1):
-        raise McmcError(f"{name!r} holds lists of lengths {lengths}, one number an attack in each.")
+        raise Refused(f"{name!r} holds lists of lengths {lengths}, one number an attack in each.")
     try:
         counts = attack_counts(*(given[key] for key in _COUNTS))
     except ValueError as error:
-        raise McmcError(f"{name!r}: {error}") from error
+        raise Refused(f"{name!r}: {error}") from error
     return counts, given
 
 
@@ -149,7 +196,7 @@ def _refuse_many(counts: ConfusionCounts, most: int) -> None:
     rows = np.broadcast_arrays(counts.fn, counts.tp, counts.fp, counts.tn)
     different = len(np.unique(np.stack(rows), axis=1).T)
     if different > most:
-        raise McmcError(
+        raise Refused(
             f"{different} attacks of different counts are more than max_attacks={most}; pool them "
             "by groups, or raise --max-attacks: each takes about 0.1 s."
         )

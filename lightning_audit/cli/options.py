@@ -6,18 +6,18 @@ import argparse
 
 from lightning_audit._validate import shown
 
-#: Numbers that are read of a file, as `_npz.MAX_VALUES`; that module loads numpy.
-_MAX_VALUES = 10**8
 # What a processor counts to; a number of more digits is no number of anything.
 _LARGEST = 2**63 - 1
 
 
 def add_max_values(command: argparse.ArgumentParser) -> None:
     """Add the option that bounds what is read of a file."""
+    from lightning_audit.files.npz import MAX_VALUES  # loads numpy, which a gate does not need
+
     command.add_argument(
         "--max-values",
         type=positive_int,
-        default=_MAX_VALUES,
+        default=MAX_VALUES,
         metavar="N",
         help="numbers that are read of the file at most, whatever it declares; 10^8 take about "
         "3 GB and half a minute (default: 10^8)",

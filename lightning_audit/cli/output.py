@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import traceback
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 from lightning_audit.files.printable import visible
-from lightning_audit.results.audit_report import EXIT_CODES
+from lightning_audit.results.audit_report import EXIT_CODES, plain
 
 #: How a message begins that only a fault of this package can cause.
 OWN_FAULT = "a fault of lightning-audit"
+
+
+class Refused(Exception):
+    """A command cannot answer; the message says why and what to do."""
 
 
 def refused(message: object) -> int:
     """Say on standard error why there is no answer; the exit code of it."""
     print(f"lightning-audit: {visible(str(message))}", file=sys.stderr)
     return EXIT_CODES["INCONCLUSIVE"]
+
+
+def as_json(fields: Mapping[str, Any]) -> str:
+    """What a command prints for programs; infinities are text, as in reports."""
+    return json.dumps(plain(fields), indent=2, allow_nan=False)
 
 
 def own_fault(error: Exception) -> str:

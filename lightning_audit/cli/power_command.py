@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,7 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from lightning_audit import _validate
-from lightning_audit.checks.family import SHARES
+from lightning_audit.checks.evidence import SHARES
+from lightning_audit.cli.options import whole
+from lightning_audit.cli.output import Refused, as_json
 from lightning_audit.stats.bounds.bound_power import POWER_METHODS, bound_power
 from lightning_audit.stats.evalues.coin_bet import CoinBet
 from lightning_audit.stats.evalues.power import noise_power, sensitivity_power, steps_needed
@@ -19,10 +20,6 @@ from lightning_audit.stats.tradeoff.gdp import gaussian_mu
 
 _LIMIT = 10**7
 _FORMATS = (".png", ".svg", ".pdf")
-
-
-class PowerError(Exception):
-    """The numbers cannot be computed; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +48,41 @@ class TestPower:
         return self._power(count) if count else 0.0
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.description = (
+        "Readings of canaries, and steps, after which the audit's tests and the bounds "
+        "of the literature tell that one step is not as private as claimed. For Gaussian noise, "
+        "without simulation. Exits with 0, or with 2 if it cannot be computed."
+    )
+    for name, what in (("claimed", "claimed for one step"), ("true", "that one step really has")):
+        parser.add_argument(
+            f"--{name}-epsilon", required=True, type=float, metavar="X", help=f"epsilon {what}"
+        )
+    parser.add_argument("--delta", required=True, type=float, help="delta of both, in (0, 1)")
+    parser.add_argument(
+        "--target", type=float, default=0.95, help="probability to tell (default: 0.95)"
+    )
+    parser.add_argument(
+        "--significance",
+        type=float,
+        default=0.05,
+        help="probability that a bound is wrong (default: 0.05)",
+    )
+    parser.add_argument(
+        "--audit-significance",
+        type=float,
+        default=1e-3,
+        metavar="P",
+        help="probability of a false alarm of the whole audit (default: 0.001)",
+    )
+    parser.add_argument(
+        "--canaries", type=whole, default=8, metavar="K", help="canaries a step (default: 8)"
+    )
+    parser.add_argument("--plot", metavar="FILE", help="draw the power, as .png, .svg or .pdf")
+    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
+
+
 def run(options: argparse.Namespace) -> str:
     """Compute what each test needs.
 
@@ -61,7 +93,7 @@ def run(options: argparse.Namespace) -> str:
         What to print.
 
     Raises:
-        PowerError: an argument is wrong, or the plot cannot be drawn.
+        Refused: an argument is wrong, or the plot cannot be drawn.
     """
     try:
         plot = None if options.plot is None else _plot_path(options.plot)
@@ -70,7 +102,7 @@ def run(options: argparse.Namespace) -> str:
         if plot is not None:
             _plot(options, tests, plot)
     except (ValueError, ImportError, OSError) as error:
-        raise PowerError(str(error)) from error
+        raise Refused(str(error)) from error
     if options.json:
         rows = [{k: v for k, v in asdict(test).items() if not k.startswith("_")} for test in tests]
         fields = {
@@ -83,7 +115,7 @@ def run(options: argparse.Namespace) -> str:
             "canaries": options.canaries,
             "tests": rows,
         }
-        return json.dumps(fields, indent=2)
+        return as_json(fields)
     return _as_text(options, claimed, true, tests)
 
 
@@ -96,7 +128,7 @@ def _mus(claimed_epsilon: float, true_epsilon: float, delta: float) -> tuple[flo
             "refuted by nothing but a false alarm."
         )
     small = _validate.open_unit("delta", delta, "such as 1e-5; no Gaussian mechanism has delta 0")
-    return gaussian_mu(claimed, small), gaussian_mu(true, small)
+    return float(gaussian_mu(claimed, small)), float(gaussian_mu(true, small))
 
 
 def _tests(options: argparse.Namespace, claimed: float, true: float) -> list[TestPower]:

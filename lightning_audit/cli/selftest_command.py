@@ -3,21 +3,48 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
+from lightning_audit.cli.options import positive_int
+from lightning_audit.cli.output import Refused
 from lightning_audit.results.audit_report import EXIT_CODES
-from lightning_audit.selftest.page import markdown
-from lightning_audit.selftest.pool import run_all
-from lightning_audit.selftest.result import Result
-from lightning_audit.selftest.rows import planned
-from lightning_audit.selftest.table import as_json, show
+
+if TYPE_CHECKING:
+    from lightning_audit.selftest.result import Result
+
+#: Trainings at a time where nothing is said; each takes half a gigabyte.
+_JOBS = 8
+#: Exit code of a command that Ctrl-C ended, as shells have it.
+_INTERRUPTED = 130
 
 
-class SelftestError(Exception):
-    """The selftest cannot run; the message says why and what to do."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.description = (
+        "Train known faults of DP-SGD and healthy trainings under audit, in processes "
+        "of their own. Exits with 0 if every fault was found and named "
+        "and no healthy training was accused, with 1 if not, with 2 if it cannot run."
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="two faults and one healthy training only"
+    )
+    parser.add_argument(
+        "--fault",
+        action="append",
+        metavar="NAME",
+        help="this fault only; may be given several times (docs/faults.md lists them)",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=positive_int,
+        default=min(os.cpu_count() or 1, _JOBS),
+        metavar="N",
+        help=f"trainings at a time (default: the number of processors, {_JOBS} at most)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -27,45 +54,35 @@ def run(options: argparse.Namespace) -> int:
         options: the parsed arguments.
 
     Returns:
-        0 if every fault was found and named, and nothing healthy was accused; else 1.
+        0 if every fault was found and named, and nothing healthy was accused; 1 if not; 130 if
+        Ctrl-C ended it.
 
     Raises:
-        SelftestError: an argument is wrong, or no process can be started.
+        Refused: an argument is wrong, a package is missing, or no process can be started.
     """
+    try:  # loads torch and Lightning
+        from lightning_audit.selftest import pool, rows, table
+    except ImportError as error:
+        raise Refused(f"selftest cannot run: {error}") from error
     try:
-        rows = planned(options.fault or (), quick=options.quick)
+        wanted = rows.planned(options.fault or (), quick=options.quick)
     except ValueError as error:
-        raise SelftestError(str(error)) from error
-    page = _page(options.markdown)
+        raise Refused(str(error)) from error
     started = time.perf_counter()
     try:
-        results = run_all(rows, options.jobs, _Progress(len(rows)))
+        results = pool.run_all(wanted, options.jobs, _Progress(len(wanted)))
     except OSError as error:
-        raise SelftestError(f"no process can be started: {error}") from error
+        raise Refused(f"no process can be started: {error}") from error
+    except KeyboardInterrupt:
+        print("lightning-audit: interrupted; every training was ended", file=sys.stderr)
+        return _INTERRUPTED
     seconds = time.perf_counter() - started
-    code = exit_code(results)
+    code = EXIT_CODES["VIOLATION" if any(result.failed for result in results) else "PASS"]
     if options.json:
-        print(as_json(results, seconds, code))
+        print(table.as_json(results, seconds, code))
     else:
-        show(results, seconds)
-    if page is not None:
-        page.write_text(markdown(results, seconds, options.jobs), encoding="utf-8")
+        table.show(results, seconds)
     return code
-
-
-def exit_code(results: Sequence[Result]) -> int:
-    """0 if no row fails, else 1."""
-    failed = any(result.failed for result in results)
-    return EXIT_CODES["VIOLATION"] if failed else EXIT_CODES["PASS"]
-
-
-def _page(name: str | None) -> Path | None:
-    if name is None:
-        return None
-    path = Path(name)
-    if path.is_dir() or not path.parent.is_dir():
-        raise SelftestError(f"--markdown {name} must be a file in a folder that exists.")
-    return path
 
 
 class _Progress:

@@ -76,12 +76,7 @@ class GhostStep(OpacusStep):
         return _NO_GHOST_LOSS
 
     def prepare(self, directions: Sequence[Direction], norm: float) -> None:
-        """Let the canaries join norms and losses when the first backward pass is over.
-
-        Args:
-            directions: unit directions over the layout, ``[n]``.
-            norm: norm of the canaries, in the unit of a per-sample gradient.
-        """
+        """Let the canaries join norms and losses when the first backward pass is over."""
         loss, module = self._loss, self._loss.module
         self._loss, self._module, self._losses = None, module, None
         self._directions, self._norm = directions, norm

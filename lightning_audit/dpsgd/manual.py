@@ -15,7 +15,13 @@ import torch
 
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.dpsgd.lost_rows import not_finite
-from lightning_audit.dpsgd.protocol import Backward, NormsSeen, StepClaim, UnsupportedOptimizer
+from lightning_audit.dpsgd.protocol import (
+    Backward,
+    NormsSeen,
+    StepClaim,
+    UnsupportedOptimizer,
+    refuse_repeated_closures,
+)
 from lightning_audit.layout import Direction, Layout, TensorSlot
 from lightning_audit.taps.tensor_views import write_rows
 
@@ -68,11 +74,7 @@ def updating_optimizer(optimizer: Any) -> torch.optim.Optimizer:
             f"{type(last).__name__} is no torch.optim.Optimizer and holds none, so that its steps "
             "cannot be observed; derive it from one of torch's optimizers."
         )
-    if isinstance(last, torch.optim.LBFGS):
-        raise UnsupportedOptimizer(
-            "LBFGS runs its closure several times in a step, so no single noisy gradient is the "
-            "step's; use an optimizer that takes one gradient a step, such as SGD or Adam."
-        )
+    refuse_repeated_closures(last)
     return last
 
 

@@ -7,12 +7,10 @@ The rows enter upstream of every override of ``step``, ``pre_step``, ``clip_and_
 from __future__ import annotations
 
 import hashlib
-import inspect
 import math
 import operator
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,7 +20,13 @@ from opacus.optimizers.ddp_perlayeroptimizer import DistributedPerLayerOptimizer
 
 from lightning_audit.dpsgd.lost_rows import all_finite, waiting_not_finite
 from lightning_audit.dpsgd.prefill import RowPrefill
-from lightning_audit.dpsgd.protocol import Backward, NormsSeen, StepClaim, UnsupportedOptimizer
+from lightning_audit.dpsgd.protocol import (
+    Backward,
+    NormsSeen,
+    StepClaim,
+    UnsupportedOptimizer,
+    refuse_repeated_closures,
+)
 from lightning_audit.dpsgd.row_buffer import exchange
 from lightning_audit.layout import Direction, Layout, TensorSlot
 from lightning_audit.taps.tensor_views import write_rows
@@ -63,35 +67,6 @@ def chain(optimizer: Any) -> Iterator[Any]:
         optimizer = inner if inner is not None else getattr(optimizer, "original_optimizer", None)
 
 
-@dataclass(frozen=True)
-class AccountantLink:
-    """The accountant that a step hook feeds, and the sample rate it is told.
-
-    Args:
-        accountant: Opacus' accountant.
-        sample_rate: probability with which the accountant supposes a sample to enter a batch.
-    """
-
-    accountant: Any
-    sample_rate: float
-
-
-def accountant_link(optimizer: DPOptimizer) -> AccountantLink | None:
-    """Read the accountant off the optimizer's step hook; None where there is none.
-
-    `IAccountant.get_optimizer_hook_fn` closes over the accountant and the sample rate; they are
-    kept nowhere else on the optimizer.
-    """
-    hook = getattr(optimizer, "step_hook", None)
-    if not inspect.isfunction(hook):
-        return None
-    names = inspect.getclosurevars(hook).nonlocals
-    accountant, sample_rate = names.get("self"), names.get("sample_rate")
-    if accountant is None or sample_rate is None or not hasattr(accountant, "history"):
-        return None
-    return AccountantLink(accountant, float(sample_rate))
-
-
 class OpacusStep:
     """Adapter for `DPOptimizer` and its subclasses that clip the rows of ``grad_sample``.
 
@@ -113,6 +88,7 @@ class OpacusStep:
     ) -> None:
         refuse_unsupported(optimizer)
         self.optimizer = optimizer
+        self.inner = innermost(optimizer)
         self.norms: NormsSeen | None = None
         self.params = optimizer.params
         self._prefill = RowPrefill(self.params, modules)
@@ -163,11 +139,6 @@ class OpacusStep:
     def inject(self, directions: Sequence[Direction], norm: float, part: int = -1) -> None:
         """Append one row a direction to every ``grad_sample``, ``norm`` times the direction.
 
-        Args:
-            directions: unit directions over the layout, ``[n]``.
-            norm: norm of the rows, in the unit of a per-sample gradient.
-            part: number of the batch among those that are accumulated; -1 for the last.
-
         Raises:
             ValueError: a parameter holds no per-sample gradients.
         """
@@ -210,14 +181,7 @@ class OpacusStep:
         return reason and f"{_COPIED}: {reason}"
 
     def prepare(self, directions: Sequence[Direction], norm: float) -> None:
-        """Before the backward pass: give the canaries rows of their own, without a copy.
-
-        Only where `obstacle` is empty.
-
-        Args:
-            directions: unit directions over the layout, ``[n]``.
-            norm: norm of the rows, in the unit of a per-sample gradient.
-        """
+        """Before the backward pass: give the canaries rows of their own, without a copy."""
         self._prefill.fill(directions, norm)
         self._rows, self._entered = len(directions), []
 
@@ -363,9 +327,4 @@ def refuse_unsupported(optimizer: DPOptimizer) -> None:
             f"expected_batch_size={optimizer.expected_batch_size!r} must be > 0: gradients are "
             "divided by it. Opacus computes int(len(dataset) * sample_rate); use a larger batch."
         )
-    inner = innermost(optimizer)
-    if isinstance(inner, torch.optim.LBFGS):
-        raise UnsupportedOptimizer(
-            "LBFGS runs its closure several times in a step, so no single noisy gradient is the "
-            "step's; use an optimizer that takes one gradient a step, such as SGD or Adam."
-        )
+    refuse_repeated_closures(innermost(optimizer))

@@ -78,14 +78,7 @@ class RowPrefill:
         return ""
 
     def fill(self, directions: Sequence[Direction], norm: float) -> None:
-        """Have the coming backward put a row for each direction behind the batch's.
-
-        Only where `obstacle` is empty.
-
-        Args:
-            directions: unit directions over the layout, ``[n]``.
-            norm: norm of the rows, in the unit of a per-sample gradient.
-        """
+        """Have the coming backward put rows behind the batch's; see `DPSGDStep.prepare`."""
         rows = by_tensor(directions)
         self._buffers = [
             RowBuffer(param, self._batch, len(directions), rows.get(j, ()), norm)

@@ -15,6 +15,15 @@ class UnsupportedOptimizer(Exception):
     """The optimizer cannot be audited; the message says why and what to change."""
 
 
+def refuse_repeated_closures(optimizer: torch.optim.Optimizer) -> None:
+    """Raise `UnsupportedOptimizer` if a step of the optimizer takes several gradients."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UnsupportedOptimizer(
+            "LBFGS runs its closure several times in a step, so no single noisy gradient is the "
+            "step's; use an optimizer that takes one gradient a step, such as SGD or Adam."
+        )
+
+
 @dataclass(frozen=True)
 class StepClaim:
     """What the implementation states about the step that is about to be taken.
@@ -68,6 +77,8 @@ class DPSGDStep(Protocol):
     layout: Layout
     params: Sequence[torch.nn.Parameter]
     optimizer: Any
+    #: The torch optimizer that updates the parameters.
+    inner: torch.optim.Optimizer
     #: What was seen of norms; None where gradients are formed, and canaries go through their norms.
     norms: NormsSeen | None
 
@@ -88,7 +99,7 @@ class DPSGDStep(Protocol):
         """Why `prepare` cannot serve the coming backward pass, and what that costs; or empty."""
 
     def prepare(self, directions: Sequence[Direction], norm: float) -> None:
-        """Before the backward pass, where nothing is in the way: make room for `inject`'s rows."""
+        """Before the backward pass, where `obstacle` is empty: make room for `inject`'s rows."""
 
     def conceal(self) -> None:
         """After the backward pass: show nobody what `prepare` laid out, until `confirm`."""
@@ -105,7 +116,10 @@ class DPSGDStep(Protocol):
     def inject(self, directions: Sequence[Direction], norm: float, part: int = -1) -> None:
         """Add one per-sample gradient ``norm * direction`` for each direction, before clipping.
 
-        They join the batch of number ``part`` among those that are accumulated.
+        Args:
+            directions: unit directions over the layout, ``[n]``.
+            norm: norm of the rows, in the unit of a per-sample gradient.
+            part: number of the batch among those that are accumulated; -1 for the last.
         """
 
     def noise_state(self) -> str | None:

@@ -16,7 +16,7 @@ def read(kind: Any, value: Any, where: str = "") -> Any:
     Args:
         kind: a dataclass, ``tuple[...]``, ``Mapping[str, ...]``, ``Literal``, ``X | None``,
             ``str``, ``bool``, ``int``, ``float`` or ``Any``.
-        value: as `_json.read_json` gives it; "inf" and "-inf" stand for infinite numbers.
+        value: as `strict_json.read_json` gives it; "inf" and "-inf" stand for infinite numbers.
         where: name of the place, for the error.
 
     Returns:

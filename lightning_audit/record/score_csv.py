@@ -10,12 +10,10 @@ import warnings
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lightning_audit._validate import shown
 from lightning_audit.files.bounded import text_lines
-
-Floats = NDArray[np.float64]
+from lightning_audit.layout import FloatArray
 
 _COLUMNS = (
     "the first line must name the columns score and in (1 or True with the canary, 0 or False "
@@ -29,7 +27,7 @@ class ScoresError(ValueError):
     """Scores cannot be read; the message says why and what to do."""
 
 
-def read_scores(path: str | os.PathLike[str], max_values: int) -> tuple[Floats, Floats]:
+def read_scores(path: str | os.PathLike[str], max_values: int) -> tuple[FloatArray, FloatArray]:
     """Read the columns ``score`` and ``in``; other columns are ignored.
 
     Args:

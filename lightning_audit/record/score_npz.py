@@ -98,5 +98,4 @@ def _coin_probability(archive: Archive) -> float | None:
     header = read_json(archive.text("header"))
     if not isinstance(header, dict):
         raise ValueError(f"header={_validate.shown(header)} must be a JSON object")
-    value = header.get("coin_probability")
-    return None if value is None else _validate.open_unit("coin_probability", value)
+    return _validate.open_unit("coin_probability", header.get("coin_probability"))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from lightning_audit import _validate
 from lightning_audit.files.npz import MAX_VALUES
+from lightning_audit.layout import FloatArray
 from lightning_audit.record.report_directory import REPORT_NAME, archive_of
 from lightning_audit.record.score_csv import NO_SCORE, ScoresError, read_scores
 from lightning_audit.record.score_npz import read_score_npz
@@ -22,7 +23,6 @@ from lightning_audit.stats.bounds.bands import Band
 from lightning_audit.stats.bounds.named_bounds import METHODS, NamedBound, named_bound
 from lightning_audit.stats.bounds.thresholds import Fixed, Split, ThresholdChoice
 from lightning_audit.stats.membership import roc
-from lightning_audit.stats.membership.roc import RocCurve
 from lightning_audit.stats.one_run._guesses import Sides
 from lightning_audit.stats.one_run.gaussian_pair import epsilon_gaussian_pair_from_scores
 from lightning_audit.stats.one_run.one_run_bounds import ONE_RUN_METHODS, named_one_run_bound
@@ -35,8 +35,6 @@ from lightning_audit.stats.one_run.white_box import mu_white_box_from_scores
 from lightning_audit.stats.tradeoff.piecewise import PiecewiseTradeoff
 
 __all__ = ["CanaryScores", "ScoresError"]
-
-Floats = NDArray[np.float64]
 
 _WITH_THRESHOLD = [name for name, method in METHODS.items() if method.from_counts is not None]
 _WITH_GUESSES = [name for name, method in ONE_RUN_METHODS.items() if method.from_guesses]
@@ -67,8 +65,8 @@ class CanaryScores:
         (0.75, 0.1)
     """
 
-    in_scores: Floats
-    out_scores: Floats
+    in_scores: FloatArray
+    out_scores: FloatArray
     threshold: ThresholdChoice = Split()  # noqa: RUF009  # frozen
     coin_probability: float | None = None
     dropped: int = 0
@@ -219,14 +217,7 @@ class CanaryScores:
 
         As `lightning_audit.stats.one_run.one_run_epsilon.epsilon_one_run_from_scores`.
         """
-        return epsilon_one_run_from_scores(
-            *self._with_fair_coins(),
-            delta,
-            significance,
-            guesses=guesses,
-            unscored=self.dropped,
-            sides=sides,
-        )
+        return self._guessed(epsilon_one_run_from_scores, guesses, sides, delta, significance)
 
     def epsilon_one_run_fdp(
         self,
@@ -237,14 +228,7 @@ class CanaryScores:
         sides: Sides = "both",
     ) -> OneRunBound:
         """The same for many canaries: `stats.one_run.one_run_fdp.epsilon_one_run_fdp`."""
-        return epsilon_one_run_fdp_from_scores(
-            *self._with_fair_coins(),
-            delta,
-            significance,
-            guesses=guesses,
-            unscored=self.dropped,
-            sides=sides,
-        )
+        return self._guessed(epsilon_one_run_fdp_from_scores, guesses, sides, delta, significance)
 
     def mu_one_run(
         self,
@@ -257,21 +241,14 @@ class CanaryScores:
 
         As `lightning_audit.stats.one_run.one_run_fdp.mu_one_run_from_scores`.
         """
-        return mu_one_run_from_scores(
-            *self._with_fair_coins(),
-            significance,
-            guesses=guesses,
-            unscored=self.dropped,
-            sides=sides,
-        )
+        return self._guessed(mu_one_run_from_scores, guesses, sides, significance)
 
     def mu_white_box(self, significance: float = 0.05) -> float:
         """Lower bound on mu from readings of one noisy sum along orthonormal directions.
 
         As `lightning_audit.stats.one_run.white_box.mu_white_box_from_scores`; fair coins, any data.
         """
-        groups = self._of_one_release("white_box")
-        return mu_white_box_from_scores(*groups, significance)
+        return mu_white_box_from_scores(*self._of_one_release("white_box"), significance)
 
     def epsilon_gaussian_pair(self, delta: float, significance: float = 0.05) -> float:
         """Lower bound on epsilon for scores that are Gaussian in each group; asymptotic.
@@ -282,7 +259,7 @@ class CanaryScores:
         groups = self._of_one_release("gaussian_pair")
         return epsilon_gaussian_pair_from_scores(*groups, delta, significance)
 
-    def roc(self) -> RocCurve:
+    def roc(self) -> roc.RocCurve:
         """The observed ROC curve: `lightning_audit.stats.membership.roc.roc_curve`."""
         return roc.roc_curve(self.in_scores, self.out_scores)
 
@@ -310,7 +287,7 @@ class CanaryScores:
 
     def privacy_curve(
         self, deltas: ArrayLike, significance: float = 0.05, band: Band = "berk_jones"
-    ) -> Floats:
+    ) -> FloatArray:
         """Lower bounds on epsilon at each delta, which hold at all of them together.
 
         Args:
@@ -325,7 +302,14 @@ class CanaryScores:
         curve = self.tradeoff_upper(significance, band).epsilon_at(wanted.reshape(-1))
         return np.asarray(curve).reshape(wanted.shape)
 
-    def _with_fair_coins(self) -> tuple[Floats, Floats]:
+    def _guessed(
+        self, bound: Callable[..., OneRunBound], guesses: Any, sides: Sides, *numbers: float
+    ) -> OneRunBound:
+        """A bound that guesses fair coins."""
+        groups = self._with_fair_coins()
+        return bound(*groups, *numbers, guesses=guesses, unscored=self.dropped, sides=sides)
+
+    def _with_fair_coins(self) -> tuple[FloatArray, FloatArray]:
         if self.coin_probability not in (None, 0.5):
             raise ScoresError(
                 f"coin_probability={self.coin_probability!r} must be 0.5 for a bound of one run; "
@@ -333,7 +317,7 @@ class CanaryScores:
             )
         return self.in_scores, self.out_scores
 
-    def _of_one_release(self, method: str) -> tuple[Floats, Floats]:
+    def _of_one_release(self, method: str) -> tuple[FloatArray, FloatArray]:
         groups = self._with_fair_coins()
         if self.dropped:
             raise ScoresError(
@@ -349,7 +333,7 @@ class CanaryScores:
         return groups
 
 
-def _vector(name: str, values: Any) -> Floats:
+def _vector(name: str, values: Any) -> FloatArray:
     array = np.asarray(values)
     # An empty list has no dtype of its own.
     numbers = array.dtype.kind in "iufb" or not array.size

@@ -36,8 +36,8 @@ from lightning_audit.record.report_directory import (
 _log = logging.getLogger(__name__)
 
 _FORMAT = "lightning-audit observations"
-#: Version 2 has coins that are not fair, which a reader of version 1 would take for fair ones.
-_VERSION = 2
+#: Raised when a reader of the old layout would misread the new one.
+_VERSION = 1
 #: Steps after which the entries are handed to the operating system.
 FLUSH_EVERY = 1000
 
@@ -138,10 +138,8 @@ class ObservationStore:
         self.directory.mkdir(parents=True, exist_ok=True)
         names = (record_name(number), archive_name(number))
         set_aside(self.directory, only=None if number == 1 else names)
-        version = 1 if header.coin_probability == 0.5 else _VERSION
-        line = json.dumps(
-            {"format": _FORMAT, "version": version, "run": run, **dataclasses.asdict(header)}
-        ).encode()
+        about = {"format": _FORMAT, "version": _VERSION, "run": run}
+        line = json.dumps({**about, **dataclasses.asdict(header)}).encode()
         # Made anew, so that no link that lies there is written through.
         file = open(self.directory / record_name(number), "xb")  # noqa: SIM115  # kept
         self._start_at(file, header, number)
@@ -305,20 +303,18 @@ def _read_header(path: str | os.PathLike[str]) -> tuple[_FirstLine, int]:
         with open_regular(path) as file:
             line = file.readline(_LONGEST_HEADER)
         fields = read_json(line)
-        if not isinstance(fields, dict) or fields.get("format") != _FORMAT:
+        if not isinstance(fields, dict) or fields.pop("format", None) != _FORMAT:
             raise ValueError("it has another format")
-        version = _validate.positive_int("version", fields.get("version"))
+        version = _validate.positive_int("version", fields.pop("version", None))
         if not line.endswith(b"\n"):
             raise ValueError("its first line is cut short")
         if version <= _VERSION:
-            names = {field.name for field in dataclasses.fields(RecordHeader)}
-            own = {name: value for name, value in fields.items() if name in names}
-            header = _typed.read(RecordHeader, own)
+            run = _typed.read(str, fields.pop("run", None), "run")
+            header = _typed.read(RecordHeader, fields)
             if not 0 <= header.lags <= _MOST_LAGS:
                 raise ValueError(f"lags={header.lags} must be in [0, {_MOST_LAGS}]")
-            # The first release named no run.
-            found = _FirstLine(header, str(fields.get("run", "")))
-    except (KeyError, ValueError) as error:
+            found = _FirstLine(header, run)
+    except ValueError as error:
         raise ValueError(
             f"path={os.fspath(path)!r} is no record of lightning-audit ({error}); name the "
             f"{RECORD_NAME} of a report directory."

@@ -75,10 +75,10 @@ def _regions(points: Sequence[OperatingPoint], significance: float) -> Iterator[
             yield _Region(
                 point.fp / out,
                 point.fn / inside,
-                clopper_pearson_lower(point.fp, out, share),
-                clopper_pearson_upper(point.fp, out, share),
-                clopper_pearson_lower(point.fn, inside, share),
-                clopper_pearson_upper(point.fn, inside, share),
+                float(clopper_pearson_lower(point.fp, out, share)),
+                float(clopper_pearson_upper(point.fp, out, share)),
+                float(clopper_pearson_lower(point.fn, inside, share)),
+                float(clopper_pearson_upper(point.fn, inside, share)),
             )
 
 
@@ -87,7 +87,7 @@ def _is_forbidden(region: _Region, curve: GaussianTradeoff | None) -> bool:
     if curve is None:
         return False
     inverted = 1.0 - curve(1.0 - region.left)
-    return region.top < curve(region.right) or region.bottom > inverted
+    return bool(region.top < curve(region.right) or region.bottom > inverted)
 
 
 def _draw_claim(axes: Axes, curve: GaussianTradeoff, alpha: NDArray[np.float64]) -> None:

@@ -228,7 +228,7 @@ class AuditReport:
 
     def to_json(self) -> str:
         """The report as JSON; infinite numbers as the strings "inf" and "-inf"."""
-        return json.dumps(_plain(dataclasses.asdict(self)), indent=2, allow_nan=False)
+        return json.dumps(plain(dataclasses.asdict(self)), indent=2, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> AuditReport:
@@ -321,12 +321,12 @@ class InconclusiveAudit(_EndedByVerdict):
     """The audit could not have seen a violation, and the user asked to be stopped then."""
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """JSON-able form: tuples as lists, infinities as strings, NaN as null."""
     if isinstance(value, Mapping):
-        return {_plain(str(key)): _plain(item) for key, item in value.items()}
+        return {plain(str(key)): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, str):  # half a surrogate pair, as of a file's name, is shown escaped
         return value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, bool) or value is None or isinstance(value, int):
@@ -336,5 +336,5 @@ def _plain(value: Any) -> Any:
             return None
         return value if math.isfinite(value) else str(value)
     if hasattr(value, "item"):  # a numpy scalar
-        return _plain(value.item())
+        return plain(value.item())
     raise TypeError(f"{type(value).__name__} cannot be written to a report: {value!r}")

@@ -17,7 +17,7 @@ from lightning_audit.checks.integrity import noise_restarted_result
 from lightning_audit.dpsgd.adapters import opacus_step
 from lightning_audit.dpsgd.opacus import innermost, private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep, UnsupportedOptimizer
-from lightning_audit.lints.loader_lints import fingerprints
+from lightning_audit.lints.untrained import fingerprints
 from lightning_audit.record.report_directory import record_name
 from lightning_audit.record.store import ObservationStore, RecordHeader
 from lightning_audit.results.refusal import UnauditableTraining

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightning_audit.dpsgd.opacus import AccountantLink
+from lightning_audit.dpsgd.accountant_link import AccountantLink
 from lightning_audit.results.refusal import UnauditableTraining
 
 #: Version of the state's layout.

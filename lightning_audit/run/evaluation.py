@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import Any
 
 from lightning_audit.accounting.spending import epsilon_at_ratio
-from lightning_audit.checks.family import shared_log_e
+from lightning_audit.checks.evidence import shared_log_e
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.results.audit_report import (
     AuditReport,
@@ -32,7 +32,7 @@ from lightning_audit.verdict.judge import (
     worst,
 )
 from lightning_audit.verdict.pass_blockers import NOT_ENDED, lacks_of_run
-from lightning_audit.verdict.resolution import PowerModel
+from lightning_audit.verdict.power_model import PowerModel
 
 #: Dashboards draw in single precision; a larger e-value tells nothing more.
 _LARGEST_E_VALUE = 1e30

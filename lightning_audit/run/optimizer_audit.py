@@ -9,9 +9,9 @@ import numpy as np
 from opacus.optimizers import DPOptimizer
 
 from lightning_audit.canaries.inputs import InputCanary
+from lightning_audit.dpsgd.accountant_link import accountant_link
 from lightning_audit.dpsgd.cut import watch_cut
 from lightning_audit.dpsgd.manual import ManualStep
-from lightning_audit.dpsgd.opacus import accountant_link
 from lightning_audit.dpsgd.protocol import DPSGDStep
 from lightning_audit.record.store import ObservationStore, RecordHeader
 from lightning_audit.run.checkpoint import (
@@ -27,7 +27,7 @@ from lightning_audit.session.hand_written_input_session import HandWrittenInputS
 from lightning_audit.session.hand_written_session import HandWrittenSession
 from lightning_audit.session.input_session import InputSession
 from lightning_audit.session.ranks import Ranks
-from lightning_audit.session.step_planner import SessionSettings
+from lightning_audit.session.settings import SessionSettings
 from lightning_audit.taps.method_hook import MethodHook
 
 #: Largest shift that a correctly clipped canary shows where low precision rounds it.

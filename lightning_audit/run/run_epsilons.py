@@ -13,7 +13,7 @@ from lightning_audit.accounting.spending import (
     epsilon_of_parts,
     epsilon_spent,
 )
-from lightning_audit.checks.family import SHARES
+from lightning_audit.checks.evidence import SHARES
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.results.audit_report import CheckResult, EpsilonBound
 from lightning_audit.run.run_bounds import betting_bound, literature_bounds, mu_bound

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_audit.accounting.claims import PrivacyClaim
-from lightning_audit.dpsgd.opacus import AccountantLink
-from lightning_audit.lints.loader_lints import LoaderFacts
+from lightning_audit.dpsgd.accountant_link import AccountantLink
+from lightning_audit.lints.loader_facts import LoaderFacts
 from lightning_audit.run.checkpoint import to_arrays, to_tensors
 from lightning_audit.run_checks.batch_sampling import BatchCheck
 from lightning_audit.run_checks.record_coupling import Coupling

@@ -7,17 +7,10 @@ from typing import Any
 
 import torch
 
+from lightning_audit.lints.accumulation import accumulation_remarks
+from lightning_audit.lints.carried_over import carries_over, signals_ahead, splits_batches
 from lightning_audit.lints.ghost_lints import adaptive_remark, ghost_remarks
-from lightning_audit.lints.loader_lints import (
-    accumulation_remarks,
-    carries_over,
-    draws_from_all,
-    draws_from_parts,
-    loader_count,
-    loader_facts,
-    signals_ahead,
-    splits_batches,
-)
+from lightning_audit.lints.loader_facts import draws_from, loader_count, loader_facts
 from lightning_audit.lints.loss_lint import reduction_of
 from lightning_audit.run.run_facts import RunFacts
 from lightning_audit.run_checks.batch_sampling import BatchCheck
@@ -57,8 +50,8 @@ class RunLints:
             facts.batches.obstacle = "the training has several loaders"
         self._split, self._ahead = splits_batches(loaders), signals_ahead(loaders)
         if self._ranks.several:
-            facts.repeated = draws_from_all(loaders)
-            if draws_from_parts(loaders):
+            facts.repeated = draws_from(loaders, part=False)
+            if draws_from(loaders, part=True):
                 facts.note(_PARTS)
 
     def watch(self, loader: Any) -> None:

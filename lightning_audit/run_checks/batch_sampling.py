@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_audit.checks.family import Evidence
+from lightning_audit.checks.evidence import Evidence
 from lightning_audit.checks.registry import RATE_TOLERANCE
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.evalues.batch_sizes import (

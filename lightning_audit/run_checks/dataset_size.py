@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,9 +45,9 @@ def batch_size_result(
     Where it is private, the cost is `isotropic_pair_epsilon` of the two divisors' ratio: exact for
     records whose gradients are zero, which are among those that an epsilon is promised for, and so
     a lower bound for the mechanism, whatever its noise multiplier. If it is above the claim, the
-    claim is refuted. If it is not, what both cost together is not known (`demands.unpaid`): where
-    gradients are not zero, the divisor moves the mean as well, and no accountant counts it. The
-    sample rate is taken for a public constant.
+    claim is refuted. If it is not, what both cost together is not known (`pass_blockers.unpaid`):
+    where gradients are not zero, the divisor moves the mean as well, and no accountant counts it.
+    The sample rate is taken for a public constant.
 
     Args:
         expected: the divisor.
@@ -64,11 +65,11 @@ def batch_size_result(
     evidence: dict[str, object] = {"expected_batch_size": expected, "of_neighbours": others}
     divided = f"gradients are divided by int(records * sample_rate) = {expected:g}"
     if not others:
-        message = "one record more or less leaves the divisor of the gradients the same"
-        return CheckResult(NAME, "accounting", "ok", message, evidence=evidence)
+        return _fine(
+            "one record more or less leaves the divisor of the gradients the same", evidence
+        )
     if promise.neighbouring == "replace":
-        message = f"{divided}, which replacing a record leaves the same"
-        return CheckResult(NAME, "accounting", "ok", message, evidence=evidence)
+        return _fine(f"{divided}, which replacing a record leaves the same", evidence)
     cost = max(_cost(expected, other, coordinates, promise.delta) for other in others)
     evidence |= {"epsilon_of_divisor": cost, "coordinates": coordinates, "delta": promise.delta}
     divided += f", with one record more or less by {others[0]}"
@@ -77,11 +78,11 @@ def batch_size_result(
         f"({coordinates:.3g} parameters times steps)"
     )
     if not promise.private_size:
-        message = (
+        return _fine(
             f"{divided}: epsilon holds where the number of records is public, as is usual; where "
-            f"it is not, {priced}: set expected_batch_size to a constant"
+            f"it is not, {priced}: set expected_batch_size to a constant",
+            evidence,
         )
-        return CheckResult(NAME, "accounting", "ok", message, evidence=evidence)
     evidence |= {"private_dataset_size": True, "epsilon_claimed": promise.epsilon}
     advice = (
         "after make_private set optimizer.expected_batch_size to a constant that is not computed "
@@ -93,6 +94,10 @@ def batch_size_result(
     message = f"{divided}, and the number of records is private: {priced}{claim}"
     status: Final = "violated" if refuted else "ok"
     return CheckResult(NAME, "accounting", status, message, advice, evidence=evidence)
+
+
+def _fine(message: str, evidence: Mapping[str, object]) -> CheckResult:
+    return CheckResult(NAME, "accounting", "ok", message, evidence=evidence)
 
 
 def _cost(expected: float, other: int, coordinates: int, delta: float) -> float:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
-from lightning_audit.checks.registry import is_wrong
+from lightning_audit.checks.registry import judged
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.run_checks.batch_sampling import BatchCheck
 
@@ -56,46 +56,29 @@ def sampling_results(
     if kind == "unknown" and _too_equal(batch_sizes, accounted_rate):
         kind, description = "not_poisson", f"{description}, with batches all of one size"
     if kind == "not_poisson":
-        return (
-            CheckResult(
-                name,
-                "accounting",
-                "violated",
-                f"the accountant supposes Poisson sampling at rate {accounted_rate:.4g}, but the "
-                f"trainer's loader is not Poisson: {description}",
-                _WRITE_INSTEAD,
-                evidence={"loader": description, "poisson": False},
-            ),
+        message = (
+            f"the accountant supposes Poisson sampling at rate {accounted_rate:.4g}, but the "
+            f"trainer's loader is not Poisson: {description}"
         )
+        evidence: dict[str, Any] = {"loader": description, "poisson": False}
+        return (judged(name, evidence, "", message, _WRITE_INSTEAD, "accounting"),)
     if kind == "unknown":
-        return (
-            CheckResult(
-                name,
-                "accounting",
-                "not_run",
-                f"it cannot be read off whether {description} draws Poisson batches",
-                evidence={"accounted_rate": accounted_rate},
-            ),
-        )
+        message = f"it cannot be read off whether {description} draws Poisson batches"
+        evidence = {"accounted_rate": accounted_rate}
+        return (CheckResult(name, "accounting", "not_run", message, evidence=evidence),)
     message = f"the loader is Poisson: {description}"
-    results = [CheckResult(name, "accounting", "ok", message, evidence={"poisson": True})]
-    if loader_rate is not None:
-        rates = {"loader_rate": loader_rate, "accounted_rate": accounted_rate}
-        higher = is_wrong("sampling.rate", rates)
-        results.append(
-            CheckResult(
-                "sampling.rate",
-                "accounting",
-                "violated" if higher else "ok",
-                f"the loader's sample rate is {loader_rate:.4g}, the accountant's "
-                f"{accounted_rate:.4g}",
-                "give the loader and the accountant the same rate: 1 / len(loader)"
-                if higher
-                else "",
-                evidence=rates,
-            )
-        )
-    return tuple(results)
+    poisson = judged(name, {"poisson": True}, message, "", "", "accounting")
+    return (poisson,) if loader_rate is None else (poisson, _rates(loader_rate, accounted_rate))
+
+
+def _rates(loader_rate: float, accounted_rate: float) -> CheckResult:
+    """Result of `sampling.rate`."""
+    evidence = {"loader_rate": loader_rate, "accounted_rate": accounted_rate}
+    message = (
+        f"the loader's sample rate is {loader_rate:.4g}, the accountant's {accounted_rate:.4g}"
+    )
+    advice = "give the loader and the accountant the same rate: 1 / len(loader)"
+    return judged("sampling.rate", evidence, message, message, advice, "accounting")
 
 
 def repeated_result(processes: int, accounted_rate: float | None) -> CheckResult:
@@ -108,15 +91,15 @@ def repeated_result(processes: int, accounted_rate: float | None) -> CheckResult
     name = "sampling.repeated"
     if accounted_rate is None or accounted_rate >= 1.0:
         return CheckResult(name, "accounting", "not_run", "no subsampling is accounted for")
-    return CheckResult(
+    return judged(
         name,
-        "accounting",
-        "violated",
+        {"processes": processes, "accounted_rate": accounted_rate},
+        "",
         f"each of {processes} processes draws from all records at rate {accounted_rate:.4g}, so a "
         "record may be clipped and added several times in a step that is accounted as once",
         "write DPDataLoader.from_data_loader(loader, distributed=True), which deals the records "
         "out to the processes",
-        evidence={"processes": processes, "accounted_rate": accounted_rate},
+        "accounting",
     )
 
 

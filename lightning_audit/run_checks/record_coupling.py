@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from lightning_audit.checks.registry import judged
 from lightning_audit.results.audit_report import CheckResult
 
 #: Relative change of a gradient above which it is said to depend on other records. Batches of one
@@ -62,30 +63,20 @@ class Coupling:
 
     def result(self) -> CheckResult:
         """Result of `coupling`."""
-        name = "coupling"
         evidence = self.state()
-        if self.violated:
-            return CheckResult(
-                name,
-                "mechanism",
-                "violated",
-                f"at step {self.step} a record's gradient changed by {self.change:.2g} of its norm "
-                "with the other records of its batch, so that one record moves the gradients of "
-                "others, which clipping does not bound",
-                "look for BatchNorm or statistics over the batch, a contrastive loss, mixed "
-                "records, or a loss that is averaged over something else than the number of "
-                "records (class weights, tokens that are not ignored); use GroupNorm or LayerNorm. "
-                "Opacus' recurrent layers take packed sequences only in batches that are sorted by "
-                "length: with enforce_sorted=False they clip parts of several records together",
-                evidence=evidence,
-            )
-        if not self.replays:
+        if not self.replays and not self.violated:
             message = self.reason or "no batch with two records or more was replayed"
-            return CheckResult(name, "mechanism", "not_run", message, evidence=evidence)
-        return CheckResult(
-            name,
-            "mechanism",
-            "ok",
+            return CheckResult("coupling", "mechanism", "not_run", message, evidence=evidence)
+        return judged(
+            "coupling",
+            evidence,
             f"in {self.replays} batches no record's gradient depended on the others",
-            evidence=evidence,
+            f"at step {self.step} a record's gradient changed by {self.change:.2g} of its norm "
+            "with the other records of its batch, so that one record moves the gradients of "
+            "others, which clipping does not bound",
+            "look for BatchNorm or statistics over the batch, a contrastive loss, mixed "
+            "records, or a loss that is averaged over something else than the number of "
+            "records (class weights, tokens that are not ignored); use GroupNorm or LayerNorm. "
+            "Opacus' recurrent layers take packed sequences only in batches that are sorted by "
+            "length: with enforce_sorted=False they clip parts of several records together",
         )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from lightning_audit.results.audit_report import AuditReport, CheckResult, Outcome
-from lightning_audit.selftest.rows import Group, Row
+
+if TYPE_CHECKING:  # the rows load torch
+    from lightning_audit.selftest.rows import Group, Row
 
 Status = Literal[
     "found",  # and named as the registry says
@@ -38,8 +40,6 @@ class Result:
         named: whether the fault was named as the registry says; None where it says nothing.
         sentence: the likely fault in words, or what was warned of.
         flagged_at: steps after which the finding was there; None where only its end tells.
-        observations: readings of canaries that the methods of the literature were given.
-        needed: by method and threshold, steps from which on its bound is above the claim.
         error: why it broke off.
     """
 
@@ -54,8 +54,6 @@ class Result:
     named: bool | None = None
     sentence: str = ""
     flagged_at: int | None = None
-    observations: int = 0
-    needed: Mapping[str, Mapping[str, int | None]] = field(default_factory=dict)
     error: str = ""
 
     @property

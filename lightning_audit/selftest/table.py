@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from lightning_audit.selftest.literature import CHOICES, METHODS
 from lightning_audit.selftest.result import Result
-from lightning_audit.selftest.training import as_fields
 
 HEADINGS = {
     "fault": "Faults",
@@ -18,7 +17,7 @@ HEADINGS = {
     "published": "Violations of Nasr et al. 2023",
     "healthy": "Healthy trainings",
 }
-COLUMNS = ("training", "configuration", "answer", "finding", "steps", *METHODS)
+COLUMNS = ("training", "configuration", "answer", "finding", "steps")
 _STYLES = {
     "found": "green",
     "warned": "green",
@@ -84,7 +83,6 @@ def cells(result: Result) -> tuple[str, ...]:
         answer,
         result.finding or "-",
         steps_of(result),
-        *(needed_by(result, method) for method in METHODS),
     )
 
 
@@ -94,15 +92,6 @@ def steps_of(result: Result) -> str:
         return f"- of {result.steps}"
     at = "end" if result.flagged_at is None else str(result.flagged_at)
     return f"{at} of {result.steps}"
-
-
-def needed_by(result: Result, method: str) -> str:
-    """Steps that a method needs with the fixed threshold, and with the largest of all bounds."""
-    needed = result.needed.get(method)
-    if not needed:
-        return "-"
-    both = [needed[name] for name in CHOICES]
-    return " / ".join("-" if n is None else str(n) for n in both)
 
 
 def closing(results: Sequence[Result], seconds: float) -> list[str]:
@@ -138,6 +127,6 @@ def as_json(results: Sequence[Result], seconds: float, exit_code: int) -> str:
         "summary": summary(results),
         "exit_code": exit_code,
         "seconds": round(seconds, 1),
-        "rows": [as_fields(result) for result in results],
+        "rows": [dataclasses.asdict(result) for result in results],
     }
     return json.dumps(fields, indent=2, allow_nan=False)

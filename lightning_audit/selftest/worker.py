@@ -1,56 +1,59 @@
-"""A process that trains rows one after the other: `python -m lightning_audit.selftest.worker`.
-
-Each line of the input is a pickled row in base64, each line of the output a result in JSON. The
-process ends with its input, also amid a training: whoever started it is gone then.
-"""
+"""A process that trains rows one after the other, for `lightning_audit.selftest.pool`."""
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import pickle
-import queue
 import sys
 import threading
 import time
-from typing import Any
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
 
 
-def main() -> None:
-    """Serve until the input ends."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a training prints goes to the log
-    tasks: queue.Queue[str] = queue.Queue()
-    threading.Thread(target=_listen, args=(tasks,), daemon=True).start()
+class Broken(NamedTuple):
+    """The answer where a training broke off.
+
+    Args:
+        error: why.
+        seconds: that it took.
+    """
+
+    error: str
+    seconds: float
+
+
+def serve(tasks: Connection, log: str) -> None:
+    """Answer each task until whoever started this process is gone, also amid a training.
+
+    Args:
+        tasks: pickled pairs of a function and a row come in, what the function gives goes out.
+        log: file for what trainings print.
+    """
+    if hasattr(os, "setsid"):  # Ctrl-C is for the parent alone, which ends this process
+        os.setsid()
+    with open(log, "wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    threading.Thread(target=_follow, daemon=True).start()
     while True:
-        line = tasks.get()
-        answers.write(json.dumps(_answer(line)) + "\n")
-        answers.flush()
+        tasks.send(_answer(tasks.recv_bytes()))
 
 
-def _listen(tasks: queue.Queue[str]) -> None:
-    for line in sys.stdin:
-        tasks.put(line)
-    os._exit(0)
+def _follow() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
-def _answer(line: str) -> dict[str, Any]:
+def _answer(task: bytes) -> Any:
     started = time.perf_counter()
     try:
-        import torch
-
-        from lightning_audit.selftest.training import as_fields, run_row
-
-        torch.set_num_threads(1)
-        return as_fields(run_row(pickle.loads(base64.b64decode(line))))
+        train, row = pickle.loads(task)  # loads torch
+        return train(row)
     except (Exception, SystemExit) as error:  # a row that says so, not a lost table
         print(f"selftest: {type(error).__name__}: {error}", file=sys.stderr)
-        return {
-            "error": f"{type(error).__name__}: {error}".splitlines()[0],
-            "seconds": time.perf_counter() - started,
-        }
-
-
-if __name__ == "__main__":
-    main()
+        message = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Broken(message, time.perf_counter() - started)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import copy
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,30 +19,25 @@ from lightning_audit.checks.release_processing import ReleaseProcessing
 from lightning_audit.checks.witnesses import LAGS, choose_witnesses
 from lightning_audit.dpsgd.cut import divisor_at_cut, shows_its_noise
 from lightning_audit.dpsgd.lost_rows import all_finite
-from lightning_audit.dpsgd.opacus import innermost
-from lightning_audit.dpsgd.protocol import DPSGDStep, NormsSeen, StepClaim
+from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.layout import FloatArray
 from lightning_audit.lints.noise_draws import STEPS, NoiseDraws
-from lightning_audit.record.snapshot import restore
-from lightning_audit.record.store import DROPPED, INJECTED, ObservationStore, RecordHeader
+from lightning_audit.record.snapshot import restore, snapshot
+from lightning_audit.record.store import INJECTED, ObservationStore, RecordHeader
 from lightning_audit.session.coordinates import Coordinates
-from lightning_audit.session.dead_entries import DeadEntries, dead_entries
+from lightning_audit.session.dead_entries import dead_entries
 from lightning_audit.session.lost_steps import LostSteps
 from lightning_audit.session.noise_watch import NoiseWatch
 from lightning_audit.session.ranks import Ranks
 from lightning_audit.session.recorder import Recorder, SeenStep
+from lightning_audit.session.settings import SessionSettings
 from lightning_audit.session.step_plan import StepPlan
-from lightning_audit.session.step_planner import SessionSettings, StepPlanner
-from lightning_audit.session.used_step import UsedStep, used_step
+from lightning_audit.session.step_planner import StepPlanner
+from lightning_audit.session.used_step import used_step
 from lightning_audit.taps.gradient_tap import GradientTap, Reading
 from lightning_audit.taps.moves_outside import MovesOutside
 from lightning_audit.taps.noise_reading import clipped_sum
-from lightning_audit.taps.tensor_views import add_along
 
-_UNANNOUNCED = (
-    "the optimizer was stepped without Lightning's on_before_optimizer_step, so no canary could "
-    "enter; in manual optimization step what self.optimizers() returns"
-)
 _UNCLEAR = (
     "the inner optimizer changes p.grad inside its step, so it cannot be told which gradient the "
     "update used; change a copy there, or use one of torch's optimizers"
@@ -68,8 +63,23 @@ class AuditSession(StepPlanner):
             unknown.
         open_store: opens the record, given its header, and gives None if it cannot; None to keep
             none.
-        ranks: the processes that train together; None for this one alone.
+        ranks: the processes that train together.
     """
+
+    #: Attributes that a checkpoint holds as they are.
+    kept: ClassVar[tuple[str, ...]] = (
+        "_canary_steps",
+        "_changed_at",
+        "anyone_copies",
+        "batch_sizes",
+        "checksum",
+        "late_readings",
+        "missing",
+        "notes",
+        "raw_readings",
+    )
+    #: What reads the gradient.
+    _tap_kind: type[GradientTap] = GradientTap
 
     def __init__(
         self,
@@ -78,19 +88,15 @@ class AuditSession(StepPlanner):
         rng: np.random.Generator,
         sample_rate: Callable[[int], float | None],
         open_store: Callable[[RecordHeader], ObservationStore | None] | None,
-        ranks: Ranks | None = None,
+        ranks: Ranks,
     ) -> None:
         super().__init__(step, settings, rng, ranks)
         self._sample_rate = sample_rate
         witnesses = choose_witnesses(step.layout, self._placement.support(), rng)
         self._coordinates = Coordinates(witnesses, self._placement)
-        header = RecordHeader(
-            canaries=self._labels(),
-            tensors=tuple(slot.name for slot in step.layout),
-            witnesses=witnesses.counts,
-            lags=LAGS,
-            signal=settings.signal,
-        )
+        names = tuple(slot.name for slot in step.layout)
+        labels, signal = self._placement.labels, settings.signal
+        header = RecordHeader(labels, names, witnesses.counts, LAGS, signal=signal)
         header = self._with_game(header)
         self._noise = NoiseWatch(witnesses, alone=not self._ranks.several)
         self._key = int(rng.integers(2**63)) if self._ranks.several else 0
@@ -113,12 +119,8 @@ class AuditSession(StepPlanner):
         self._smallest = settings.oversize
         self._tap = self._attach()
 
-    def _labels(self) -> tuple[str, ...]:
-        """A short name for each canary of a step."""
-        return self._placement.labels
-
     def _with_game(self, header: RecordHeader) -> RecordHeader:
-        """The header, with the coins' probability and the game, where they are not the default."""
+        """The header, with the canary, its coin and the game, where they are not the default."""
         return header
 
     @property
@@ -138,24 +140,16 @@ class AuditSession(StepPlanner):
 
     def state(self) -> dict[str, Any]:
         """Everything that `load` needs to go on with this run, as plain data and arrays."""
-        recorder = self.recorder.state()
+        recorder = self.recorder.state()  # feeds the steps that wait, before entries are counted
         return {
             "recorder": recorder,
             "coins": self._rng.bit_generator.state,
             "entries": self.store.entries if self.store else 0,
-            "canary_steps": self._canary_steps,
-            "changed_at": self._changed_at,
-            "batch_sizes": list(self.batch_sizes),
-            "notes": list(self.notes),
-            "missing": list(self.missing),
-            "checksum": self.checksum,
-            "anyone_copies": self.anyone_copies,
+            "kept": {name: copy.copy(getattr(self, name)) for name in self.kept},
             "lost": self.lost.state(),
-            "norms": dataclasses.asdict(self.step.norms) if self.step.norms else {},
+            "norms": snapshot(self.step.norms),
             "usual_parts": self._parts.usual,
-            "late_readings": self.late_readings,
-            "raw_readings": self.raw_readings,
-            "moves_outside": self.weights.state(),
+            "moves_outside": snapshot(self.weights),
             "oversize": self._smallest,
         }
 
@@ -175,26 +169,20 @@ class AuditSession(StepPlanner):
             )
         changed = self.recorder.load(state["recorder"])
         self._rng.bit_generator.state = state["coins"]
-        self._canary_steps = state["canary_steps"]
-        self._changed_at = state["changed_at"]
-        self.batch_sizes = list(state["batch_sizes"])
         since = [*self.notes, *changed]
-        self.notes = [*state["notes"], *(n for n in since if n not in state["notes"])]
-        self.missing = list(state["missing"])
-        self.checksum = state["checksum"]
-        self.anyone_copies = state["anyone_copies"]
+        for name in self.kept:
+            setattr(self, name, copy.copy(state["kept"][name]))
+        self.notes += [note for note in since if note not in self.notes]
         self.lost.load(state["lost"])
         self._parts.usual = state["usual_parts"]
-        self.late_readings = state["late_readings"]
-        self.raw_readings = state["raw_readings"]
-        self.weights.load(state["moves_outside"])
+        self.weights = restore(state["moves_outside"])
         self._smallest = min(self._smallest, state["oversize"])
-        if self.step.norms is not None and state["norms"]:
-            self.step.norms = NormsSeen(**state["norms"])
+        if self.step.norms is not None and state["norms"] is not None:
+            self.step.norms = restore(state["norms"])
 
     def _attach(self) -> GradientTap:
-        return GradientTap(
-            innermost(self.step.optimizer),
+        return self._tap_kind(
+            self.step.inner,
             self.step.params,
             self._coordinates.by_tensor,
             self._before,
@@ -259,9 +247,8 @@ class AuditSession(StepPlanner):
         with contextlib.suppress(ValueError):
             claim = self._claim()
             std = claim.noise_multiplier * claim.max_grad_norm
-            self._divided_by = divisor_at_cut(
-                self.step.optimizer, self.step.params, std, claim.scale
-            )
+            step = self.step
+            self._divided_by = divisor_at_cut(step.optimizer, step.params, std, claim.scale)
             self._tap.read_now()
 
     def _before(self) -> FloatArray | None:
@@ -282,11 +269,7 @@ class AuditSession(StepPlanner):
             if self.step.adapts_its_norm:
                 now = replace(now, max_grad_norm=planned.max_grad_norm)
             self._plan = replace(self._plan, claim=replace(now, noise_multiplier=sigma))
-        plan = self._plan
-        if plan.status != INJECTED or plan.located is None or not plan.coins.any():
-            return None
-        amount = plan.claim.max_grad_norm / self._divisor(plan.claim)
-        return plan.located.combined(amount * plan.coins, self._coordinates.size)
+        return self._plan.amounts(self._divisor(self._plan.claim), self._coordinates.size)
 
     def _divisor(self, claim: StepClaim) -> float:
         """What the noisy sum was divided by where it is read."""
@@ -312,8 +295,8 @@ class AuditSession(StepPlanner):
         if plan.status == INJECTED and plan.coins.any():
             self._clear_sums(plan)
         self._withdraw()  # the update is done; what the user reads of the gradients is the batch's
-        if reading.unclear and _UNCLEAR not in self.missing:
-            self.missing.append(_UNCLEAR)
+        if reading.unclear:
+            self._lack(_UNCLEAR)
         values = reading.values
         if reading.replaced or self._changed_at is not None:
             # Raw gradients, or those of another set of parameters: nothing to test or to keep.
@@ -325,14 +308,18 @@ class AuditSession(StepPlanner):
         divisor, self._divided_by = self._divisor(claim), None
         self.late_readings += not reading.at_cut
         self.raw_readings += reading.raw
-        # Another divisor than the stated one is to be seen, wherever the gradient was read.
-        other = self._noise.other_divisor(claim, int(plan.coins.sum()), divisor, reading.factor)
-        unit = divisor * other / claim.max_grad_norm
-        noise = self._noise.seen(claim, int(plan.coins.sum()), unit)
+        unit, noise = self._noise.seen(claim, int(plan.coins.sum()), divisor, reading.factor)
         readable = not reading.unclear and bool(np.isfinite(values).all())
-        self._watch_weights(reading, claim, values * unit)
+        sums = values * unit
+        if reading.moves is not None and claim.noise_multiplier > 0:
+            self.weights.update(reading.moves, sums / claim.noise_multiplier)
+        dead = None
+        if reading.dead is not None:
+            self._note(_ZEROS)
+            dead = dead_entries(plan, reading.dead, self._coordinates)
+        fine = self._settings.signal == 1.0  # low precision leaves a rest of each canary
+        at = self._coordinates.witness_at
         if reading.at_cut and not reading.replaced:
-            at = self._coordinates.witness_at
             used = None if reading.used is None else reading.used[at]
             self.processing.update(reading.values[at], used)
         self.recorder.take(
@@ -340,55 +327,24 @@ class AuditSession(StepPlanner):
                 claim=claim,
                 status=plan.recorded,
                 coins=plan.coins,
-                readings=self._readings(plan, values * unit, reading.dead),
-                witnesses=(values * unit)[self._coordinates.witness_at],
+                readings=self._readings(plan, sums, reading.dead),
+                witnesses=sums[at],
                 epoch=self.epoch,
                 replaced=reading.replaced,
                 sample_rate=self._sample_rate(claim.accumulated),
                 noise=noise if readable else None,
-                dead=self._dead_entries(plan, reading.dead),
-                used=self._used(plan, reading),
+                dead=dead,
+                used=used_step(plan, reading, self._coordinates) if fine else None,
             )
         )
         self._canary_steps += plan.status == INJECTED
 
-    def _dead_entries(self, plan: StepPlan, dead: NDArray[np.bool_] | None) -> DeadEntries | None:
-        if dead is None:
-            return None
-        self._note(_ZEROS)
-        return dead_entries(plan, dead, self._coordinates)
-
-    def _used(self, plan: StepPlan, reading: Reading) -> UsedStep | None:
-        # Low precision leaves a rest of each canary.
-        fine = self._settings.signal == 1.0
-        return used_step(plan, reading, self._coordinates) if fine else None
-
-    def _watch_weights(self, reading: Reading, claim: StepClaim, values: FloatArray) -> None:
-        """See whether weights change outside of the update as much as missing noise would."""
-        if reading.moves is not None and claim.noise_multiplier > 0:
-            self.weights.update(reading.moves, values / claim.noise_multiplier)
-
     def _clear_sums(self, plan: StepPlan) -> None:
         """Leave no canary in the clipped sums, which Opacus keeps until it zeroes the gradients."""
-        sums = [clipped_sum(p, p.grad) for p in self.step.params]
-        add_along(sums, plan.chosen, np.full(len(plan.chosen), -plan.claim.max_grad_norm))
-
-    def _unplanned(self) -> StepPlan:
-        """For a step that came without the hook that injects: witnesses are read all the same."""
-        if self._changed_at is None:
-            self._note(_UNANNOUNCED)
-        # No per-sample gradients where the optimizer was stepped around Opacus.
-        with contextlib.suppress(ValueError):
-            self._last_claim = self._claim()
-        return StepPlan(self._last_claim, np.zeros(self._canary_count), (), DROPPED)
+        plan.take_out([clipped_sum(p, p.grad) for p in self.step.params])
 
     def _readings(
         self, plan: StepPlan, values: FloatArray, dead: NDArray[np.bool_] | None
     ) -> FloatArray:
         """Inner products with the canaries' directions; what was taken out counts as read."""
-        if plan.status != INJECTED or plan.located is None:
-            return np.zeros(len(plan.coins))
-        count = len(plan.coins)
-        # It was taken out where it was.
-        live = 1.0 if dead is None else plan.located.shares(~dead, count)
-        return plan.located.products(values, count) + plan.coins * live
+        return plan.readings(values, dead)

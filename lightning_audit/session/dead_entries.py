@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,12 +114,3 @@ class ReleasedShares:
     def tensors(self) -> FloatArray:
         """Share of each tensor's witnesses."""
         return np.asarray(1.0 - self._filled / (self._counts * max(self._steps, 1)))
-
-    def state(self) -> dict[str, Any]:
-        """What `load` needs."""
-        return {"filled": self._filled.copy(), "live": self._live.copy(), "steps": self._steps}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
-        self._filled, self._live = state["filled"].copy(), state["live"].copy()
-        self._steps = int(state["steps"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -53,6 +53,8 @@ class HandWrittenSession(AuditSession):
     read all the same, so that too little noise is found without any change to the training.
     """
 
+    kept = (*AuditSession.kept, "_silent")
+    _tap_kind = UpdateTap
     step: ManualStep
     _tap: UpdateTap
     #: Steps that asked for no canary.
@@ -61,28 +63,6 @@ class HandWrittenSession(AuditSession):
     _trains = _open = False
     #: Whether the step's code asked for canaries, and whether before the gradient was read.
     _asked = _announced = False
-
-    def _attach(self) -> UpdateTap:
-        known = getattr(self, "_tap", None)
-        tap = UpdateTap(
-            self.step.inner,
-            self.step.params,
-            self._coordinates.by_tensor,
-            self._before,
-            self._after,
-            self._look_at_lost,
-        )
-        tap.cut_known = known is not None and known.cut_known
-        return tap
-
-    def state(self) -> dict[str, Any]:
-        """Everything that `load` needs to go on with this run, as plain data and arrays."""
-        return {**super().state(), "silent": self._silent}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on with a run; see `AuditSession.load`."""
-        super().load(state)
-        self._silent = state["silent"]
 
     # ------------------------------------------------------------------ asking for canaries
 
@@ -102,9 +82,9 @@ class HandWrittenSession(AuditSession):
 
     def follow(self, step: DPSGDStep) -> bool:
         """Go on with a new optimizer over the same parameters, in the middle of a batch too."""
-        before = self._trains, self._open
+        before = self._trains, self._open, self._tap.cut_known
         same = super().follow(step)
-        self._trains, self._open = before
+        self._trains, self._open, self._tap.cut_known = before
         return same
 
     def detach(self) -> None:
@@ -149,7 +129,7 @@ class HandWrittenSession(AuditSession):
         places = self.step.places(list(grads), module, root)
         self.step.check_released(grads, places)
         if self._tap.inside_step and self._tap.cut_known:
-            self._lacks_once(_RELEASED_TWICE)
+            self._lack(_RELEASED_TWICE)
             return
         tensors: list[torch.Tensor | None] = [None] * len(self.step.params)
         for name, place in places.items():
@@ -161,17 +141,13 @@ class HandWrittenSession(AuditSession):
     def _shown(self) -> bool:
         return self._tap.cut_known
 
-    def _lacks_once(self, sentence: str) -> None:
-        if sentence not in self.missing:
-            self.missing.append(sentence)
-
     def _canaries_enter(self) -> bool:
         """Plan the coming step; whether canaries are in it, and this is the first to ask."""
         self._asked = True
         if self._plan is not None or self._tap.inside_step or not self._layout_holds():
             return False
         if self._tap.trial:
-            self._plan = self._without_canaries()
+            self._plan = self._empty(NOT_PLANNED)
             return False
         self.inject()
         thinned = self._settings.every_n_steps is None and self._canary_steps >= FULL_STEPS
@@ -192,7 +168,7 @@ class HandWrittenSession(AuditSession):
         doubtful = self._tap.opaque and not self._announced and not reading.at_cut
         if reading.unclear or doubtful:
             # Not what the update used: nothing may be concluded from it.
-            self._lacks_once(_NOT_RELEASED if self._tap.cut_known else _UNREADABLE)
+            self._lack(_NOT_RELEASED if self._tap.cut_known else _UNREADABLE)
             values = np.full(len(reading.values), np.nan)
             reading = replace(reading, values=values, unclear=False)
         super()._after(reading)
@@ -212,11 +188,7 @@ class HandWrittenSession(AuditSession):
 
     def _unplanned(self) -> StepPlan:
         self._silent += self._changed_at is None and not self._asked
-        return self._without_canaries()
-
-    def _without_canaries(self) -> StepPlan:
-        self._last_claim = self._claim()
-        return StepPlan(self._last_claim, np.zeros(len(self._placement)), (), NOT_PLANNED)
+        return self._empty(NOT_PLANNED)
 
     def lacks(self) -> list[str]:
         """What stands in the way of a pass, in sentences."""

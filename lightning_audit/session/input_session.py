@@ -6,7 +6,6 @@ coin is used, from an extra pass, and is read over all trained parameters.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 from dataclasses import replace
@@ -22,7 +21,7 @@ from lightning_audit.canaries.sample_batches import Sample, appended, rows, samp
 from lightning_audit.dpsgd.protocol import Backward, StepClaim
 from lightning_audit.examine.own_gradient import DenseDirection, own_direction, undisturbed
 from lightning_audit.layout import FloatArray
-from lightning_audit.record.store import DROPPED, INJECTED, RecordHeader
+from lightning_audit.record.store import DROPPED, INJECTED, NOT_PLANNED, RecordHeader
 from lightning_audit.results.refusal import UnauditableTraining
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.step_plan import StepPlan
@@ -39,6 +38,8 @@ _EPSILON = 1e-6
 class InputSession(AuditSession):
     """Audits the steps of one private optimizer by one input canary; see `AuditSession`."""
 
+    #: The canary's sample, a record of the data, stays out: a run goes on with another one.
+    kept = (*AuditSession.kept, "_norms")
     _direction: DenseDirection | None = None
     #: Samples of the batches that were trained on since the coin was flipped.
     _admitted = 0
@@ -71,15 +72,11 @@ class InputSession(AuditSession):
             f"{clipping} clipping; use gradient canaries, such as Dirac()."
         )
 
-    def _labels(self) -> tuple[str, ...]:
-        rate = self._canary.sampling_rate
-        # Named only where it is not the default, as in the records of the first release.
-        shown = "" if rate == 0.5 else f", sampling_rate={rate:g}"
-        return (f"{type(self._canary).__name__}(input{shown})",)
-
     def _with_game(self, header: RecordHeader) -> RecordHeader:
-        canary = self._canary
-        return replace(header, coin_probability=canary.sampling_rate, game=canary.game)
+        canary, rate = self._canary, self._canary.sampling_rate
+        shown = "" if rate == 0.5 else f", sampling_rate={rate:g}"
+        label = f"{type(canary).__name__}(input{shown})"
+        return replace(header, canaries=(label,), coin_probability=rate, game=canary.game)
 
     def _toss(self, rng: np.random.Generator) -> FloatArray:
         rate = self._canary.sampling_rate
@@ -102,15 +99,6 @@ class InputSession(AuditSession):
     def oversize(self) -> float:
         """Norm of the canary over the clipping norm, of nine steps in ten at least that."""
         return float(np.quantile(self._norms, 0.1)) if self._norms else 0.0
-
-    def state(self) -> dict[str, Any]:
-        """Everything that `load` needs; the canary's sample, a record of the data, stays out."""
-        return {**super().state(), "input_norms": list(self._norms)}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on with a run; the canary is made of another sample of the data."""
-        super().load(state)
-        self._norms = [float(norm) for norm in state["input_norms"]]
 
     # ------------------------------------------------------------------ the batch
 
@@ -164,7 +152,7 @@ class InputSession(AuditSession):
         except ValueError as error:
             raise UnauditableTraining(f"{type(self._canary).__name__}: {error}") from error
         if self._direction is None:
-            self._plan = StepPlan(claim, np.zeros(1), (), DROPPED)
+            self._plan = self._without_canary(claim, DROPPED)
             return batch
         self._plan = plan
         trained = with_canary if plan.coins.any() else batch
@@ -219,14 +207,12 @@ class InputSession(AuditSession):
             return replace(plan, status=DROPPED)
         return plan
 
-    def _late(self, claim: StepClaim, number: int) -> StepPlan:
+    def _late(self, claim: StepClaim) -> StepPlan:
         return self._without_canary(claim)
 
     def _unplanned(self) -> StepPlan:
         """For a step that no batch announced, such as the second one of a ``training_step``."""
-        with contextlib.suppress(ValueError):
-            self._last_claim = self._claim()
-        return self._without_canary(self._last_claim)
+        return self._empty(NOT_PLANNED)
 
     def _before(self) -> FloatArray | None:
         """Read the gradient along the canary's direction, and take the canary out."""

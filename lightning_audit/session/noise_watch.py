@@ -68,50 +68,38 @@ class NoiseWatch:
         )
         self._terms = None if rows is None or earlier is None else rows + earlier
 
-    def other_divisor(
+    def seen(
         self, claim: StepClaim, canaries: int, divisor: float, factor: float | None
-    ) -> float:
-        """What the gradient of the update is, times its stated divisor over the noisy sum.
+    ) -> tuple[float, NoiseSeen | None]:
+        """What was read, once.
 
-        It is one, unless the sum was divided by a number of the step's samples. What else is done
-        to a gradient behind the place where it was read says nothing of that sum.
+        Another divisor than the stated one is to be seen, wherever the gradient was read: if the
+        sum was divided by a number of the step's samples, that one counts. What else is done to a
+        gradient behind the place where it was read says nothing of that sum.
 
         Args:
             claim: what is claimed of the step.
             canaries: how many of the step's samples are canaries.
             divisor: what the sum was divided by where it was read.
             factor: what it was multiplied by since; None if it was changed in another way.
+
+        Returns:
+            What makes the gradient that was read a sum in units of the clipping norm; and what was
+            read, None if nothing was, or nothing is claimed of it.
         """
-        if factor is None:
-            return 1.0
-        shown = factor * claim.scale / divisor
-        return (
-            shown
-            if any(abs(shown * n - 1.0) < _EQUAL for n in self._divisors(claim, canaries))
-            else 1.0
-        )
-
-    def _divisors(self, claim: StepClaim, canaries: int) -> tuple[float, ...]:
-        terms = self._terms if self._alone else None
-        return divisors_of(() if terms is None else (terms, terms - canaries), claim.scale)
-
-    def seen(self, claim: StepClaim, canaries: int, unit: float) -> NoiseSeen | None:
-        """What was read, once; None if nothing was, or nothing is claimed of it.
-
-        Args:
-            claim: what is claimed of the step.
-            canaries: how many of the step's samples are canaries.
-            unit: what makes the gradient that was read a sum in units of the clipping norm.
-        """
+        terms, norm = self._terms if self._alone else None, claim.max_grad_norm
+        divisors = divisors_of(() if terms is None else (terms, terms - canaries), claim.scale)
+        shown = 1.0 if factor is None else factor * claim.scale / divisor
+        other = any(abs(shown * n - 1.0) < _EQUAL for n in divisors)
+        unit = divisor * (shown if other else 1.0) / norm
         reading, self._reading = self._reading, None
         if reading is None or claim.noise_multiplier <= 0:
-            return None
-        norm = claim.max_grad_norm
-        return NoiseSeen(
+            return unit, None
+        return unit, NoiseSeen(
             released=reading.released * unit,
             sums=None if reading.sums is None else reading.sums / norm,
             noise_multiplier=claim.noise_multiplier,
-            divisors=self._divisors(claim, canaries),
+            divisors=divisors,
             terms=self._terms,
             split=self._split,
             sum_norm=None if reading.sum_norm is None else reading.sum_norm / norm,

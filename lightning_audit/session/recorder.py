@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_audit.checks.family import evidence_in, judge_again
+from lightning_audit.checks.evidence import evidence_in, judge_again
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.noise_channel import NoiseChannelChecks, NoiseSeen
 from lightning_audit.checks.post_processing import UseOfRelease
@@ -204,7 +204,7 @@ class Recorder:
             "noise": self._noise.state(),
             "use": snapshot(self._use),
             "zeros_are_public": self._zeros_are_public,
-            "released": self.released.state(),
+            "released": snapshot(self.released),
             "clipping_is_broken": self.clipping_is_broken,
         }
 
@@ -223,7 +223,7 @@ class Recorder:
         self._noise.load(state["noise"])
         self._use = restore(state["use"])
         self._zeros_are_public = bool(state["zeros_are_public"])
-        self.released.load(state["released"])
+        self.released = restore(state["released"])
         self.clipping_is_broken = state["clipping_is_broken"]
         if self._monitor.significance == significance:
             return []

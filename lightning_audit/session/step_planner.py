@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.canaries.gradient import GradientCanary
-from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.canaries.placement import Placement, place
 from lightning_audit.dpsgd.protocol import Backward, DPSGDStep, StepClaim
 from lightning_audit.layout import FloatArray
@@ -21,12 +18,16 @@ from lightning_audit.session.coordinates import Coordinates
 from lightning_audit.session.noise_watch import NoiseWatch
 from lightning_audit.session.ranks import Ranks
 from lightning_audit.session.recorder import Recorder
+from lightning_audit.session.settings import SessionSettings
 from lightning_audit.session.step_plan import StepPlan
 from lightning_audit.taps.gradient_tap import GradientTap
-from lightning_audit.taps.tensor_views import add_along
 
 _log = logging.getLogger(__name__)
 
+_UNANNOUNCED = (
+    "the optimizer was stepped without Lightning's on_before_optimizer_step, so no canary could "
+    "enter; in manual optimization step what self.optimizers() returns"
+)
 _ONE_FAILED = (
     "process {} could not add the canaries of step {} ({}); the other processes count on them, so "
     "the training cannot go on: train in one process (devices=1) to audit"
@@ -37,33 +38,6 @@ _ONE_FAILED = (
 FULL_STEPS, THINNED = 500, 10
 
 
-@dataclass(frozen=True)
-class SessionSettings:
-    """What the callback's arguments come to.
-
-    Args:
-        canaries: the canaries of every audited step.
-        oversize: their norm over the clipping norm.
-        every_n_steps: canaries enter each n-th step; None for every step, and where rows must be
-            copied for every step at first and fewer later.
-        significance: probability of a false alarm over the run.
-        claim: overrides what the optimizer states.
-        signal: largest shift that correct clipping shows in this precision.
-    """
-
-    canaries: tuple[GradientCanary | InputCanary, ...]
-    oversize: float
-    every_n_steps: int | None
-    significance: float
-    claim: PrivacyClaim | None
-    signal: float = 1.0
-
-
-def gradient_canaries(canaries: Sequence[object]) -> list[GradientCanary]:
-    """The canaries that are rows of gradient."""
-    return [canary for canary in canaries if isinstance(canary, GradientCanary)]
-
-
 class StepPlanner:
     """Plans the steps of one private optimizer, and puts their canaries in.
 
@@ -71,7 +45,7 @@ class StepPlanner:
         step: the adapter.
         settings: what to audit, and how.
         rng: the audit's own generator.
-        ranks: the processes that train together; None for this one alone.
+        ranks: the processes that train together.
     """
 
     recorder: Recorder
@@ -88,10 +62,10 @@ class StepPlanner:
         step: DPSGDStep,
         settings: SessionSettings,
         rng: np.random.Generator,
-        ranks: Ranks | None = None,
+        ranks: Ranks,
     ) -> None:
         self.step = step
-        self._ranks = ranks or Ranks()
+        self._ranks = ranks
         self._settings = settings
         self._rng = rng
         self._placement = self._place()
@@ -115,7 +89,8 @@ class StepPlanner:
 
     def _place(self) -> Placement:
         """Where canaries lie in the gradient beforehand."""
-        return place(gradient_canaries(self._settings.canaries), self.step.layout, self._rng)
+        rows = [c for c in self._settings.canaries if isinstance(c, GradientCanary)]
+        return place(rows, self.step.layout, self._rng)
 
     def _withdraw(self) -> None:
         """Give up a step that was planned, and leave no canary in the gradients that wait."""
@@ -178,18 +153,17 @@ class StepPlanner:
             own = plan is not None and not plan.earlier
             self.batch_sizes.append(size - (int(plan.coins.sum()) if plan and own else 0))
         self._plan = plan
-        number = self.recorder.steps
         try:
             claim = self._last_claim = self._claim()
         except ValueError as error:
-            _log.warning("nothing can be claimed of step %d: %s", number, error)
+            _log.warning("nothing can be claimed of step %d: %s", self.recorder.steps, error)
             return
         if plan is not None:
             # Of several backward passes the first one was prepared.
             first = claim.accumulated > 1 and self._parts_are_equal
             self._plan = replace(plan, claim=claim, earlier=plan.earlier or first)
         else:
-            self._plan = self._late(claim, number)
+            self._plan = self._late(claim)
         self._entered = self._plan
 
     @property
@@ -210,11 +184,8 @@ class StepPlanner:
             if self.step.confirm():
                 return
         # A run that computed nothing, as the closure of manual optimization, leaves nothing to do.
-        if (
-            plan is not None
-            and not self.step.holds_canaries()
-            and self.step.batch_size() is not None
-        ):
+        computed = not self.step.holds_canaries() and self.step.batch_size() is not None
+        if plan is not None and computed:
             try:
                 self.step.inject(plan.chosen, self._norm(plan.claim))
             except (ValueError, RuntimeError) as error:
@@ -228,7 +199,7 @@ class StepPlanner:
         plan = self._confirmed()
         if plan is None:
             with contextlib.suppress(ValueError):  # said where the step ends
-                plan = self._late(self._claim(), self.recorder.steps)
+                plan = self._late(self._claim())
         if plan is not None and plan.status == INJECTED:
             self._earlier = replace(plan, earlier=True)
 
@@ -241,14 +212,13 @@ class StepPlanner:
         """Take the canaries out of the sum of a split batch that is not completed."""
         plan, self._earlier = self._earlier, None
         if plan is not None:
-            sums = [getattr(p, "summed_grad", None) for p in self.step.params]
-            add_along(sums, plan.chosen, np.full(len(plan.chosen), -plan.claim.max_grad_norm))
+            plan.take_out([getattr(p, "summed_grad", None) for p in self.step.params])
 
-    def _late(self, claim: StepClaim, number: int) -> StepPlan:
+    def _late(self, claim: StepClaim) -> StepPlan:
         """Put the canaries into a step whose backward passes are done."""
         if not self._is_due(free=False) or self.recorder.clipping_is_broken:
             return self._without_canary(claim)
-        plan, part = self._flip(claim), -1
+        number, plan, part = self.recorder.steps, self._flip(claim), -1
         if claim.accumulated > 1 and self._parts_are_equal:
             part = draw_part(claim.accumulated, self._rng)
             plan = replace(plan, earlier=part >= 0)
@@ -263,8 +233,8 @@ class StepPlanner:
             plan = replace(plan, status=DROPPED)
         return plan
 
-    def _without_canary(self, claim: StepClaim) -> StepPlan:
-        return StepPlan(claim, np.zeros(self._canary_count), (), NOT_PLANNED)
+    def _without_canary(self, claim: StepClaim, status: int = NOT_PLANNED) -> StepPlan:
+        return StepPlan(claim, np.zeros(self._canary_count), (), status)
 
     def inject_late(self) -> None:
         """As `inject`, just before clipping, for a step that nobody announced."""
@@ -285,17 +255,12 @@ class StepPlanner:
                 self._plan = replace(self._plan, claim=self._claim())
 
     def _may_inject(self) -> bool:
-        return (
-            self._part_is_chosen() and self._layout_holds() and not self.recorder.clipping_is_broken
+        """Whether canaries may enter the part of the batch that is clipped next."""
+        chosen = self._earlier is None and (
+            self.step.final_step_of_batch()
+            or (self._parts_are_equal and self._parts.chosen(self._rng))
         )
-
-    def _part_is_chosen(self) -> bool:
-        """Whether canaries are to enter the part of the batch that is clipped next."""
-        if self._earlier is not None:
-            return False
-        if self.step.final_step_of_batch():
-            return True
-        return self._parts_are_equal and self._parts.chosen(self._rng)
+        return chosen and self._layout_holds() and not self.recorder.clipping_is_broken
 
     @property
     def _parts_are_equal(self) -> bool:
@@ -353,16 +318,7 @@ class StepPlanner:
 
     def _claim(self, accumulated: int | None = None) -> StepClaim:
         """What is claimed of the coming step: by the optimizer, unless stated otherwise."""
-        claim, stated = self.step.claim(accumulated), self._settings.claim
-        if stated is None:
-            return claim
-        batch = stated.expected_batch_size
-        return replace(
-            claim,
-            noise_multiplier=stated.noise_multiplier or claim.noise_multiplier,
-            max_grad_norm=stated.max_grad_norm or claim.max_grad_norm,
-            scale=batch * claim.accumulated if batch else claim.scale,
-        )
+        return self._settings.stated(self.step.claim(accumulated))
 
     def _note(self, sentence: str) -> bool:
         """Add a remark, once; whether it is new."""
@@ -370,3 +326,21 @@ class StepPlanner:
         if new:
             self.notes.append(sentence)
         return new
+
+    def _unplanned(self) -> StepPlan:
+        """For a step that came without the hook that injects: witnesses are read all the same."""
+        if self._changed_at is None:
+            self._note(_UNANNOUNCED)
+        return self._empty(DROPPED)
+
+    def _empty(self, status: int) -> StepPlan:
+        """The plan of a step that no canary enters, by what is claimed now."""
+        # No per-sample gradients where the optimizer was stepped around Opacus.
+        with contextlib.suppress(ValueError):
+            self._last_claim = self._claim()
+        return self._without_canary(self._last_claim, status)
+
+    def _lack(self, sentence: str) -> None:
+        """Add what stands in the way of a pass, once."""
+        if sentence not in self.missing:
+            self.missing.append(sentence)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-Floats = NDArray[np.float64]
+from lightning_audit.stats._arguments import Floats
 
 _HALF_LOG_2PI = 0.5 * np.log(2.0 * np.pi)
 # 1/3, 1/5, ...: with v^2 < 0.01 the first term left out is below 1e-17 of the sum.
@@ -46,22 +46,13 @@ class Beta:
             log_scale=correction + 0.5 * np.log(a * b / total) - _HALF_LOG_2PI,
         )
 
-    def mirrored(self) -> Beta:
-        """The variables 1 - X."""
-        return Beta(self.b, self.a, self.lower_rest, self.lower, self.log_scale)
-
     def take(self, rows: NDArray[np.intp] | slice) -> Beta:
         """The variables of some rows."""
-        return Beta(
-            self.a[rows],
-            self.b[rows],
-            self.lower[rows],
-            self.lower_rest[rows],
-            self.log_scale[rows],
-        )
+        kept = (self.a, self.b, self.lower, self.lower_rest, self.log_scale)
+        return Beta(*(values[rows] for values in kept))
 
-    def mirrored_where(self, mask: NDArray[np.bool_]) -> Beta:
-        """1 - X in the rows of the mask, X in the others."""
+    def mirrored_where(self, mask: NDArray[np.bool_] | bool) -> Beta:
+        """1 - X in the rows of the mask (True: in all), X in the others."""
         return Beta(
             np.where(mask, self.b, self.a),
             np.where(mask, self.a, self.b),
@@ -92,8 +83,7 @@ class Beta:
         a, b = self.a[:, None], self.b[:, None]
         total = a + b
         exponent = deviance(a, total * x) + deviance(b, total * rest)
-        density: Floats = np.exp(self.log_scale[:, None] - exponent)
-        return density
+        return np.exp(self.log_scale[:, None] - exponent)
 
     def below(self, x: Floats, rest: Floats) -> Floats:
         """Pr[X <= x], with its relative accuracy kept where it is small; ``rest`` is 1 - x."""
@@ -141,5 +131,4 @@ def stirling_error(z: Floats) -> Floats:
     s = 1.0 / (z * z)
     series = (1 / 12 - s * (1 / 360 - s * (1 / 1260 - s * (1 / 1680 - s * (1 / 1188))))) / z
     direct = special.gammaln(z + 1.0) - (z + 0.5) * np.log(z) + z - _HALF_LOG_2PI
-    result: Floats = np.where(z > 15.0, series, direct)
-    return result
+    return np.where(z > 15.0, series, direct)

@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lightning_audit import _validate
-from lightning_audit.stats._arguments import places
+from lightning_audit.stats._arguments import Floats, places
 
 Counts = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 _NAMES = ("fn", "tp", "fp", "tn")
 
@@ -45,7 +44,10 @@ class ConfusionCounts:
     tn: Counts
 
     def __init__(self, fn: ArrayLike, tp: ArrayLike, fp: ArrayLike, tn: ArrayLike) -> None:
-        checked = [_whole(name, v) for name, v in zip(_NAMES, (fn, tp, fp, tn), strict=True)]
+        checked = [
+            whole(name, v).astype(np.int64)
+            for name, v in zip(_NAMES, (fn, tp, fp, tn), strict=True)
+        ]
         shape = np.broadcast_shapes(*(value.shape for value in checked))
         for name, value in zip(_NAMES, checked, strict=True):
             # A view that nobody can write to: the counts stay what was checked.
@@ -102,16 +104,15 @@ class ConfusionCounts:
         return cls(fn=fn, tp=len(inside) - fn, fp=len(outside) - tn, tn=tn)
 
 
-def _whole(name: str, value: Any) -> Counts:
+def whole(name: str, value: Any, advice: str = "pass event counts, not rates or scores") -> Counts:
     counts = np.asarray(value)
-    advice = "pass event counts, not rates or scores"
     # An empty list has no dtype of its own. A boolean array is usually the outcomes themselves.
     if counts.dtype.kind not in "iu" and counts.size:
         raise ValueError(f"{name}={_validate.shown(value)} must hold whole numbers >= 0; {advice}")
     if np.any(counts < 0):
         first = int(counts[counts < 0].flat[0])
         raise ValueError(f"{name}={first} must be a whole number >= 0; {advice}")
-    return counts.astype(np.int64)
+    return counts
 
 
 def numbers(name: str, value: ArrayLike) -> Floats:

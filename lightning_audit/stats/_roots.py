@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from lightning_audit.stats._arguments import Floats
+
 Rows = NDArray[np.intp]
 
 # Newton's error squares at each step: what a residual of this size leaves is below 1e-12.

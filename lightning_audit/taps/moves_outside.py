@@ -6,8 +6,6 @@ none, and nothing that it shows says anything of the noise.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from lightning_audit.layout import FloatArray
@@ -49,11 +47,3 @@ class MovesOutside:
     def like_noise(self) -> bool:
         """Whether that was so in most steps."""
         return self._watched >= _ENOUGH and 2 * self._moved > self._watched
-
-    def state(self) -> dict[str, Any]:
-        """What `load` needs."""
-        return {"watched": self._watched, "moved": self._moved}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
-        self._watched, self._moved = int(state["watched"]), int(state["moved"])

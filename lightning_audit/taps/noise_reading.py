@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from lightning_audit.layout import FloatArray, IndexArray
-from lightning_audit.taps.tensor_views import numpy_view
+from lightning_audit.taps.tensor_views import entries_at
 
 
 @dataclass(frozen=True)
@@ -76,22 +75,5 @@ def clipped_sum(param: torch.nn.Parameter, grad: torch.Tensor | None) -> torch.T
 def _entries(
     tensors: Sequence[torch.Tensor | None], coordinates: dict[int, IndexArray]
 ) -> FloatArray | None:
-    pieces: list[FloatArray] = []
-    away: list[tuple[int, torch.Tensor]] = []
-    for tensor, index in zip(tensors, coordinates.values(), strict=True):
-        if tensor is None or tensor.dtype not in (torch.float32, torch.float64):
-            return None
-        view = numpy_view(tensor)
-        if view is None:
-            where = torch.from_numpy(index).to(tensor.device)
-            away.append((len(pieces), tensor.detach().reshape(-1)[where]))
-            pieces.append(np.zeros(0))
-        else:
-            pieces.append(view[index].astype(np.float64))
-    if away:  # all at once: each way off a device waits for it
-        device = away[0][1].device
-        read = torch.cat([t.to(device) for _, t in away]).cpu().double().numpy()
-        ends = np.cumsum([len(t) for _, t in away])[:-1]
-        for (place, _), values in zip(away, np.split(read, ends), strict=True):
-            pieces[place] = values
-    return np.concatenate(pieces)
+    held = [t for t in tensors if t is not None and t.dtype in (torch.float32, torch.float64)]
+    return entries_at(held, coordinates) if len(held) == len(tensors) else None

@@ -26,6 +26,32 @@ def numpy_view(tensor: torch.Tensor) -> NDArray[Any] | None:
     return entries
 
 
+def entries_at(tensors: Sequence[torch.Tensor], coordinates: dict[int, IndexArray]) -> FloatArray:
+    """The entries of tensors at some coordinates, in double precision, ``[n]``.
+
+    Args:
+        tensors: one for each of the coordinates, on any device.
+        coordinates: tensor -> flat coordinates to read.
+    """
+    pieces: list[FloatArray] = []
+    away: list[tuple[int, torch.Tensor]] = []
+    for tensor, index in zip(tensors, coordinates.values(), strict=True):
+        view = numpy_view(tensor)
+        if view is None:
+            where = torch.from_numpy(index).to(tensor.device)
+            away.append((len(pieces), tensor.detach().reshape(-1)[where]))
+            pieces.append(np.zeros(0))
+        else:
+            pieces.append(view[index].astype(np.float64))
+    if away:  # all at once: each way off a device waits for it
+        device = away[0][1].device
+        read = torch.cat([t.to(device) for _, t in away]).cpu().double().numpy()
+        ends = np.cumsum([len(t) for _, t in away])[:-1]
+        for (place, _), values in zip(away, np.split(read, ends), strict=True):
+            pieces[place] = values
+    return np.concatenate(pieces)
+
+
 @torch.no_grad()
 def add_along(
     tensors: Sequence[torch.Tensor | None], directions: Sequence[Direction], weights: FloatArray
@@ -47,6 +73,8 @@ def add_along(
                 entries[part.index] += (weights[row] * part.value).astype(entries.dtype)
             continue
         rows, index, value = _joined(parts)
+        if not tensor.dim():
+            tensor = tensor.reshape(1)  # the same memory, which can be indexed
         at = torch.unravel_index(torch.from_numpy(index).to(tensor.device), tensor.shape)
         added = torch.from_numpy(weights[rows] * value).to(tensor.device, tensor.dtype)
         tensor.index_put_(at, added, accumulate=True)

@@ -32,11 +32,7 @@ class UpdateTap(GradientTap):
 
     Args:
         optimizer: the optimizer that updates the parameters.
-        params: see `GradientTap`.
-        coordinates: see `GradientTap`.
-        before: see `GradientTap`; in a trial it may be called more than once.
-        after: see `GradientTap`.
-        lost: see `GradientTap`.
+        before: as the others see `GradientTap`; in a trial it may be called more than once.
     """
 
     def __init__(

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from lightning_audit.layout import FloatArray, IndexArray
-from lightning_audit.taps.tensor_views import numpy_view
+from lightning_audit.taps.tensor_views import entries_at
 
 #: Steps that are watched: the first ones, and one in so many later.
 _FIRST, _EVERY = 100, 8
@@ -68,15 +67,5 @@ class WeightWatch:
         """The step broke off."""
         self._before = None
 
-    @torch.no_grad()
     def _read(self) -> FloatArray:
-        pieces = []
-        for j, index in self._index.items():
-            param = self._params[j]
-            view = numpy_view(param)
-            if view is not None:
-                pieces.append(view[index].astype(np.float64))
-            else:
-                where = torch.from_numpy(index).to(param.device)
-                pieces.append(param.detach().reshape(-1)[where].double().cpu().numpy())
-        return np.concatenate(pieces)
+        return entries_at([self._params[j] for j in self._index], self._index)

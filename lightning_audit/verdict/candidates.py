@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,3 +82,11 @@ class Case:
         )
         fault = LikelyFault(name, sentence, finding, look_at, dict(evidence), place)
         return Candidate(fault, explains)
+
+
+def named_tensors(monitor: AuditMonitor, labels: Iterable[str]) -> tuple[str, ...]:
+    """The tensors that labels of canaries name; a canary over several tensors names none."""
+    inside = [
+        label.partition("(")[2].removesuffix(")").removesuffix(", moving") for label in labels
+    ]
+    return tuple(name for name in dict.fromkeys(inside) if name in monitor.header.tensors)

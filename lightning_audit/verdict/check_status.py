@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
-from lightning_audit.checks.family import SHARES, WARNING_SHARES
+from lightning_audit.checks.evidence import SHARES, WARNING_SHARES
 from lightning_audit.checks.registry import REGISTRY, is_wrong
 from lightning_audit.results.audit_report import AuditReport, CheckResult
 from lightning_audit.verdict.pass_blockers import Asked

@@ -12,7 +12,7 @@ import numpy as np
 
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.registry import LEAKAGE, NOISE
-from lightning_audit.verdict.candidates import Candidate, Case
+from lightning_audit.verdict.candidates import Candidate, Case, named_tensors
 
 #: Canaries at least this large tell a clipped one from one that is not, whatever the noise.
 _OVERSIZE = 20.0
@@ -113,16 +113,8 @@ def _missed(monitor: AuditMonitor, oversize: float) -> _Named | None:
         "canaries were clipped",
         "whether the norm by which a sample is clipped is taken over all trainable tensors",
         {"unclipped_canaries": labels},
-        _tensors_of(monitor, labels),
+        named_tensors(monitor, labels),
     )
-
-
-def _tensors_of(monitor: AuditMonitor, labels: list[str]) -> tuple[str, ...]:
-    """The tensors that labels name; those of a canary over several tensors are not in its label."""
-    inside = [
-        label.partition("(")[2].removesuffix(")").removesuffix(", moving") for label in labels
-    ]
-    return tuple(name for name in dict.fromkeys(inside) if name in monitor.header.tensors)
 
 
 def _by_part(monitor: AuditMonitor) -> _Named | None:

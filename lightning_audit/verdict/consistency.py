@@ -1,6 +1,6 @@
 """Does a report agree with itself, and its verdict with its checks and counts?
 
-The verdict is computed again by the rules that the run went by: `demands` for the outcome,
+The verdict is computed again by the rules that the run went by: `pass_blockers` for the outcome,
 `registry` and `family` for the checks. This finds accidents and careless edits. Whoever writes all
 numbers anew so that they fit has a report that passes: a report is no signature.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from lightning_audit.accounting.margin import exceeds
-from lightning_audit.checks.family import SHARES, shared_log_e
+from lightning_audit.checks.evidence import SHARES, shared_log_e
 from lightning_audit.checks.registry import REGISTRY
 from lightning_audit.results.audit_report import KINDS, AuditReport, CheckResult, OptimizerSeen
 from lightning_audit.verdict.check_status import contradictions_of_checks

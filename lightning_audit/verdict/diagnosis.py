@@ -229,9 +229,8 @@ def loses_no_privacy(violated: Sequence[CheckResult], monitor: AuditMonitor) -> 
         return False
     if monitor.signal_over_noise(monitor.significance).ratio_lower > 1.0:
         return False
-    ratios = monitor.witness_noise.ratios()
     # The shift may be as large as its estimate plus its error, the noise as small as in any tensor.
-    return monitor.sensitivity.shift_upper < 1.05 * float(ratios.min())
+    return monitor.sensitivity.shift_upper < 1.05 * monitor.witness_noise.smallest_ratio
 
 
 def _by_finding(case: Case, rules: Iterable[_Rule]) -> list[Candidate]:
@@ -259,7 +258,7 @@ def _divisor_candidates(case: Case) -> list[Candidate]:
     shared = ("reuse.broadcast", "reuse.lag")
     if monitor is not None and any(reuse_is_seen(case, monitor, name) for name in shared):
         return []
-    quiet = 1.0 if monitor is None else float(monitor.witness_noise.ratios().min())
+    quiet = 1.0 if monitor is None else monitor.witness_noise.smallest_ratio
     entailed = NOISE if quiet > _LARGE_BATCH else ()
     rule = dataclasses.replace(_DIVISOR, explains=(*_DIVISOR.explains, *entailed))
     return _by_finding(case, [rule])

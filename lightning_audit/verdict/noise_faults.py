@@ -8,7 +8,7 @@ import numpy as np
 
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.registry import CHANNEL, LEAKAGE, NOISE, REUSE
-from lightning_audit.verdict.candidates import Candidate, Case
+from lightning_audit.verdict.candidates import Candidate, Case, named_tensors
 
 #: A residual this much smaller than the plain one speaks for re-used noise, not for small noise.
 _REUSE_GAIN = 0.7
@@ -89,7 +89,7 @@ def reuse_is_seen(case: Case, monitor: AuditMonitor, name: str) -> bool:
     """Whether readings agree by more than small noise alone makes them."""
     if name not in case.violated:
         return False
-    quiet = float(monitor.witness_noise.ratios().min())
+    quiet = monitor.witness_noise.smallest_ratio
     if name != "reuse.lag":
         ratio = monitor.reuse.residual_ratio(name)
         return ratio is not None and ratio < _REUSE_GAIN * quiet
@@ -119,7 +119,7 @@ def _shared(case: Case, monitor: AuditMonitor, finding: str) -> Candidate:
     sentence = f"noise re-used: {sentence}"
     # One draw a step may be small for many steps; with one key, pairs of coordinates cancel.
     entailed = NOISE if finding == "reuse.broadcast" else ("noise.canary",)
-    explains = _others(finding, (*REUSE, *entailed, *CHANNEL, *LEAKAGE))
+    explains = (*REUSE, *entailed, *CHANNEL, *LEAKAGE)
     return case.candidate(name, finding, sentence, look_at, evidence, explains=explains)
 
 
@@ -138,7 +138,7 @@ def _repeated(case: Case, monitor: AuditMonitor) -> Candidate | None:
         name, look_at = "noise_in_a_cycle", "what seeds or restores a generator after so many steps"
     # The centre of a coordinate learns the mean of a cycle's noise, and leaves so much of it.
     left = math.sqrt(1.0 - 1.0 / reuse.lag)
-    quiet = float(monitor.witness_noise.ratios().min())
+    quiet = monitor.witness_noise.smallest_ratio
     entailed = NOISE if not in_epochs and quiet >= 0.9 * left else ()
     evidence = {"difference_ratio": reuse.lag_ratio() / math.sqrt(2.0)}
     return case.candidate(
@@ -147,13 +147,13 @@ def _repeated(case: Case, monitor: AuditMonitor) -> Candidate | None:
         f"noise re-used: the same noise is added {reuse.period}",
         look_at,
         evidence if in_epochs else {"lag": reuse.lag, **evidence},
-        explains=_others(finding, (*REUSE, *entailed, *CHANNEL, *LEAKAGE)),
+        explains=(*REUSE, *entailed, *CHANNEL, *LEAKAGE),
     )
 
 
 def _comes_back_regularly(monitor: AuditMonitor) -> bool:
     """Whether steps at one lag agree over the whole run; of few seeds a few pairs do."""
-    quiet = float(monitor.witness_noise.ratios().min())
+    quiet = monitor.witness_noise.smallest_ratio
     return monitor.reuse.lag_ratio() / math.sqrt(2.0) < _REUSE_GAIN * quiet
 
 
@@ -166,7 +166,7 @@ def _recurring(case: Case, monitor: AuditMonitor) -> Candidate | None:
         finding,
         "noise re-used: the noise comes back at irregular steps, as from few seeds",
         "how the noise is seeded: whether seeds are drawn from a small range, or from the clock",
-        explains=_others(finding, (*REUSE, *CHANNEL, *LEAKAGE)),
+        explains=(*REUSE, *CHANNEL, *LEAKAGE),
     )
 
 
@@ -179,7 +179,7 @@ def _recurs(case: Case, monitor: AuditMonitor, finding: str) -> bool:
         quiet_at = case.violated["noise.step"].evidence.get("violated_at_step")
         alike_at = case.violated[finding].evidence.get("violated_at_step")
         return quiet_at is not None and alike_at is not None and alike_at < quiet_at
-    quiet = float(monitor.witness_noise.ratios().min())
+    quiet = monitor.witness_noise.smallest_ratio
     difference = float(case.violated[finding].evidence.get("difference_ratio") or 0.0)
     # Noise that becomes small in the middle of a run is small in the steps compared, and less so in
     # the mean of all.
@@ -275,7 +275,7 @@ def _scale(case: Case, monitor: AuditMonitor, finding: str) -> list[Candidate]:
         ),
         (ratio >= _SOME, "noise_too_small", small, _SCALE, {}),
     ]
-    explains = _others(finding, (*NOISE, *REUSE, *CHANNEL, *LEAKAGE))
+    explains = (*NOISE, *REUSE, *CHANNEL, *LEAKAGE)
     parameters = _quietest_canary(monitor) if finding == "noise.canary" else ()
     return [
         case.candidate(
@@ -293,15 +293,10 @@ def _fits(quotient: float) -> bool:
 def _smallest(monitor: AuditMonitor, finding: str) -> float:
     """The smallest noise over the claim, where the finding looks."""
     if finding == "noise.canary":
-        return float(np.sqrt(monitor.canary_noise.sums.mean_square).min())
-    return float(monitor.witness_noise.ratios().min())
+        return float(monitor.canary_noise.ratios().min())
+    return monitor.witness_noise.smallest_ratio
 
 
 def _quietest_canary(monitor: AuditMonitor) -> tuple[str, ...]:
-    label = monitor.header.canaries[int(np.argmin(monitor.canary_noise.sums.mean_square))]
-    place = label.partition("(")[2].removesuffix(")").removesuffix(", moving")
-    return (place,) if place in monitor.header.tensors else ()
-
-
-def _others(finding: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(name for name in names if name != finding)
+    quietest = int(np.argmin(monitor.canary_noise.ratios()))
+    return named_tensors(monitor, [monitor.header.canaries[quietest]])

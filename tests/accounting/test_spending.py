@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from opacus.accountants import RDPAccountant
 
-from lightning_audit.accounting.composition import Phase, epsilon_of_history
+from lightning_audit.accounting.composition import epsilon_of_history
+from lightning_audit.accounting.phases import Phase
 from lightning_audit.accounting.spending import claimed_epsilon, epsilon_spent
-from lightning_audit.dpsgd.opacus import AccountantLink
+from lightning_audit.dpsgd.accountant_link import AccountantLink
 
 DELTA = 1e-5
 

@@ -17,11 +17,17 @@ import pytest
 import pytorch_lightning
 import pytorch_lightning.cli
 import torch
+from epsilon_star_support import (
+    Jittered,
+    PrivateTraining,
+    StandaloneTraining,
+    UnifiedTraining,
+    loader_of,
+    losses_now,
+)
 from places import SUPPORT
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
-from torch import nn
-from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from training_support import PrivateModule, digits, trainer_for
 
 from lightning_audit import PrivacyAudit
@@ -31,77 +37,6 @@ from lightning_audit.stats.membership.epsilon_star_null import epsilon_star_null
 
 DIGITS = digits(700)
 TRAIN, POPULATION = (TensorDataset(*DIGITS[part]) for part in (slice(0, 300), slice(300, 700)))
-
-
-class Jittered(Dataset):
-    """Records that draw from every global generator when they are read."""
-
-    def __init__(self, data: TensorDataset) -> None:
-        self.data = data
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        x, y = self.data[index]
-        return x + 1e-3 * (torch.randn(()) + np.random.normal() + random.random()), y
-
-
-class Training:
-    """An ordinary training on 300 digits, with dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(
-            nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 10)
-        )
-        self.train_data: Dataset = TRAIN
-
-    def losses_per_record(self, batch: Any) -> torch.Tensor:
-        x, y = batch
-        return functional.cross_entropy(self.net(x), y, reduction="none")
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        x, y = batch
-        return functional.cross_entropy(self.net(x), y)
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        return None
-
-    def train_dataloader(self) -> DataLoader:
-        return DataLoader(self.train_data, batch_size=32, shuffle=True)
-
-    def val_dataloader(self) -> DataLoader:
-        return DataLoader(POPULATION, batch_size=100)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.2)
-
-
-class StandaloneTraining(Training, pytorch_lightning.LightningModule):
-    pass
-
-
-class UnifiedTraining(Training, lightning.pytorch.LightningModule):
-    pass
-
-
-class PrivateTraining(PrivateModule):
-    """DP-SGD by Opacus, with Poisson batches."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            nn.Linear(64, 10), dataset=TRAIN, generator=torch.Generator().manual_seed(5)
-        )
-
-    def losses_per_record(self, batch: Any) -> torch.Tensor:
-        x, y = batch
-        return functional.cross_entropy(self.net(x), y, reduction="none")
-
-
-def losses_now(module: Any, data: TensorDataset) -> np.ndarray:
-    with torch.no_grad():
-        return module.eval().losses_per_record(data[:]).double().numpy()
 
 
 @pytest.mark.parametrize(
@@ -162,10 +97,6 @@ def test_the_training_is_the_same_to_the_bit(tmp_path, kind):
     assert [np.array_equal(a, b) for a, b in zip(draws, watched_draws, strict=True)] == [True] * 3
 
 
-def loader_of(data: Dataset) -> DataLoader:
-    return DataLoader(data, batch_size=50, shuffle=True)
-
-
 def test_it_goes_beside_the_audit_of_a_private_training(tmp_path):
     audit = PrivacyAudit(seed=0)
     star = EpsilonStar(delta=1e-3, population_dataloader=loader_of(POPULATION))
@@ -203,18 +134,6 @@ def test_loaders_and_losses_of_the_user_are_taken(tmp_path):
     assert float(trainer.callback_metrics["margin/value"]) == pytest.approx(expected.value)
 
 
-def test_the_records_are_those_that_the_trainer_has_now(tmp_path):
-    class Growing(StandaloneTraining):
-        def train_dataloader(self):
-            records = 100 * (1 + self.trainer.current_epoch)
-            return DataLoader(Subset(TRAIN, range(records)), batch_size=32, shuffle=True)
-
-    star = EpsilonStar(delta=1e-3)
-    trainer = trainer_for(tmp_path, star, max_epochs=3, reload_dataloaders_every_n_epochs=1)
-    trainer.fit(Growing())
-    assert [found.n_train for found in star.history] == [100, 200, 300]
-
-
 def test_a_validation_that_comes_seldom_is_enough(tmp_path):
     star = EpsilonStar(delta=1e-3)
     options = {"check_val_every_n_epoch": 2, "num_sanity_val_steps": 2}
@@ -241,7 +160,17 @@ def test_losses_without_a_value_are_logged_as_nan_and_the_training_goes_on(tmp_p
     assert "no Epsilon* after epoch 1: losses_train holds nan" in caplog.text
 
 
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter(TRAIN)
+
+
 def plain(module: Any) -> Any:
+    return module
+
+
+def with_endless(module: Any) -> Any:
+    module.train_dataloader = lambda: DataLoader(Endless(), batch_size=50)
     return module
 
 
@@ -255,6 +184,7 @@ def with_its_own_loader(module: Any) -> Any:
     ("arguments", "change", "message"),
     [
         ({"losses": lambda *_: torch.tensor(0.5)}, plain, r"of shape \(\), must be .*'none'"),
+        ({}, with_endless, "train_dataloader=None takes .* but is DataLoader; pass train_data"),
         ({}, lambda _: PrivateTraining(), "population_dataloader=None takes .* is NoneType"),
     ],
 )
@@ -355,3 +285,15 @@ def test_two_processes_evaluate_all_records_and_agree(tmp_path):
     assert first["plain"] == first["watched"]
     assert first["logged"] == pytest.approx(first["value"])
     assert first["value"] > 0
+
+
+def test_the_records_are_those_that_the_trainer_has_now(tmp_path):
+    class Growing(StandaloneTraining):
+        def train_dataloader(self):
+            records = 100 * (1 + self.trainer.current_epoch)
+            return DataLoader(Subset(TRAIN, range(records)), batch_size=32, shuffle=True)
+
+    star = EpsilonStar(delta=1e-3)
+    trainer = trainer_for(tmp_path, star, max_epochs=3, reload_dataloaders_every_n_epochs=1)
+    trainer.fit(Growing())
+    assert [found.n_train for found in star.history] == [100, 200, 300]

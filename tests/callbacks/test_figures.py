@@ -1,5 +1,3 @@
-"""The report's figure is saved beside it; one that cannot be drawn ends nothing."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -194,8 +194,7 @@ import torch, {package} as pl
 from opacus import PrivacyEngine
 from opacus.data_loader import DPDataLoader
 from torch.utils.data import DataLoader, TensorDataset
-from lightning_audit import PrivacyAudit, PrivacyClaim
-from lightning_audit.canaries import Mislabeled
+from lightning_audit import PrivacyAudit
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -231,6 +230,7 @@ print("outcome:", audit.report.verdict.outcome, audit.report.observations)
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("package", "absent"),
     [

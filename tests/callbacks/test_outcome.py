@@ -1,34 +1,77 @@
-"""What the user sees of a verdict at the end: what is printed, and what is raised."""
-
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 
 import pytest
-from training_support import PrivateModule, fit, report_in, trainer_for
+import pytorch_lightning as pl
+from training_support import (
+    PrivateModule,
+    assert_no_hooks_left,
+    fit,
+    report_in,
+    trainer_for,
+)
 
-from lightning_audit import InconclusiveAudit, PrivacyAudit
+from lightning_audit import InconclusiveAudit, PrivacyAudit, PrivacyViolation
 from lightning_audit.testing.faulty_noise import HalfNoise
 
 
+class _Hooks(pl.Callback):
+    """The order of the last hooks."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.seen.append("epoch_end")
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.seen.append("train_end")
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.seen.append("fit_end")
+
+
+def test_violation_stops_at_the_epochs_end_and_is_raised_in_on_fit_end(tmp_path: Path) -> None:
+    hooks = _Hooks()
+    trainer = trainer_for(tmp_path, hooks, PrivacyAudit(seed=1), max_epochs=5)
+    module = PrivateModule(optimizer_class=HalfNoise)
+    with pytest.raises(PrivacyViolation) as raised:
+        trainer.fit(module)
+    names = [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)]
+    assert names[-2:] == ["on_fit_end", "raise_for"]
+    assert hooks.seen == ["epoch_end", "train_end", "fit_end"]
+    assert trainer.global_step == 32
+    assert raised.value.report.complete
+    assert_no_hooks_left(module)
+
+
 def test_stop_ends_the_training_and_raises_nothing(tmp_path: Path) -> None:
-    audit = PrivacyAudit(on_violation="stop", seed=1)
-    report = fit(tmp_path, PrivateModule(optimizer_class=HalfNoise), audit, max_epochs=5)
+    hooks, audit = _Hooks(), PrivacyAudit(on_violation="stop", seed=1)
+    report = fit(tmp_path, PrivateModule(optimizer_class=HalfNoise), audit, hooks, max_epochs=5)
     assert report.verdict.outcome == "VIOLATION"
-    assert len(report.epochs) == 1
+    assert hooks.seen.count("epoch_end") == 1
     assert report.complete
 
 
 def test_warn_trains_to_the_end_and_raises_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    audit = PrivacyAudit(on_violation="warn", seed=1)
-    report = fit(tmp_path, PrivateModule(optimizer_class=HalfNoise), audit, max_epochs=3)
+    hooks, audit = _Hooks(), PrivacyAudit(on_violation="warn", seed=1)
+    report = fit(tmp_path, PrivateModule(optimizer_class=HalfNoise), audit, hooks, max_epochs=3)
     assert report.verdict.outcome == "VIOLATION"
-    assert len(report.epochs) == 3
+    assert hooks.seen.count("epoch_end") == 3
     assert report.steps == 96
     told = [r for r in caplog.records if r.name.startswith("lightning_audit")]
     assert len([r for r in told if "noise: the noise is at most" in r.getMessage()]) == 1
+
+
+def test_violation_in_the_middle_of_an_epoch_is_found_at_max_steps(tmp_path: Path) -> None:
+    trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), max_steps=20)
+    with pytest.raises(PrivacyViolation):
+        trainer.fit(PrivateModule(optimizer_class=HalfNoise))
+    assert report_in(tmp_path).steps == 20
 
 
 def test_inconclusive_audit_is_raised_where_asked(tmp_path: Path) -> None:

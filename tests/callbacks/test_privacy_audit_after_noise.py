@@ -31,6 +31,7 @@ from after_noise_support import (
 )
 from hand_written_support import CLAIM, HandWritten
 from opacus.optimizers import DPOptimizer
+from stages import staged
 from training_support import (
     ManualModule,
     PrivateModule,
@@ -48,7 +49,7 @@ from lightning_audit.canaries import Mislabeled
 
 pytestmark = pytest.mark.usefixtures("short_report")
 
-SEEDS = [2, 3, 4, 5, 6]
+seeds = pytest.mark.parametrize("seed", staged(nightly=[2, 3, 4, 5, 6]))
 WHERE: dict[str, type[Processing]] = {"pre_step": InPreStep, "scale": InScaling, "step": InStep}
 
 
@@ -109,18 +110,17 @@ SOME = [
 ]
 
 
-@pytest.mark.parametrize(("name", "where"), SOME)
+@pytest.mark.parametrize(("name", "where"), staged(SOME[::3], SOME[1::3] + SOME[2::3]))
 def test_a_processed_release_is_not_accused(tmp_path: Path, name: str, where: str) -> None:
     assert_not_accused(run(tmp_path, processed(name, where), seed=1), name)
 
 
-@pytest.mark.parametrize(("name", "where"), SOME)
+@pytest.mark.parametrize(("name", "where"), staged(SOME[1::3], SOME[::3] + SOME[2::3]))
 def test_half_the_noise_before_a_process_is_named(tmp_path: Path, name: str, where: str) -> None:
     assert_too_little_noise(run(tmp_path, processed(name, where, share=0.5), seed=1))
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("seed", SEEDS)
+@seeds
 @pytest.mark.parametrize(("name", "where"), SOME)
 def test_no_processed_release_is_accused(tmp_path: Path, name: str, where: str, seed: int) -> None:
     assert_not_accused(run(tmp_path / "correct", processed(name, where), seed), name)
@@ -132,7 +132,12 @@ BY_HAND = [
 ]
 
 
-@pytest.mark.parametrize(("name", "kind"), BY_HAND)
+by_hand = pytest.mark.parametrize(
+    ("name", "kind"), staged(BY_HAND[::5], [case for j, case in enumerate(BY_HAND) if j % 5])
+)
+
+
+@by_hand
 def test_a_hand_written_release_that_is_shown_is_not_accused(
     tmp_path: Path, name: str, kind: type[ByHand]
 ) -> None:
@@ -146,7 +151,7 @@ def test_half_the_noise_of_a_hand_written_release_is_named(
     assert_too_little_noise(run(tmp_path, by_hand_that("low_pass", 0.5, kind)(), seed=1))
 
 
-@pytest.mark.parametrize(("name", "kind"), BY_HAND)
+@by_hand
 def test_a_hand_written_release_that_is_not_shown_is_not_accused(
     tmp_path: Path, name: str, kind: type[ByHand]
 ) -> None:
@@ -156,8 +161,7 @@ def test_a_hand_written_release_that_is_not_shown_is_not_accused(
         assert any("lightning_audit.released" in item for item in report.verdict.missing)
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("seed", SEEDS)
+@seeds
 @pytest.mark.parametrize(("name", "kind"), BY_HAND[::3])
 def test_no_hand_written_release_is_accused(
     tmp_path: Path, name: str, kind: type[ByHand], seed: int
@@ -190,21 +194,20 @@ def _share(kind: type, share: float) -> type:
     return type(kind.__name__, (kind,), {"share": share})
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", staged(list(SHAPES)[::2], list(SHAPES)[1::2]))
 def test_another_shape_of_release_is_not_accused(tmp_path: Path, name: str) -> None:
     report = run(tmp_path, SHAPES[name](1.0), seed=1)
     assert report.verdict.outcome != "VIOLATION", report.verdict
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("seed", SEEDS)
+@seeds
 @pytest.mark.parametrize("name", SHAPES)
 def test_no_other_shape_of_release_is_accused(tmp_path: Path, name: str, seed: int) -> None:
     report = run(tmp_path, SHAPES[name](1.0), seed, steps=150)
     assert report.verdict.outcome != "VIOLATION", report.verdict
 
 
-@pytest.mark.parametrize("name", ["masked", "subspace", "blocks", "blocks by hand"])
+@pytest.mark.parametrize("name", staged(["masked", "blocks by hand"], ["subspace", "blocks"]))
 def test_half_the_noise_in_another_shape_is_found(tmp_path: Path, name: str) -> None:
     report = run(tmp_path, SHAPES[name](0.5), seed=1, steps=100)
     assert report.verdict.outcome == "VIOLATION", report.verdict

@@ -28,7 +28,8 @@ from training_support import (
 )
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
-from lightning_audit.accounting.composition import Phase, epsilon_of_history
+from lightning_audit.accounting.composition import epsilon_of_history
+from lightning_audit.accounting.phases import Phase
 from lightning_audit.testing.faulty_noise import HalfNoise
 
 STEPS_PER_EPOCH = 32

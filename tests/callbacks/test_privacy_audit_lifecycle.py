@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-import traceback
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
 from training_support import (
     PrivateModule,
@@ -19,51 +15,13 @@ from training_support import (
     trainer_for,
 )
 
-from lightning_audit import AuditReport, PrivacyAudit, PrivacyViolation
+from lightning_audit import PrivacyAudit
 from lightning_audit.checks.monitor import replay
 from lightning_audit.checks.noise_channel import FROM_MEMORY
 from lightning_audit.record.store import read_observations
 from lightning_audit.testing.faulty_noise import HalfNoise
 
-
-class _Hooks(pl.Callback):
-    """The order of the last hooks."""
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.seen.append("epoch_end")
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.seen.append("train_end")
-
-    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.seen.append("fit_end")
-
-
 # ------------------------------------------------------------------ the verdict
-
-
-def test_violation_stops_at_the_epochs_end_and_is_raised_in_on_fit_end(tmp_path: Path) -> None:
-    hooks = _Hooks()
-    trainer = trainer_for(tmp_path, hooks, PrivacyAudit(seed=1), max_epochs=5)
-    module = PrivateModule(optimizer_class=HalfNoise)
-    with pytest.raises(PrivacyViolation) as raised:
-        trainer.fit(module)
-    names = [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)]
-    assert names[-2:] == ["on_fit_end", "raise_outcome"]
-    assert hooks.seen == ["epoch_end", "train_end", "fit_end"]
-    assert trainer.global_step == 32
-    assert raised.value.report.complete
-    assert_no_hooks_left(module)
-
-
-def test_violation_in_the_middle_of_an_epoch_is_found_at_max_steps(tmp_path: Path) -> None:
-    trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), max_steps=20)
-    with pytest.raises(PrivacyViolation):
-        trainer.fit(PrivateModule(optimizer_class=HalfNoise))
-    assert report_in(tmp_path).steps == 20
 
 
 # ------------------------------------------------------------------ trainings that break off
@@ -131,60 +89,12 @@ def test_failure_in_the_optimizers_step_leaves_no_hook(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ again and again
 
 
-@pytest.mark.heavy
-def test_second_fit_with_one_callback_starts_anew_and_keeps_the_first_report(
-    tmp_path: Path,
-) -> None:
-    audit = PrivacyAudit(seed=1)
-    first = fit(tmp_path, PrivateModule(), audit, max_steps=64)
-    record = (tmp_path / "audit" / "observations.bin").read_bytes()
-    second = fit(tmp_path, PrivateModule(), audit, max_steps=40)
-    assert (first.steps, second.steps) == (64, 40)
-    assert (first.verdict.outcome, second.verdict.outcome) == ("PASS", "PASS")
-    assert len(second.epochs) == 2
-    earlier = tmp_path / "audit" / "previous-1"
-    assert AuditReport.load(earlier / "report.json") == first
-    assert (earlier / "observations.bin").read_bytes() == record
-    fit(tmp_path, PrivateModule(), audit, max_steps=4)
-    assert AuditReport.load(tmp_path / "audit" / "previous-2" / "report.json") == second
-
-
-def test_sound_fit_after_a_violated_one_passes(tmp_path: Path) -> None:
-    audit = PrivacyAudit(seed=1)
-    with pytest.raises(PrivacyViolation):
-        trainer_for(tmp_path, audit, max_steps=32).fit(PrivateModule(optimizer_class=HalfNoise))
-    assert fit(tmp_path, PrivateModule(), audit, max_steps=64).verdict.outcome == "PASS"
-
-
-def test_refused_training_leaves_no_report_of_an_earlier_one(tmp_path: Path) -> None:
-    fit(tmp_path, PrivateModule(), PrivacyAudit(seed=1), max_steps=8)
-    error = ValueError("no optimizer today")
-
-    class Broken(PrivateModule):
-        def configure_optimizers(self) -> Any:
-            raise error
-
-    with pytest.raises(ValueError, match="no optimizer today"):
-        trainer_for(tmp_path, PrivacyAudit(seed=1), max_steps=8).fit(Broken())
-    assert not (tmp_path / "audit" / "report.json").exists()
-    assert (tmp_path / "audit" / "previous-1" / "report.json").exists()
-
-
 def test_report_goes_where_it_is_told(tmp_path: Path) -> None:
     audit = PrivacyAudit(report_dir=tmp_path / "elsewhere" / "deep", seed=1)
     trainer_for(tmp_path / "root", audit, max_steps=4).fit(PrivateModule())
     assert (tmp_path / "elsewhere" / "deep" / "report.json").exists()
     assert (tmp_path / "elsewhere" / "deep" / "observations.bin").exists()
     assert not (tmp_path / "root" / "audit").exists()
-
-
-@pytest.mark.parametrize("copy", [copy.deepcopy, lambda audit: pickle.loads(pickle.dumps(audit))])
-def test_copy_of_the_callback_audits_as_the_callback_does(tmp_path: Path, copy: Any) -> None:
-    audit = copy(PrivacyAudit(seed=1, allow=["noise.mean"]))
-    report = fit(tmp_path, PrivateModule(), audit, max_steps=32)
-    assert report.verdict.outcome == "PASS"
-    assert report.settings["seed"] == 1
-    assert copy(audit.report) == audit.report
 
 
 # ------------------------------------------------------------------ the record

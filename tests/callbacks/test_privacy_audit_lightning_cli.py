@@ -222,6 +222,7 @@ def test_violation_leaves_the_command_line_as_an_error(package: ModuleType, tmp_
     assert saved["trainer"]["callbacks"][0]["init_args"]["seed"] == 1
 
 
+@pytest.mark.heavy
 def test_the_example_passes_with_the_other_package_in_its_place(tmp_path: Path) -> None:
     """As it stands it is run as the README's command."""
     script = tmp_path / "cli.py"

@@ -77,6 +77,19 @@ def test_tensorboard_gets_every_metric(tmp_path: Path) -> None:
         assert values == pytest.approx([epoch[name] for epoch in audit.report.epochs], rel=1e-5)
 
 
+@pytest.mark.parametrize("names", [(), ("eps_cp", "fdp_cp")])
+def test_only_the_bounds_that_are_asked_for_are_computed(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    audit = PrivacyAudit(bounds=list(names), seed=1)
+    trainer_for(tmp_path, audit, max_steps=32).fit(PrivateModule())
+    betting, mu, *others = audit.report.bounds
+    assert (betting.looks, betting.epsilon_lower) == ("anytime", audit.report.epsilon_lower)
+    assert (mu.name, mu.looks) == ("mu", "single")
+    assert {bound.name for bound in others} == set(names)
+    assert list(audit.report.settings["bounds"]) == sorted(names, reverse=True)
+
+
 def test_two_loggers_get_the_metrics_under_the_chosen_prefix(tmp_path: Path) -> None:
     first, second = CSVLogger(tmp_path, "first"), CSVLogger(tmp_path, "second")
     audit = PrivacyAudit(log_prefix="privacy", seed=1)

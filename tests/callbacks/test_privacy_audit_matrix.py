@@ -10,19 +10,22 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from places import DOCS
-from training_matrix import ROWS, Row, markdown
+from stages import staged
+from training_matrix import COMPARED, ROWS, Row, markdown
 from training_support import assert_no_hooks_left, fit, trainer_for
 
 from lightning_audit import PrivacyAudit
 from lightning_audit.record.store import ENTERED, read_observations
 
-STEPS = 200
+STEPS = 120
 PAGE = DOCS / "which-trainings.md"
 
-every_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.group}: {row.name}")
+
+def name_of(row: Row) -> str:
+    return f"{row.group}: {row.name}"
 
 
-@every_row
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
 def test_signal_is_one_and_noise_is_as_claimed(tmp_path: Path, row: Row) -> None:
     module = row.module()
     audit = PrivacyAudit(claimed_epsilon=1000.0, seed=1, **row.audit)
@@ -54,7 +57,11 @@ def test_signal_is_one_and_noise_is_as_claimed(tmp_path: Path, row: Row) -> None
     assert abs(shift - 1.0) < 4.0 / np.sqrt((centred**2 / sigma**2).sum()) + 2.0**-7
 
 
-@every_row
+@pytest.mark.parametrize(
+    "row",
+    staged(quick=COMPARED, nightly=[row for row in ROWS if row not in COMPARED]),
+    ids=name_of,
+)
 def test_model_is_what_it_would_be(tmp_path: Path, row: Row) -> None:
     ends = []
     for name, callbacks in (

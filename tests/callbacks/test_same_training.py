@@ -252,6 +252,7 @@ def test_a_callback_that_raised_or_failed_can_be_copied_with_its_report(tmp_path
     assert repr(error.report) == repr(found.report)
 
 
+@pytest.mark.heavy
 def test_a_callback_that_has_fitted_goes_into_a_spawned_process(tmp_path: Path) -> None:
     audit = PrivacyAudit(seed=1, claim=CLAIM)
     trainer_for(tmp_path, audit, max_steps=8).fit(HandWritten())

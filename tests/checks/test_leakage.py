@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 from simulated_record import LABELS, SIGNIFICANCE, header, monitor_of, simulate, violated
+from stages import staged
 
-from lightning_audit.checks.family import SHARES
+from lightning_audit.checks.evidence import SHARES
 from lightning_audit.checks.leakage import LeakageBound, SignalOverNoise
 from lightning_audit.checks.monitor import AuditMonitor, replay
 from lightning_audit.record.snapshot import restore, snapshot
@@ -120,13 +121,13 @@ def two_valued(runs: int, sigma: float) -> int:
     return accused
 
 
-@pytest.mark.heavy
+@pytest.mark.parametrize("runs", staged(heavy=[1000], nightly=[4000]))
 @pytest.mark.parametrize("sigma", [0.3, 0.5, 0.7])
-def test_data_of_two_values_far_apart_accuse_no_correct_training(sigma: float) -> None:
+def test_data_of_two_values_far_apart_accuse_no_correct_training(sigma: float, runs: int) -> None:
     # A t test accused 13 to 16 of 4,000.
-    accused = two_valued(4000, sigma)
-    print(f"\nsigma {sigma}: {accused} of 4000")
-    assert accused <= stats.binom.isf(0.01, 4000, SIGNIFICANCE)
+    accused = two_valued(runs, sigma)
+    print(f"\nsigma {sigma}: {accused} of {runs}")
+    assert accused <= stats.binom.isf(0.01, runs, SIGNIFICANCE)
 
 
 def doubled(seed: int, steps: int, at: int) -> AuditMonitor:
@@ -149,20 +150,19 @@ def test_signal_and_noise_that_double_together_bound_mu_by_the_claim(steps: int)
     assert found.noise_upper >= 1
 
 
-@pytest.mark.heavy
+@pytest.mark.parametrize("runs", staged(heavy=[6], nightly=[30]))
 @pytest.mark.parametrize(("at", "steps"), [(300, 350), (300, 600), (100, 800)])
 def test_signal_and_noise_that_double_together_never_bound_mu_above_its_level(
-    at: int, steps: int
+    at: int, steps: int, runs: int
 ) -> None:
-    runs = 30
     ratios = [doubled(seed, steps, at).signal_over_noise(0.05).ratio_lower for seed in range(runs)]
     print(f"\ndoubled at {at} of {steps}: median {np.median(ratios):.3f}, {np.max(ratios):.3f}")
     assert np.sum(np.array(ratios) > 1) <= stats.binom.isf(0.01, runs, 0.05)
 
 
-@pytest.mark.heavy
-def test_quotient_of_signal_and_noise_misses_no_oftener_than_its_level() -> None:
-    runs, significance = 300, 0.2
+@pytest.mark.parametrize("runs", staged(heavy=[60], nightly=[300]))
+def test_quotient_of_signal_and_noise_misses_no_oftener_than_its_level(runs: int) -> None:
+    significance = 0.2
     found = [
         monitor_of(simulate(40, seed=seed, sigma=0.5)).signal_over_noise(significance).ratio_lower
         for seed in range(runs)

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from stages import most_failures, staged
 
-from lightning_audit.checks.family import SHARES, WARNING_SHARES
+from lightning_audit.checks.evidence import SHARES, WARNING_SHARES
 from lightning_audit.checks.noise_channel import (
     FROM_MEMORY,
     NoiseChannelChecks,
@@ -268,12 +269,12 @@ def test_divisors_are_those_that_something_could_be_divided_by(
     assert divisors_of(rows, scale) == ratios
 
 
-@pytest.mark.heavy
+@pytest.mark.parametrize("runs", staged(heavy=[100], nightly=[600]))
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("noise", [0.5, 2.0])
-def test_correct_runs_are_not_accused(known: bool, noise: float) -> None:
-    """600 runs of 60 steps, beside data that follow the past; each test on its own at .05."""
-    runs, steps, n = 600, 60, 24
+def test_correct_runs_are_not_accused(known: bool, noise: float, runs: int) -> None:
+    """Runs of 60 steps, beside data that follow the past; each test on its own at .05."""
+    steps, n = 60, 24
     highest = dict.fromkeys(NAMES, 0)
     for seed in range(runs):
         rng = np.random.default_rng([seed, known, round(10 * noise)])
@@ -290,7 +291,7 @@ def test_correct_runs_are_not_accused(known: bool, noise: float) -> None:
             past = released
         for check in checks.results(clips=True):
             highest[check.name] += (check.log_e_value or 0.0) >= np.log(20.0)
-    allowed = runs * 0.05 + 3 * np.sqrt(runs * 0.05 * 0.95)
+    allowed = most_failures(runs, 0.05, 600)
     assert {name: count for name, count in highest.items() if count > allowed} == {}
 
 

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
+from stages import staged
 
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.post_processing import (
@@ -36,7 +37,7 @@ def run(
     return use
 
 
-@pytest.mark.parametrize("runs", [25, pytest.param(400, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("runs", staged(quick=[25], nightly=[400]))
 @pytest.mark.parametrize(
     "process",
     [np.sign, np.negative, lambda z: z * (np.abs(z) > 1), lambda z: 1e-9 * z, lambda z: z**3],

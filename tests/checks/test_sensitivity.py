@@ -19,8 +19,6 @@ from simulated_record import (
 
 from lightning_audit.checks.sensitivity import SensitivityCheck
 from lightning_audit.record.snapshot import restore, snapshot
-from lightning_audit.record.store import EARLIER, INJECTED
-from lightning_audit.stats.evalues.coin_bet import CoinBet
 
 SPREAD = [label.startswith("Spread") for label in LABELS]
 
@@ -106,25 +104,6 @@ def test_what_one_kind_of_canary_shows_is_not_drowned_by_the_others(seed: int) -
     assert monitor.sensitivity.shift < 1.6
 
 
-def test_a_check_of_an_earlier_release_goes_on_with_its_one_bet() -> None:
-    made, entries = simulate(40, shift=2.0)
-    kept = SensitivityCheck(made, 1e-3)
-    for entry in entries[:20]:
-        kept.update(entry)
-    data = snapshot(kept)
-    del data["state"]["_kinds"]
-    for name in ("_members", "_group_wealth"):
-        del data["state"]["_bet"]["state"][name]
-    old = restore(data)
-    plain = CoinBet((len(LABELS),))
-    for entry in entries[:20]:
-        plain.update(entry["coins"].astype(float), entry["readings"])
-    for entry in entries[20:]:
-        old.update(entry)
-        plain.update(entry["coins"].astype(float), entry["readings"])
-    assert old._bet.log_e == plain.log_e
-
-
 def test_a_restored_check_goes_on_as_if_it_had_not_stopped() -> None:
     made, entries = simulate(40, shift=1.5)
     whole, part = SensitivityCheck(made, 1e-3), SensitivityCheck(made, 1e-3)
@@ -183,48 +162,3 @@ def test_changing_noise_multipliers_do_not_alarm() -> None:
 
 
 # ------------------------------------------------------------------ parts of a split batch
-
-
-def check_of_parts(
-    steps: int, earlier: float, last: float, seed: int = 0, split: float = 0.5
-) -> SensitivityCheck:
-    """The check after steps whose canaries add so much in an earlier and in the last part."""
-    made, rng = header(), np.random.default_rng(seed)
-    check = SensitivityCheck(made, 1e-3)
-    for step in range(steps):
-        entry = np.zeros((), dtype=made.dtype)
-        entry["step"], entry["scale"], entry["noise_multiplier"] = step, 16.0, 1.0
-        entry["canaries"] = EARLIER if rng.random() < split else INJECTED
-        coins = rng.integers(0, 2, len(made.canaries))
-        shift = earlier if entry["canaries"] == EARLIER else last
-        entry["coins"] = coins
-        entry["readings"] = shift * coins + rng.standard_normal(len(coins))
-        check.update(entry[()])
-    return check
-
-
-@pytest.mark.parametrize(("earlier", "last"), [(0.0, 2.0), (2.0, 0.0)])
-def test_parts_that_are_right_on_average_alone_are_found(earlier: float, last: float) -> None:
-    check = restore(snapshot(check_of_parts(100, earlier, last)))
-    assert check.evidence.violated
-    assert abs(check.shift - 1.0) < 0.5
-    assert check.largest_shift == pytest.approx(2.0, abs=0.4)
-    (result,) = check.results()
-    assert result.evidence["shift_by_part"]["last"] == pytest.approx(last, abs=0.4)
-    assert result.evidence["shift_by_part"]["earlier"] == pytest.approx(earlier, abs=0.4)
-
-
-def test_sound_parts_are_not_accused() -> None:
-    found = [check_of_parts(100, 1.0, 1.0, seed) for seed in range(20)]
-    assert max(check.evidence.log_e for check in found) < 7.0
-    assert not any(check.parts is not None and check.parts.differ for check in found)
-
-
-def test_the_stake_is_shared_from_the_first_split_batch_on() -> None:
-    whole, split = (check_of_parts(60, 2.0, 2.0, split=share) for share in (0.0, 0.5))
-    assert whole.parts is None
-    assert whole.evidence.violated
-    assert split.evidence.violated
-    # A fault of all parts is found by the bet on all of them, for half of its stake.
-    assert split._bet is not None
-    assert split.evidence.log_e > float(split._bet.log_e) - math.log(2.0) - 1e-9

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from simulated_record import SIGNIFICANCE, monitor_of, simulate, verdict_of, violated
 
-from lightning_audit.checks.family import SHARES
+from lightning_audit.checks.evidence import SHARES
 from lightning_audit.verdict.pass_blockers import Resolution
-from lightning_audit.verdict.resolution import PowerModel
+from lightning_audit.verdict.power_model import PowerModel
 
 RARE = {"coin_probability": 0.1}
 

@@ -19,6 +19,7 @@ from lightning_audit.cli import main as cli
 from lightning_audit.results.audit_report import EXIT_CODES, AuditReport, ReportError
 from lightning_audit.verdict.consistency import contradictions
 
+pytestmark = pytest.mark.training
 HEAVY = pytest.mark.heavy
 _texts: dict[str, str] = {}
 

@@ -162,7 +162,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
 
 LISTS_MODULES = """
 import sys
-from lightning_audit import cli
+from lightning_audit.cli import main as cli
 code = cli.main(["check", sys.argv[1], "--max-epsilon", "5"])
 print("loaded:", *sorted({name.partition(".")[0] for name in sys.modules}))
 sys.exit(code)

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from lightning_audit.checks.family import SHARES
+from lightning_audit.checks.evidence import SHARES
 from lightning_audit.cli import power_command
 from lightning_audit.cli.main import main
-from lightning_audit.report.power_panel import PowerCurve, power_figure
 from lightning_audit.stats.bounds.bound_power import bound_power
 from lightning_audit.stats.evalues.power import noise_power, sensitivity_power
 from lightning_audit.stats.tradeoff.gdp import gaussian_mu
@@ -68,16 +67,6 @@ def test_the_text_and_the_plot_are_written(tmp_path, capsys) -> None:
     assert text.startswith("claim epsilon 4, truth 6 at delta 1e-05 (mu 0.92493")
     assert all(name in text for name in ("audit: noise.canary", "bound: fdp_bayes", "a data term"))
     assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_curves_are_drawn_with_the_target() -> None:
-    curve = PowerCurve("audit", [1.0, 10.0], [0.1, 0.9])
-    (axes,) = power_figure([curve], 0.95, "noise").axes
-    drawn, target = axes.get_lines()
-    assert drawn.get_xydata().tolist() == [[1.0, 0.1], [10.0, 0.9]]
-    assert list(target.get_ydata()) == [0.95, 0.95]
-    with pytest.raises(ValueError, match="curves are 6, must be at most 5"):
-        power_figure([curve] * 6, 0.95, "noise")
 
 
 @pytest.mark.parametrize(

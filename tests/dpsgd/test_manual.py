@@ -1,25 +1,18 @@
-"""The adapter of hand-written DP-SGD: names, shapes, rows, and where its gradient is read."""
+"""The adapter of hand-written DP-SGD: names, shapes, rows, and the optimizer that updates."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import OrderedDict
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-import lightning_audit
 from lightning_audit.accounting.claims import PrivacyClaim
-from lightning_audit.dpsgd import hand_over
 from lightning_audit.dpsgd.manual import ManualStep, stated_claim, updating_optimizer
 from lightning_audit.dpsgd.protocol import StepClaim, UnsupportedOptimizer
 from lightning_audit.layout import Direction, Part
-from lightning_audit.taps.gradient_tap import Reading
-from lightning_audit.taps.update_tap import UpdateTap
 
 CLAIM = StepClaim(noise_multiplier=1.0, max_grad_norm=2.0, scale=16.0)
 
@@ -220,187 +213,6 @@ def test_single_rows_are_whole_gradients_of_their_own() -> None:
     first["0.weight"].mul_(0.0)  # users clip in place
     assert not second["0.weight"].any()
     assert step.singles(step.places(names, module.net, module)) == []
-
-
-# ------------------------------------------------------------------ without an audit
-
-
-def test_without_an_audit_gradients_are_handed_back_and_nothing_is_checked() -> None:
-    module = Outer()
-    grads = {"no such name": torch.zeros(())}
-    assert lightning_audit.per_sample(grads, module=module) is grads
-    assert lightning_audit.rows(module=module) == []
-
-
-def test_another_modules_audit_gives_nothing() -> None:
-    class Source:
-        def per_sample(self, grads: Any, module: nn.Module, root: nn.Module) -> Any:
-            return {"from": root}
-
-        def rows(self, module: nn.Module, root: nn.Module) -> list[Any]:
-            return [root]
-
-    audited, other, source = Outer(), Outer(), Source()
-    hand_over.register(audited, source)
-    try:
-        assert lightning_audit.per_sample({}, module=audited.net[0]) == {"from": audited}
-        assert lightning_audit.rows(module=audited) == [audited]
-        assert lightning_audit.per_sample({}, module=other) == {}
-        assert lightning_audit.rows(module=other.net) == []
-    finally:
-        hand_over.unregister(source)
-    assert lightning_audit.per_sample({}, module=audited) == {}
-
-
-def test_both_calls_load_nothing_heavy() -> None:
-    script = (
-        "import sys, lightning_audit as a\n"
-        "grads = {}\n"
-        "assert a.per_sample(grads, module=None) is grads and a.rows(module=None) == []\n"
-        "heavy = {'torch', 'numpy', 'opacus', 'pytorch_lightning', 'lightning'}\n"
-        "assert not heavy & set(sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-
-
-# ------------------------------------------------------------------ where the gradient is read
-
-
-class Doubling(torch.optim.SGD):
-    """Doubles the gradient, then updates as SGD does."""
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        loss = closure() if closure is not None else None
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.grad = 2 * p.grad
-        super().step()
-        return loss
-
-
-class Own(Doubling):
-    """Updates by itself."""
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        if closure is not None:
-            closure()
-        for group in self.param_groups:
-            for p in group["params"]:
-                p -= p.grad
-
-
-def _tapped(
-    kind: type[torch.optim.Optimizer],
-) -> tuple[Any, nn.Parameter, UpdateTap, list[Reading]]:
-    param = nn.Parameter(torch.zeros(3))
-    optimizer = kind([param], lr=1.0)
-    readings: list[Reading] = []
-    where = {0: np.array([0, 2])}
-    tap = UpdateTap(optimizer, [param], where, lambda: None, readings.append)
-    return optimizer, param, tap, readings
-
-
-def _closure(param: nn.Parameter) -> Any:
-    def closure() -> float:
-        param.grad = torch.tensor([1.0, 2.0, 3.0])
-        return 0.0
-
-    return closure
-
-
-@pytest.mark.parametrize(
-    ("kind", "read", "opaque"),
-    [
-        (torch.optim.SGD, [1.0, 3.0], False),
-        (Doubling, [2.0, 6.0], False),
-        (Own, [1.0, 3.0], True),
-    ],
-)
-@pytest.mark.parametrize("by_closure", [True, False])
-def test_gradient_is_read_behind_the_closure_in_the_innermost_step(
-    kind: type[torch.optim.Optimizer], read: list[float], opaque: bool, by_closure: bool
-) -> None:
-    optimizer, param, tap, readings = _tapped(kind)
-    assert tap.trial is (kind is not torch.optim.SGD)
-    for _ in range(2):
-        if by_closure:
-            optimizer.step(_closure(param))
-        else:
-            _closure(param)()
-            optimizer.step()
-        assert not tap.trial
-        assert not tap.inside_step
-    assert tap.opaque is opaque
-    assert [reading.values.tolist() for reading in readings] == [read, read]
-    assert not any(reading.replaced or reading.unclear for reading in readings)
-    tap.remove()
-    assert not optimizer._optimizer_step_pre_hooks
-    assert not optimizer._optimizer_step_post_hooks
-
-
-@pytest.mark.parametrize("by_name", [True, False])
-def test_step_of_a_parent_without_objects_is_read_and_given_back(by_name: bool) -> None:
-    class Base(torch.optim.Optimizer):
-        def step(self, closure: Any = None) -> None:
-            for group in self.param_groups:
-                for p in group["params"]:
-                    p.data -= p.grad
-
-    class Noisy(Base):
-        def step(self, closure: Any = None) -> None:
-            for group in self.param_groups:
-                for p in group["params"]:
-                    p.grad = p.grad + 1
-            if by_name:
-                Base.step(self)
-            else:
-                super().step()
-
-    own = vars(Base)["step"]
-    param = nn.Parameter(torch.zeros(3))
-    optimizer, fired = Noisy([param], {}), []
-    optimizer.register_step_post_hook(lambda *_: fired.append(1))
-    readings: list[Reading] = []
-    taps = [
-        UpdateTap(each, [param], {0: np.array([1])}, lambda: None, readings.append)
-        for each in (optimizer, Noisy([param], {}))
-    ]
-    for _ in range(2):
-        param.grad = torch.ones(3)
-        optimizer.step()
-    assert [reading.values.tolist() for reading in readings] == [[2.0], [2.0]]
-    assert taps[0].opaque
-    assert len(fired) == 2  # the hooks of others run once a step, as they would
-    taps[0].remove()
-    assert vars(Base)["step"] is not own
-    taps[1].remove()
-    assert vars(Base)["step"] is own
-    assert not getattr(own, "hooked", False)
-
-
-def test_closure_given_by_name_is_observed_and_its_loss_returned() -> None:
-    optimizer, param, _, readings = _tapped(torch.optim.SGD)
-    assert optimizer.step(closure=_closure(param)) == 0.0
-    assert readings[0].values.tolist() == [1.0, 3.0]
-
-
-def test_what_is_taken_out_is_not_in_the_update() -> None:
-    param = nn.Parameter(torch.zeros(3))
-    optimizer = Doubling([param], lr=1.0)
-    taken: list[np.ndarray | None] = [None]
-    readings: list[Reading] = []
-    UpdateTap(optimizer, [param], {0: np.array([2])}, lambda: taken[-1], readings.append)
-    optimizer.step(_closure(param))
-    assert param.tolist() == [-2.0, -4.0, -6.0]
-    taken.append(np.array([6.0]))
-    optimizer.step(_closure(param))
-    assert param.tolist() == [-4.0, -8.0, -6.0]
-    assert readings[1].values.tolist() == [0.0]
 
 
 def test_optimizer_held_by_another_is_the_one_that_updates() -> None:

@@ -7,9 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
 from hand_written_support import CLAIM, HandWritten, OneByOne
 from opacus import GradSampleModule
@@ -30,8 +28,9 @@ from training_support import (
 
 from lightning_audit import AuditReport, PrivacyAudit
 from lightning_audit.callbacks._namespaces import MisconfigurationException
-from lightning_audit.canaries import Mislabeled
 from lightning_audit.examine.neighbour_replay import NeighbourReplay
+from lightning_audit.results.refusal import UnauditableTraining
+from lightning_audit.run_checks.record_coupling import Coupling
 
 # Opacus and torch remark on loaders and hooks in every training.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -276,104 +275,6 @@ def test_what_cannot_be_compared_stands_in_the_way_of_a_pass(tmp_path: Path) -> 
     assert any("replay_neighbours=True compared nothing" in item for item in report.verdict.missing)
 
 
-# ------------------------------------------------------------------ no trace
-
-
-class Remembering(PrivateModule):
-    """What a training step may change beside the weights, and what it makes of random numbers."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(layers(nn.Dropout(0.5)), **kwargs)
-        self.own = torch.Generator().manual_seed(5)
-        self.numpy = np.random.default_rng(5)
-        self.register_buffer("running", torch.zeros(64))
-        self.total = torch.zeros(())
-        self.seen: dict[str, list[int]] = {"sizes": []}
-        self.count = 0
-        self.average = [p.detach().clone() for p in self.net.parameters()]
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.net(x)
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        x, y = batch
-        self.count += 1
-        self.total += x.sum()
-        self.running.mul_(0.9).add_(x.mean(0))
-        self.seen["sizes"].append(len(x))
-        for mean, p in zip(self.average, self.net.parameters(), strict=True):
-            mean.lerp_(p.detach(), 0.1)
-        x = x + torch.rand(x.shape, generator=self.own) * self.numpy.random()
-        self.log("noise", torch.rand(()), on_step=True)
-        return functional.cross_entropy(self.net(x), y)
-
-
-class ByHand(HandWritten):
-    """Manual optimization with momentum, a schedule and a counter."""
-
-    count = 0
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        self.count += 1
-        super().training_step(batch, batch_idx)
-
-
-class _Drawn(pl.Callback):
-    """The state of the generator at the end of the training, before anything is shown."""
-
-    state: torch.Tensor
-
-    def on_train_end(self, *_: Any) -> None:
-        self.state = torch.get_rng_state()
-
-
-def _trained(directory: Path, module: Any, **kwargs: Any) -> tuple[Any, torch.Tensor]:
-    # Both with the same canaries: what is compared is the replay alone.
-    torch.manual_seed(3)
-    drawn = _Drawn()
-    callbacks = (PrivacyAudit(seed=1, **kwargs), drawn)
-    trainer_for(directory, *callbacks, max_steps=3).fit(module)
-    return module, drawn.state
-
-
-@pytest.mark.parametrize("kwargs", [{}, {"canaries": [Mislabeled()]}], ids=["rows", "input"])
-def test_a_replay_leaves_the_training_as_it_would_be(
-    tmp_path: Path, kwargs: dict[str, Any]
-) -> None:
-    def made() -> Remembering:
-        torch.manual_seed(2)
-        return Remembering(dataset=digits())
-
-    plain, after = _trained(tmp_path / "plain", made(), **kwargs)
-    replayed, now = _trained(tmp_path / "replayed", made(), replay_neighbours=True, **kwargs)
-    assert torch.equal(after, now)
-    for mine, its in zip(plain.state_dict().values(), replayed.state_dict().values(), strict=True):
-        assert torch.equal(mine, its)
-    for mine, its in zip(plain.average, replayed.average, strict=True):
-        assert torch.equal(mine, its)
-    assert plain.seen == replayed.seen
-    assert (plain.count, float(plain.total)) == (replayed.count, float(replayed.total))
-    assert torch.equal(plain.own.get_state(), replayed.own.get_state())
-    assert plain.numpy.bit_generator.state == replayed.numpy.bit_generator.state
-    assert status(AuditReport.load(tmp_path / "replayed/audit/report.json"), "coupling") == "ok"
-
-
-def test_a_replay_leaves_hand_written_training_as_it_would_be(tmp_path: Path) -> None:
-    def made() -> ByHand:
-        torch.manual_seed(2)
-        return ByHand()
-
-    plain, after = _trained(tmp_path / "plain", made(), claim=CLAIM)
-    replayed, now = _trained(tmp_path / "replayed", made(), claim=CLAIM, replay_neighbours=True)
-    assert torch.equal(after, now)
-    assert plain.count == replayed.count
-    for mine, its in zip(plain.parameters(), replayed.parameters(), strict=True):
-        assert torch.equal(mine, its)
-
-
 # ------------------------------------------------------------------ limits
 
 
@@ -407,12 +308,12 @@ def test_ghost_clipping_is_refused(tmp_path: Path) -> None:
 
 def test_several_processes_and_optimizers_are_refused() -> None:
     trainer: Any = SimpleNamespace(world_size=2)
-    facts: Any = SimpleNamespace()
-    with pytest.raises(MisconfigurationException, match="the Trainer has 2; train with devices=1"):
-        NeighbourReplay(trainer, nn.Linear(1, 1), facts, list)
+    session: Any = SimpleNamespace()
+    with pytest.raises(UnauditableTraining, match="the Trainer has 2; train with devices=1"):
+        NeighbourReplay(trainer, nn.Linear(1, 1), Coupling(), list)
     trainer.world_size = 1
-    with pytest.raises(MisconfigurationException, match="the training has 2; give it one"):
-        NeighbourReplay(trainer, nn.Linear(1, 1), facts, lambda: [facts, facts])
+    with pytest.raises(UnauditableTraining, match="the training has 2; give it one"):
+        NeighbourReplay(trainer, nn.Linear(1, 1), Coupling(), lambda: [session, session])
 
 
 def test_the_argument_is_a_flag() -> None:

@@ -55,14 +55,6 @@ def test_frozen_dataclasses_come_back_equal() -> None:
     assert restore(snapshot(header)) == header
 
 
-def test_a_header_that_tells_no_coins_comes_back_with_fair_ones() -> None:
-    header = RecordHeader(("Dirac(a)",), ("a", "b"), (3, 4), 5)
-    data = snapshot(header)
-    for name in ("coin_probability", "game"):
-        del data["state"][name]
-    assert restore(data) == header
-
-
 def test_every_part_of_an_audit_can_be_kept() -> None:
     header = RecordHeader(("Dirac(a)",), ("a", "b"), (3, 4), 5)
     snapshot(AuditMonitor(header, 1e-3))

@@ -64,12 +64,10 @@ def test_what_is_read_is_what_was_appended(tmp_path: Path, count: int) -> None:
     assert read.tobytes() == entries(count).tobytes()
 
 
-def test_coins_that_are_not_fair_are_kept_and_refused_by_the_first_release(tmp_path: Path) -> None:
+def test_coins_that_are_not_fair_are_kept(tmp_path: Path) -> None:
     header = dataclasses.replace(HEADER, coin_probability=0.1, game="subsampled")
     ObservationStore(tmp_path, header).close()
     assert read_observations(tmp_path / RECORD_NAME)[0] == header
-    line = (tmp_path / RECORD_NAME).read_bytes().split(b"\n", 1)[0]
-    assert json.loads(line)["version"] == 2
     assert ObservationStore.resume(tmp_path, HEADER, "", 0) is None
 
 
@@ -141,9 +139,9 @@ def test_a_header_cut_anywhere_is_an_error(tmp_path: Path) -> None:
 def test_a_newer_version_is_an_error_that_says_to_upgrade(tmp_path: Path) -> None:
     path = written(tmp_path, 1)
     line, _, body = path.read_bytes().partition(b"\n")
-    fields = {**json.loads(line), "version": 3, "unheard_of": True}
+    fields = {**json.loads(line), "version": 2, "unheard_of": True}
     path.write_bytes(json.dumps(fields).encode() + b"\n" + body)
-    with pytest.raises(ValueError, match=r"version 3.* reads up to 2; upgrade lightning-audit"):
+    with pytest.raises(ValueError, match=r"version 2.* reads up to 1; upgrade lightning-audit"):
         read_observations(path)
 
 
@@ -342,23 +340,6 @@ def test_without_a_record_there_is_none_to_go_on_with(tmp_path: Path) -> None:
     (tmp_path / RECORD_NAME).write_bytes(b"foreign\n")
     assert ObservationStore.resume(tmp_path, HEADER, "mine", 0) is None
     assert (tmp_path / RECORD_NAME).read_bytes() == b"foreign\n"
-
-
-def test_a_record_of_the_first_release_names_no_run_and_can_be_read(tmp_path: Path) -> None:
-    path = stopped(tmp_path, 3)
-    line, _, body = path.read_bytes().partition(b"\n")
-    fields = json.loads(line)
-    assert fields.pop("run") == "mine"
-    assert fields["version"] == 1
-    path.write_bytes(json.dumps(fields).encode() + b"\n" + body)
-    header, read = read_observations(path)
-    assert header == HEADER
-    assert read.tobytes() == ALL[:3].tobytes()
-    assert ObservationStore.resume(tmp_path, HEADER, "mine", 2) is None
-    store = ObservationStore.resume(tmp_path, HEADER, "", 2)
-    assert store is not None
-    store.close(archive=False)
-    assert read_observations(path)[1].tobytes() == ALL[:2].tobytes()
 
 
 def test_the_record_stays_where_its_run_may_go_on(tmp_path: Path) -> None:

@@ -10,40 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from verdicts_told import VIOLATION
 
 from lightning_audit.results.audit_report import (
-    EXIT_CODES,
     SCHEMA_VERSION,
     AuditReport,
     CheckResult,
     EpsilonBound,
     InconclusiveAudit,
-    LikelyFault,
-    Place,
     PrivacyViolation,
     ReportError,
     Verdict,
     describe,
-)
-
-FAULTS = (
-    LikelyFault(
-        "noise_divided_by_batch",
-        "the noise is divided by the batch size",
-        "noise.scale",
-        "where the noise is added",
-        {"sd_ratio": 0.01625, "of": {"a": 0.5, "b": math.inf}, "canaries": ["Dirac(a)"]},
-        Place(("a.bias", "b.bias"), 12, 1, "optimizer 2"),
-    ),
-    LikelyFault("no_noise", "no noise", "noise.scale"),
-)
-VIOLATION = Verdict(
-    outcome="VIOLATION",
-    kind="mechanism",
-    summary="the noise is smaller than claimed",
-    advice="look at add_noise",
-    missing=(),
-    faults=FAULTS,
 )
 
 
@@ -101,30 +79,6 @@ def edited(change: Callable[[dict[str, Any]], Any]) -> str:
 
 def test_what_is_read_is_what_was_written() -> None:
     assert AuditReport.from_json(report().to_json()) == report()
-
-
-def test_the_first_fault_gives_the_verdict_its_sentence() -> None:
-    assert VIOLATION.fault == FAULTS[0].sentence
-    assert dataclasses.replace(VIOLATION, summary="longer").faults == FAULTS
-    with pytest.raises(ValueError, match="fault='another' must be 'the noise is divided"):
-        Verdict("VIOLATION", "mechanism", "", fault="another", faults=FAULTS)
-
-
-def test_another_place_is_told_of_a_second_fault_and_the_same_one_is_not() -> None:
-    second = dataclasses.replace(FAULTS[1], place=Place(("c.weight",), 3))
-    told = describe(dataclasses.replace(VIOLATION, faults=(FAULTS[0], second)))
-    assert "Also possible: no noise (`c.weight`, first seen at step 3)" in told
-    same = dataclasses.replace(second, place=FAULTS[0].place)
-    told = describe(dataclasses.replace(VIOLATION, faults=(FAULTS[0], same)))
-    assert "Also possible: no noise\n" in told
-
-
-def test_long_places_and_tables_are_cut_to_five() -> None:
-    names = tuple(f"w{i}" for i in range(7))
-    fault = LikelyFault("a", "b", "c", "", {"r": dict.fromkeys(names, 0.5)}, Place(names))
-    told = describe(Verdict("VIOLATION", None, "s", faults=(fault,)))
-    assert "  Where: `w0`, `w1`, `w2`, `w3`, `w4` and 2 more\n" in told
-    assert told.endswith("  Evidence: r (w0 0.5, w1 0.5, w2 0.5, w3 0.5, w4 0.5, ...)")
 
 
 @pytest.mark.parametrize("version", [0, 1, SCHEMA_VERSION - 1, -3])
@@ -356,12 +310,6 @@ def test_a_file_that_cannot_be_read_is_a_report_error_that_names_it(
         AuditReport.load(path)
 
 
-def test_the_exit_codes_are_those_of_the_documented_gate() -> None:
-    assert dict(EXIT_CODES) == {"PASS": 0, "VIOLATION": 1, "INCONCLUSIVE": 2}
-    for outcome, code in EXIT_CODES.items():
-        assert Verdict(outcome, None, "").exit_code == code
-
-
 def test_epsilon_lower_is_the_largest_of_the_known_bounds() -> None:
     one = report().bounds[0]
     values = (0.5, None, 2.5, 1.0)
@@ -369,29 +317,6 @@ def test_epsilon_lower_is_the_largest_of_the_known_bounds() -> None:
     assert report(bounds=bounds).epsilon_lower == 2.5
     assert report(bounds=bounds[1:2]).epsilon_lower is None
     assert report(bounds=()).epsilon_lower is None
-
-
-def test_a_verdict_is_described_in_all_its_parts() -> None:
-    assert describe(VIOLATION).splitlines() == [
-        "VIOLATION (mechanism): the noise is smaller than claimed",
-        "Likely fault: the noise is divided by the batch size",
-        "  Where: optimizer 2, `a.bias`, `b.bias`, process 1, first seen at step 12",
-        "  Evidence: sd_ratio 0.0163, of (a 0.5, b inf), canaries Dirac(a)",
-        "  Look at: where the noise is added",
-        "Also possible: no noise",
-        "Next: look at add_noise",
-    ]
-    old = Verdict("VIOLATION", "mechanism", "too small", fault="no noise")
-    assert describe(old).splitlines() == [
-        "VIOLATION (mechanism): too small",
-        "Likely fault: no noise",
-    ]
-    lacking = Verdict("INCONCLUSIVE", None, "too short", missing=("steps", "a claim"))
-    assert describe(lacking).splitlines() == [
-        "INCONCLUSIVE: too short",
-        "Missing: steps",
-        "Missing: a claim",
-    ]
 
 
 @pytest.mark.parametrize("error", [PrivacyViolation, InconclusiveAudit])

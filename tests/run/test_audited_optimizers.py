@@ -13,6 +13,7 @@ import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from opacus import GradSampleModule
 from pytorch_lightning.callbacks import ModelCheckpoint
+from stages import staged
 from torch import nn
 from torch.nn import functional
 from training_support import (
@@ -27,14 +28,14 @@ from training_support import (
 from two_nets import HIDDEN, RATE, STEPS, TwoNets
 
 from lightning_audit import AuditReport, PrivacyAudit
-from lightning_audit.accounting.composition import Phase, epsilon_of_history
-from lightning_audit.canaries import Blank, Dirac
-from lightning_audit.checks.family import WARNING_SHARES
+from lightning_audit.accounting.composition import epsilon_of_history
+from lightning_audit.accounting.phases import Phase
+from lightning_audit.canaries import Blank
+from lightning_audit.checks.evidence import WARNING_SHARES
 from lightning_audit.checks.monitor import replay
 from lightning_audit.cli.main import main
 from lightning_audit.record.store import INJECTED, read_observations
 from lightning_audit.results.audit_report import SCHEMA_VERSION
-from lightning_audit.run.optimizer_refusals import refuse_several
 from lightning_audit.testing.faulty_noise import HalfNoise
 
 
@@ -126,7 +127,8 @@ def assert_healthy(entries: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "epochs"), [(TwoNets, 2), (Toggled, 1), (Joint, 1), (ThroughBoth, 1), (Ghost, 1)]
+    ("kind", "epochs"),
+    staged(quick=[(TwoNets, 2)], heavy=[(Toggled, 1), (Joint, 1), (ThroughBoth, 1), (Ghost, 1)]),
 )
 def test_every_step_of_both_is_audited_and_a_healthy_run_passes(
     tmp_path: Path, kind: type[TwoNets], epochs: int
@@ -197,7 +199,7 @@ def test_what_is_handed_out_of_the_significance_is_no_more_than_the_whole(tmp_pa
         assert monitor.witness_noise.pooled.threshold == -np.log(check.share * 0.5e-3)
 
 
-@pytest.mark.parametrize("engines", [1, 2])
+@pytest.mark.parametrize("engines", staged(quick=[1], heavy=[2]))
 def test_epsilon_is_that_of_the_steps_of_both(tmp_path: Path, engines: int) -> None:
     report = fit(tmp_path, TwoNets(engines=engines), PrivacyAudit(seed=1), max_epochs=1)
     history = [Phase(1.0, RATE, STEPS), Phase(1.5, RATE, STEPS)]
@@ -299,6 +301,7 @@ class StopAt(pl.Callback):
             raise RuntimeError("power cut")
 
 
+@pytest.mark.heavy
 @pytest.mark.whole_report
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 @pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization")
@@ -362,13 +365,6 @@ def test_input_canaries_are_refused(tmp_path: Path) -> None:
     audit = PrivacyAudit(canaries=[Blank()])
     with pytest.raises(MisconfigurationException, match="all 2 private optimizers at once"):
         trainer_for(tmp_path, audit, max_steps=2).fit(TwoNets())
-
-
-def test_several_processes_are_refused() -> None:
-    refuse_several(1, [Dirac()], 2)
-    refuse_several(2, [Dirac()], 1)
-    with pytest.raises(MisconfigurationException, match="2 private optimizers in one process"):
-        refuse_several(2, [Dirac()], 2)
 
 
 # ------------------------------------------------------------------ files

@@ -23,6 +23,7 @@ from resume_support import (
     saver,
     train,
 )
+from stages import staged
 from training_support import assert_no_hooks_left, report_in, status, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyViolation
@@ -34,16 +35,31 @@ from lightning_audit.testing.faulty_noise import HalfNoise
 pytestmark = RESUMING
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StepwiseModule]:
+    """Folder and module of a training that never stopped, with its whole report."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, train(folder, PrivacyAudit(seed=3))
+
+
 @pytest.mark.whole_report
 @pytest.mark.parametrize(
     ("epoch_end", "kept", "stopped"),
-    [(True, 32, 45), (True, 64, 64), (False, 20, 20), (False, 40, 47), (False, 70, 95)],
+    staged(
+        quick=[(True, 32, 45), (False, 40, 47)],
+        heavy=[(True, 64, 64), (False, 20, 20), (False, 70, 95)],
+    ),
 )
 def test_a_resumed_run_reports_what_the_uninterrupted_one_reports(
-    tmp_path: Path, epoch_end: bool, kept: int, stopped: int
+    tmp_path: Path,
+    uninterrupted: tuple[Path, StepwiseModule],
+    epoch_end: bool,
+    kept: int,
+    stopped: int,
 ) -> None:
-    whole, broken, saved = tmp_path / "whole", tmp_path / "broken", tmp_path / "saved"
-    one = train(whole, PrivacyAudit(seed=3))
+    whole, one = uninterrupted
+    broken, saved = tmp_path / "broken", tmp_path / "saved"
     with pytest.raises(RuntimeError, match="power cut"):
         train(broken, PrivacyAudit(seed=3), saver(saved, epoch_end=epoch_end), StopAt(stopped))
     # Another seed: the checkpoint's is taken.
@@ -239,11 +255,13 @@ train(folder, PrivacyAudit(seed=3), saver(folder / "saved", epoch_end=False), Ki
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.whole_report
-def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
+def test_a_killed_run_goes_on_as_if_it_had_not_been(
+    tmp_path: Path, uninterrupted: tuple[Path, StepwiseModule]
+) -> None:
+    whole, killed = uninterrupted[0], tmp_path / "killed"
     killed.mkdir()
-    train(whole, PrivacyAudit(seed=3))
     code = KILLED.format(tests=str(SUPPORT), folder=str(killed))
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True)
     assert done.returncode == -9, done.stderr.decode()

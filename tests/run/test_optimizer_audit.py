@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hand_written_support import CLAIM
-from training_support import PrivateModule, mlp
+from training_support import PrivateModule, fit, mlp
 
 from lightning_audit import PrivacyAudit
+from lightning_audit.callbacks.audit_arguments import terms_of
 from lightning_audit.canaries import Blank
 from lightning_audit.dpsgd.adapters import opacus_step
 from lightning_audit.dpsgd.manual import ManualStep, stated_claim
 from lightning_audit.dpsgd.protocol import DPSGDStep
-from lightning_audit.run.optimizer_audit import facts_of, label_of, new_session
-from lightning_audit.run.terms import Terms
+from lightning_audit.run.optimizer_audit import _coins, facts_of, label_of, new_session
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.hand_written_input_session import HandWrittenInputSession
 from lightning_audit.session.hand_written_session import HandWrittenSession
@@ -42,8 +42,7 @@ def manual_step() -> DPSGDStep:
 def session_of(
     step: DPSGDStep, place: tuple[int, int] = (1, 1), precision: str = "32-true", **arguments: Any
 ) -> AuditSession:
-    audit = PrivacyAudit(seed=1, **arguments)
-    terms = Terms(**{field.name: getattr(audit, field.name) for field in dataclasses.fields(Terms)})
+    terms = terms_of(PrivacyAudit(seed=1, **arguments))
     return new_session(step, place, terms, precision, lambda _: None, None, Ranks())
 
 
@@ -62,18 +61,6 @@ def test_a_step_and_its_canaries_choose_the_session(
     session = session_of(make(), **arguments)
     assert type(session) is kind
     session.detach()
-
-
-def test_optimizers_of_one_seed_have_independent_coins_and_the_first_those_of_the_seed() -> None:
-    step = private_step()
-    draws = []
-    for place in ((1, 1), (1, 2), (2, 2)):
-        session = session_of(step, place)
-        draws.append(session._rng.random(8).tolist())
-        session.detach()
-    alone, first, second = draws
-    assert alone == first
-    assert not np.isin(second, first).any()
 
 
 def test_low_precision_allows_a_canary_its_rounding() -> None:
@@ -97,3 +84,39 @@ def test_the_divisor_is_known_of_a_mean_only() -> None:
 
 def test_a_label_names_the_number_and_the_first_parameter() -> None:
     assert label_of(private_step(), 2) == "optimizer 2 (`net.0.weight`, ...)"
+
+
+def tosses(seed: int, number: int) -> list[int]:
+    return _coins(seed, number).integers(0, 2, 64).tolist()
+
+
+def test_coins_are_a_function_of_the_seed_and_the_optimizers_number() -> None:
+    assert tosses(5, 1) == tosses(5, 1)
+    assert tosses(5, 2) == tosses(5, 2)
+    different = {tuple(tosses(seed, number)) for seed in (5, 6) for number in (1, 2, 3)}
+    assert len(different) == 6
+
+
+def test_coins_of_different_optimizers_are_independent() -> None:
+    first, second = (_coins(0, number).integers(0, 2, 100_000) for number in (1, 2))
+    assert abs(np.corrcoef(first, second)[0, 1]) < 5 / np.sqrt(100_000)
+
+
+def test_optimizer_made_anew_each_epoch_is_followed(tmp_path: Path) -> None:
+    class Renewing(PrivateModule):
+        def on_train_epoch_start(self) -> None:
+            old = self.trainer.optimizers[0]
+            new = type(old)(
+                torch.optim.SGD(self.trainable(), lr=0.05),
+                noise_multiplier=old.noise_multiplier,
+                max_grad_norm=old.max_grad_norm,
+                expected_batch_size=old.expected_batch_size,
+            )
+            new.attach_step_hook(old.step_hook)
+            self.trainer.optimizers = [new]
+
+    module = Renewing()
+    report = fit(tmp_path, module, PrivacyAudit(seed=1), max_epochs=2)
+    assert report.verdict.outcome == "PASS"
+    assert report.steps == 64
+    assert report.observations == 64 * 8

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from hand_written_support import CLAIM
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from training_support import PrivateModule, mlp, trainer_for
 
-from lightning_audit import PrivacyAudit, PrivacyClaim
+from lightning_audit import PrivacyAudit
 from lightning_audit.canaries import Blank, Dirac
 from lightning_audit.results.refusal import UnauditableTraining
 from lightning_audit.run.optimizer_refusals import (
@@ -58,25 +60,20 @@ def test_hand_written_steps_of_several_optimizers_or_processes_are_refused(
         hand_written_step(CLAIM, made, module)
 
 
-class Plain(PrivateModule):
-    """A training without Opacus."""
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return self.inner(self.trainable())
-
-
-def test_claim_of_a_mechanism_that_lacks_parts_is_refused(tmp_path) -> None:
-    audit = PrivacyAudit(claim=PrivacyClaim(noise_multiplier=1.0, sample_rate=0.01))
-    trainer = trainer_for(tmp_path, audit, max_steps=8)
-    lacking = r"claim\.max_grad_norm=None and claim\.expected_batch_size=None must be stated"
-    with pytest.raises(MisconfigurationException, match=lacking):
-        trainer.fit(Plain())
-    assert trainer.global_step == 0
-
-
 def test_optimizer_that_runs_its_closure_many_times_is_refused(tmp_path) -> None:
     module = PrivateModule(inner=lambda params: torch.optim.LBFGS(params, lr=0.1))
     trainer = trainer_for(tmp_path, PrivacyAudit())
     with pytest.raises(MisconfigurationException, match=r"LBFGS.*SGD or Adam"):
         trainer.fit(module)
     assert trainer.global_step == 0
+
+
+def test_an_expected_batch_of_zero_is_refused_with_its_reason(tmp_path: Path) -> None:
+    class ZeroBatch(PrivateModule):
+        def configure_optimizers(self) -> Any:
+            optimizer = super().configure_optimizers()
+            optimizer.expected_batch_size = 0
+            return optimizer
+
+    with pytest.raises(Exception, match="expected_batch_size=0 must be > 0"):
+        trainer_for(tmp_path, PrivacyAudit(), max_steps=2).fit(ZeroBatch())

@@ -17,13 +17,14 @@ from resume_support import (
     saver,
     train,
 )
+from stages import staged
 from torch.nn import functional
 from training_support import report_in, status, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim, PrivacyViolation
 from lightning_audit.testing.faulty_clipping import ClipAtTwice
 from lightning_audit.testing.faulty_noise import HalfNoise, ScaledNoise
-from lightning_audit.verdict.resolution import Resolution
+from lightning_audit.verdict.power_model import Resolution
 
 pytestmark = RESUMING
 
@@ -68,7 +69,9 @@ def notes_of(report: AuditReport) -> str:
 # ------------------------------------------------------------------ significance
 
 
-@pytest.mark.parametrize(("first", "then"), [(0.5, 1e-60), (1e-60, 0.5), (0.5, 1e-3)])
+@pytest.mark.parametrize(
+    ("first", "then"), staged(quick=[(0.5, 1e-60)], heavy=[(1e-60, 0.5), (0.5, 1e-3)])
+)
 def test_a_run_under_another_significance_ends_as_one_that_had_it_from_the_start(
     tmp_path: Path, first: float, then: float
 ) -> None:
@@ -150,24 +153,33 @@ def test_the_same_terms_are_not_remarked_upon(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("first", "then", "said", "outcome"),
-    [
-        ({"claimed_epsilon": 50.0}, {"claimed_epsilon": 0.01}, "claimed_epsilon=50", "VIOLATION"),
-        ({"claimed_epsilon": 0.01}, {"claimed_epsilon": 50.0}, "claimed_epsilon=0.01", "PASS"),
-        ({"delta": 1e-5}, {"delta": 1e-7}, "delta=1e-05 until step 40, 1e-07", "PASS"),
-        (
-            {},
-            {"resolution": Resolution(noise=0.97)},
-            "resolution.noise=0.8 until step 40, 0.97 from then on",
-            "INCONCLUSIVE",
-        ),
-        (
-            {"claimed_epsilon": 50.0},
-            {"claimed_epsilon": 50.0, "claim": PrivacyClaim(neighbouring="replace")},
-            "neighbouring=add_remove until step 40, replace from then on",
-            "PASS",
-        ),
-        ({}, {"allow": ["sampling.rate"]}, "allow=[] until step 40, ['sampling.rate']", "PASS"),
-    ],
+    staged(
+        quick=[
+            (
+                {"claimed_epsilon": 50.0},
+                {"claimed_epsilon": 0.01},
+                "claimed_epsilon=50",
+                "VIOLATION",
+            ),
+            (
+                {},
+                {"resolution": Resolution(noise=0.97)},
+                "resolution.noise=0.8 until step 40, 0.97 from then on",
+                "INCONCLUSIVE",
+            ),
+        ],
+        heavy=[
+            ({"claimed_epsilon": 0.01}, {"claimed_epsilon": 50.0}, "claimed_epsilon=0.01", "PASS"),
+            ({"delta": 1e-5}, {"delta": 1e-7}, "delta=1e-05 until step 40, 1e-07", "PASS"),
+            (
+                {"claimed_epsilon": 50.0},
+                {"claimed_epsilon": 50.0, "claim": PrivacyClaim(neighbouring="replace")},
+                "neighbouring=add_remove until step 40, replace from then on",
+                "PASS",
+            ),
+            ({}, {"allow": ["sampling.rate"]}, "allow=[] until step 40, ['sampling.rate']", "PASS"),
+        ],
+    ),
 )
 def test_what_sums_can_answer_is_answered_for_the_whole_run_and_said(
     tmp_path: Path, first: dict[str, Any], then: dict[str, Any], said: str, outcome: str

@@ -16,6 +16,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from resume_support import EPOCHS, StepwiseModule
+from stages import staged
 from training_process import Job, trainings
 from training_support import report_in, trainer_for
 
@@ -262,6 +263,7 @@ def test_a_full_disk_costs_the_pass_and_nothing_of_the_training(
     assert main(["check", str(disk)]) == 2
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("limit", [11_000, 40_000], ids=["no report fits", "the report fits"])
 def test_a_limit_on_file_sizes_costs_the_pass_and_nothing_of_the_training(
     tmp_path: Path, undisturbed: torch.Tensor, limit: int
@@ -304,21 +306,26 @@ def test_an_output_that_takes_nothing_ends_no_training(
 # ------------------------------------------------------------------ links in the way
 
 
+NAMES = [
+    f".{REPORT_NAME}.partial",
+    f".{FIGURE_NAME}.partial",
+    f".{ARCHIVE_NAME}.partial.npz",
+    REPORT_NAME,
+    FIGURE_NAME,
+    RECORD_NAME,
+    ARCHIVE_NAME,
+]
+#: Whether there is a file behind the link, and the step before which the link is laid.
+LINKS = [(name, there, when) for name in NAMES for there in (True, False) for when in (None, 20)]
+#: Each name once, each way to lay a link about twice.
+FIRST_LINKS = [LINKS[5 * j % 4 + 4 * j] for j in range(len(NAMES))]
+
+
 @pytest.mark.whole_report
 @pytest.mark.parametrize(
-    "name",
-    [
-        f".{REPORT_NAME}.partial",
-        f".{FIGURE_NAME}.partial",
-        f".{ARCHIVE_NAME}.partial.npz",
-        REPORT_NAME,
-        FIGURE_NAME,
-        RECORD_NAME,
-        ARCHIVE_NAME,
-    ],
+    ("name", "there", "when"),
+    staged(quick=FIRST_LINKS, heavy=[case for case in LINKS if case not in FIRST_LINKS]),
 )
-@pytest.mark.parametrize("there", [True, False], ids=["file", "nothing"])
-@pytest.mark.parametrize("when", [None, 20], ids=["before", "meanwhile"])
 def test_no_link_in_the_directory_is_written_through(
     tmp_path: Path, name: str, there: bool, when: int | None
 ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from both_processes import run_both
 from resume_support import RESUMING, StepwiseModule
+from stages import staged
 from training_process import Job, Trainings, trainings, wait_for
 from training_support import PrivateModule, fit, report_in, trainer_for
 
@@ -43,7 +44,7 @@ def root(tmp_path: Path) -> Path:
     return made
 
 
-@pytest.mark.parametrize("given", [False, True], ids=["default folder", "report_dir"])
+@pytest.mark.parametrize("given", staged(quick=[False], heavy=[True]))
 def test_a_violation_beside_a_slower_correct_training_is_not_hidden(
     tmp_path: Path, root: Path, one: Trainings, other: Trainings, given: bool
 ) -> None:
@@ -70,6 +71,7 @@ def test_a_violation_beside_a_slower_correct_training_is_not_hidden(
     assert "belongs to another training" in other.said()
 
 
+@pytest.mark.heavy
 def test_the_later_one_to_end_does_not_hide_the_earlier_ones_violation(
     tmp_path: Path, root: Path, one: Trainings, other: Trainings
 ) -> None:
@@ -84,7 +86,7 @@ def test_the_later_one_to_end_does_not_hide_the_earlier_ones_violation(
     assert main(["check", str(root / "audit")]) == 1
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", staged(quick=[0], heavy=[2]))
 def test_a_killed_training_leaves_its_directory_to_the_next(
     tmp_path: Path, root: Path, one: Trainings, other: Trainings, workers: int
 ) -> None:
@@ -152,6 +154,7 @@ def checkpoint(root: Path, step: int) -> str:
     return str(found)
 
 
+@pytest.mark.heavy
 def test_a_resumed_run_keeps_the_directory_of_its_beginning(
     tmp_path: Path, root: Path, one: Trainings, other: Trainings
 ) -> None:
@@ -178,6 +181,7 @@ def test_a_resumed_run_keeps_the_directory_of_its_beginning(
     assert main(["check", str(root / "audit")]) == 1
 
 
+@pytest.mark.heavy
 def test_a_run_whose_directory_is_held_goes_on_elsewhere_and_says_so(
     tmp_path: Path, root: Path, one: Trainings, other: Trainings
 ) -> None:
@@ -217,6 +221,7 @@ def test_a_resumed_training_that_breaks_off_in_its_set_up_leaves_no_earlier_repo
 # ------------------------------------------------------------------ several processes, no locks
 
 
+@pytest.mark.heavy
 def test_all_processes_of_a_training_hear_that_the_directory_is_taken(tmp_path: Path) -> None:
     held = claim(tmp_path / "taken" / "audit")
     try:

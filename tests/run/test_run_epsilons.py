@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from opacus.optimizers import DPOptimizer
+from stages import staged
 from training_support import PrivateModule, fit
 
 from lightning_audit import PrivacyAudit
-from lightning_audit.accounting.composition import Phase, epsilon_of_history
+from lightning_audit.accounting.composition import epsilon_of_history
+from lightning_audit.accounting.phases import Phase
 from lightning_audit.accounting.spending import (
     MOST_COMPOSED,
     epsilon_at_ratio,
@@ -96,19 +98,26 @@ def test_noise_that_is_raised_as_readme_allows_never_gives_more_than_its_cost() 
     assert of_a_running_maximum(monitor) > truth(noise) >= bound > 0
 
 
-@pytest.mark.parametrize("level", [0.05, 1e-4])
+NOISES = {
+    "constant": changing((1.0, 300)),
+    "rises": changing((0.6, 60), (1.0, 60), (1.6, 200)),
+    "falls": changing((1.5, 150), (0.7, 150)),
+    "alternates": np.tile([0.6, 1.4], 150),
+}
+
+
 @pytest.mark.parametrize(
-    "noise",
-    [
-        changing((1.0, 300)),
-        changing((0.6, 60), (1.0, 60), (1.6, 200)),
-        changing((1.5, 150), (0.7, 150)),
-        np.tile([0.6, 1.4], 150),
-    ],
-    ids=["constant", "rises", "falls", "alternates"],
+    ("name", "level"),
+    staged(
+        quick=[("rises", 0.05), ("falls", 1e-4)],
+        heavy=[
+            *((name, 0.05) for name in ("constant", "falls", "alternates")),
+            *((name, 1e-4) for name in ("constant", "rises", "alternates")),
+        ],
+    ),
 )
-def test_bound_is_that_of_the_best_look_of_all(noise: np.ndarray, level: float) -> None:
-    entries = entries_of(noise, seed=3)
+def test_bound_is_that_of_the_best_look_of_all(name: str, level: float) -> None:
+    entries = entries_of(NOISES[name], seed=3)
     claims, leakage, looks = StepHistory(), LeakageBound(HEADER), []
     for t, entry in enumerate(entries):
         claims.add(1.0, 0.01)
@@ -215,6 +224,7 @@ class RisingNoise(DPOptimizer):
         self.taken += 1
 
 
+@pytest.mark.heavy
 def test_noise_that_rises_undeclared_in_a_training_proves_no_more_than_it_costs(
     tmp_path: Path,
 ) -> None:

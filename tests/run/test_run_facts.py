@@ -1,8 +1,8 @@
-"""What is known of a run beside its observations, and what a checkpoint keeps of it."""
-
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,57 +11,60 @@ from lightning_audit.run.run_facts import OptimizerFacts, RunFacts
 from lightning_audit.run_checks.batch_sampling import BatchCheck
 
 
-def with_rates(*rates: float | None) -> RunFacts:
-    return RunFacts(optimizers=[OptimizerFacts(sample_rate=rate) for rate in rates])
+def with_rates(*rates: float | None, loaders: int = 1) -> RunFacts:
+    return RunFacts(
+        optimizers=[OptimizerFacts(sample_rate=rate) for rate in rates], loaders=loaders
+    )
 
 
-def test_the_loader_is_held_to_the_least_rate_where_it_is_the_only_one() -> None:
-    facts = with_rates(0.1, None, 0.2)
-    assert facts.sample_rate == 0.1
-    facts.loaders = 2
-    assert facts.sample_rate == 0.2
-    assert with_rates(None).sample_rate is None
+@pytest.mark.parametrize(
+    ("facts", "rate"),
+    [
+        (with_rates(0.1, 0.2), 0.1),  # one loader must draw no oftener than any of them states
+        (with_rates(0.1, None), 0.1),
+        (with_rates(0.1, 0.2, loaders=2), 0.2),
+        (with_rates(None), None),
+    ],
+)
+def test_the_loader_is_held_to_the_rate_that_any_optimizer_may_have(
+    facts: RunFacts, rate: float | None
+) -> None:
+    assert facts.sample_rate == rate
 
 
-def test_accountants_that_several_optimizers_feed_count_once() -> None:
-    shared, own = object(), object()
-    links = [SimpleNamespace(accountant=a) for a in (shared, shared, own)]
-    facts = RunFacts(optimizers=[OptimizerFacts(accountant=link) for link in (*links, None)])
-    assert [link.accountant for link in facts.accountants] == [shared, own]
+def test_a_stated_rate_is_taken_before_the_accountants_and_parts_of_a_step_add_up() -> None:
+    link: Any = SimpleNamespace(sample_rate=0.4)
+    optimizer = OptimizerFacts(accountant=link)
+    assert optimizer.current_rate(None, accumulated=2) == 0.8
+    assert optimizer.current_rate(None, accumulated=4) == 1.0
+    assert optimizer.current_rate(PrivacyClaim(sample_rate=0.25), accumulated=2) == 0.25
+    assert OptimizerFacts().current_rate(None, accumulated=1) is None
 
 
-def test_a_stated_rate_is_taken_before_the_accountants() -> None:
-    link = SimpleNamespace(sample_rate=0.3)
-    facts = OptimizerFacts(accountant=link)
-    assert facts.current_rate(None, 2) == 0.6
-    assert facts.current_rate(None, 5) == 1.0
-    assert facts.sample_rate == 0.3
-    assert facts.current_rate(PrivacyClaim(sample_rate=0.01), 2) == 0.01
-    assert facts.sample_rate == 0.01
-    assert OptimizerFacts().current_rate(None, 1) is None
+def test_facts_come_back_from_a_checkpoint_and_notes_of_since_stay() -> None:
+    before, after = RunFacts(), RunFacts()
+    before.note("of before")
+    before.trained_batches = 40
+    before.coupling.take(0.5, 0.01, 3)
+    after.note("of since")
+    after.note("of before")
+    after.load(json.loads(json.dumps(before.state())))
+    assert after.notes == ["of before", "of since"]
+    assert (after.trained_batches, after.coupling.step) == (40, 3)
 
 
-def test_an_epochs_end_that_is_met_again_takes_the_place_of_the_first() -> None:
+def test_an_epoch_that_ends_twice_is_logged_once() -> None:
     facts = RunFacts()
     for epoch, value in ((0, 1.0), (1, 2.0), (1, 3.0)):
-        facts.end_epoch({"epoch": epoch, "e_value": value})
-    assert [row["e_value"] for row in facts.epochs] == [1.0, 3.0]
+        facts.end_epoch({"epoch": epoch, "epsilon_spent": value})
+    assert [row["epsilon_spent"] for row in facts.epochs] == [1.0, 3.0]
 
 
-def test_a_checkpoint_keeps_the_past_and_what_was_noted_since_stays() -> None:
-    before = RunFacts(plain_steps=3, noise_equal=True, batches=BatchCheck(8, 1e-3))
-    before.note("of the past")
-    before.end_epoch({"epoch": 0})
-    before.batches.take([1, 2])
-    state = before.state()
-    before.note("later")
-    after = RunFacts(batches=BatchCheck(8, 1e-3))
-    after.note("since")
-    after.note("of the past")
-    after.load(state)
-    assert after.notes == ["of the past", "since"]
-    assert (after.plain_steps, after.noise_equal, after.epochs) == (3, True, [{"epoch": 0}])
-    assert after.batches.batches == 1
+def test_one_accountant_of_two_optimizers_counts_once() -> None:
+    engine, other = object(), object()
+    links: list[Any] = [SimpleNamespace(accountant=a) for a in (engine, engine, other)]
+    facts = RunFacts(optimizers=[OptimizerFacts(accountant=link) for link in links])
+    assert [link.accountant for link in facts.accountants] == [engine, other]
 
 
 @pytest.mark.parametrize("check", [None, BatchCheck(8, 1e-3)])

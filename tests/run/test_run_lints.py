@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
 from opacus import PrivacyEngine
 from opacus.accountants.utils import get_noise_multiplier
 from opacus.data_loader import DPDataLoader
 from opacus.utils.adaptive_clipping.adaptive_clipping_utils import PrivacyEngineAdaptiveClipping
 from opacus.utils.batch_memory_manager import BatchSplittingSampler
+from own_samplers import OwnPoisson, OwnSampling, OwnShuffle, OwnSizes, SeedsItself, WithReplacement
 from torch import nn
-from torch.utils.data import DataLoader, RandomSampler, Sampler
+from torch.utils.data import DataLoader
 from training_support import PrivateModule, fit, random_data, status, trainer_for, violation
 
 from lightning_audit import PrivacyAudit
 from lightning_audit.lints.ghost_lints import adaptive_remark, ghost_remarks
-from lightning_audit.taps.sampler_tap import WatchedSampler
 
 # ------------------------------------------------------------------ the loader
 
@@ -55,71 +53,6 @@ def test_lightning_drops_the_loader_of_make_private(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------ samplers of unknown type
-
-
-class OwnPoisson(Sampler):
-    """Poisson sampling by a class of the user's."""
-
-    def __init__(self, records: int = 512, rate: float = 1 / 32) -> None:
-        self.records, self.rate = records, rate
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for _ in range(len(self)):
-            yield torch.nonzero(torch.rand(self.records) < self.rate).flatten().tolist()
-
-    def __len__(self) -> int:
-        return 32
-
-
-class OwnShuffle(OwnPoisson):
-    """Goes through the data in batches of varying sizes."""
-
-    def __iter__(self) -> Iterator[list[int]]:
-        sizes = torch.full((32,), 16) + torch.randint(-6, 7, (32,))
-        sizes[-1] += 512 - sizes.sum()
-        yield from (b.tolist() for b in torch.randperm(512).split(sizes.clamp(min=1).tolist()))
-
-
-class OwnSizes(OwnPoisson):
-    """Draws every batch anew, always of one size."""
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for _ in range(len(self)):
-            yield torch.randperm(512)[:16].tolist()
-
-
-class SeedsItself(OwnPoisson):
-    """The same batches in every epoch."""
-
-    def __iter__(self) -> Iterator[list[int]]:
-        generator = torch.Generator().manual_seed(3)
-        for _ in range(len(self)):
-            mask = torch.rand(self.records, generator=generator) < self.rate
-            yield torch.nonzero(mask).flatten().tolist()
-
-
-class WithReplacement(OwnPoisson):
-    """Torch's own sampler with replacement: a record can stand twice in a batch."""
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for _ in range(len(self)):
-            yield list(RandomSampler(range(64), replacement=True, num_samples=16))
-
-
-class OwnSampling(PrivateModule):
-    def __init__(self, sampler: Any, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.sampler, self.workers = sampler, 0
-
-    def train_dataloader(self) -> Any:
-        collate = DPDataLoader.from_data_loader(self.plain_loader()).collate_fn
-        self.loader = DataLoader(
-            self.dataset,
-            batch_sampler=self.sampler,
-            collate_fn=collate,
-            num_workers=self.workers,
-        )
-        return self.loader
 
 
 WORKERS = [0, pytest.param(1, marks=pytest.mark.heavy)]
@@ -163,32 +96,6 @@ def test_own_poisson_sampler_at_a_higher_rate_is_a_violation(tmp_path: Path) -> 
     module = OwnSampling(OwnPoisson(rate=1 / 20))
     report = violation(tmp_path, module, PrivacyAudit(seed=1), max_epochs=2)
     assert status(report, "sampling.rate") == "violated"
-    assert status(report, "sampling.not_poisson") == "ok"
-
-
-def test_watching_a_sampler_leaves_the_training_as_it_is(tmp_path: Path) -> None:
-    def weights(*callbacks: pl.Callback) -> torch.Tensor:
-        torch.manual_seed(0)
-        module = OwnSampling(OwnPoisson())
-        trainer_for(tmp_path, *callbacks, max_steps=20).fit(module)
-        return torch.cat([p.detach().flatten() for p in module.net.parameters()])
-
-    assert torch.allclose(weights(), weights(PrivacyAudit(seed=1)), rtol=0, atol=1e-5)
-
-
-def test_validation_loaders_are_not_watched(tmp_path: Path) -> None:
-    class Validated(OwnSampling):
-        def val_dataloader(self) -> Any:
-            self.val = DataLoader(self.dataset, batch_sampler=OwnSizes())
-            return self.val
-
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            loaders = {"train": getattr(self, "loader", None), "val": self.val}
-            self.watched = {k: type(x.batch_sampler) for k, x in loaders.items() if x}
-
-    module = Validated(OwnPoisson())
-    report = fit(tmp_path, module, PrivacyAudit(seed=1), max_epochs=2)
-    assert module.watched == {"train": WatchedSampler, "val": OwnSizes}
     assert status(report, "sampling.not_poisson") == "ok"
 
 

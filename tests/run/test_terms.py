@@ -1,51 +1,39 @@
-"""What is claimed and asked for goes into the report and into checkpoints."""
-
 from __future__ import annotations
 
 import dataclasses
 import json
 
-import pytest
-
-from lightning_audit import PrivacyAudit, PrivacyClaim
+from lightning_audit import PrivacyAudit, PrivacyClaim, Resolution
+from lightning_audit.callbacks.audit_arguments import terms_of
 from lightning_audit.run.terms import Terms
+from lightning_audit.verdict.pass_blockers import Asked
 
 
-def terms_of(**arguments: object) -> Terms:
-    audit = PrivacyAudit(**arguments)
-    return Terms(**{field.name: getattr(audit, field.name) for field in dataclasses.fields(Terms)})
+def terms(**arguments: object) -> Terms:
+    return terms_of(PrivacyAudit(seed=3, **arguments))  # type: ignore[arg-type]
+
+
+def test_settings_in_a_report_give_again_what_the_outcome_rests_on() -> None:
+    asked = terms(claimed_epsilon=3.0, delta=1e-6, resolution=Resolution(0.5, 4.0), allow=["noise"])
+    written = json.loads(json.dumps(asked.settings()))
+    assert Asked.of(written) == asked.asked
+    assert written["seed"] == 3
+
+
+def test_what_a_checkpoint_keeps_differs_exactly_where_the_terms_do() -> None:
+    claim = PrivacyClaim(noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=16)
+    before, after = terms(claim=claim), terms(claim=dataclasses.replace(claim, max_grad_norm=2.0))
+    kept, other = before.kept(), after.kept()
+    assert {name for name in kept if kept[name] != other[name]} == {"claim.max_grad_norm"}
+    assert terms(claim=claim).kept() == kept
+
+
+def test_adjacency_and_private_size_are_the_claims_and_usual_without_one() -> None:
+    assert (terms().neighbouring, terms().private_size) == ("add_remove", False)
+    assert terms(claim=PrivacyClaim(neighbouring="replace")).neighbouring == "replace"
+    assert terms(claim=PrivacyClaim(private_dataset_size=True)).private_size
 
 
 def test_every_term_is_a_setting_of_the_report_under_its_own_name() -> None:
-    settings = terms_of(seed=3, claimed_epsilon=2.0, on_violation="stop").settings()
-    assert {field.name for field in dataclasses.fields(Terms)} == set(settings)
-    assert (settings["claimed_epsilon"], settings["on_violation"], settings["seed"]) == (
-        2.0,
-        "stop",
-        3,
-    )
-
-
-@pytest.mark.parametrize(
-    ("change", "name"),
-    [
-        ({"significance": 0.01}, "significance"),
-        ({"delta": 1e-6}, "delta"),
-        ({"oversize": 10.0}, "oversize"),
-        ({"allow": ["noise"]}, "allow"),
-        ({"bounds": ["fdp_cp"]}, "bounds"),
-        ({"claim": PrivacyClaim(neighbouring="replace")}, "neighbouring"),
-        ({"claim": PrivacyClaim(private_dataset_size=True)}, "private_dataset_size"),
-        ({"claim": PrivacyClaim(sample_rate=0.1)}, "claim.sample_rate"),
-    ],
-)
-def test_a_term_that_changes_changes_what_a_checkpoint_holds_of_it(
-    change: dict[str, object], name: str
-) -> None:
-    before, after = terms_of(seed=1).kept(), terms_of(seed=1, **change).kept()
-    assert {key for key, value in after.items() if before[key] != value} == {name}
-    assert json.loads(json.dumps(after)) == after  # it loads under weights_only=True
-
-
-def test_the_seed_and_the_reactions_are_no_terms_that_the_past_steps_rest_on() -> None:
-    assert terms_of(seed=1).kept() == terms_of(seed=2, on_violation="warn").kept()
+    names = {field.name for field in dataclasses.fields(Terms)}
+    assert names == set(terms(on_violation="stop").settings())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_audit.checks.family import SHARES
+from lightning_audit.checks.evidence import SHARES
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.run_checks.batch_sampling import BatchCheck
 from lightning_audit.run_checks.loader_sampling import sampling_results

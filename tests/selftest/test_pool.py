@@ -2,81 +2,81 @@
 
 from __future__ import annotations
 
-import threading
+import os
 
 import pytest
-from faulty_trainings import HALF_NOISE, Dies, Raises, row
-from places import SUPPORT
+from faulty_trainings import HALF_NOISE, Dies, Raises
+from faulty_trainings import row as training_row
+from stub_trainings import row, train
 
-from lightning_audit.selftest import pool
 from lightning_audit.selftest.pool import run_all
 from lightning_audit.selftest.result import Result
 
-HERE = str(SUPPORT)
+
+def answers(*acts: str, jobs: int = 1, limit: float = 60.0) -> tuple[Result, ...]:
+    return run_all([row(act) for act in acts], jobs, limit=limit, train=train)
 
 
-@pytest.fixture
-def stub(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    monkeypatch.setattr(pool, "_MODULE", "stub_worker")
-    monkeypatch.setenv("PYTHONPATH", HERE)
-    return monkeypatch
+def told(results: tuple[Result, ...]) -> list[str]:
+    return [result.error or result.fault for result in results]
 
 
-def errors(results: tuple[Result, ...]) -> list[str]:
-    assert {result.status for result in results} == {"crashed"}
-    return [result.error for result in results]
+def test_results_come_in_the_order_of_the_rows_from_one_process_a_job() -> None:
+    seen: list[Result] = []
+    acts = ["first", "second", "third", "fourth"]
+    results = run_all([row(act) for act in acts], 2, seen.append, train=train)
+    assert told(results) == acts
+    assert sorted(seen, key=acts_of(acts)) == list(results)
+    assert len({result.sentence for result in results}) <= 2
 
 
-def test_results_come_in_the_order_of_the_rows(stub: pytest.MonkeyPatch) -> None:
-    stub.setenv("STUB_ACTS", "first,second,third")
-    told: list[Result] = []
-    results = run_all([HALF_NOISE] * 3, 1, told.append)
-    assert errors(results) == ["first", "second", "third"]
-    assert tuple(told) == results
-    assert results[0].seconds == 0.5
+def acts_of(acts: list[str]):
+    return lambda result: acts.index(result.fault)
 
 
-def test_a_process_that_dies_is_a_row_and_another_one_goes_on(stub: pytest.MonkeyPatch) -> None:
-    stub.setenv("STUB_ACTS", "first,die")
-    results = run_all([HALF_NOISE] * 3, 1)
+def test_a_process_that_dies_is_a_row_and_another_one_goes_on() -> None:
     died = "the process ended with exit code 3: out of memory"
-    assert errors(results) == ["first", died, "first"]
+    assert told(answers("first", "die", "second")) == ["first", died, "second"]
 
 
-def test_a_training_that_hangs_is_given_up(stub: pytest.MonkeyPatch) -> None:
-    stub.setenv("STUB_ACTS", "hang")
-    assert errors(run_all([HALF_NOISE], 1, limit=0.5)) == ["given up after 0.5 s"]
+def test_a_training_that_raises_is_a_row_and_its_process_goes_on() -> None:
+    before, raised, after = answers("first", "raise", "second")
+    assert (raised.status, raised.error) == ("crashed", "RuntimeError: the loss is")
+    assert before.sentence == after.sentence
 
 
-def test_an_interrupt_ends_every_process(stub: pytest.MonkeyPatch) -> None:
-    stub.setenv("STUB_ACTS", "first,hang")
-    started: list[pool._Worker] = []
-    kind = pool._Worker
+def test_a_training_that_hangs_is_given_up_while_others_go_on() -> None:
+    results = answers("hang", "first", jobs=2, limit=2.0)
+    assert told(results) == ["given up after 2 s", "first"]
 
-    def kept(scratch: str) -> pool._Worker:
-        started.append(kind(scratch))
-        return started[-1]
 
-    stub.setattr(pool, "_Worker", kept)
-    # The first answer arrives in a thread of the pool; the error reaches the caller.
-    seen = threading.Event()
+def test_an_interrupt_ends_every_process() -> None:
+    seen: list[int] = []
 
     def interrupt(result: Result) -> None:
-        seen.set()
+        seen.append(int(result.sentence))
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_all([HALF_NOISE] * 2, 1, interrupt)
-    assert seen.is_set()
-    assert [worker.alive for worker in started] == [False]
+        run_all([row("first"), row("hang")], 2, interrupt, train=train)
+    (process,) = seen
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+
+
+def test_the_environment_is_as_it_was_when_processes_have_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    before = dict(os.environ)
+    answers("first")
+    assert dict(os.environ) == before
 
 
 @pytest.mark.heavy
-def test_trainings_that_break_off_are_rows_and_the_others_go_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", HERE, prepend=":")
-    raised, died, found = run_all([row(Raises), row(Dies), HALF_NOISE], 1)
+def test_trainings_that_break_off_are_rows_and_the_others_go_on() -> None:
+    raised, died, found = run_all([training_row(Raises), training_row(Dies), HALF_NOISE], 1)
     assert (raised.status, raised.error) == ("crashed", "RuntimeError: the loss is")
     assert died.status == "crashed"
     assert died.error.startswith("the process ended with exit code 11")

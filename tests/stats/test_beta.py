@@ -7,7 +7,6 @@ from beta_twins import beta_cdf, log_beta_density
 from scipy import stats
 
 from lightning_audit.stats._beta import Beta, deviance, stirling_error
-from lightning_audit.stats._roots import least_nonnegative
 
 SHAPES = [0.5, 1.0, 1.5, 7.5, 15.0, 15.5, 300.5, 1e4 + 0.5, 1e6 + 0.5]
 
@@ -60,23 +59,3 @@ def test_stirling_error_is_that_of_the_gamma_function(z: float) -> None:
             (mp.mpf(z) + 0.5) * mp.log(z) - z + mp.log(2 * mp.pi) / 2
         )
     assert float(stirling_error(np.array(z))) == pytest.approx(float(exact), abs=3e-14)
-
-
-def test_roots_at_zero_and_far_away_are_found() -> None:
-    targets = np.array([-1.0, 0.0, 1e-12, 3.0, 1e6])
-
-    def residual(x, rows):
-        return np.log1p(x) - np.log1p(targets[rows]), 1 / (1 + x)
-
-    roots = least_nonnegative_of(residual, targets)
-    assert roots == pytest.approx([0.0, 0.0, 1e-12, 3.0, 1e6], rel=1e-9, abs=1e-15)
-
-
-def least_nonnegative_of(residual, targets):
-    with np.errstate(divide="ignore"):
-        return least_nonnegative(residual, np.ones(targets.size))
-
-
-def test_a_root_that_is_not_there_is_an_error() -> None:
-    with np.errstate(all="ignore"), pytest.raises(RuntimeError, match="1 of 1 roots not found"):
-        least_nonnegative(lambda x, rows: (np.full(1, -1.0), np.full(1, 1e-9)), np.ones(1))

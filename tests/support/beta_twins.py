@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import mpmath as mp
 
 HALF = mp.mpf(1) / 2
@@ -34,8 +36,12 @@ def beta_cdf(a, b, x):
 
 
 def log_beta_density(a, b, x, rest):
-    norm = mp.loggamma(a + b) - mp.loggamma(a) - mp.loggamma(b)
-    return norm + (a - 1) * mp.log(x) + (b - 1) * mp.log(rest)
+    return _log_norm(a, b, mp.mp.dps) + (a - 1) * mp.log(x) + (b - 1) * mp.log(rest)
+
+
+@lru_cache(maxsize=64)
+def _log_norm(a, b, digits):
+    return mp.loggamma(a + b) - mp.loggamma(a) - mp.loggamma(b)
 
 
 def marks(a, b):

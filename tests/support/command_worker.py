@@ -51,7 +51,8 @@ class Command:
         return json.loads(line)
 
 
-def answer(arguments: list[str]) -> dict[str, object]:
+def answer(arguments: list[str]) -> dict[str, Any]:
+    """Exit code, what was printed, and the peak of memory."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-from lightning_audit.checks.family import SHARES, WARNING_SHARES
+from lightning_audit.checks.evidence import SHARES, WARNING_SHARES
 from lightning_audit.checks.registry import REGISTRY
 from lightning_audit.results.audit_report import (
     AuditReport,

@@ -13,7 +13,7 @@ from lightning_audit.record.store import DROPPED, INJECTED, NOT_PLANNED, RecordH
 from lightning_audit.results.audit_report import CheckResult, Verdict
 from lightning_audit.verdict.judge import acknowledge, judge, seen_of
 from lightning_audit.verdict.pass_blockers import Resolution
-from lightning_audit.verdict.resolution import PowerModel
+from lightning_audit.verdict.power_model import PowerModel
 
 SIGNIFICANCE = 1e-3
 OVERSIZE = 1000.0

@@ -27,8 +27,8 @@ from training_support import ManualModule, PrivateModule, mlp, random_data
 from lightning_audit.canaries import Mislabeled
 
 HIDDEN = 128
-#: An epoch of batches of 16 has the 200 steps that are looked at: epoch ends take time.
-RECORDS = 3200
+#: An epoch of batches of 16 has the 120 steps that are looked at: epoch ends take time.
+RECORDS = 1920
 DATA = random_data(RECORDS)
 ADACLIP = {
     "target_unclipped_quantile": 0.5,
@@ -446,7 +446,7 @@ ROWS: tuple[Row, ...] = (
         "Batches",
         "batch memory manager, with a sampler that states no length",
         lambda: wide(Physical, batch_size=24),
-        {"max_steps": 800},  # Lightning counts physical batches
+        {"max_steps": 480},  # Lightning counts physical batches
         remark="one coin a logical batch",
     ),
     Row(
@@ -474,7 +474,7 @@ ROWS: tuple[Row, ...] = (
         "Optimization",
         "several private optimizers, manual optimization",
         lambda: wide(TwoOptimizers, two_nets()),
-        {"max_steps": 400},  # Lightning counts the steps of both
+        {"max_steps": 240},  # Lightning counts the steps of both
         remark="a record for each; epsilon is that of the steps of all",
     ),
     Row("Optimization", "several parameter groups", lambda: wide(inner=two_groups)),
@@ -549,6 +549,22 @@ ROWS: tuple[Row, ...] = (
     Row("Networks", "tied parameters", lambda: wide(net=Tied())),
 )
 
+#: Rows that stand for the others where the audited model is compared with the unaudited one.
+COMPARED = [
+    row
+    for row in ROWS
+    if (row.group, row.name)
+    in {
+        ("Per-sample gradients", "`grad_sample_mode='hooks'`"),
+        ("Clipping", "per layer"),
+        ("Clipping", "ghost, automatic optimization"),
+        ("Precision", "`precision='bf16-true'`"),
+        ("Batches", "batch memory manager, with a sampler that states no length"),
+        ("Hand-written DP-SGD", "a loop over samples"),
+    }
+]
+assert len(COMPARED) == 6
+
 
 # ------------------------------------------------------------------ the docs page
 
@@ -581,9 +597,10 @@ _HEAD = """# Which trainings can be audited
 
 <!-- Made by `python tests/support/training_matrix.py` from the test matrix; do not edit. -->
 
-Each row is a training that `tests/callbacks/test_privacy_audit_matrix.py` runs for 200 steps and
+Each row is a training that `tests/callbacks/test_privacy_audit_matrix.py` runs for 120 steps and
 more: the canaries' signal is one and the noise as claimed, within sampling error, and the trained
-model is what it would have been without the audit. *No copy* says that canaries join the per-sample
+model is what it would have been without the audit (`make test` compares six rows and one training
+of two processes, `make nightly` the others). *No copy* says that canaries join the per-sample
 gradients without a copy of these, and can ride in every step at little cost; where rows are copied,
 canaries join the first 500 steps and every tenth later, unless `every_n_steps` says otherwise.
 """

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
 import pytorch_lightning as pl
 import torch
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 from opacus import PrivacyEngine
 from opacus.data_loader import DPDataLoader
 from opacus.optimizers import DPOptimizer
@@ -245,3 +247,14 @@ def assert_no_hooks_left(module: pl.LightningModule) -> None:
         inner = innermost(optimizer)
         assert not inner._optimizer_step_pre_hooks
         assert not inner._optimizer_step_post_hooks
+
+
+def refusal_of(directory: Path, module: PrivateModule, audit: PrivacyAudit, **kwargs: Any) -> str:
+    """The message of the refusal, which comes before the first step."""
+    trainer = trainer_for(directory, audit, max_steps=8, **kwargs)
+    with pytest.raises(MisconfigurationException) as raised:
+        trainer.fit(module)
+    assert trainer.global_step == 0
+    report = directory / "audit" / "report.json"
+    assert not report.exists() or AuditReport.load(report).verdict.outcome == "INCONCLUSIVE"
+    return str(raised.value)

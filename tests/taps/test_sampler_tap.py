@@ -9,7 +9,7 @@ from opacus.optimizers import DPOptimizer
 from opacus.utils.batch_memory_manager import BatchSplittingSampler, wrap_data_loader
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, TensorDataset
 
-from lightning_audit.lints.loader_lints import loader_facts
+from lightning_audit.lints.loader_facts import loader_facts
 from lightning_audit.taps.sampler_tap import SamplerTap, can_be_watched, unwatched
 
 DATA = TensorDataset(torch.arange(40).float())

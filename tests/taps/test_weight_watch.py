@@ -5,11 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_audit.taps.moves_outside import MovesOutside
 from lightning_audit.taps.weight_watch import WeightWatch
 
 INDEX = {0: np.arange(0, 40), 1: np.array([0, 2])}
-SIZE = 42
 
 
 def params() -> list[nn.Parameter]:
@@ -54,50 +52,3 @@ def test_later_steps_are_watched_now_and_then_and_say_nothing_of_what_is_between
     assert all(moves is not None for moves in seen[:100])
     assert [i for i, moves in enumerate(seen[100:], 100) if moves] == [104, 112, 120, 128, 136]
     assert all(moves.outside is None for moves in seen[100:] if moves)
-
-
-def moved(change, steps: int = 20) -> bool:
-    """Steps of SGD with a gradient of the data alone, and ``change`` of the weights after each."""
-    weights, watch, seen = params(), WeightWatch(params(), INDEX), MovesOutside()
-    watch = WeightWatch(weights, INDEX)
-    rng = torch.Generator().manual_seed(1)
-    for step in range(steps):
-        watch.start()
-        with torch.no_grad():
-            for w in weights:
-                w -= 0.01 * 0.1 * torch.randn(w.shape, generator=rng)
-        moves = watch.end()
-        seen.update(moves, 0.1 * np.ones(SIZE))
-        with torch.no_grad():
-            change(weights, rng, step)
-    return seen.like_noise
-
-
-def test_noise_on_the_weights_is_seen() -> None:
-    def noise(weights, rng, step):
-        for w in weights:
-            w -= 0.01 * torch.randn(w.shape, generator=rng)
-
-    assert moved(noise)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda weights, rng, step: None,
-        lambda weights, rng, step: [w.mul_(0.99) for w in weights],
-        lambda weights, rng, step: [w.mul_(1.0) for w in weights],
-        lambda weights, rng, step: [w.add_(0.3) for w in weights] if step % 5 == 0 else None,
-    ],
-    ids=["nothing", "decay", "same", "sometimes"],
-)
-def test_what_else_moves_weights_is_not_taken_for_noise(change) -> None:
-    assert not moved(change)
-
-
-def test_a_state_goes_on() -> None:
-    seen = MovesOutside()
-    seen._watched, seen._moved = 7, 5
-    other = MovesOutside()
-    other.load(seen.state())
-    assert other.like_noise

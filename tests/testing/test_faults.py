@@ -9,14 +9,10 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from faults_page import PAGE, markdown
-from opacus import PrivacyEngine
-from opacus.optimizers import DPOptimizer
-from torch import nn
-from torch.utils.data import DataLoader
+from planted import private
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyViolation
-from lightning_audit.callbacks.arguments import FINDINGS
+from lightning_audit.callbacks.audit_arguments import FINDINGS
 from lightning_audit.testing import faults, trainings
 from lightning_audit.testing.faults import FAULTS, Fault, plant
 from lightning_audit.testing.opacus_trainings import GhostInParts, PhysicalBatches
@@ -205,80 +201,12 @@ def test_names_are_unique() -> None:
     assert len(FAULTS) == len(faults._ALL)
 
 
-def test_docs_page_is_made_of_the_registry() -> None:
-    assert PAGE.read_text(encoding="utf-8") == markdown(), (
-        "run `python tests/support/faults_page.py`"
-    )
-
-
 # ------------------------------------------------------------------ in a training of one's own
-
-
-def _private(mode: str = "hooks", **settings: Any) -> Any:
-    net = trainings.net()
-    more: dict[str, Any] = {"criterion": nn.CrossEntropyLoss()} if mode == "ghost" else {}
-    return PrivacyEngine().make_private(
-        module=net,
-        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
-        data_loader=DataLoader(trainings.random_data(), 16),
-        grad_sample_mode=mode,
-        **{"noise_multiplier": 1.0, "max_grad_norm": 1.0, **more, **settings},
-    )[1]
-
-
-def test_a_planted_fault_keeps_the_accountant_the_generator_and_the_settings() -> None:
-    generator = torch.Generator().manual_seed(1)
-    optimizer = _private(noise_generator=generator, noise_multiplier=1.5)
-    before = dict(vars(optimizer))
-    faulty = plant(optimizer, "half_noise")
-    assert faulty.generator is generator
-    assert faulty.step_hook is not None
-    assert faulty.noise_multiplier == 1.5
-    assert dict(vars(faulty)) == before
-
-
-@pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_a_planted_fault_changes_the_optimizers_own_class(mode: str) -> None:
-    optimizer = _private(mode)
-    kind = type(optimizer)
-    faulty = plant(optimizer, "half_noise")
-    assert isinstance(faulty, kind)
-    for p in faulty.params:
-        p.summed_grad = torch.zeros_like(p)
-    faulty.add_noise()
-    drawn = torch.cat([p.grad.flatten() for p in faulty.params])
-    assert drawn.std() == pytest.approx(0.5, rel=0.05)  # 5,898 draws: an error of 0.01
-
-
-def test_a_fault_of_the_clipping_is_refused_where_clipping_is_done_otherwise() -> None:
-    with pytest.raises(ValueError, match="take a fault of the noise"):
-        plant(_private("ghost"), "clip_at_twice")
-
-
-def test_a_fault_of_ghost_clipping_is_refused_where_gradients_are_formed() -> None:
-    with pytest.raises(ValueError, match="must be a DPOptimizerFastGradientClipping"):
-        plant(_private(), "parts_share_memory")
-
-
-def test_a_fault_that_would_do_no_harm_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"max_grad_norm=2\.0 must be < 1"):
-        plant(_private(max_grad_norm=2.0), "noise_of_squared_norm")
 
 
 def test_an_unknown_fault_is_refused_with_the_known_names() -> None:
     with pytest.raises(ValueError, match=r"name='noisy' must be one of .*'half_noise'"):
-        plant(_private(), "noisy")
-
-
-def test_a_fault_that_is_not_the_optimizers_is_to_be_trained_as_a_module() -> None:
-    with pytest.raises(TypeError, match=r"train FAULTS\['not_a_number'\]\.module\(\)"):
-        plant(_private(), "not_a_number")
-
-
-def test_only_a_private_optimizer_can_be_made_faulty() -> None:
-    plain = torch.optim.SGD(trainings.net().parameters(), lr=0.1)
-    with pytest.raises(TypeError, match="SGD must be the DPOptimizer"):
-        plant(plain, "half_noise")  # type: ignore[arg-type]
+        plant(private(), "noisy")
 
 
 def test_a_module_joins_the_lightning_that_is_asked_for(tmp_path: Path) -> None:
@@ -288,10 +216,3 @@ def test_a_module_joins_the_lightning_that_is_asked_for(tmp_path: Path) -> None:
     assert not isinstance(module, pl.LightningModule)
     report = _trained(tmp_path, module, 20, "lightning.pytorch")
     assert report.verdict.fault.startswith("noise scale too small")
-
-
-def test_settings_of_a_planted_fault_are_settings_of_the_private_optimizer() -> None:
-    for fault in FAULTS.values():
-        if fault.optimizer is not None:
-            assert issubclass(fault.optimizer, DPOptimizer)
-            assert set(fault.settings) <= {"noise_multiplier", "max_grad_norm"}

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from made_report import made_report
 
-from lightning_audit.checks.family import SHARES, WARNING_SHARES
-from lightning_audit.checks.registry import REGISTRY, is_wrong
 from lightning_audit.results.audit_report import AuditReport, Outcome
 from lightning_audit.verdict.consistency import contradictions
 
@@ -32,17 +30,6 @@ def named(data: Report, name: str) -> Report:
 @pytest.mark.parametrize("outcome", ["PASS", "VIOLATION", "INCONCLUSIVE"])
 def test_a_report_that_agrees_with_itself_has_no_contradiction(outcome: Outcome) -> None:
     assert told(lambda data: None, outcome) == []
-
-
-def test_every_check_by_e_process_is_registered() -> None:
-    assert {*SHARES, *WARNING_SHARES} <= set(REGISTRY)
-
-
-def test_a_rule_is_asked_only_of_a_check_that_has_one() -> None:
-    with pytest.raises(KeyError, match="noise has an e-value"):
-        is_wrong("noise", {})
-    with pytest.raises(KeyError):
-        is_wrong("no_dp", {})
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-import dataclasses
-import math
 from typing import Any
 
 import pytest
+from named_faults import check, faults_of, names
 from simulated_record import (
     CLIPPED_AFTER_AVERAGE,
     OVERSIZE,
     SCALE,
     SIGNIFICANCE,
-    TENSORS,
     by_name,
     monitor_of,
     simulate,
@@ -19,27 +17,9 @@ from simulated_record import (
 )
 
 from lightning_audit.checks.integrity import no_dp_result
-from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.results.audit_report import CheckResult, LikelyFault, Place
+from lightning_audit.results.audit_report import CheckResult, Place
 from lightning_audit.verdict.diagnosis import likely_faults, loses_no_privacy
 from lightning_audit.verdict.judge import worst
-
-
-def check(name: str, **evidence: Any) -> CheckResult:
-    return CheckResult(name, "mechanism", "violated", "", evidence=evidence)
-
-
-def found_in(monitor: AuditMonitor, *others: CheckResult) -> list[CheckResult]:
-    return [*(c for c in monitor.results() if c.status == "violated"), *others]
-
-
-def faults_of(record: Any, *others: CheckResult, processes: int = 1) -> tuple[LikelyFault, ...]:
-    monitor = monitor_of(record)
-    return likely_faults(found_in(monitor, *others), monitor, OVERSIZE, processes)
-
-
-def names(faults: tuple[LikelyFault, ...]) -> list[str]:
-    return [fault.name for fault in faults]
 
 
 @pytest.mark.parametrize(
@@ -72,31 +52,6 @@ def test_clipping_is_named_before_noise() -> None:
     found = [c for c in monitor.results() if c.status == "violated"]
     assert {c.name for c in found} >= {"noise", "sensitivity"}
     assert likely_faults(found, monitor, OVERSIZE)[0].finding == "sensitivity"
-
-
-def test_tensors_that_clipping_misses_are_named() -> None:
-    shift = [1.0, 1.4, OVERSIZE, OVERSIZE, 1.0, 1.0, 1.4, 1.0]
-    monitor = monitor_of(simulate(40, shift=shift))
-    found = [c for c in monitor.results() if c.status == "violated"]
-    fault = likely_faults(found, monitor, OVERSIZE)[0]
-    assert fault.sentence.startswith(
-        "clipping misses some tensors: `Dirac(fc.bias)`, `BlockPair(2 tensors)` passed"
-    )
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_clipping_per_tensor_is_named_though_pairs_pass_with_more_as_well(seed: int) -> None:
-    shift = [1.0, 4.0, 1.0, 2.0**0.5, 1.0, 1.0, 4.0, 1.0]
-    monitor = monitor_of(simulate(30, seed=seed, shift=shift))
-    fault = likely_faults([check("sensitivity")], monitor, OVERSIZE)[0]
-    assert fault.sentence.startswith("clipping per tensor:")
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_norm_that_is_too_large_everywhere_is_not_called_clipping_per_tensor(seed: int) -> None:
-    monitor = monitor_of(simulate(30, seed=seed, shift=2.0))
-    fault = likely_faults([check("sensitivity")], monitor, OVERSIZE)[0]
-    assert fault.sentence.startswith("clipping norm too large:")
 
 
 def test_named_finding_is_among_the_violated_ones() -> None:
@@ -175,14 +130,6 @@ def test_replaced_gradients_are_counted() -> None:
     assert violated(monitor) == {"gradient_replaced"}
 
 
-@pytest.mark.parametrize("lag", [5, 16])
-def test_small_noise_that_comes_back_is_named_re_used_and_never_harmless(lag: int) -> None:
-    monitor = monitor_of(simulate(400, sigma=0.5, noise=0.8, shift=0.7, reuse=f"lag {lag}"))
-    found = [check for check in monitor.results() if check.status == "violated"]
-    assert likely_faults(found, monitor, OVERSIZE)[0].finding == "reuse.lag"
-    assert not loses_no_privacy(found, monitor)
-
-
 # ------------------------------------------------------------------ the list
 
 
@@ -235,105 +182,12 @@ def test_every_fault_says_what_to_look_at_and_rests_on_a_violated_finding() -> N
             assert likely.finding in violated(monitor_of(record))
 
 
-def test_place_and_evidence_are_those_of_the_tensors_that_lack_noise() -> None:
-    record = simulate(80, noise=[1.0, 0.4, 1.0])
-    fault = faults_of(record)[0]
-    assert fault.place.parameters == (TENSORS[1],)
-    assert fault.finding == "noise.tensor"
-    assert (
-        fault.place.step == by_name(monitor_of(record))["noise.tensor"].evidence["violated_at_step"]
-    )
-    assert fault.evidence["sd_ratio"] == {TENSORS[1]: pytest.approx(0.4, abs=0.03)}
-    assert fault.evidence["median_of_the_others"] == pytest.approx(1.0, abs=0.05)
-
-
-def test_place_and_evidence_are_those_of_the_canaries_that_are_not_clipped() -> None:
-    shift = [1.0, 1.4, OVERSIZE, OVERSIZE, 1.0, 1.0, 1.4, 1.0]
-    fault = faults_of(simulate(40, shift=shift))[0]
-    # A pair over two tensors does not tell which ones in its label.
-    assert fault.place.parameters == ("fc.bias",)
-    assert fault.evidence["unclipped_canaries"] == ["Dirac(fc.bias)", "BlockPair(2 tensors)"]
-    assert fault.place.step is not None
-    assert fault.place.step < 20
-
-
-def test_evidence_of_a_clipping_fault_is_its_shift() -> None:
-    fault = faults_of(simulate(150, shift=2.0))[0]
-    assert fault.evidence["shift"] == pytest.approx(2.0, abs=0.2)
-    assert 1.0 < fault.evidence["shift_lower"] < fault.evidence["shift"]
-
-
-def test_evidence_of_a_cycle_is_its_length() -> None:
-    fault = faults_of(simulate(80, reuse="lag 5", data=0.1))[0]
-    assert fault.evidence["lag"] == 5
-    assert fault.evidence["difference_ratio"] == pytest.approx(0.1, abs=0.02)
-    # A lag of 5 shows from the sixth step on.
-    assert fault.place.step is not None
-    assert 5 <= fault.place.step < 16
-
-
 def test_the_first_replaced_step_is_the_place() -> None:
     fault = faults_of(simulate(10, replaced=[4, 7]))[0]
     assert (fault.place, fault.evidence) == (Place(step=4), {"replaced": 2, "steps": 10})
 
 
-def test_noise_that_is_small_on_the_canaries_alone_is_measured_there() -> None:
-    record = simulate(200, noise=1.0, canary_noise=0.5)
-    assert violated(monitor_of(record)) >= {"noise.canary"}
-    fault = next(f for f in faults_of(record) if f.name == "noise_too_small")
-    assert fault.finding == "noise.canary"
-    assert fault.evidence["sd_ratio"] == pytest.approx(0.47, abs=0.05)  # the quietest of eight
-
-
 # ------------------------------------------------------------------ factors of known mistakes
-
-
-@pytest.mark.parametrize("processes", [2, 4])
-def test_noise_averaged_over_processes_is_named_where_there_are_some(processes: int) -> None:
-    record = simulate(80, noise=1 / math.sqrt(processes))
-    several = faults_of(record, processes=processes)
-    assert names(several) == ["noise_averaged_over_processes", "noise_too_small"]
-    assert several[0].evidence["processes"] == processes
-    assert f"the number of processes, {processes}" in several[0].sentence
-    assert names(faults_of(record)) == ["noise_too_small"]
-    assert names(faults_of(record, processes=16))[0] == "noise_too_small"
-
-
-@pytest.mark.parametrize(("norm", "named"), [(0.6, True), (0.9, False), (2.0, False)])
-def test_a_clipping_norm_that_comes_in_twice_is_named_by_its_size(norm: float, named: bool) -> None:
-    made, entries = simulate(80, noise=0.6)
-    entries["max_grad_norm"] = norm
-    expected = ["noise_of_squared_norm"] * named + ["noise_too_small"]
-    assert names(faults_of((made, entries))) == expected
-
-
-def test_a_noise_multiplier_that_comes_in_twice_is_named_by_its_size() -> None:
-    faults = faults_of(simulate(80, sigma=0.6, noise=0.6))
-    assert names(faults) == ["noise_of_squared_multiplier", "noise_too_small"]
-    assert faults[0].evidence["noise_multiplier"] == 0.6
-    assert names(faults_of(simulate(80, sigma=0.9, noise=0.6))) == ["noise_too_small"]
-
-
-@pytest.mark.parametrize(
-    ("shift", "expected"),
-    [
-        (4.0, ["record_counts_twice", "clipping_norm_too_large"]),
-        (2.5, ["clipping_norm_too_large"]),
-    ],
-)
-@pytest.mark.parametrize("label", ["Mislabeled(input)", "Blank(input, sampling_rate=0.25)"])
-def test_an_input_canary_of_a_whole_number_of_norms_counts_so_many_times(
-    shift: float, expected: list[str], label: str
-) -> None:
-    made, entries = simulate(300, shift=shift, sigma=0.5)
-    made = dataclasses.replace(made, canaries=(label,) * len(made.canaries))
-    faults = faults_of((made, entries))
-    assert names(faults) == expected
-    assert faults[0].sentence.startswith(
-        "a record counts more than once: it adds about 4 times"
-        if shift == 4.0
-        else "clipping norm too large: a record adds 2."
-    )
 
 
 # ------------------------------------------------------------------ checks that see it for certain
@@ -368,69 +222,12 @@ def test_division_by_the_realised_batch_explains_noise_that_is_a_little_small() 
     assert names(faults) == ["divides_by_realised_batch", "noise_too_small"]
 
 
-def test_noise_that_is_shared_in_a_step_is_not_taken_for_another_divisor() -> None:
-    seen = check("batch_normalised")
-    faults = faults_of(simulate(80, reuse="broadcast", data=0.1), seen)
-    assert names(faults) == ["one_value_for_all_coordinates"]
-
-
-@pytest.mark.parametrize(
-    ("difference", "expected"),
-    [(0.45, ["noise_too_small"]), (0.01, ["few_seeds", "noise_too_small"])],
-)
-def test_noise_that_is_too_small_is_not_taken_for_few_seeds(
-    difference: float, expected: list[str]
-) -> None:
-    seen = check("reuse.recurrence", difference_ratio=difference)
-    assert names(faults_of(simulate(80, noise=0.5), seen)) == expected
-
-
-@pytest.mark.parametrize(
-    ("reuse", "expected"),
-    [("", ["few_seeds"]), ("lag 3", ["noise_in_a_cycle"]), ("same", ["same_noise_at_every_step"])],
-)
-def test_a_pair_that_happens_to_lie_at_a_lag_is_not_taken_for_a_cycle(
-    reuse: str, expected: list[str]
-) -> None:
-    """With few seeds some step soon repeats one of the last 32, which `reuse.lag` flags as well."""
-    seen = [check("reuse.lag"), check("reuse.recurrence", difference_ratio=0.0)]
-    assert names(faults_of(simulate(80, reuse=reuse), *seen)) == expected
-
-
-@pytest.mark.parametrize(
-    ("alike_at", "expected"),
-    [(151, ["noise_missing_in_steps"]), (90, ["few_seeds", "noise_missing_in_steps"])],
-)
-def test_steps_without_noise_are_not_taken_for_few_seeds(
-    alike_at: int, expected: list[str]
-) -> None:
-    found = [
-        check("noise.step", violated_at_step=150),
-        check("reuse.recurrence", violated_at_step=alike_at),
-    ]
-    assert names(likely_faults(found, monitor_of(simulate(20)), OVERSIZE)) == expected
-
-
-@pytest.mark.parametrize("fault", [{"noise": 0.5}, {"reuse": "lag 5"}, {"noise": [1, 1, 0]}])
-def test_the_shape_of_noise_that_is_small_or_re_used_is_no_fault_of_its_own(
-    fault: dict[str, Any],
-) -> None:
-    faults = faults_of(simulate(80, **fault), check("noise.shape"))
-    assert "noise_of_another_shape" not in names(faults)
-
-
 def test_a_record_that_is_not_finite_comes_before_all_but_a_missing_dp_sgd() -> None:
     certain = ["gradient_replaced", "no_dp", "finite"]
     others = ["reuse.resume", "coupling", "sensitivity", "noise", "batch_normalised", "accounting"]
     monitor = monitor_of(simulate(80, noise=0.5))
     faults = likely_faults([check(n) for n in [*others, *reversed(certain)]], monitor, OVERSIZE)
     assert names(faults)[:3] == ["gradient_replaced", "no_dp", "not_finite"]
-
-
-def test_few_seeds_are_not_seen_in_noise_that_is_missing() -> None:
-    seen = check("reuse.recurrence")
-    assert names(faults_of(simulate(80, noise=0.0, data=0.05), seen))[0] == "no_noise"
-    assert names(faults_of(simulate(80, noise=0.7), seen)) == ["few_seeds", "noise_too_small"]
 
 
 @pytest.mark.parametrize(

@@ -28,16 +28,6 @@ def test_too_few_steps_are_inconclusive_and_told_how_many_more_are_needed() -> N
     assert verdict_of(simulate(12 + more + 5)).outcome == "PASS"
 
 
-def test_dead_canary_is_inconclusive_with_its_reason() -> None:
-    verdict = verdict_of(simulate(200, shift=0.0))
-    assert verdict.outcome == "INCONCLUSIVE"
-    assert any("the canary's own signal was not seen" in item for item in verdict.missing)
-
-
-def test_clipping_to_less_than_half_is_inconclusive_too() -> None:
-    assert verdict_of(simulate(200, shift=0.3)).outcome == "INCONCLUSIVE"
-
-
 @pytest.mark.parametrize(("noise", "data"), [(1.0, 2.0), (0.5, 5.0), (1.0, 50.0)])
 @pytest.mark.parametrize("steps", [50, 300])
 def test_data_that_dominate_are_inconclusive_and_never_a_pass(
@@ -100,12 +90,6 @@ def test_accounting_alone_is_a_violation_of_its_kind() -> None:
     )
 
 
-def test_what_else_is_missing_stands_in_the_way_of_a_pass() -> None:
-    verdict = verdict_of(simulate(60), missing=["the training has not ended"])
-    assert verdict.outcome == "INCONCLUSIVE"
-    assert verdict.missing == ("the training has not ended",)
-
-
 def test_violation_stands_whatever_is_missing() -> None:
     assert verdict_of(simulate(3, noise=0.01), missing=["all"]).outcome == "VIOLATION"
 
@@ -148,11 +132,3 @@ def test_a_fault_of_its_own_is_no_consequence(fault: dict[str, str]) -> None:
     record = simulate(60, **fault)
     checks = tuple(monitor_of(record).results())
     assert mark_consequences(checks, verdict_of(record)) == checks
-
-
-def test_steps_without_noise_are_inconclusive_and_counted() -> None:
-    made, entries = simulate(60)
-    entries["noise_multiplier"][50:] = 0.0
-    verdict = verdict_of((made, entries))
-    assert verdict.outcome == "INCONCLUSIVE"
-    assert any(m.startswith("10 of 60 steps have noise_multiplier 0") for m in verdict.missing)

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit.stats.attack_strength._strength import Floats, log_likelihood
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.attack_strength._strength import Support as Support
+from lightning_audit.stats.attack_strength._strength import log_likelihood
 
 Counts = NDArray[np.int64]
 
@@ -180,5 +181,4 @@ def _parts_below(angles: Floats, sizes: Floats, delta: float, limits: Floats) ->
 
 
 def _log(mass: Floats) -> Floats:
-    result: Floats = np.log(np.clip(mass, 1e-300, 1.0))
-    return result
+    return np.log(np.clip(mass, 1e-300, 1.0))

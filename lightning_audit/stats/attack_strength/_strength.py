@@ -15,14 +15,14 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats._beta import Beta
 from lightning_audit.stats._confusion import ConfusionCounts
 from lightning_audit.stats.posteriors._joint import EpsilonSides
-from lightning_audit.stats.posteriors._posterior import rates
 from lightning_audit.stats.posteriors._quantiles import ClaimPosterior
+from lightning_audit.stats.posteriors._rate_posteriors import rates
 
 Counts = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 # The masses are told apart by their logarithms down to this one, and the nodes hold 8 digits of it.
 _TAIL = 1e-60
@@ -86,8 +86,7 @@ class Attacks:
             result[i] = sides.below(levels, rest=False)[0]
             # Elsewhere the mass above the diagonal is in the tail that is left out anyway.
             if sides.x.lower_rest[0] + sides.y.lower_rest[0] < 1.0:
-                mirrored = sides.mirrored_where(np.ones(levels.size, dtype=bool))
-                result[i] += mirrored.below(levels, rest=False)[0]
+                result[i] += sides.mirrored_where(True).below(levels, rest=False)[0]
         return _log(result)
 
     def log_inside(
@@ -121,8 +120,7 @@ def log_likelihood_at(attacks: Attacks, epsilon: Floats, strength: float, delta:
     inner_inside = attacks.log_inside(inner, inner_delta, far)
     ring = log_ring((inner_outside, inner_inside), (outside, inside))
     area = log_difference(log_area(inner, inner_delta), log_area(epsilon, delta))
-    result: Floats = attacks.times @ (ring - area)
-    return result
+    return attacks.times @ (ring - area)
 
 
 @dataclass(frozen=True)
@@ -225,8 +223,7 @@ def log_difference(more: Floats, less: Floats) -> Floats:
     """Log of exp(more) - exp(less); of next to nothing where rounding makes it negative."""
     with np.errstate(divide="ignore", invalid="ignore"):
         part = np.log(-np.expm1(np.minimum(less - more, 0.0)))
-    result: Floats = np.maximum(more + part, _NOTHING)
-    return result
+    return np.maximum(more + part, _NOTHING)
 
 
 def _extrapolate_diagonal(values: Floats, levels: Floats) -> None:
@@ -240,16 +237,14 @@ def _extrapolate_diagonal(values: Floats, levels: Floats) -> None:
 
 
 def _log(mass: Floats) -> Floats:
-    result: Floats = np.log(np.clip(mass, 1e-300, 1.0))
-    return result
+    return np.log(np.clip(mass, 1e-300, 1.0))
 
 
 def _lobatto(points: int) -> Floats:
     """Chebyshev points of [0, 1] with both ends; 1 alone for one point."""
     if points == 1:
         return np.ones(1)
-    result: Floats = 0.5 * (1.0 - np.cos(np.pi * np.arange(points) / (points - 1)))
-    return result
+    return 0.5 * (1.0 - np.cos(np.pi * np.arange(points) / (points - 1)))
 
 
 def _lagrange(nodes: Floats, at: Floats) -> Floats:

@@ -11,10 +11,10 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from lightning_audit import _validate
-from lightning_audit.stats._confusion import ConfusionCounts
+from lightning_audit.stats._arguments import Floats
+from lightning_audit.stats._confusion import ConfusionCounts, whole
 
 Counts = NDArray[np.int64]
-Floats = NDArray[np.float64]
 LogDensity = Callable[[Floats], Floats]
 
 # Priors whose mass the grids of the posterior resolve; a narrower one falls between two nodes.
@@ -117,12 +117,8 @@ def _within(
 
 
 def _whole(name: str, value: ArrayLike) -> Counts:
-    counts = np.asarray(value)
     advice = "pass counts of errors and of challenges, not rates or scores"
-    if counts.dtype.kind not in "iu" and counts.size:
-        raise ValueError(f"{name}={_validate.shown(value)} must hold whole numbers >= 0; {advice}")
-    if np.any(counts < 0):
-        raise ValueError(f"{name}={int(np.min(counts))} must be a whole number >= 0; {advice}")
+    counts = whole(name, value, advice)
     if np.any(counts > _LARGEST_COUNT):
         raise ValueError(f"{name}={int(np.max(counts))} must be at most 2^53; {advice}")
     return counts.astype(np.int64)

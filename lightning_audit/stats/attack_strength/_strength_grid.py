@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Callable
 
+import numpy as np
+
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.attack_strength._strength import Support
 from lightning_audit.stats.posteriors.grid_distribution import cumulative
-
-Floats = NDArray[np.float64]
 
 # Part of a marginal's largest density that is not looked at any further.
 _NEGLIGIBLE = 1e-14
@@ -32,6 +32,28 @@ def at_zero(points: Floats, first: float, second: float) -> float:
     """Density at 0 from those at the next two points, kept between 0 and twice the first."""
     slope = (second - first) / (points[2] - points[1])
     return float(np.clip(first - slope * (points[1] - points[0]), 0.0, 2.0 * first))
+
+
+def searched(
+    density_at: Callable[[Floats, Support], Floats],
+    largest: float,
+    rounds: int,
+    few: int,
+    many: int,
+) -> tuple[Floats, Support]:
+    """Levels from 0 that follow a density, and where it is not negligible.
+
+    Args:
+        density_at: density on levels, wanted where the support is.
+        largest: level from which on there is none.
+        rounds: times that the density is looked at.
+        few: number of levels that it is looked at on.
+        many: number of levels that are returned.
+    """
+    levels, support = np.linspace(0.0, largest, few), Support()
+    for size in (*[few] * (rounds - 1), many):
+        levels, support = refined(levels, density_at(levels, support), size)
+    return levels, support
 
 
 def refined(levels: Floats, density: Floats, size: int) -> tuple[Floats, Support]:
@@ -65,5 +87,4 @@ def changes(points: Floats, density: Floats) -> Floats:
 def equidistributed(points: Floats, parts: Floats, size: int) -> Floats:
     """A number of points with equal shares of the cells' parts between them, the ends kept."""
     total = np.concatenate(([0.0], np.cumsum(parts)))
-    result: Floats = np.interp(np.linspace(0.0, total[-1], size), total, points)
-    return result
+    return np.interp(np.linspace(0.0, total[-1], size), total, points)

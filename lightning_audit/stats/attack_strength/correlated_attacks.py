@@ -20,6 +20,7 @@ References:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lightning_audit import _validate
-from lightning_audit.stats._arguments import delta_or_zero
+from lightning_audit.stats._arguments import Floats, delta_or_zero
 from lightning_audit.stats._confusion import ConfusionCounts
 from lightning_audit.stats.attack_strength._correlated import (
     CorrelatedMasses,
@@ -36,11 +37,12 @@ from lightning_audit.stats.attack_strength._correlated import (
 )
 from lightning_audit.stats.attack_strength._strength import Attacks, strengths_for
 from lightning_audit.stats.attack_strength._strength_arguments import (
+    LogDensity,
     attack_vector,
     prior_variance,
     strength_prior,
 )
-from lightning_audit.stats.attack_strength._strength_grid import refined
+from lightning_audit.stats.attack_strength._strength_grid import searched
 from lightning_audit.stats.attack_strength.strength_posterior import (
     StrengthPosterior,
     joint_density,
@@ -49,7 +51,6 @@ from lightning_audit.stats.attack_strength.strength_posterior import (
 
 __all__ = ["CorrelatedPosterior", "correlated_attack_posterior", "pooled_attacks"]
 
-Floats = NDArray[np.float64]
 
 _SEARCH_ROUNDS, _SEARCH_LEVELS = 4, 40
 _LEVELS = 120
@@ -121,27 +122,42 @@ def correlated_attack_posterior(
     tau_std = _validate.positive("tau_std", tau_std, "0.01 is the published choice")
     variance = prior_variance(epsilon_variance)
     log_strength = strength_prior(strength_shapes)
-    attacks = Attacks.of(vector)
+
+    def points_of(nodes: tuple[int, int]) -> Correlations:
+        return _nodes(m, tau_std, nodes) if correlation is None else _known(m, correlation)
+
+    return _posterior(vector, delta, m, points_of, variance, log_strength)
+
+
+def _posterior(
+    counts: ConfusionCounts,
+    delta: float,
+    m: int,
+    points_of: Callable[[tuple[int, int]], Correlations],
+    variance: float,
+    log_strength: LogDensity,
+) -> CorrelatedPosterior:
+    attacks = Attacks.of(counts)
     strengths = strengths_for(attacks, delta)
-    errors = np.stack([vector.fp, vector.fn], axis=1)
-    trials = np.stack([vector.n_out, vector.n_in], axis=1)
+    errors = np.stack([counts.fp, counts.fn], axis=1)
+    trials = np.stack([counts.n_out, counts.n_in], axis=1)
 
     def average(levels: Floats, support: Support, nodes: tuple[int, int]) -> tuple[Floats, Floats]:
-        """Log likelihood averaged over the correlations, and the share of each node."""
-        points = _nodes(m, tau_std, nodes) if correlation is None else _known(m, correlation)
+        """Density averaged over the correlations, and the share of each node."""
+        points = points_of(nodes)
         masses = CorrelatedMasses(errors, trials, points, levels)
         logs = masses.log_likelihoods(delta, support, strengths if nodes is _MANY else 2)
         return _averaged(levels, logs, points.log_weight, variance, log_strength)
 
-    levels, support = (
-        np.linspace(0.0, largest_epsilon(attacks, variance), _SEARCH_LEVELS),
-        Support(),
+    levels, support = searched(
+        lambda levels, support: average(levels, support, _FEW)[0],
+        largest_epsilon(attacks, variance),
+        _SEARCH_ROUNDS,
+        _SEARCH_LEVELS,
+        _LEVELS,
     )
-    for size in (*[_SEARCH_LEVELS] * (_SEARCH_ROUNDS - 1), _LEVELS):
-        density, _ = average(levels, support, _FEW)
-        levels, support = refined(levels, density, size)
     density, shares = average(levels, support, _MANY)
-    points = _nodes(m, tau_std, _MANY) if correlation is None else _known(m, correlation)
+    points = points_of(_MANY)
     tau = (points.inflation - 1.0) / (m - 1.0)
     rho = points.correlation * points.inflation / m
     return CorrelatedPosterior(
@@ -242,7 +258,11 @@ def _known(m: int, correlation: Any) -> Correlations:
 
 
 def _averaged(
-    levels: Floats, logs: list[Floats], log_weight: Floats, variance: float, log_strength: Any
+    levels: Floats,
+    logs: list[Floats],
+    log_weight: Floats,
+    variance: float,
+    log_strength: LogDensity,
 ) -> tuple[Floats, Floats]:
     weighted = np.stack(logs) + log_weight[:, None, None]
     peak = np.max(weighted)

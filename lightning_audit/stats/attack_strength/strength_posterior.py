@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit.stats._arguments import delta_or_zero
+from lightning_audit.stats._arguments import Floats, delta_or_zero
 from lightning_audit.stats._confusion import ConfusionCounts
 from lightning_audit.stats.attack_strength._strength import (
     NODES,
@@ -51,8 +51,8 @@ from lightning_audit.stats.attack_strength._strength_grid import (
     at_zero,
     changes,
     equidistributed,
-    refined,
     row_integrals,
+    searched,
 )
 from lightning_audit.stats.posteriors.grid_distribution import (
     GridDistribution,
@@ -67,8 +67,6 @@ __all__ = [
     "attack_strength_posterior",
     "epsilon_posterior_at_strength",
 ]
-
-Floats = NDArray[np.float64]
 
 # A density below e^-40 of the prior's largest is left out.
 _LOG_SPAN = 40.0
@@ -162,8 +160,7 @@ class StrengthPosterior:
             row = increasing_curve(levels[own], self._rows[k, own], self.density[k, own])
             values[:, k] = np.maximum(levels[k] * row(strength * levels[k], nu=1), 0.0)
         values[:, 0] = values[:, 1]
-        result: Floats = cumulative(levels, values)[:, -1]
-        return result
+        return cumulative(levels, values)[:, -1]
 
 
 def attack_strength_posterior(
@@ -214,13 +211,13 @@ def attack_strength_posterior(
     variance = prior_variance(epsilon_variance)
     log_strength = strength_prior(strength_shapes)
     strengths = strengths_for(attacks, delta)
-    levels = np.linspace(0.0, largest_epsilon(attacks, variance), _SEARCH_LEVELS)
-    support = Support()
-    for size in (*[_SEARCH_LEVELS] * (_SEARCH_ROUNDS - 1), _LEVELS):
+
+    def density(levels: Floats, support: Support) -> Floats:
         values = log_likelihood(attacks, levels, delta, support, 2, _SEARCH_NODES)
-        levels, support = refined(
-            levels, joint_density(levels, values, variance, log_strength), size
-        )
+        return joint_density(levels, values, variance, log_strength)
+
+    largest = largest_epsilon(attacks, variance)
+    levels, support = searched(density, largest, _SEARCH_ROUNDS, _SEARCH_LEVELS, _LEVELS)
     values = log_likelihood(attacks, levels, delta, support, strengths, NODES)
     return StrengthPosterior(levels, joint_density(levels, values, variance, log_strength))
 
@@ -292,8 +289,7 @@ def joint_density(
     prior[k, j] = log_strength(levels[j] / levels[k]) - np.log(levels[k])
     prior[k, j] -= levels[k] ** 2 / (2.0 * variance)
     logs = values + prior
-    density: Floats = np.exp(logs - np.max(logs))
-    return density
+    return np.exp(logs - np.max(logs))
 
 
 def largest_epsilon(attacks: Attacks, variance: float) -> float:

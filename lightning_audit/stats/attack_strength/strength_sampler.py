@@ -6,11 +6,14 @@ much faster and without sampling error; the chain is there to check it against w
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_audit import _validate
-from lightning_audit.stats._arguments import delta_or_zero
+from lightning_audit.stats._arguments import Floats, delta_or_zero
 from lightning_audit.stats._confusion import ConfusionCounts
 from lightning_audit.stats.attack_strength._strength import log_area, log_difference
 from lightning_audit.stats.attack_strength._strength_arguments import (
@@ -20,8 +23,6 @@ from lightning_audit.stats.attack_strength._strength_arguments import (
 )
 
 __all__ = ["sample_attack_strength"]
-
-Floats = NDArray[np.float64]
 
 
 def sample_attack_strength(
@@ -48,7 +49,7 @@ def sample_attack_strength(
         iterations: length of the chain, M.
         generator: source of randomness; the chain is a function of its state.
         epsilon_variance: as in `strength_posterior.attack_strength_posterior`.
-        strength_shapes: shapes >= 1 of the Beta prior of the strength.
+        strength_shapes: as there, the shapes >= 1 of the Beta prior of the strength.
         start: epsilon > 0 and strength in (0, 1) that the chain starts from.
         step_epsilon: standard deviation of the proposals of log epsilon.
         step_strength: standard deviation of the proposals of the strength.
@@ -68,44 +69,54 @@ def sample_attack_strength(
     delta = delta_or_zero(delta)
     length = _validate.positive_int("iterations", iterations)
     variance = prior_variance(epsilon_variance)
-    steps = (
-        _validate.positive("step_epsilon", step_epsilon),
-        _validate.positive("step_strength", step_strength),
-    )
+    _validate.positive("step_epsilon", step_epsilon)
+    _validate.positive("step_strength", step_strength)
     if _validate.positive_int("proposals", proposals) < 2:
         raise ValueError(f"proposals={proposals} must be at least 2; the first is the last state's")
     log_strength = strength_prior(strength_shapes)
-    epsilon = _validate.positive("start", start[0], "the first of the two is an epsilon")
-    s = _validate.open_unit("start", start[1], "the second of the two is a strength")
+    _validate.positive("start", start[0], "the first of the two is an epsilon")
+    _validate.open_unit("start", start[1], "the second of the two is a strength")
 
     def log_prior(epsilon: float, s: float) -> float:
         # The proposal is symmetric in log epsilon: the density of that has the factor epsilon.
         of_strength = float(log_strength(np.asarray(s)))
         return of_strength - epsilon**2 / (2.0 * variance) + float(np.log(epsilon))
 
-    rates = _start_rates(vector.fn.size, epsilon, s, delta)
-    samples = np.empty((length, 2))
-    for i in range(length):
+    steps = step_epsilon, step_strength
+    states = _chain(vector, delta, log_prior, start, steps, proposals, generator)
+    return np.array(list(itertools.islice(states, length)))
+
+
+def _chain(
+    attacks: ConfusionCounts,
+    delta: float,
+    log_prior: Callable[[float, float], float],
+    start: tuple[float, float],
+    steps: tuple[float, float],
+    proposals: int,
+    generator: np.random.Generator,
+) -> Iterator[tuple[float, float]]:
+    """States (epsilon, strength), without an end."""
+    n, (epsilon, s) = attacks.fn.size, start
+    rates = _start_rates(n, epsilon, s, delta)
+    while True:
         new_epsilon = epsilon * float(np.exp(steps[0] * generator.standard_normal()))
         new_s = s + steps[1] * generator.standard_normal()
-        pairs = np.concatenate(
-            (rates[:, None], generator.random((vector.fn.size, proposals - 1, 2))), axis=1
-        )
-        likelihood = _likelihood(vector, pairs)
+        pairs = np.concatenate((rates[:, None], generator.random((n, proposals - 1, 2))), axis=1)
+        likelihood = _likelihood(attacks, pairs)
         weights = likelihood * _inside_ring(pairs, epsilon, s, delta)
         if 0 < new_s < 1:
             new_weights = likelihood * _inside_ring(pairs, new_epsilon, new_s, delta)
             log_ratio = log_prior(new_epsilon, new_s) - log_prior(epsilon, s)
-            log_ratio -= vector.fn.size * (
+            log_ratio -= n * (
                 _log_ring_area(new_epsilon, new_s, delta) - _log_ring_area(epsilon, s, delta)
             )
             with np.errstate(divide="ignore"):
                 log_ratio += np.sum(np.log(new_weights.sum(axis=1) / weights.sum(axis=1)))
             if np.log(generator.random()) <= log_ratio:
                 epsilon, s, weights = new_epsilon, new_s, new_weights
-        rates = pairs[np.arange(vector.fn.size), _drawn(weights, generator)]
-        samples[i] = epsilon, s
-    return samples
+        rates = pairs[np.arange(n), _drawn(weights, generator)]
+        yield epsilon, s
 
 
 def _drawn(weights: Floats, generator: np.random.Generator) -> NDArray[np.intp]:
@@ -126,9 +137,7 @@ def _likelihood(counts: ConfusionCounts, pairs: Floats) -> Floats:
 
 
 def _inside_ring(pairs: Floats, epsilon: float, strength: float, delta: float) -> NDArray[np.bool_]:
-    outer = _inside(pairs, epsilon, delta)
-    result: NDArray[np.bool_] = outer & ~_inside(pairs, strength * epsilon, strength * delta)
-    return result
+    return _inside(pairs, epsilon, delta) & ~_inside(pairs, strength * epsilon, strength * delta)
 
 
 def _inside(pairs: Floats, epsilon: float, delta: float) -> NDArray[np.bool_]:

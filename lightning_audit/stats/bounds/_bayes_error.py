@@ -6,9 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats._roots import least_nonnegative
-
-Floats = NDArray[np.float64]
 
 
 def log_bayes_error(mu: Floats, weight: Floats) -> tuple[Floats, Floats]:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats._confusion import ConfusionCounts
 
-Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
 #: From counts to a bound at each.
 Values = Callable[[ConfusionCounts], Any]

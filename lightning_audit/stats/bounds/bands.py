@@ -7,15 +7,15 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import optimize, special
 
 from lightning_audit import _validate
+from lightning_audit.stats._arguments import Floats
+from lightning_audit.stats._beta import stirling_error
 from lightning_audit.stats.bounds.intervals import clopper_pearson_upper
 
 __all__ = ["Band", "berk_jones_level", "dkw_half_width", "simultaneous_upper_limits"]
 
-Floats = NDArray[np.float64]
 Band = Literal["berk_jones", "dkw"]
 
 _ADVICE = "it is the probability with which the band may fail anywhere"
@@ -160,7 +160,7 @@ def simultaneous_upper_limits(n: int, significance: float, band: Band) -> Floats
     elif n > _LARGEST:
         limits = _limits_at_some(n, significance)
     else:
-        limits = clopper_pearson_upper(counts, n, berk_jones_level(n, significance))
+        limits = np.asarray(clopper_pearson_upper(counts, n, berk_jones_level(n, significance)))
     # The cache hands out the same array again.
     limits.flags.writeable = False
     return limits
@@ -175,8 +175,7 @@ def _limits_at_some(n: int, significance: float) -> Floats:
     some = some[some < n]
     limits = np.append(clopper_pearson_upper(some, n, significance / len(some)), 1.0)
     # The limit of a larger count holds for a smaller one, as true rates rise with the threshold.
-    above: Floats = limits[np.searchsorted(some, np.arange(n + 1))]
-    return above
+    return limits[np.searchsorted(some, np.arange(n + 1))]
 
 
 def _crossing(n: int, level: float) -> float:
@@ -203,14 +202,6 @@ def _crossing(n: int, level: float) -> float:
         expected = n * bounds[step]
         last = min(n, int(expected + _REACH * np.sqrt(expected)) + _EXTRA)
         mass = mass[: max(last - first, 0) + 1]
-    return float(1.0 - mass[n - first] / _poisson_at_its_mean(n, log_factorial[n]))
-
-
-def _poisson_at_its_mean(n: int, log_factorial: float) -> float:
-    """Probability of n under a Poisson law of mean n."""
-    if n < 16:
-        return float(np.exp(n * np.log(n) - n - log_factorial))
-    # Stirling's series: the logarithms above would cost five digits at n = 1e5.
-    x = 1.0 / (n * n)
-    series = (1 / 12 - x * (1 / 360 - x * (1 / 1260 - x / 1680))) / n
-    return float(np.exp(-series) / np.sqrt(2 * np.pi * n))
+    # The Poisson law's probability of its mean, without a logarithm that costs digits.
+    at_mean = np.exp(-stirling_error(np.asarray(n))) / np.sqrt(2 * np.pi * n)
+    return float(1.0 - mass[n - first] / at_mean)

@@ -23,7 +23,6 @@ from lightning_audit.stats.posteriors.gdp_posterior import mu_posterior_cdf
 
 __all__ = ["POWER_METHODS", "bound_power"]
 
-Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 #: Whether a bound at a significance exceeds the claimed mu, by the bound's name.
@@ -88,19 +87,12 @@ def bound_power(
         counts = ConfusionCounts(fn=fn, tp=size - fn, fp=fp, tn=size - fp)
         return rejects(counts, claimed, level)
 
-    largest = _largest_rejected(rejected, np.zeros_like(fn), size)
+    # Most false positives with which the claim is still rejected; -1 where it never is.
+    largest, above = np.full_like(fn, -1), np.full_like(fn, size + 1)
+    while np.any(above - largest > 1):
+        middle = (largest + above) // 2
+        inside = rejected(middle.clip(0, size))
+        largest = np.where(inside & (middle > largest), middle, largest)
+        above = np.where(~inside & (middle < above), middle, above)
     below = np.where(largest >= 0, special.bdtr(np.maximum(largest, 0), size, rate), 0.0)
     return float(below @ parts / np.sum(parts))
-
-
-def _largest_rejected(
-    rejected: Callable[[Counts], NDArray[np.bool_]], start: Counts, size: int
-) -> Counts:
-    """Most false positives with which the claim is still rejected; -1 where it never is."""
-    low, high = start - 1, start + size + 1
-    while np.any(high - low > 1):
-        middle = (low + high) // 2
-        inside = rejected(middle.clip(0, size))
-        low = np.where(inside & (middle > low), middle, low)
-        high = np.where(~inside & (middle < high), middle, high)
-    return low

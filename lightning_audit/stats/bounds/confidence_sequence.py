@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,11 +10,9 @@ from scipy import special
 
 from lightning_audit import _validate
 from lightning_audit._validate import shown
-from lightning_audit.stats._arguments import each, like_input
+from lightning_audit.stats._arguments import Floats, each, like_input
 
 __all__ = ["error_rate_confidence_sequence", "error_rate_log_e"]
-
-Floats = NDArray[np.float64]
 
 #: Weight of the null rate in the mixture of `error_rate_log_e`, in observations.
 CONCENTRATION = 1000.0
@@ -75,22 +73,6 @@ def error_rate_log_e(
     return _log_e(k, n, e, concentration)
 
 
-@overload
-def error_rate_confidence_sequence(
-    errors: int, trials: int, significance: float, *, concentration: float = ...
-) -> float: ...
-@overload
-def error_rate_confidence_sequence(
-    errors: NDArray[Any],
-    trials: int | NDArray[Any],
-    significance: float,
-    *,
-    concentration: float = ...,
-) -> Floats: ...
-@overload
-def error_rate_confidence_sequence(
-    errors: int, trials: NDArray[Any], significance: float, *, concentration: float = ...
-) -> Floats: ...
 def error_rate_confidence_sequence(
     errors: int | NDArray[Any],
     trials: int | NDArray[Any],
@@ -109,11 +91,8 @@ def error_rate_confidence_sequence(
     .. math:: e_+ = \inf\{e > k / n : \log E(k, n; e') \ge \ln(1 / \text{significance})\
         \text{ for all } e' \ge e\}
 
-    Args:
-        errors: Number k of wrong guesses so far, a whole number in [0, trials].
-        trials: Number n of guesses so far, >= 0; broadcast against ``errors``.
-        significance: Probability in (0, 1) with which any of the limits may fail.
-        concentration: As of `error_rate_log_e`, to be fixed beforehand.
+    ``significance`` in (0, 1) is the probability with which any of the limits may fail; the other
+    arguments are those of `error_rate_log_e`, the concentration to be fixed beforehand.
 
     Returns:
         The limit in (0, 1]: a float for numbers, an array of the broadcast shape for arrays.

@@ -1,4 +1,4 @@
-"""Lower bounds on epsilon and mu from an attack's error counts.
+"""Lower bounds on epsilon from an attack's error counts.
 
 Each bound holds for the game in which its counts were made: observations that are independent
 given the worlds, a number of them and a threshold (and the direction "in if the score is large")
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_audit.stats._arguments import (
+    Floats,
     closed_unit,
     delta_or_zero,
     each,
@@ -22,10 +23,6 @@ from lightning_audit.stats._arguments import (
     significance_level,
 )
 from lightning_audit.stats._confusion import ConfusionCounts as ConfusionCounts
-from lightning_audit.stats.bounds.gdp_counts import mu_clopper_pearson as mu_clopper_pearson
-from lightning_audit.stats.bounds.gdp_counts import (
-    mu_pooled_clopper_pearson as mu_pooled_clopper_pearson,
-)
 from lightning_audit.stats.bounds.intervals import (
     clopper_pearson_lower,
     clopper_pearson_upper,
@@ -43,12 +40,9 @@ __all__ = [
     "epsilon_jeffreys_interval",
     "epsilon_katz",
     "katz_log_ratios",
-    "mu_clopper_pearson",
-    "mu_pooled_clopper_pearson",
 ]
 
-Floats = NDArray[np.float64]
-Limit = Callable[[NDArray[Any], NDArray[Any], float], Floats]
+Limit = Callable[[NDArray[Any], NDArray[Any], float], float | Floats]
 
 
 def epsilon_at_rates(
@@ -141,19 +135,9 @@ def epsilon_clopper_pearson(
 def epsilon_jeffreys(counts: ConfusionCounts, delta: float, significance: float) -> float | Floats:
     r"""Lower estimate of epsilon from Jeffreys limits of both error rates.
 
-    As `epsilon_clopper_pearson`, with the upper ends of Jeffreys intervals. Not a proof: Jeffreys
-    limits hold their level on average over rates, not at each one.
-
-    Args:
-        counts: Outcomes at a threshold fixed beforehand.
-        delta: Delta in [0, 1).
-        significance: Probability in (0, 1) of failure on average, for both rates together.
-
-    Returns:
-        The estimate >= 0: a float for one threshold, else an array of the shape of ``counts``.
-
-    Raises:
-        ValueError: If ``delta`` is not in [0, 1) or ``significance`` not in (0, 1).
+    As `epsilon_clopper_pearson`, of arguments, result and errors too, with the upper ends of
+    Jeffreys intervals. Not a proof: Jeffreys limits hold their level on average over rates, not at
+    each one.
 
     Example:
         >>> counts = ConfusionCounts(fn=0, tp=1000, fp=0, tn=1000)
@@ -180,17 +164,11 @@ def epsilon_clopper_pearson_interval(
     it, so that both extremes are at the two diagonal corners, or are 0 where the rectangle reaches
     the band |FNR + FPR - 1| <= delta.
 
-    Args:
-        counts: Outcomes at a threshold fixed beforehand.
-        delta: Delta in [0, 1).
-        significance: Probability in (0, 1) with which the interval may fail.
+    Arguments and errors are those of `epsilon_clopper_pearson`.
 
     Returns:
         Lower and upper end >= 0, the upper one possibly infinite; floats for one threshold, else
         arrays of the shape of ``counts``.
-
-    Raises:
-        ValueError: If ``delta`` is not in [0, 1) or ``significance`` not in (0, 1).
 
     Example:
         >>> counts = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
@@ -210,19 +188,8 @@ def epsilon_jeffreys_interval(
 ) -> tuple[float | Floats, float | Floats]:
     """Interval for the epsilon of one attack from two-sided Jeffreys limits of its rates.
 
-    As `epsilon_clopper_pearson_interval`, with Jeffreys limits, and so without its guarantee.
-
-    Args:
-        counts: Outcomes at a threshold fixed beforehand.
-        delta: Delta in [0, 1).
-        significance: Probability in (0, 1) of failure on average.
-
-    Returns:
-        Lower and upper end >= 0, the upper one possibly infinite; floats for one threshold, else
-        arrays of the shape of ``counts``.
-
-    Raises:
-        ValueError: If ``delta`` is not in [0, 1) or ``significance`` not in (0, 1).
+    As `epsilon_clopper_pearson_interval`, of arguments, result and errors too, with Jeffreys
+    limits, and so without its guarantee: ``significance`` is the failure rate on average.
 
     Example:
         >>> counts = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
@@ -277,15 +244,10 @@ def epsilon_katz(counts: ConfusionCounts, significance: float) -> float | Floats
     delta > 0 may exceed it. It is not monotone at small counts: with k errors of n and
     k (n - k) / n below z^2 / 4, one error less widens the limit by more than it moves it.
 
-    Args:
-        counts: Outcomes at a threshold fixed beforehand.
-        significance: Probability in (0, 1) with which the bound may fail, for large counts.
+    Arguments and errors are those of `katz_log_ratios`.
 
     Returns:
         The bound >= 0: a float for one threshold, else an array of the shape of ``counts``.
-
-    Raises:
-        ValueError: If ``significance`` is not in (0, 1).
 
     Example:
         >>> round(epsilon_katz(ConfusionCounts(fn=35, tp=65, fp=25, tn=75), significance=0.1), 4)
@@ -322,22 +284,22 @@ def _corner(
     counts: ConfusionCounts, delta: float, significance: float, upper: Limit
 ) -> float | Floats:
     d, level = delta_or_zero(delta), significance_level(significance) / 2
-    fnr, fpr = (upper(k, n, level) for k, n in _errors(counts))
-    return like_input(_epsilon_below(fnr, fpr, d))
+    return like_input(_epsilon_below(*_limits(counts, level, upper), d))
 
 
 def _rectangle(
     counts: ConfusionCounts, delta: float, significance: float, lower: Limit, upper: Limit
 ) -> tuple[float | Floats, float | Floats]:
     d, level = delta_or_zero(delta), significance_level(significance) / 4
-    low_x, low_y = (lower(k, n, level) for k, n in _errors(counts))
-    high_x, high_y = (upper(k, n, level) for k, n in _errors(counts))
+    low, high = _limits(counts, level, lower), _limits(counts, level, upper)
     # Below the diagonal the least epsilon is at the upper corner, above it at the lower one, and
     # each form is 0 on the other side.
-    least = np.maximum(_epsilon_below(high_x, high_y, d), _epsilon_above(low_x, low_y, d))
-    most = np.maximum(_epsilon_below(low_x, low_y, d), _epsilon_above(high_x, high_y, d))
+    least = np.maximum(_epsilon_below(*high, d), _epsilon_above(*low, d))
+    most = np.maximum(_epsilon_below(*low, d), _epsilon_above(*high, d))
     return like_input(least), like_input(most)
 
 
-def _errors(counts: ConfusionCounts) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    return (counts.fn, counts.n_in), (counts.fp, counts.n_out)
+def _limits(counts: ConfusionCounts, level: float, limit: Limit) -> tuple[Floats, Floats]:
+    """Limits of FNR and of FPR."""
+    fnr = limit(counts.fn, counts.n_in, level)
+    return np.asarray(fnr), np.asarray(limit(counts.fp, counts.n_out, level))

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from lightning_audit import _validate
-from lightning_audit.stats._arguments import each, like_input
+from lightning_audit.stats._arguments import Floats, each, like_input
 
 __all__ = ["mu_noncentral_t", "mu_noncentral_t_from_scores"]
 
-Floats = NDArray[np.float64]
 # From noncentralities to the tail there and its slope.
 _Tail = Callable[[Floats], tuple[Floats, Floats]]
 _TailFactory = Callable[[Floats, Floats, float], _Tail]
@@ -30,18 +29,6 @@ _MAX_ITERATIONS = 100
 _BLOCK = 4096
 
 
-@overload
-def mu_noncentral_t(
-    n_in: int, n_out: int, difference: float, sum_squares: float, significance: float
-) -> float: ...
-@overload
-def mu_noncentral_t(
-    n_in: int | NDArray[Any],
-    n_out: int | NDArray[Any],
-    difference: NDArray[Any],
-    sum_squares: NDArray[Any],
-    significance: float,
-) -> Floats: ...
 def mu_noncentral_t(
     n_in: int | NDArray[Any],
     n_out: int | NDArray[Any],
@@ -61,61 +48,64 @@ def mu_noncentral_t(
         \mu_- = \tfrac{1}{\sqrt w} \sup\{\lambda \ge 0 :
         \Pr[T_\nu(\lambda) \ge t] \le \text{significance}\}
 
-    where T is noncentral t: (Z + lambda) over an independent S = chi / sqrt(nu). Its upper tail is
-    E Phi(lambda - t S), computed by Gauss-Legendre quadrature over S, or over Z where t is so large
-    that Phi is a step against the density of S. As a distribution function in lambda it is
-    log-concave, so Newton's method on its logarithm converges. The relative error of the limit is
-    below 1e-9 for up to 1e6 observations a group.
+    where T is noncentral t: (Z + lambda) over an independent S = chi / sqrt(nu). The relative error
+    of the limit is below 1e-9 for up to 1e6 observations a group.
 
     Args:
         n_in: Number n_1 of observations with the shift, a whole number >= 0.
         n_out: Number n_0 without it.
         difference: Mean with the shift minus mean without, D; a number or an array, broadcast
             against the other statistics.
-        sum_squares: Sum SS of squared deviations from the group means, > 0, in the squared unit of
-            ``difference``.
+        sum_squares: Sum SS > 0 of squared deviations from the group means, in D's squared unit.
         significance: Probability in (0, 1) with which the limit may fail.
 
     Returns:
-        The limit >= 0: a float for numbers, an array of the broadcast shape for arrays. It is 0
-        where a group is empty or fewer than three observations were made.
+        The limit >= 0, 0 where a group is empty or fewer than three observations were made: a float
+        for numbers, an array of the broadcast shape for arrays.
 
     Raises:
-        ValueError: If a number of observations is negative or no whole number, ``difference`` is
-            not finite, ``sum_squares`` is not positive where there are enough observations, or
-            ``significance`` is not in (0, 1).
+        ValueError: If an argument is out of its range, or ``sum_squares`` is 0 where there are
+            enough observations.
 
     Example:
         >>> round(mu_noncentral_t(1000, 1000, 1.0, 1998.0, 0.05), 4)
         0.9219
-        >>> mu_noncentral_t(1, 1, 1.0, 0.0, 0.05)
-        0.0
 
     References:
         Johnson and Welch, "Applications of the non-central t-distribution", Biometrika 31, 1940.
         Hedges and Olkin, "Statistical methods for meta-analysis", 1985, chapter 5.
     """
-    level = _validate.open_unit(
-        "significance", significance, "it is the probability with which the limit may fail"
-    )
-    n1, n0, d, ss = np.broadcast_arrays(
-        _numbers("n_in", n_in),
-        _numbers("n_out", n_out),
-        each(_finite, "difference", difference),
-        each(_validate.non_negative, "sum_squares", sum_squares),
-    )
+    advice = "it is the probability with which the limit may fail"
+    level = _validate.open_unit("significance", significance, advice)
+    n1, n0, d, ss = _statistics(n_in, n_out, difference, sum_squares)
     enough = (n1 > 0) & (n0 > 0) & (n1 + n0 > 2)
-    if np.any(enough & (ss == 0)):
-        raise ValueError(
-            "sum_squares=0.0 must be > 0 for more than two observations; readings that do not "
-            "vary have no Gaussian noise, and no limit on mu follows from them."
-        )
     limit = np.zeros(d.shape)
     n1, n0, d, ss = (values[enough] for values in (n1, n0, d, ss))
     freedom, weight = n1 + n0 - 2.0, n1 * n0 / (n1 + n0)
     t = np.sqrt(weight) * d / np.sqrt(ss / freedom)
     limit[enough] = noncentrality_lower(t, freedom, level) / np.sqrt(weight)
     return like_input(limit)
+
+
+def _statistics(
+    n_in: int | NDArray[Any],
+    n_out: int | NDArray[Any],
+    difference: float | NDArray[Any],
+    sum_squares: float | NDArray[Any],
+) -> tuple[Floats, ...]:
+    """The arguments of `mu_noncentral_t`, checked and of one shape."""
+    n1, n0, d, ss = np.broadcast_arrays(
+        _numbers("n_in", n_in),
+        _numbers("n_out", n_out),
+        each(_finite, "difference", difference),
+        each(_validate.non_negative, "sum_squares", sum_squares),
+    )
+    if np.any((n1 > 0) & (n0 > 0) & (n1 + n0 > 2) & (ss == 0)):
+        raise ValueError(
+            "sum_squares=0.0 must be > 0 for more than two observations; readings that do not "
+            "vary have no Gaussian noise, and no limit on mu follows from them."
+        )
+    return n1, n0, d, ss
 
 
 def mu_noncentral_t_from_scores(
@@ -155,11 +145,15 @@ def mu_noncentral_t_from_scores(
         if scores.ndim != 1:
             raise ValueError(f"{name} has shape {scores.shape}, must be [n]; ravel it.")
         each(_finite, name, scores)
-    means = [float(scores.mean()) if scores.size else 0.0 for scores in groups]
-    within = [float(np.sum((s - mean) ** 2)) for s, mean in zip(groups, means, strict=True)]
-    return mu_noncentral_t(
-        groups[0].size, groups[1].size, means[0] - means[1], sum(within), significance
-    )
+    (mean_1, squares_1), (mean_0, squares_0) = map(mean_and_squares, groups)
+    difference, within = mean_1 - mean_0, squares_1 + squares_0
+    return float(mu_noncentral_t(groups[0].size, groups[1].size, difference, within, significance))
+
+
+def mean_and_squares(scores: Floats) -> tuple[float, float]:
+    """Mean and sum of squared deviations from it, 0 of no scores."""
+    mean = float(scores.mean()) if scores.size else 0.0
+    return mean, float(np.sum((scores - mean) ** 2))
 
 
 def _finite(name: str, value: Any) -> None:
@@ -174,7 +168,12 @@ def _numbers(name: str, value: int | NDArray[Any]) -> Floats:
 
 
 def noncentrality_lower(t: Floats, freedom: Floats, significance: float) -> Floats:
-    """Lower limit of the noncentrality, at least zero, for arrays ``[m]``."""
+    """Lower limit of the noncentrality, at least zero, for arrays ``[m]``.
+
+    The upper tail of the noncentral t is E Phi(lambda - t S), computed by Gauss-Legendre quadrature
+    over S, or over Z where t is so large that Phi is a step against the density of S. As a
+    distribution function in lambda it is log-concave: Newton's method on its logarithm converges.
+    """
     limit = np.zeros(t.shape)
     # At lambda = 0 the tail is that of Student's t; if it exceeds the significance, zero is left.
     positive = special.stdtr(freedom, -t) < significance

@@ -7,17 +7,14 @@ mechanism only: a Laplace mechanism of epsilon 1 is not 1-GDP, and far from its 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special
 
-from lightning_audit.stats._arguments import like_input, significance_level
+from lightning_audit.stats._arguments import Floats, like_input, significance_level
 from lightning_audit.stats._confusion import ConfusionCounts
 from lightning_audit.stats.bounds._bayes_error import distance_of_bayes_error
 from lightning_audit.stats.bounds.intervals import clopper_pearson_upper
 
 __all__ = ["mu_clopper_pearson", "mu_pooled_clopper_pearson"]
-
-Floats = NDArray[np.float64]
 
 # Hoeffding's inequality ends one below the mean, and a binomial variable with a rate of at most 1/2
 # stays below its mean with a probability above this one.

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from lightning_audit.stats._arguments import like_input, significance_level, whole_counts
+from lightning_audit.stats._arguments import Floats, like_input, significance_level, whole_counts
 
 __all__ = ["clopper_pearson_lower", "clopper_pearson_upper", "jeffreys_lower", "jeffreys_upper"]
 
 
-@overload
-def clopper_pearson_lower(successes: int, trials: int, significance: float) -> float: ...
-@overload
-def clopper_pearson_lower(
-    successes: NDArray[Any], trials: int | NDArray[Any], significance: float
-) -> NDArray[np.float64]: ...
-@overload
-def clopper_pearson_lower(
-    successes: int, trials: NDArray[Any], significance: float
-) -> NDArray[np.float64]: ...
 def clopper_pearson_lower(
     successes: int | NDArray[Any], trials: int | NDArray[Any], significance: float
-) -> float | NDArray[np.float64]:
+) -> float | Floats:
     r"""One-sided Clopper-Pearson lower limit of a binomial rate.
 
     With ``successes`` drawn from Bin(n, p), the limit exceeds p with probability at most
@@ -64,39 +54,16 @@ def clopper_pearson_lower(
     return like_input(np.where(k > 0, quantile, 0.0))
 
 
-@overload
-def clopper_pearson_upper(successes: int, trials: int, significance: float) -> float: ...
-@overload
-def clopper_pearson_upper(
-    successes: NDArray[Any], trials: int | NDArray[Any], significance: float
-) -> NDArray[np.float64]: ...
-@overload
-def clopper_pearson_upper(
-    successes: int, trials: NDArray[Any], significance: float
-) -> NDArray[np.float64]: ...
 def clopper_pearson_upper(
     successes: int | NDArray[Any], trials: int | NDArray[Any], significance: float
-) -> float | NDArray[np.float64]:
+) -> float | Floats:
     r"""One-sided Clopper-Pearson upper limit of a binomial rate.
 
-    With ``successes`` drawn from Bin(n, p), the limit falls below p with probability at most
-    ``significance``, for every n and p. The number of trials must be fixed beforehand: a limit that
-    is looked at repeatedly, or whose event was chosen on the same data, does not have this level.
+    As `clopper_pearson_lower`, of arguments, result and errors too, for a limit that falls below p
+    with probability at most ``significance``.
 
     .. math:: p_+ = \inf\{p : \Pr[\mathrm{Bin}(n, p) \le k] \le \text{significance}\}
         = I^{-1}_{1 - \text{significance}}(k + 1,\, n - k), \qquad p_+(k = n) = 1
-
-    Args:
-        successes: Number k of successes, a whole number in [0, trials]; a number or an array.
-        trials: Number n of trials, a whole number >= 0; broadcast against ``successes``.
-        significance: Probability in (0, 1) with which the limit may fail.
-
-    Returns:
-        The limit in [0, 1]: a float for numbers, an array of the broadcast shape for arrays.
-
-    Raises:
-        ValueError: If a count is no whole number, is negative, or exceeds ``trials``; if
-            ``significance`` is not in (0, 1).
 
     Example:
         No success in 1,000 trials, 95 %:
@@ -118,19 +85,9 @@ def clopper_pearson_upper(
     return like_input(np.where(k < n, quantile, 1.0))
 
 
-@overload
-def jeffreys_lower(successes: int, trials: int, significance: float) -> float: ...
-@overload
-def jeffreys_lower(
-    successes: NDArray[Any], trials: int | NDArray[Any], significance: float
-) -> NDArray[np.float64]: ...
-@overload
-def jeffreys_lower(
-    successes: int, trials: NDArray[Any], significance: float
-) -> NDArray[np.float64]: ...
 def jeffreys_lower(
     successes: int | NDArray[Any], trials: int | NDArray[Any], significance: float
-) -> float | NDArray[np.float64]:
+) -> float | Floats:
     r"""One-sided Jeffreys lower limit of a binomial rate.
 
     A quantile of the posterior for the prior Beta(1/2, 1/2). It fails with probability close to
@@ -139,17 +96,7 @@ def jeffreys_lower(
     .. math:: p_- = I^{-1}_{\text{significance}}(k + \tfrac12,\, n - k + \tfrac12),
         \qquad p_-(k = 0) = 0
 
-    Args:
-        successes: Number k of successes, a whole number in [0, trials]; a number or an array.
-        trials: Number n of trials, a whole number >= 0; broadcast against ``successes``.
-        significance: Probability in (0, 1) of a rate below the limit.
-
-    Returns:
-        The limit in [0, 1]: a float for numbers, an array of the broadcast shape for arrays.
-
-    Raises:
-        ValueError: If a count is no whole number, is negative, or exceeds ``trials``; if
-            ``significance`` is not in (0, 1).
+    Arguments, result and errors are those of `clopper_pearson_lower`.
 
     Example:
         >>> round(jeffreys_lower(65, 100, 0.05), 6)
@@ -168,37 +115,16 @@ def jeffreys_lower(
     return like_input(np.where(k > 0, quantile, 0.0))
 
 
-@overload
-def jeffreys_upper(successes: int, trials: int, significance: float) -> float: ...
-@overload
-def jeffreys_upper(
-    successes: NDArray[Any], trials: int | NDArray[Any], significance: float
-) -> NDArray[np.float64]: ...
-@overload
-def jeffreys_upper(
-    successes: int, trials: NDArray[Any], significance: float
-) -> NDArray[np.float64]: ...
 def jeffreys_upper(
     successes: int | NDArray[Any], trials: int | NDArray[Any], significance: float
-) -> float | NDArray[np.float64]:
+) -> float | Floats:
     r"""One-sided Jeffreys upper limit of a binomial rate.
 
-    The mirror image of `jeffreys_lower`, with the same reservation: it is no confidence limit.
+    The mirror image of `jeffreys_lower`, with the same arguments and the same reservation: it is no
+    confidence limit.
 
     .. math:: p_+ = I^{-1}_{1 - \text{significance}}(k + \tfrac12,\, n - k + \tfrac12),
         \qquad p_+(k = n) = 1
-
-    Args:
-        successes: Number k of successes, a whole number in [0, trials]; a number or an array.
-        trials: Number n of trials, a whole number >= 0; broadcast against ``successes``.
-        significance: Probability in (0, 1) of a rate above the limit.
-
-    Returns:
-        The limit in [0, 1]: a float for numbers, an array of the broadcast shape for arrays.
-
-    Raises:
-        ValueError: If a count is no whole number, is negative, or exceeds ``trials``; if
-            ``significance`` is not in (0, 1).
 
     Example:
         >>> round(jeffreys_upper(0, 1000, 0.05), 8)

@@ -7,41 +7,39 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import special
 
 from lightning_audit import _validate
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.bounds.counts import (
     ConfusionCounts,
     epsilon_at_rates,
     epsilon_clopper_pearson,
     epsilon_jeffreys,
     epsilon_katz,
-    mu_clopper_pearson,
-    mu_pooled_clopper_pearson,
 )
 from lightning_audit.stats.bounds.gaussian import mu_noncentral_t_from_scores
+from lightning_audit.stats.bounds.gdp_counts import mu_clopper_pearson, mu_pooled_clopper_pearson
 from lightning_audit.stats.bounds.thresholds import (
     Label,
     Simultaneous,
     Split,
+    ThresholdBound,
     ThresholdChoice,
     threshold_bound,
     words_of,
 )
-from lightning_audit.stats.posteriors.posterior import (
-    epsilon_posterior_quantile,
-    mu_posterior_quantile,
-)
+from lightning_audit.stats.posteriors.gdp_posterior import mu_posterior_quantile
+from lightning_audit.stats.posteriors.posterior import epsilon_posterior_quantile
 from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon
 
 __all__ = ["BOUND_NAMES", "METHODS", "BoundMethod", "NamedBound", "named_bound"]
 
-Floats = NDArray[np.float64]
-
 _INDEPENDENT = "observations independent of each other, within each world of one error rate"
 _GAUSSIAN = "scores Gaussian, of one variance in both worlds"
 MU_TO_EPSILON = "epsilon from mu: the mechanism is Gaussian"
+_DELTA_ADVICE = "such as 1e-5; for delta = 0 take the method katz"
 _PRIOR = "error rates independent a priori, each Beta(1/2, 1/2)"
 
 
@@ -213,8 +211,7 @@ def named_bound(
         scores_out: scores with the canary out, ``[n_out]``.
         delta: delta of the epsilon, in (0, 1); "katz" has 0 whatever is given.
         significance: probability in (0, 1) with which the bound may be wrong.
-        threshold: how the threshold is chosen; None for `Split`, which is valid whatever the
-            scores' scale. "fdp_t" has no threshold and takes None only.
+        threshold: how it is chosen; None for `Split`, valid on any scale, and "fdp_t", without one.
 
     Returns:
         The bound with its labels.
@@ -233,41 +230,17 @@ def named_bound(
     """
     chosen = METHODS[_validate.one_of("method", method, METHODS)]
     level = _validate.open_unit("significance", significance, "e.g. 0.05")
-    at = 0.0
-    if method != "katz":
-        hint = "such as 1e-5; for delta = 0 take the method katz"
-        at = _validate.open_unit("delta", delta, hint)
-    label: Label | None = None
-    rule: str | None = None
-    place: float | None = None
-    valid = True
-    if chosen.from_counts is None:
-        if threshold is not None:
-            raise ValueError(
-                f"threshold={threshold!r} is not for method={method!r}, which reads the scores "
-                "themselves; leave it out, or take a method that counts errors, such as fdp_cp."
-            )
-        value = float(mu_noncentral_t_from_scores(scores_in, scores_out, level))
-    else:
-        of_counts, of_rates = chosen.from_counts, chosen.from_rates
-        choice = threshold if threshold is not None else Split()
-        if of_rates is None and isinstance(choice, Simultaneous):
-            raise ValueError(
-                f"threshold={choice!r} is not for method={method!r}, which needs counts and not "
-                "limits of the error rates; take Fixed, Grid or Split, or the method fdp_cp."
-            )
-        found = threshold_bound(
-            scores_in,
-            scores_out,
-            choice,
-            lambda counts, share: of_counts(counts, at, share),
-            level,
-            from_rates=None if of_rates is None else lambda fnr, fpr: of_rates(fnr, fpr, at),
-            monotone=chosen.monotone,
+    at = 0.0 if method == "katz" else _validate.open_unit("delta", delta, _DELTA_ADVICE)
+    of_counts, choice, found = chosen.from_counts, threshold, None
+    if of_counts is not None:
+        choice = choice if choice is not None else Split()
+        found = _at_threshold(chosen, of_counts, (scores_in, scores_out), at, level, choice)
+    elif choice is not None:
+        raise ValueError(
+            f"threshold={threshold!r} is not for method={method!r}, which reads the scores "
+            "themselves; leave it out, or take a method that counts errors, such as fdp_cp."
         )
-        value, label, place = found.value, choice.label, found.threshold
-        rule = words_of(choice)
-        valid = found.valid
+    value = found.value if found else mu_noncentral_t_from_scores(scores_in, scores_out, level)
     mu = value if chosen.quantity == "mu" else None
     return NamedBound(
         method=method,
@@ -276,9 +249,33 @@ def named_bound(
         delta=at,
         significance=level,
         interpretation=chosen.interpretation,
-        threshold=label,
-        threshold_value=place,
-        rule=rule,
-        valid=valid,
+        threshold=choice.label if choice else None,
+        threshold_value=found.threshold if found else None,
+        rule=words_of(choice) if choice else None,
+        valid=found is None or found.valid,
         assumptions=chosen.assumptions,
+    )
+
+
+def _at_threshold(
+    method: BoundMethod,
+    of_counts: Callable[[ConfusionCounts, float, float], Any],
+    groups: tuple[ArrayLike, ArrayLike],
+    delta: float,
+    significance: float,
+    choice: ThresholdChoice,
+) -> ThresholdBound:
+    of_rates = method.from_rates
+    if of_rates is None and isinstance(choice, Simultaneous):
+        raise ValueError(
+            f"threshold={choice!r} is not for method={method.name!r}, which needs counts and not "
+            "limits of the error rates; take Fixed, Grid or Split, or the method fdp_cp."
+        )
+    return threshold_bound(
+        *groups,
+        choice,
+        lambda counts, share: of_counts(counts, delta, share),
+        significance,
+        from_rates=None if of_rates is None else lambda fnr, fpr: of_rates(fnr, fpr, delta),
+        monotone=method.monotone,
     )

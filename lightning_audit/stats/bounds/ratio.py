@@ -8,11 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from lightning_audit.stats._arguments import like_input, significance_level, whole_counts
+from lightning_audit.stats._arguments import Floats, like_input, significance_level, whole_counts
 
 __all__ = ["katz_log_lower"]
-
-Floats = NDArray[np.float64]
 
 
 def katz_log_lower(

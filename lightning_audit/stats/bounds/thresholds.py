@@ -12,13 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from lightning_audit.stats._arguments import significance_level
+from lightning_audit.stats._arguments import Floats, significance_level
 from lightning_audit.stats._confusion import score_vector
 from lightning_audit.stats.bounds._stairs import Stairs, Values, largest
 from lightning_audit.stats.bounds.bands import Band, simultaneous_upper_limits
@@ -49,11 +48,10 @@ __all__ = [
     "words_of",
 ]
 
-Floats = NDArray[np.float64]
-
 #: From counts at many thresholds and a significance to a lower bound at each.
 FromCounts = Callable[[ConfusionCounts, float], Any]
-#: From upper limits of type II and type I error rates to the bound that they imply at each.
+#: From upper limits of type II and type I error rates to a bound at each that holds whenever both
+#: rates are at most their limits.
 FromRates = Callable[[Floats, Floats], Any]
 
 
@@ -86,11 +84,9 @@ def threshold_bound(
 ) -> ThresholdBound:
     r"""Lower bound from scores, with the threshold chosen in a stated way.
 
-    If ``from_counts`` gives at each single threshold a bound that fails with probability at most
-    its significance, so does the result of every choice but `Maximum`, provided that the choice
-    (thresholds, grid, fraction, seed) was made without a look at the scores. `Simultaneous` needs
-    ``from_rates`` instead, and only that: a bound that holds whenever both error rates are at most
-    the given limits.
+    If each single threshold's bound fails with probability at most its significance, so does the
+    result of every choice but `Maximum`, provided that the choice (thresholds, grid, fraction,
+    seed) was made with no look at the scores. `Simultaneous` needs ``from_rates`` instead.
 
     .. math:: \text{Grid: } \max_{t \in \mathcal{T}} L(\text{counts}(t), \tfrac{s}{|\mathcal{T}|}),
         \qquad \text{Simultaneous: } \max_t L\big(\beta^+_{s/2}(t),\, \alpha^+_{s/2}(t)\big)
@@ -99,85 +95,76 @@ def threshold_bound(
         scores_in: Scores with the canary in, ``[n_in]``; infinite ones are allowed.
         scores_out: Scores with the canary out, ``[n_out]``; the numbers may differ.
         choice: How the threshold is chosen.
-        from_counts: From `ConfusionCounts` of shape ``[m]`` and a significance to lower bounds
-            ``[m]``; each is for its own threshold alone.
+        from_counts: From counts ``[m]`` and a significance to each threshold's own bound, ``[m]``.
         significance: Probability in (0, 1) with which the bound may fail.
-        from_rates: From upper limits of the type II error rates (fnr) and the type I error rates
-            (fpr), each ``[m]``, to lower bounds ``[m]``.
+        from_rates: From upper limits of type II and type I rates, each ``[m]``, to bounds ``[m]``.
         monotone: Whether fewer errors of either kind never make the method's bound smaller. Then
             thresholds that cannot win are left out, and the result is the same.
 
     Returns:
-        The largest bound of the thresholds that the choice admits; of equal ones, that of the
-        smallest threshold.
+        The largest bound of the thresholds that the choice admits, at the smallest one that has it.
 
     Raises:
-        ValueError: If scores are not one-dimensional or hold nan, ``significance`` is not in
-            (0, 1), ``from_rates`` is missing for `Simultaneous`, or a method does not give one
-            bound a threshold.
+        ValueError: If scores are no vectors or hold nan, ``significance`` is not in (0, 1),
+            ``from_rates`` is missing, or a method does not give one bound a threshold.
         TypeError: If ``choice`` is none of the classes of this module.
 
     Example:
-        >>> from scipy import special
-        >>> from lightning_audit.stats.bounds.intervals import clopper_pearson_upper
-        >>> def mu_of_rates(fnr_upper, fpr_upper):
-        ...     return np.maximum(-special.ndtri(fnr_upper) - special.ndtri(fpr_upper), 0)
-        >>> def mu_of_counts(counts, significance):
-        ...     fnr = clopper_pearson_upper(counts.fn, counts.n_in, significance / 2)
-        ...     return mu_of_rates(fnr, clopper_pearson_upper(counts.fp, counts.n_out,
-        ...                                                   significance / 2))
-        >>> rng = np.random.default_rng(0)
-        >>> scores = 2 + rng.standard_normal(500), rng.standard_normal(500)
-        >>> bound = threshold_bound(*scores, Fixed(1.0), mu_of_counts, 0.05)
+        >>> from lightning_audit.stats.bounds.gdp_counts import mu_clopper_pearson
+        >>> scores = np.random.default_rng(0).standard_normal((2, 500)) + [[2], [0]]
+        >>> bound = threshold_bound(*scores, Fixed(1.0), mu_clopper_pearson, 0.05)
         >>> round(bound.value, 2), int(bound.counts.fn), bound.valid
         (1.81, 85, True)
-        >>> bound = threshold_bound(*scores, Simultaneous(), mu_of_counts, 0.05,
-        ...                         from_rates=mu_of_rates)
-        >>> 1.4 < bound.value < 2, bound.valid
-        (True, True)
 
     References:
-        Massart, "The tight constant in the Dvoretzky-Kiefer-Wolfowitz inequality", Annals of
-        Probability 18, 1990. Berk and Jones, "Goodness-of-fit test statistics that dominate the
-        Kolmogorov statistics", Z. Wahrscheinlichkeitstheorie 47, 1979.
+        As of the choices, and of `stats.bounds.bands` for `Simultaneous`.
     """
-    inside = np.sort(score_vector("scores_in", scores_in))
-    outside = np.sort(score_vector("scores_out", scores_out))
+    groups = score_vector("scores_in", scores_in), score_vector("scores_out", scores_out)
     level = significance_level(significance)
-    search = partial(largest, monotone=monotone)
     match choice:
-        case Fixed():
-            stairs = Stairs.of(inside, outside, np.array([choice.threshold], dtype=np.float64))
-        case Grid():
-            stairs = Stairs.of(inside, outside, np.array(choice.thresholds))
-            level /= len(choice.thresholds)
-        case Split():
-            # The order of the scores is part of the draw.
-            first, rest = _split(scores_in, scores_out, choice)
-            every = Stairs.of(*first, _candidates(*first))
-            _, best = search(every, lambda counts: from_counts(counts, level))
-            stairs = Stairs.of(*rest, every.thresholds[best : best + 1])
         case MultiSplit():
-            stairs = Stairs.of(inside, outside, _candidates(inside, outside))
-            return _middle(stairs, choice, lambda counts: from_counts(counts, level / 2))
+            return _middle(_every(groups), choice, lambda counts: from_counts(counts, level / 2))
         case Simultaneous():
-            if from_rates is None:
-                raise ValueError(
-                    "from_rates=None must be a function for Simultaneous(): the bands limit error "
-                    "rates, not counts; take Fixed, Grid or Split for a method without one."
-                )
             from_counts = _from_bands(from_rates, choice.band)
-            stairs = Stairs.of(inside, outside, _candidates(inside, outside))
-        case Maximum():
-            stairs = Stairs.of(inside, outside, _candidates(inside, outside))
-        case _:
-            raise TypeError(
-                f"threshold choice {choice!r} must be Fixed, Grid, Split, Simultaneous, MultiSplit "
-                "or Maximum."
-            )
-    value, best = search(stairs, lambda counts: from_counts(counts, level))
+        case Grid():
+            level /= len(choice.thresholds)
+    stairs = _admitted(groups, choice, lambda counts: from_counts(counts, level), monotone)
+    value, best = largest(stairs, lambda counts: from_counts(counts, level), monotone=monotone)
     counts = stairs.counts(best, best)
     return ThresholdBound(value, float(stairs.thresholds[best]), counts, choice.valid)
+
+
+def _admitted(
+    groups: tuple[Floats, Floats], choice: ThresholdChoice, values: Values, monotone: bool
+) -> Stairs:
+    """Counts at the thresholds that the choice admits, of the scores that the bound is from."""
+    match choice:
+        case Fixed():
+            thresholds = np.array([choice.threshold], dtype=np.float64)
+            return Stairs.of(*_sorted(groups), thresholds)
+        case Grid():
+            return Stairs.of(*_sorted(groups), np.array(choice.thresholds))
+        case Split():
+            first, rest = _split(groups, choice)
+            every = _every(first)
+            _, best = largest(every, values, monotone=monotone)
+            return Stairs.of(*_sorted(rest), every.thresholds[best : best + 1])
+        case Simultaneous() | Maximum():
+            return _every(groups)
+    raise TypeError(
+        f"threshold choice {choice!r} must be Fixed, Grid, Split, Simultaneous, MultiSplit or "
+        "Maximum."
+    )
+
+
+def _sorted(groups: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
+    return np.sort(groups[0]), np.sort(groups[1])
+
+
+def _every(groups: tuple[Floats, Floats]) -> Stairs:
+    """Counts at all thresholds that differ in them."""
+    inside, outside = _sorted(groups)
+    return Stairs.of(inside, outside, _candidates(inside, outside))
 
 
 def candidate_thresholds(scores_in: ArrayLike, scores_out: ArrayLike) -> Floats:
@@ -237,14 +224,17 @@ def _middle(stairs: Stairs, choice: MultiSplit, values: Values) -> ThresholdBoun
         found.append((float(values(rest)[0]), at, rest))
     found.sort(key=lambda split: split[0], reverse=True)
     value, at, rest = found[math.ceil(choice.splits / 2) - 1]
-    return ThresholdBound(value, float(stairs.thresholds[at]), _single(rest), choice.valid)
+    counts = ConfusionCounts(rest.fn[0], rest.tp[0], rest.fp[0], rest.tn[0])
+    return ThresholdBound(value, float(stairs.thresholds[at]), counts, choice.valid)
 
 
-def _single(counts: ConfusionCounts) -> ConfusionCounts:
-    return ConfusionCounts(counts.fn[0], counts.tp[0], counts.fp[0], counts.tn[0])
+def _from_bands(from_rates: FromRates | None, band: Band) -> FromCounts:
+    if from_rates is None:
+        raise ValueError(
+            "from_rates=None must be a function for Simultaneous(): the bands limit error "
+            "rates, not counts; take Fixed, Grid or Split for a method without one."
+        )
 
-
-def _from_bands(from_rates: FromRates, band: Band) -> FromCounts:
     def bound(counts: ConfusionCounts, significance: float) -> Any:
         fnr, fpr = (
             simultaneous_upper_limits(int(n.flat[0]), significance / 2, band)[errors]
@@ -256,17 +246,12 @@ def _from_bands(from_rates: FromRates, band: Band) -> FromCounts:
 
 
 def _split(
-    scores_in: ArrayLike, scores_out: ArrayLike, choice: Split
+    groups: tuple[Floats, Floats], choice: Split
 ) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
+    """The part that the threshold is chosen by, and the rest; the order of scores counts."""
     rng = np.random.default_rng(choice.seed)
     (first, rest), (other_first, other_rest) = (
-        map(
-            np.sort,
-            np.split(rng.permutation(np.array(scores)), [round(choice.fraction * len(scores))]),
-        )
-        for scores in (
-            score_vector("scores_in", scores_in),
-            score_vector("scores_out", scores_out),
-        )
+        np.split(rng.permutation(scores), [round(choice.fraction * len(scores))])
+        for scores in groups
     )
     return (first, other_first), (rest, other_rest)

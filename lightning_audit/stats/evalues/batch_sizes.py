@@ -36,19 +36,19 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.evalues.sequential import log_mean_exp
 
-FloatArray = NDArray[np.float64]
 IndexArray = NDArray[np.int64]
 
 #: Part of the wealth staked on the commonest size so far, and on sizes around the mean.
 SIZE_STAKES = (0.9, 0.5)
 #: Factors that each record costs which comes twice in an epoch.
-OVERLAP_TILTS: FloatArray = np.array([0.1, 0.5])
+OVERLAP_TILTS: Floats = np.array([0.1, 0.5])
 #: Part of the wealth staked on a batch that comes again, and the chance that only its digest does.
 REPEAT_STAKE, SAME_DIGEST = 0.01, 1e-12
 #: Ratios over which `rate_log_e` mixes.
-RATE_RATIOS: FloatArray = np.array([1.03, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0])
+RATE_RATIOS: Floats = np.array([1.03, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0])
 #: Sizes below this are not bet on: samplers that leave out empty batches are common and harmless.
 SMALLEST_SIZE = 8
 #: Batches of the epoch before whose digests are remembered.
@@ -59,18 +59,10 @@ WATCHED = 2**20
 
 @lru_cache(maxsize=4096)
 def largest_interval_probability(records: int, low: int, high: int) -> float:
-    """The largest ``P(low <= Bin(records, q) <= high)`` over all ``q`` in [0, 1].
+    """The largest ``P(low <= Bin(records, q) <= high)``, ``low <= high``, over ``q`` in [0, 1].
 
     The derivative in ``q`` vanishes where the binomial with one record less is as likely at
     ``low - 1`` as at ``high``.
-
-    Args:
-        records: number of records, >= 1.
-        low: smallest size of the interval, <= ``high``.
-        high: its largest size.
-
-    Returns:
-        The probability, in (0, 1].
 
     Example:
         >>> round(largest_interval_probability(2, 1, 1), 6)
@@ -84,20 +76,10 @@ def largest_interval_probability(records: int, low: int, high: int) -> float:
     return min(float(inside - below), 1.0)
 
 
-def overlap_log_e(
-    records: int, marked: int, drawn: int, overlap: int, tilts: FloatArray
-) -> FloatArray:
-    """Log of ``w^overlap / E[w^X]``, with ``X`` the overlap of a uniform subset and a fixed one.
+def overlap_log_e(records: int, marked: int, drawn: int, overlap: int, tilts: Floats) -> Floats:
+    """Log of ``w^overlap / E[w^X]`` for each ``w`` > 0 of the tilts, ``[j]``.
 
-    Args:
-        records: number of records.
-        marked: size of the fixed subset.
-        drawn: size of the uniform subset.
-        overlap: records in both.
-        tilts: ``w`` > 0, ``[j]``.
-
-    Returns:
-        Log e-values, ``[j]``.
+    ``X`` is the overlap of a uniform subset of size ``drawn`` and a fixed one of size ``marked``.
 
     Example:
         >>> overlap_log_e(10, 0, 3, 0, np.array([0.1, 2.0]))
@@ -117,7 +99,7 @@ def overlap_log_e(
     return np.asarray(log_w[:, 0] * overlap - mean, dtype=np.float64)
 
 
-def rate_log_e(trials: int, hits: int, rate: float) -> FloatArray:
+def rate_log_e(trials: int, hits: int, rate: float) -> Floats:
     """Log e-values for "no record joins a batch with a probability above ``rate``".
 
     Args:
@@ -160,9 +142,9 @@ class PoissonBatchBets:
         self.records = records
         self.batches = 0
         #: Log wealth of each bet.
-        self.wealth: FloatArray = np.zeros(len(self.NAMES))
+        self.wealth: Floats = np.zeros(len(self.NAMES))
         #: Log wealth that two would have, had all sizes been equal, or no record come twice.
-        self.could_win: FloatArray = np.zeros(2)
+        self.could_win: Floats = np.zeros(2)
         #: Trials and hits for `rate_log_e`: of all records, and of those that the epoch has had.
         self.counts: IndexArray = np.zeros((2, 2), dtype=np.int64)
         self._spacing = -(-records // WATCHED)
@@ -241,7 +223,7 @@ class PoissonBatchBets:
             self.wealth[4] += math.log(1.0 - REPEAT_STAKE + won)
 
 
-def _log_choose(n: int, k: FloatArray | IndexArray | int) -> FloatArray:
+def _log_choose(n: int, k: Floats | IndexArray | int) -> Floats:
     return np.asarray(
         special.gammaln(n + 1.0) - special.gammaln(k + 1.0) - special.gammaln(n - k + 1.0)
     )

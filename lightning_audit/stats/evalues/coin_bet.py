@@ -6,20 +6,16 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lightning_audit import _validate
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.evalues.sequential import PredictableCentre, log_mean_exp
 
-FloatArray = NDArray[np.float64]
-
-LN2 = float(np.log(2.0))
-
 #: Slopes over which `CoinBet` mixes, per standard deviation of the residual.
-COIN_SLOPES: FloatArray = np.array([0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6])
+COIN_SLOPES: Floats = np.array([0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6])
 
 
-def chances_of_sides(coin_probability: float) -> FloatArray:
+def chances_of_sides(coin_probability: float) -> Floats:
     """Probabilities of the coin's sides, out and in."""
     p = _validate.open_unit(
         "coin_probability", coin_probability, "a canary that is always in, or never, is no coin"
@@ -69,14 +65,6 @@ class CoinBet:
     #: Part of the stake on all canaries together, where there are several groups.
     POOLED = 0.9
 
-    # By coin: -log of its probability, and log odds against it, ``[2]`` and ``[2, slopes]``. These
-    # are a fair coin's; snapshots of the first release have no others.
-    _prize = np.full(2, LN2)
-    _odds = np.zeros((2, len(COIN_SLOPES)))
-    # Which canaries are of each group, ``[groups, k]``, and the wealth of each; None for one group.
-    _members: FloatArray | None = None
-    _group_wealth: FloatArray | None = None
-
     def __init__(
         self,
         shape: tuple[int, ...],
@@ -87,6 +75,7 @@ class CoinBet:
     ) -> None:
         chance = chances_of_sides(coin_probability)
         side = np.array([-1.0, 1.0])
+        # By coin: -log of its probability, and log odds against it, ``[2]`` and ``[2, slopes]``.
         self._prize = -np.log(chance)
         against = np.log((1.0 - chance) / chance)
         self._odds = against[:, None] - np.outer(side * (chance[1] - 0.5), COIN_SLOPES**2)
@@ -96,12 +85,13 @@ class CoinBet:
         self._log_wealth = np.zeros((*shape[:-1], len(COIN_SLOPES)))
         self._squares = np.full(shape[:-1], self.PRIOR * initial_scale**2)
         self._count = self.PRIOR
-        names = tuple(dict.fromkeys(groups or ()))
-        if groups is not None and len(names) > 1:
-            self._members = np.array([[g == name for g in groups] for name in names], dtype=float)
-            self._group_wealth = np.zeros((*shape[:-1], len(names), len(COIN_SLOPES)))
+        # Which canaries are of each group, ``[groups, k]``; no groups where all are of one.
+        each = groups or ()
+        names = tuple(dict.fromkeys(each)) if len(set(each)) > 1 else ()
+        self._members = np.array([[g == name for g in each] for name in names], dtype=float)
+        self._group_wealth = np.zeros((*shape[:-1], len(names), len(COIN_SLOPES)))
 
-    def update(self, coins: FloatArray, readings: FloatArray) -> None:
+    def update(self, coins: Floats, readings: Floats) -> None:
         """Take in one step: coins (0 or 1) and readings, both of the shape given."""
         residuals = readings - self.signal * coins
         centred = residuals - self._centre
@@ -111,7 +101,7 @@ class CoinBet:
         odds = self._odds[side] - x[..., None] * COIN_SLOPES
         gains = self._prize[side][..., None] - np.logaddexp(0.0, odds)
         self._log_wealth += gains.sum(axis=-2)
-        if self._members is not None and self._group_wealth is not None:
+        if len(self._members):
             self._group_wealth += self._members @ gains
         self._total += residuals
         self._steps += 1
@@ -119,17 +109,17 @@ class CoinBet:
         self._count += readings.shape[-1]
 
     @property
-    def _centre(self) -> FloatArray:
+    def _centre(self) -> Floats:
         """Past mean of each canary, shrunk to that of all: an excess is common to them."""
         prior = PredictableCentre.PRIOR
         pooled = np.mean(self._total, axis=-1, keepdims=True) / max(self._steps, 1)
         return np.asarray((self._total + prior * pooled) / (self._steps + prior))
 
     @property
-    def log_e(self) -> FloatArray:
+    def log_e(self) -> Floats:
         """Log e-value now, of the leading shape."""
         pooled = log_mean_exp(self._log_wealth)
-        if self._group_wealth is None:
+        if not len(self._members):
             return pooled
         of_groups = log_mean_exp(log_mean_exp(self._group_wealth))
         together = np.logaddexp(

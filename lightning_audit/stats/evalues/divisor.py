@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.evalues.sequential import log_mean_exp
 
-FloatArray = NDArray[np.float64]
-
 #: Variances of the noise, over the claimed one, for which another divisor is tried.
-VARIANCES: FloatArray = 2.0 ** -np.arange(0.0, 12.0)
+VARIANCES: Floats = 2.0 ** -np.arange(0.0, 12.0)
 #: Memory of the variance that is learned from the past.
 DECAY = 0.9
 
@@ -53,9 +51,7 @@ class DivisorTest:
         # The stated divisor first: variances learned so far, and log-likelihoods with them.
         self._learned, self._with_learned = np.ones(0), np.zeros(0)
 
-    def update(
-        self, released: FloatArray, sums: FloatArray, noise: float, ratios: Sequence[float]
-    ) -> None:
+    def update(self, released: Floats, sums: Floats, noise: float, ratios: Sequence[float]) -> None:
         """Take in one step.
 
         Args:
@@ -78,7 +74,7 @@ class DivisorTest:
         self._tried = self._tried + terms if len(self._tried) else terms
         self._learn(n, np.array([0.0, *terms[:, 0]]), np.array([plain, *left]))
 
-    def _learn(self, n: int, jacobian: FloatArray, squares: FloatArray) -> None:
+    def _learn(self, n: int, jacobian: Floats, squares: Floats) -> None:
         """Score the variances that the past shows, then take in the step."""
         if not len(self._learned):
             self._learned, self._with_learned = np.ones(len(squares)), np.zeros(len(squares))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special
 
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.evalues.coin_bet import chances_of_sides
-from lightning_audit.stats.evalues.sequential import PredictableCentre, log_mean_exp
-
-FloatArray = NDArray[np.float64]
+from lightning_audit.stats.evalues.sequential import (
+    PredictableCentre,
+    largest_rejected,
+    log_mean_exp,
+)
 
 #: Stakes over which `ErrorRateBet` mixes: what a right guess adds to the wealth, before its price.
-ERROR_STAKES: FloatArray = np.geomspace(0.04, 8.0, 7)
+ERROR_STAKES: Floats = np.geomspace(0.04, 8.0, 7)
 
 
 class ErrorRateBet:
@@ -56,7 +58,7 @@ class ErrorRateBet:
     """
 
     def __init__(
-        self, shape: tuple[int, ...], ratios: FloatArray, coin_probability: float = 0.5
+        self, shape: tuple[int, ...], ratios: Floats, coin_probability: float = 0.5
     ) -> None:
         chance = chances_of_sides(coin_probability)
         self._weights = chance.min() / chance
@@ -71,7 +73,7 @@ class ErrorRateBet:
         # Price of a step at the noise multiplier for which it was computed last.
         self._price_now, self._priced_at = self._price, 0.0
 
-    def update(self, coins: FloatArray, readings: FloatArray, noise_multiplier: float) -> None:
+    def update(self, coins: Floats, readings: Floats, noise_multiplier: float) -> None:
         """Take in one step and its claimed noise multiplier."""
         right = (readings - self._centre.value > 0.5) == (coins > 0.5)
         weights = self._weights[coins.astype(np.intp)]
@@ -87,12 +89,10 @@ class ErrorRateBet:
         self._centre.update(readings - coins)
 
     @property
-    def log_e(self) -> FloatArray:
+    def log_e(self) -> Floats:
         """Log e-value of each ratio now, ``[..., m]``."""
         return log_mean_exp(self._growth[..., None, :] - self._price)
 
-    def ratio_lower(self, significance: float) -> FloatArray:
+    def ratio_lower(self, significance: float) -> Floats:
         """The largest ratio that is rejected now, by its e-value now; 0 where none is."""
-        rejected = np.sum(self.log_e >= -np.log(significance), axis=-1)
-        grid = np.concatenate([[0.0], self.ratios])
-        return np.asarray(grid[rejected], dtype=np.float64)
+        return largest_rejected(self.ratios, self.log_e, significance)

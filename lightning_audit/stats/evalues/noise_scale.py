@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import optimize, special
 
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.evalues.sequential import log_mean_exp
 
-FloatArray = NDArray[np.float64]
-
 #: Precision ratios over which `noise_log_e` mixes: true noise x .997 down to x .15 of the claim.
-NOISE_PRECISIONS: FloatArray = (
+NOISE_PRECISIONS: Floats = (
     1.0 / np.array([0.997, 0.99, 0.97, 0.93, 0.88, 0.8, 0.7, 0.55, 0.35, 0.15]) ** 2
 )
 #: Their weights in `noise_log_e`. The first two are for limits: at a hundredth each they cost the
 #: tests of short runs nothing that shows.
-NOISE_WEIGHTS: FloatArray = np.array([0.01, 0.01, *np.full(8, 0.98 / 8)])
+NOISE_WEIGHTS: Floats = np.array([0.01, 0.01, *np.full(8, 0.98 / 8)])
 
 #: Scales between which `noise_upper` looks for its limit.
 _SMALLEST, _LARGEST = 1e-9, 1e9
 
 #: Precision ratios over which `excess_log_e` mixes.
-EXCESS_PRECISIONS: FloatArray = 1.0 / np.array([1.05, 1.2, 1.5, 2.0, 4.0, 16.0, 64.0, 256.0]) ** 2
+EXCESS_PRECISIONS: Floats = 1.0 / np.array([1.05, 1.2, 1.5, 2.0, 4.0, 16.0, 64.0, 256.0]) ** 2
 
 
-def noise_log_e(count: ArrayLike, sum_squares: ArrayLike) -> FloatArray:
+def noise_log_e(count: ArrayLike, sum_squares: ArrayLike) -> Floats:
     r"""Log e-value for "the noise is at least as large as claimed".
 
     With ``x = (r - c) / sigma_t``, ``c`` any centre that the past determines, the process
@@ -54,7 +53,8 @@ def noise_log_e(count: ArrayLike, sum_squares: ArrayLike) -> FloatArray:
     References:
         Anderson 1955; Ville 1939; Robbins 1970 (mixtures).
     """
-    return _scale_log_e(count, sum_squares, NOISE_PRECISIONS, NOISE_WEIGHTS)
+    of_mean = len(NOISE_WEIGHTS) * NOISE_WEIGHTS
+    return _scale_log_e(count, sum_squares, NOISE_PRECISIONS, of_mean)
 
 
 def noise_upper(
@@ -93,10 +93,9 @@ def noise_upper(
         As `noise_log_e`; Darling and Robbins 1967 (confidence sequences by inversion).
     """
     n, s, w = np.asarray(count), np.asarray(sum_squares), np.asarray(weights)
-    equal = np.full(len(NOISE_PRECISIONS), 1.0 / len(NOISE_PRECISIONS))
 
     def excess(log_scale: float) -> float:
-        values = _scale_log_e(n, s * np.exp(-2.0 * log_scale), NOISE_PRECISIONS, equal)
+        values = _scale_log_e(n, s * np.exp(-2.0 * log_scale), NOISE_PRECISIONS)
         return float(special.logsumexp(values, b=w) + np.log(significance))
 
     low, high = np.log(_SMALLEST), np.log(_LARGEST)
@@ -107,7 +106,7 @@ def noise_upper(
     return float(np.exp(optimize.brentq(excess, low, high, xtol=1e-9)))
 
 
-def excess_log_e(count: ArrayLike, sum_squares: ArrayLike) -> FloatArray:
+def excess_log_e(count: ArrayLike, sum_squares: ArrayLike) -> Floats:
     """Log e-value for "the noise is at most as large as claimed", where nothing but noise is read.
 
     The same mixture as `noise_log_e`, over `EXCESS_PRECISIONS`: true noise x 1.05 up to x 256.
@@ -123,14 +122,13 @@ def excess_log_e(count: ArrayLike, sum_squares: ArrayLike) -> FloatArray:
         >>> bool(excess_log_e(400, 400 * 1.5) > 9.2)
         True
     """
-    weights = np.full(len(EXCESS_PRECISIONS), 1.0 / len(EXCESS_PRECISIONS))
-    return _scale_log_e(count, sum_squares, EXCESS_PRECISIONS, weights)
+    return _scale_log_e(count, sum_squares, EXCESS_PRECISIONS)
 
 
 def _scale_log_e(
-    count: ArrayLike, sum_squares: ArrayLike, tau: FloatArray, weights: FloatArray
-) -> FloatArray:
+    count: ArrayLike, sum_squares: ArrayLike, tau: Floats, weights: ArrayLike = 1.0
+) -> Floats:
+    """Log of the weighted mean over the precisions ``tau``; weights of mean one."""
     n = np.asarray(count, dtype=np.float64)[..., None]
     s = np.asarray(sum_squares, dtype=np.float64)[..., None]
-    of_mean = np.log(len(tau) * weights)
-    return log_mean_exp(0.5 * n * np.log(tau) - 0.5 * (tau - 1.0) * s + of_mean)
+    return log_mean_exp(0.5 * n * np.log(tau) - 0.5 * (tau - 1.0) * s + np.log(weights))

@@ -10,23 +10,21 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special
 
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.evalues.sequential import log_mean_exp
 
-FloatArray = NDArray[np.float64]
-
 #: Levels of `TailBet`, in standard deviations.
-LEVELS: FloatArray = np.arange(0.0, 3.6, 0.25)
+LEVELS: Floats = np.arange(0.0, 3.6, 0.25)
 #: Stakes of `TailBet`, as parts of the largest one that cannot ruin.
-TAIL_STAKES: FloatArray = np.array([0.1, 0.3, 0.9])
+TAIL_STAKES: Floats = np.array([0.1, 0.3, 0.9])
 #: Readings of a step that `TieBet` compares the others with.
 COMPARED = 64
 #: Distance below which `TieBet` takes two readings for equal, in standard deviations.
 TIE = 1e-3
 #: Shares of ties on which `TieBet` bets.
-TIE_RATES: FloatArray = np.array([0.3, 0.9])
+TIE_RATES: Floats = np.array([0.3, 0.9])
 
 _LARGEST_DENSITY = 1.0 / math.sqrt(2.0 * math.pi)
 
@@ -47,7 +45,7 @@ class TailBet:
     def __init__(self) -> None:
         self._log_wealth = np.zeros((2, len(LEVELS), len(TAIL_STAKES)))
 
-    def update(self, readings: FloatArray, shift: float) -> None:
+    def update(self, readings: Floats, shift: float) -> None:
         """Take in the readings of one step.
 
         Args:
@@ -85,7 +83,7 @@ class TieBet:
     def __init__(self) -> None:
         self._log_wealth = np.zeros(len(TIE_RATES))
 
-    def update(self, readings: FloatArray) -> None:
+    def update(self, readings: Floats) -> None:
         """Take in the readings of one step, some of which the others are compared with.
 
         Args:

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 from scipy import optimize, special
 
 from lightning_audit import _validate
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.evalues.coin_bet import COIN_SLOPES
 from lightning_audit.stats.evalues.noise_scale import noise_log_e
-from lightning_audit.stats.evalues.sequential import FloatArray, PredictableCentre
+from lightning_audit.stats.evalues.sequential import PredictableCentre
 
 #: Steps that the coin bet spends on finding its centre and scale.
 _WARM_UP = 3
@@ -62,7 +64,7 @@ def noise_power(
     steps = _validate.positive_int("steps", steps)
     ratio = _validate.open_unit("noise_ratio", noise_ratio)
     data = _validate.non_negative("data_variance", data_variance)
-    level = -np.log(_validate.open_unit("significance", significance))
+    level = -math.log(_validate.open_unit("significance", significance))
     count = coordinates * steps
     variance = (ratio**2 + data) * _centring_cost(steps)
     # Beyond one claimed variance a coordinate the test cannot flag: every bet has lost.
@@ -79,6 +81,8 @@ def _centring_cost(steps: int) -> float:
     return float(1.0 + (first - prior * second) / steps)
 
 
+# Powers at a hundred noise ratios ask for the same one.
+@lru_cache(maxsize=256)
 def _largest_flagged(count: int, level: float) -> float:
     """The largest sum of squares that the noise test still flags; 0 if none."""
 
@@ -150,7 +154,7 @@ def sensitivity_power(
     return float(np.max(powers.mean(axis=0)))
 
 
-def _moments(effect: float, chance: float, p: float) -> tuple[FloatArray, FloatArray]:
+def _moments(effect: float, chance: float, p: float) -> tuple[Floats, Floats]:
     """Mean and variance of what a coin's side of probability ``chance`` gains, ``[slopes]``."""
     # Centred on the mean of both groups, a residual lies that far from it towards its own.
     x = ((1.0 - chance) * effect + _NODES) / np.sqrt(1.0 + p * (1.0 - p) * effect**2)

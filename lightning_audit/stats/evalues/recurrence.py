@@ -7,9 +7,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.evalues.noise_scale import noise_log_e
-
-FloatArray = NDArray[np.float64]
 
 #: Coordinates by which the nearest step of the past is found; the others test it.
 SEARCHED = 32
@@ -37,7 +36,7 @@ class NoisePast:
     def __len__(self) -> int:
         return min(self._number, self._kept)
 
-    def add(self, readings: FloatArray) -> None:
+    def add(self, readings: Floats) -> None:
         """Keep the readings of a step, ``[n]``, n the same at every step."""
         searched, tested = self._divided(readings)
         at = self._number % self._kept
@@ -50,7 +49,7 @@ class NoisePast:
         self._squares[at] = searched @ searched
         self._number += 1
 
-    def recurrence_log_e(self, readings: FloatArray) -> tuple[float, int]:
+    def recurrence_log_e(self, readings: Floats) -> tuple[float, int]:
         """Log e-value of one step for "this noise is new", and the age of what it resembles.
 
         The step of the past that is nearest on some coordinates is the centre of the others. It
@@ -75,7 +74,7 @@ class NoisePast:
         age = (self._number - 1 - nearest) % self._kept + 1
         return float(noise_log_e(len(gap), gap @ gap)), age
 
-    def _divided(self, readings: FloatArray) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def _divided(self, readings: Floats) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """The coordinates to search by, about `SEARCHED` and at most half of them, and the rest."""
         if self._parts is None:
             stride = max(2, len(readings) // SEARCHED)

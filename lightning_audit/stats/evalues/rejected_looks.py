@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
+from lightning_audit.stats._arguments import Floats
 
 #: Log e-values at which past looks are kept apart: a level in between counts as the next one up,
 #: which proves less. 85 kB for a grid of 359 values.
-LEVELS: FloatArray = np.arange(1.0, 30.25, 0.5)
+LEVELS: Floats = np.arange(1.0, 30.25, 0.5)
 
 
 class RejectedLooks:
@@ -23,13 +22,13 @@ class RejectedLooks:
         values: the grid, increasing, ``[m]``.
     """
 
-    def __init__(self, values: FloatArray) -> None:
+    def __init__(self, values: Floats) -> None:
         self._values = np.asarray(values, dtype=np.float64)
         self._last = np.zeros((len(LEVELS), len(self._values)), dtype=np.int32)
         self._log_e = np.zeros(len(self._values))
         self._look = 0
 
-    def update(self, log_e: FloatArray, look: int) -> None:
+    def update(self, log_e: Floats, look: int) -> None:
         """Take in the log e-values at a look.
 
         Args:

@@ -16,21 +16,27 @@ drive the very code that the audit runs.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-FloatArray = NDArray[np.float64]
+from lightning_audit.stats._arguments import Floats
 
 #: Parts of the wealth that `SingleStepBet` stakes on every step.
-STEP_STAKES: FloatArray = 10.0 ** -np.arange(1.0, 7.0)
+STEP_STAKES: Floats = 10.0 ** -np.arange(1.0, 7.0)
 
 
-def log_mean_exp(values: ArrayLike, axis: int = -1) -> FloatArray:
+def log_mean_exp(values: ArrayLike, axis: int = -1) -> Floats:
     """Return the logarithm of the mean of ``exp(values)`` along ``axis``, without overflow."""
     array = np.asarray(values, dtype=np.float64)
     # scipy's logsumexp does the same in ten times the time on the few numbers of a step.
     top = np.max(array, axis=axis, keepdims=True)
     mean = np.mean(np.exp(array - top), axis=axis)
     return np.asarray(np.squeeze(top, axis=axis) + np.log(mean), dtype=np.float64)
+
+
+def largest_rejected(values: Floats, log_e: Floats, significance: float) -> Floats:
+    """The largest of increasing ``values`` with such an e-value, which falls along them, or 0."""
+    rejected = np.sum(log_e >= -np.log(significance), axis=-1)
+    return np.asarray(np.concatenate([[0.0], values])[rejected], dtype=np.float64)
 
 
 def is_look(seen: int) -> bool:
@@ -59,11 +65,11 @@ class PredictableCentre:
         self._count = 0
 
     @property
-    def value(self) -> FloatArray:
+    def value(self) -> Floats:
         """The centre to use for the coming step, of the shape given at construction."""
         return self._total / (self._count + self.PRIOR)
 
-    def update(self, residuals: FloatArray) -> None:
+    def update(self, residuals: Floats) -> None:
         """Take in the residuals of the step that just ended."""
         self._total += residuals
         self._count += 1
@@ -89,6 +95,6 @@ class SingleStepBet:
         self._log_wealth += np.logaddexp(np.log1p(-STEP_STAKES), np.log(STEP_STAKES) + log_e)
 
     @property
-    def log_e(self) -> FloatArray:
+    def log_e(self) -> Floats:
         """Log e-value now, of the leading shape."""
         return log_mean_exp(self._log_wealth)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.evalues.coin_bet import CoinBet, chances_of_sides
-from lightning_audit.stats.evalues.sequential import PredictableCentre, log_mean_exp
-
-FloatArray = NDArray[np.float64]
+from lightning_audit.stats.evalues.sequential import (
+    PredictableCentre,
+    largest_rejected,
+    log_mean_exp,
+)
 
 #: Slopes over which `SignalBet` mixes, per standard deviation of the residual. Each is twice the
 #: one before, so that one exponential gives them all.
-SIGNAL_SLOPES: FloatArray = np.array([0.02, 0.04, 0.08, 0.16, 0.32])
+SIGNAL_SLOPES: Floats = np.array([0.02, 0.04, 0.08, 0.16, 0.32])
 
 
 class SignalBet:
@@ -50,7 +52,7 @@ class SignalBet:
     def __init__(
         self,
         shape: tuple[int, ...],
-        signals: FloatArray,
+        signals: Floats,
         initial_scale: float = 1.0,
         coin_probability: float = 0.5,
     ) -> None:
@@ -66,7 +68,7 @@ class SignalBet:
         self._squares = np.full(shape[:-1], CoinBet.PRIOR * initial_scale**2)
         self._count = CoinBet.PRIOR
 
-    def update(self, coins: FloatArray, readings: FloatArray) -> None:
+    def update(self, coins: Floats, readings: Floats) -> None:
         """Take in one step: coins (0 or 1) and readings, both of the shape given."""
         now = np.stack([readings, coins])
         z, b = now - self._centres
@@ -88,7 +90,7 @@ class SignalBet:
         self._count += readings.shape[-1]
 
     @property
-    def _centres(self) -> FloatArray:
+    def _centres(self) -> Floats:
         """Past means of each canary, shrunk to those of all, as in `CoinBet`."""
         prior, totals = PredictableCentre.PRIOR, self._totals
         share = prior / (max(self._steps, 1) * totals.shape[-1])
@@ -96,12 +98,10 @@ class SignalBet:
         return np.asarray((totals + pooled) / (self._steps + prior))
 
     @property
-    def log_e(self) -> FloatArray:
+    def log_e(self) -> Floats:
         """Log e-value of each signal now, ``[..., m]``."""
         return log_mean_exp(self._log_wealth, axis=0)
 
-    def signal_lower(self, significance: float) -> FloatArray:
+    def signal_lower(self, significance: float) -> Floats:
         """The largest signal that is rejected now, by its e-value now; 0 where none is."""
-        rejected = np.sum(self.log_e >= -np.log(significance), axis=-1)
-        grid = np.concatenate([[0.0], self.signals])
-        return np.asarray(grid[rejected], dtype=np.float64)
+        return largest_rejected(self.signals, self.log_e, significance)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.evalues.sequential import PredictableCentre
-
-FloatArray = NDArray[np.float64]
 
 
 class TwoGroups:
@@ -23,7 +21,7 @@ class TwoGroups:
         self.noise_multiplier: float | None = None
         self.frozen = False
 
-    def update(self, coins: FloatArray, readings: FloatArray, noise_multiplier: float) -> None:
+    def update(self, coins: Floats, readings: Floats, noise_multiplier: float) -> None:
         """Take in one step; after the first change of the noise multiplier, nothing more."""
         if self.noise_multiplier is None:
             self.noise_multiplier = noise_multiplier

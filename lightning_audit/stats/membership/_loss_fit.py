@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import special
 
-Floats = NDArray[np.float64]
+from lightning_audit.stats._arguments import Floats
 
 _MAX_ITERATIONS = 300
 _LEAST_GAIN = 1e-8

@@ -10,9 +10,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.membership._loss_fit import FitQuality, GaussianMixture
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 #: Which side has too many losses on which side of the threshold.

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lightning_audit.stats._arguments import places
+from lightning_audit.stats._arguments import Floats, places
 from lightning_audit.stats.membership._membership import INEQUALITIES, EpsilonStar
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from lightning_audit import _validate
-from lightning_audit.stats._arguments import delta_or_zero
+from lightning_audit.stats._arguments import Floats, delta_or_zero
 from lightning_audit.stats.membership._loss_fit import (
     FitQuality,
     GaussianMixture,
@@ -39,7 +39,6 @@ from lightning_audit.stats.membership._membership import (
     Distribution,
     EpsilonStar,
     Inequality,
-    LogRates,
     grid_of,
     quantile_grid,
     same_tails,
@@ -58,8 +57,6 @@ __all__ = [
     "epsilon_star",
     "epsilon_star_of_distributions",
 ]
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -161,17 +158,21 @@ def epsilon_star(
         case Empirical():
             return RankedLosses.of(train, population).epsilon_star(small, method.clip)
         case Parametric():
-            scale = LogitScale.of(np.concatenate([train, population]))
-            sides = scale.forward(train), scale.forward(population)
-            fits = fit_both(*sides, method.components)
-            found = epsilon_star_of_distributions(*fits, small, clip=method.clip)
-            (ks_train, p_train), (ks_population, p_population) = (
-                kolmogorov_smirnov(side, fitted) for side, fitted in zip(sides, fits, strict=True)
-            )
-            quality = FitQuality(ks_train, ks_population, p_train, p_population)
-            at = None if found.threshold is None else scale.backward(found.threshold)
-            return dataclasses.replace(found, threshold=at, fit=quality)
+            return _of_fits(train, population, small, method)
     raise TypeError(f"method={method!r} must be Empirical(...) or Parametric(...).")
+
+
+def _of_fits(train: Floats, population: Floats, delta: float, method: Parametric) -> EpsilonStar:
+    scale = LogitScale.of(np.concatenate([train, population]))
+    sides = scale.forward(train), scale.forward(population)
+    fits = fit_both(*sides, method.components)
+    found = epsilon_star_of_distributions(*fits, delta, clip=method.clip)
+    (ks_train, p_train), (ks_population, p_population) = (
+        kolmogorov_smirnov(side, fitted) for side, fitted in zip(sides, fits, strict=True)
+    )
+    quality = FitQuality(ks_train, ks_population, p_train, p_population)
+    at = None if found.threshold is None else scale.backward(found.threshold)
+    return dataclasses.replace(found, threshold=at, fit=quality)
 
 
 def epsilon_star_of_distributions(
@@ -217,30 +218,34 @@ def epsilon_star_of_distributions(
         if small == least == 0 and not same_tails(train, population):
             return EpsilonStar(math.inf, None, None, None, None, True, small, least)
         grid = grid_of(train, population)
-    elif isinstance(train, GaussianMixture) or isinstance(population, GaussianMixture):
+    else:
+        grid = _grid_of_others(train, population, small, least)
+
+    def log_rates(at: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+        return train.logcdf(at), population.logcdf(at), train.logsf(at), population.logsf(at)
+
+    return supremum(log_rates, grid, small, least)
+
+
+def _grid_of_others(
+    train: Distribution | GaussianMixture,
+    population: Distribution | GaussianMixture,
+    delta: float,
+    clip: float,
+) -> Floats:
+    if isinstance(train, GaussianMixture) or isinstance(population, GaussianMixture):
         raise TypeError(
             f"train={train!r} and population={population!r} must both be GaussianMixture or "
             "neither; write the other one as a mixture of one component."
         )
-    elif small == least == 0:
+    if delta == clip == 0:
         raise ValueError(
             "clip=0 must be > 0 where delta=0: the supremum is then a limit in the tails; pass a "
             "clip such as 1e-6, or a delta > 0."
         )
-    else:
-        exact = [level for level in (small, least) if level > 0]
-        levels = np.concatenate([np.logspace(-300, -20, 200), np.logspace(-20, -0.30103, 600)])
-        grid = quantile_grid(train, population, np.concatenate([levels, exact]))
-    return supremum(_log_rates(train, population), grid, small, least)
-
-
-def _log_rates(
-    train: Distribution | GaussianMixture, population: Distribution | GaussianMixture
-) -> LogRates:
-    def rates(at: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-        return train.logcdf(at), population.logcdf(at), train.logsf(at), population.logsf(at)
-
-    return rates
+    exact = [level for level in (delta, clip) if level > 0]
+    levels = np.concatenate([np.logspace(-300, -20, 200), np.logspace(-20, -0.30103, 600)])
+    return quantile_grid(train, population, np.concatenate([levels, exact]))
 
 
 def _check_clip(clip: Any) -> float:

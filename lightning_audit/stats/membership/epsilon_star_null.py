@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from lightning_audit import _validate
-from lightning_audit.stats._arguments import delta_or_zero
+from lightning_audit.stats._arguments import Floats, delta_or_zero
 from lightning_audit.stats.membership._loss_fit import LogitScale, fit_both
 from lightning_audit.stats.membership._ranked_losses import RankedLosses, sorted_losses
 from lightning_audit.stats.membership.epsilon_star import (
@@ -20,8 +21,6 @@ from lightning_audit.stats.membership.epsilon_star import (
 )
 
 __all__ = ["PermutationNull", "epsilon_star_null"]
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -56,10 +55,9 @@ def epsilon_star_null(
     """Compare Epsilon* with its values when the losses are dealt to the sides at random.
 
     Epsilon* is positive without leakage too; this says by how much. The p-value holds exactly, for
-    any sample sizes and either method, if without leakage the losses of both sides are
-    exchangeable: single draws from one population, not several of one person on one side, nor a
-    population that is another one. A small p-value says that the losses differ, not that a claim of
-    privacy is false: private training allows such a difference.
+    any sample sizes and either method, if without leakage the losses are exchangeable: single draws
+    from one population on both sides, not several of one person. A small p-value says that they
+    differ, not that a claim of privacy is false: private training allows such a difference.
 
     Args:
         losses_train: Losses of training data, ``[n]``.
@@ -77,11 +75,9 @@ def epsilon_star_null(
         TypeError: If ``rng`` is no `numpy.random.Generator`, or ``method`` none of the classes.
 
     Example:
-        >>> from lightning_audit.stats.membership.epsilon_star import Empirical
         >>> rng = np.random.default_rng(0)
-        >>> losses = rng.gamma(5, 1, 2000)
-        >>> null = epsilon_star_null(losses[:1000], losses[1000:], 1e-5, Empirical(clip=1e-3),
-        ...                          permutations=99, rng=rng)
+        >>> sides, method = rng.gamma(5, 1, (2, 1000)), Empirical(clip=1e-3)
+        >>> null = epsilon_star_null(*sides, 1e-5, method, permutations=99, rng=rng)
         >>> null.value > 1, null.p_value > 0.05
         (True, True)
 
@@ -95,36 +91,44 @@ def epsilon_star_null(
     train = sorted_losses("losses_train", losses_train)
     population = sorted_losses("losses_population", losses_population)
     small = delta_or_zero(delta)
-    values = np.empty(permutations)
     match method:
         case Empirical():
-            ranked = RankedLosses.of(train, population)
-            value = ranked.epsilon_star(small, method.clip).value
-            for i in range(permutations):
-                values[i] = ranked.dealt(rng).epsilon_star(small, method.clip).value
+            value, dealt = _empirical(train, population, small, method, rng)
         case Parametric():
-            pooled = np.concatenate([train, population])
-            pooled = LogitScale.of(pooled).forward(pooled)
-            value = _parametric_value(pooled, len(train), small, method)
-            for i in range(permutations):
-                values[i] = _dealt_value(rng.permutation(pooled), len(train), small, method)
+            value, dealt = _parametric(train, population, small, method, rng)
         case _:
             raise TypeError(f"method={method!r} must be Empirical(...) or Parametric(...).")
+    values = np.array([dealt() for _ in range(permutations)])
     # The same sides in another order may differ by a rounding.
     as_large = int(np.count_nonzero(values >= value * (1 - 1e-9)))
-    p_value = (1 + as_large) / (1 + permutations)
-    median, quantile = np.quantile(values, [0.5, 0.95], method="higher").tolist()
-    return PermutationNull(value, p_value, median, quantile, permutations)
+    median, high = np.quantile(values, [0.5, 0.95], method="higher").tolist()
+    return PermutationNull(value, (1 + as_large) / (1 + permutations), median, high, permutations)
 
 
-def _parametric_value(pooled: Floats, n: int, delta: float, method: Parametric) -> float:
-    fits = fit_both(pooled[:n], pooled[n:], method.components)
-    return epsilon_star_of_distributions(*fits, delta, clip=method.clip).value
+def _empirical(
+    train: Floats, population: Floats, delta: float, method: Empirical, rng: np.random.Generator
+) -> tuple[float, Callable[[], float]]:
+    """The value, and one of sides that are dealt at random."""
+    ranked = RankedLosses.of(train, population)
+    value = ranked.epsilon_star(delta, method.clip).value
+    return value, lambda: ranked.dealt(rng).epsilon_star(delta, method.clip).value
 
 
-def _dealt_value(pooled: Floats, n: int, delta: float, method: Parametric) -> float:
-    try:
-        return _parametric_value(pooled, n, delta, method)
-    except ValueError:
-        # A dealt side of equal losses has no fit. Counted as the largest, the p-value holds.
-        return math.inf
+def _parametric(
+    train: Floats, population: Floats, delta: float, method: Parametric, rng: np.random.Generator
+) -> tuple[float, Callable[[], float]]:
+    pooled = np.concatenate([train, population])
+    pooled = LogitScale.of(pooled).forward(pooled)
+
+    def value_of(losses: Floats) -> float:
+        fits = fit_both(losses[: len(train)], losses[len(train) :], method.components)
+        return epsilon_star_of_distributions(*fits, delta, clip=method.clip).value
+
+    def dealt() -> float:
+        try:
+            return value_of(rng.permutation(pooled))
+        except ValueError:
+            # A dealt side of equal losses has no fit. Counted as the largest, the p-value holds.
+            return math.inf
+
+    return value_of(pooled), dealt

@@ -25,16 +25,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import special
 
 from lightning_audit import _validate
-from lightning_audit.stats._arguments import places
+from lightning_audit.stats._arguments import Floats, places
 from lightning_audit.stats._confusion import ConfusionCounts
 
 __all__ = ["Challenges", "measure_attack", "measure_cross_fed", "normal_ratio_p_value"]
-
-Floats = NDArray[np.float64]
 
 
 def normal_ratio_p_value(

@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lightning_audit._validate import shown
+from lightning_audit.stats._arguments import Floats
+from lightning_audit.stats.tradeoff.piecewise import hull_of_few
 
 __all__ = ["pareto_front"]
-
-Floats = NDArray[np.float64]
 
 
 def pareto_front(cost: ArrayLike, benefit: ArrayLike, *, convex: bool = False) -> NDArray[np.int64]:
@@ -46,20 +46,8 @@ def pareto_front(cost: ArrayLike, benefit: ArrayLike, *, convex: bool = False) -
     order = np.lexsort((-y, x))
     best = np.maximum.accumulate(np.append(-np.inf, y[order]))
     front = order[y[order] > best[:-1]]
-    return _concave(x, y, front) if convex else front
-
-
-def _concave(x: Floats, y: Floats, front: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The front without points on or below the line between two others."""
-    kept: list[int] = []
-    for k in front.tolist():
-        while len(kept) > 1:
-            i, j = kept[-2], kept[-1]
-            if (y[j] - y[i]) * (x[k] - x[i]) > (y[k] - y[i]) * (x[j] - x[i]):
-                break
-            kept.pop()
-        kept.append(k)
-    return np.array(kept, dtype=np.int64)
+    # A mixture is a point between two others: on or below a concave front, as below a hull of -y.
+    return front[hull_of_few(x[front].tolist(), (-y[front]).tolist())] if convex else front
 
 
 def _finite(name: str, values: ArrayLike) -> Floats:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from lightning_audit import _validate
-from lightning_audit.stats._arguments import significance_level
+from lightning_audit.stats._arguments import Floats, significance_level
 from lightning_audit.stats._confusion import score_vector
 from lightning_audit.stats.bounds._stairs import Stairs
 from lightning_audit.stats.bounds.bands import Band, simultaneous_upper_limits
@@ -20,8 +20,6 @@ from lightning_audit.stats.bounds.thresholds import candidate_thresholds
 from lightning_audit.stats.tradeoff.piecewise import PiecewiseTradeoff
 
 __all__ = ["RocCurve", "auroc", "roc_curve", "tpr_at_fpr", "tpr_at_fpr_lower", "tradeoff_upper"]
-
-Floats = NDArray[np.float64]
 
 # Thresholds of `tradeoff_upper`: any choice of them is valid, and more of them show no difference.
 _MOST = 4096
@@ -86,7 +84,7 @@ def auroc(scores_in: ArrayLike, scores_out: ArrayLike) -> float:
         The area in [0, 1]; .5 where nothing is told apart.
 
     Raises:
-        ValueError: If a group is empty, or scores are not one-dimensional or hold nan.
+        ValueError: As `roc_curve`.
 
     Example:
         >>> auroc([1.0, 2.0, 3.0], [0.0, 2.0])
@@ -118,8 +116,7 @@ def tpr_at_fpr(scores_in: ArrayLike, scores_out: ArrayLike, fpr: float) -> float
         The rate in [0, 1], an estimate.
 
     Raises:
-        ValueError: If a group is empty, scores are not one-dimensional or hold nan, or ``fpr`` is
-            not in [0, 1].
+        ValueError: As `roc_curve`, or if ``fpr`` is not in [0, 1].
 
     Example:
         >>> tpr_at_fpr([1.0, 2.0, 3.0, 4.0], [0.0, 0.5, 1.5, 3.5], fpr=0.25)
@@ -161,8 +158,7 @@ def tpr_at_fpr_lower(
         The bound in [0, 1]; 0 where too few scores "out" were seen to limit a rate to ``fpr``.
 
     Raises:
-        ValueError: If a group is empty, scores are not one-dimensional or hold nan, or another
-            argument is out of its range.
+        ValueError: As `roc_curve`, or if another argument is out of its range.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -200,18 +196,8 @@ def tradeoff_upper(
     and so are their mirror images, as adding and removing a canary are both neighbours; below them
     lies the largest convex function.
 
-    Args:
-        scores_in: Independent scores with the canary in, ``[n_in]``.
-        scores_out: Independent scores with the canary out, ``[n_out]``.
-        significance: Probability in (0, 1) with which it may fail anywhere.
-        band: As in `lightning_audit.stats.bounds.bands.simultaneous_upper_limits`.
-
-    Returns:
-        The function.
-
-    Raises:
-        ValueError: If a group is empty, scores are not one-dimensional or hold nan, or another
-            argument is out of its range.
+    Arguments and errors are those of `tpr_at_fpr_lower`; ``significance`` is the probability with
+    which the function may fail anywhere.
 
     Example:
         >>> rng = np.random.default_rng(0)

@@ -28,18 +28,17 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import special
 
 from lightning_audit import _validate
-from lightning_audit.stats._arguments import delta_in_unit, places, significance_level
-from lightning_audit.stats._confusion import score_vector
-from lightning_audit.stats.bounds.gaussian import noncentrality_lower
+from lightning_audit.stats._arguments import Floats, delta_in_unit, significance_level
+from lightning_audit.stats.bounds.gaussian import mean_and_squares, noncentrality_lower
+from lightning_audit.stats.one_run.white_box import check_groups, finite_groups
 from lightning_audit.stats.tradeoff.gaussian_divergence import one_way_epsilon
 
 __all__ = ["epsilon_gaussian_pair", "epsilon_gaussian_pair_from_scores"]
 
-Floats = NDArray[np.float64]
 
 #: Parts that the interval of ratios is first cut into, and then each part that may hold the least.
 _FIRST_PARTS, _PARTS = 16, 4
@@ -83,9 +82,8 @@ def epsilon_gaussian_pair(
         The bound >= 0, and 0 where a group has fewer than two scores.
 
     Raises:
-        ValueError: If a number of scores is negative or not whole, ``difference`` or a sum of
-            squares is not finite, one is not positive, or ``delta`` or ``significance`` is not in
-            (0, 1).
+        ValueError: If an argument is out of its range, a sum of squares only where both groups
+            have two scores.
 
     Example:
         >>> round(epsilon_gaussian_pair(500, 500, 1.0, 499.0, 499.0, 1e-5, 0.05), 2)
@@ -100,11 +98,7 @@ def epsilon_gaussian_pair(
     delta_in_unit("delta", delta)
     # Both statistics fail with this probability, independently of each other.
     level = -math.expm1(0.5 * math.log1p(-significance_level(significance)))
-    for name, n in (("n_in", n_in), ("n_out", n_out)):
-        if not isinstance(n, (int, np.integer)) or isinstance(n, bool) or n < 0:
-            raise ValueError(f"{name}={n!r} must be a whole number >= 0; count the canaries.")
-    if not math.isfinite(difference):
-        raise ValueError(f"difference={difference!r} must be finite; drop scores that are not.")
+    check_groups(n_in, n_out, difference, "scores")
     if n_in < 2 or n_out < 2:
         return 0.0
     advice = "scores that do not vary are not Gaussian, and no bound follows from them"
@@ -138,10 +132,8 @@ def epsilon_gaussian_pair_from_scores(
         >>> 3.0 < epsilon_gaussian_pair_from_scores(inside, outside, 1e-5, 0.05) < 4.377
         True
     """
-    groups = [score_vector("scores_in", scores_in), score_vector("scores_out", scores_out)]
+    groups = finite_groups(scores_in, scores_out, "scores")
     for name, scores in zip(("scores_in", "scores_out"), groups, strict=True):
-        if not (finite := np.isfinite(scores)).all():
-            raise ValueError(f"{name} holds infinity, must hold finite scores ({places(~finite)}).")
         if scores.size > 1 and scores.min() == scores.max():
             raise ValueError(
                 f"{name} holds {scores[0]:g} only, must hold scores that vary: Gaussian ones do; "
@@ -150,16 +142,10 @@ def epsilon_gaussian_pair_from_scores(
     # The unit does not matter, and in this one no square is too large.
     unit = max(float(np.abs(scores).max(initial=0.0)) for scores in groups) or 1.0
     inside, outside = (scores / unit for scores in groups)
-    (mean_1, squares_1), (mean_0, squares_0) = _moments(inside), _moments(outside)
+    (mean_1, squares_1), (mean_0, squares_0) = mean_and_squares(inside), mean_and_squares(outside)
     return epsilon_gaussian_pair(
         inside.size, outside.size, mean_1 - mean_0, squares_1, squares_0, delta, significance
     )
-
-
-def _moments(scores: Floats) -> tuple[float, float]:
-    """Mean and sum of squared deviations from it, 0 of no scores."""
-    mean = float(scores.mean()) if scores.size else 0.0
-    return mean, float(np.sum((scores - mean) ** 2))
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon
 
 __all__ = ["ONE_RUN_METHODS", "ONE_RUN_NAMES", "OneRunMethod", "named_one_run_bound"]
 
-#: From scores in and out, delta, a significance, numbers of guesses and of canaries without a
-#: score, and the sides that are guessed, to a bound.
-_Guessing = Callable[[ArrayLike, ArrayLike, float, float, Sequence[int], int, Sides], OneRunBound]
+#: From scores in and out, delta and a significance, with the numbers of guesses and of canaries
+#: without a score, and the sides that are guessed, by name, to a bound.
+_Guessing = Callable[..., OneRunBound]
 
 #: From scores in and out, delta and a significance to a bound.
 _FromScores = Callable[[ArrayLike, ArrayLike, float, float], float]
@@ -72,17 +72,7 @@ ONE_RUN_METHODS: Mapping[str, OneRunMethod] = {
             "epsilon",
             (_COINS, _ONE_TRAINING),
             "Steinke, Nasr and Jagielski 2023, section 5",
-            lambda inside, outside, delta, significance, guesses, unscored, sides: (
-                epsilon_one_run_from_scores(
-                    inside,
-                    outside,
-                    delta,
-                    significance,
-                    guesses=guesses,
-                    unscored=unscored,
-                    sides=sides,
-                )
-            ),
+            epsilon_one_run_from_scores,
         ),
         OneRunMethod(
             "one_run_fdp",
@@ -90,27 +80,15 @@ ONE_RUN_METHODS: Mapping[str, OneRunMethod] = {
             (_COINS, _ONE_TRAINING),
             "Mahloujifar, Melis and Chaudhuri 2024, with the trade-off function of "
             "(epsilon, delta)",
-            lambda inside, outside, delta, significance, guesses, unscored, sides: (
-                epsilon_one_run_fdp_from_scores(
-                    inside,
-                    outside,
-                    delta,
-                    significance,
-                    guesses=guesses,
-                    unscored=unscored,
-                    sides=sides,
-                )
-            ),
+            epsilon_one_run_fdp_from_scores,
         ),
         OneRunMethod(
             "one_run_mu",
             "mu",
             (_COINS, _ONE_TRAINING, MU_TO_EPSILON),
             "Mahloujifar, Melis and Chaudhuri 2024, with the trade-off function of mu-GDP",
-            lambda inside, outside, delta, significance, guesses, unscored, sides: (
-                mu_one_run_from_scores(
-                    inside, outside, significance, guesses=guesses, unscored=unscored, sides=sides
-                )
+            lambda inside, outside, delta, significance, **guessed: mu_one_run_from_scores(
+                inside, outside, significance, **guessed
             ),
         ),
         OneRunMethod(
@@ -155,23 +133,18 @@ def named_one_run_bound(
         scores_out: scores of those that were out, ``[n_out]``.
         delta: delta of the epsilon, in (0, 1), or 0 for "one_run" and "one_run_fdp".
         significance: probability in (0, 1) with which the bound may be wrong.
-        guesses: how many canaries are guessed, fixed beforehand; of several numbers each
-            has its share of the significance, and the best one counts. None for
-            `stats.one_run.one_run_epsilon.default_guesses`. "white_box" and "gaussian_pair"
-            take None only.
-        unscored: number of canaries that had a coin, but have no score. "white_box" and
-            "gaussian_pair" take 0 only.
-        sides: "both" to guess half of them in and half out, "in" to guess them all in, as for an
-            attack that tells members only. "white_box" and "gaussian_pair" guess nothing, and take
-            "both" only.
+        guesses: how many canaries are guessed, fixed beforehand; the best of several numbers
+            counts, each at its share of the significance. None for `default_guesses`.
+        unscored: number of canaries that had a coin, but have no score.
+        sides: "both" to guess half of them in and half out, "in" to guess all in, as for an attack
+            that tells members only. "white_box" and "gaussian_pair" take the last three's defaults.
 
     Returns:
         The bound with its labels.
 
     Raises:
-        ValueError: An unknown method, a delta or significance outside its range, scores that are
-            no vectors of numbers, or numbers of guesses or sides that are none or that the method
-            has not.
+        ValueError: An argument out of its range or that the method has not, or scores that are no
+            vectors of numbers.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -183,51 +156,72 @@ def named_one_run_bound(
     chosen = ONE_RUN_METHODS[_validate.one_of("method", method, ONE_RUN_METHODS)]
     level = _validate.open_unit("significance", significance, "e.g. 0.05")
     _validate.one_of("sides", sides, SIDES)
-    if chosen.quantity == "mu" or chosen.from_scores:
-        at = _validate.open_unit("delta", delta, "such as 1e-5; for delta = 0 take one_run")
-    else:
-        at = delta_or_zero(delta)
+    at = _delta_of(chosen, delta)
     found: OneRunBound | None = None
     rule: str | None = None
     if chosen.from_scores:
-        if sides != "both":
-            raise ValueError(
-                f"sides={sides!r} is not for method={method!r}, which guesses nothing; leave it "
-                "out, or take one_run."
-            )
-        if guesses is not None:
-            raise ValueError(
-                f"guesses={guesses!r} is not for method={method!r}, which guesses nothing; leave "
-                "it out, or take one_run."
-            )
-        if unscored:
-            raise ValueError(
-                f"unscored={unscored!r} must be 0 for method={method!r}, which needs a reading of "
-                "every canary; take one_run."
-            )
+        _refuse_guesses(method, guesses, unscored, sides)
         value = chosen.from_scores(scores_in, scores_out, at, level)
     elif chosen.from_guesses:
-        numbers = guesses
-        if numbers is None:
-            numbers = default_guesses(np.size(scores_in) + np.size(scores_out) + unscored, sides)
-        found = chosen.from_guesses(scores_in, scores_out, at, level, numbers, unscored, sides)
-        value, rule = found.value, _words_of(numbers, sides)
-    mu = value if chosen.quantity == "mu" else None
+        if guesses is None:
+            guesses = default_guesses(np.size(scores_in) + np.size(scores_out) + unscored, sides)
+        found = chosen.from_guesses(
+            scores_in, scores_out, at, level, guesses=guesses, unscored=unscored, sides=sides
+        )
+        value, rule = found.value, _words_of(guesses, sides)
+    return _labelled(chosen, value, at, level, rule, found)
+
+
+def _labelled(
+    method: OneRunMethod,
+    value: float,
+    delta: float,
+    significance: float,
+    rule: str | None,
+    found: OneRunBound | None,
+) -> NamedBound:
+    mu = value if method.quantity == "mu" else None
     return NamedBound(
-        method=method,
-        epsilon_lower=value if mu is None else float(gaussian_epsilon(mu, at)),
+        method=method.name,
+        epsilon_lower=value if mu is None else float(gaussian_epsilon(mu, delta)),
         mu_lower=mu,
-        delta=at,
-        significance=level,
+        delta=delta,
+        significance=significance,
         interpretation="confidence",
         threshold=None,
         threshold_value=None,
         rule=rule,
-        valid=chosen.valid,
-        assumptions=chosen.assumptions,
-        guesses=None if found is None else found.guesses,
-        correct=None if found is None else found.correct,
+        valid=method.valid,
+        assumptions=method.assumptions,
+        guesses=found.guesses if found else None,
+        correct=found.correct if found else None,
     )
+
+
+def _delta_of(method: OneRunMethod, delta: float) -> float:
+    if method.quantity == "mu" or method.from_scores:
+        return _validate.open_unit("delta", delta, "such as 1e-5; for delta = 0 take one_run")
+    return delta_or_zero(delta)
+
+
+def _refuse_guesses(
+    method: str, guesses: Sequence[int] | None, unscored: int, sides: Sides
+) -> None:
+    """Raise a ValueError for arguments of guesses, which a method from the scores has not."""
+    for name, value, given in (
+        ("sides", sides, sides != "both"),
+        ("guesses", guesses, guesses is not None),
+    ):
+        if given:
+            raise ValueError(
+                f"{name}={value!r} is not for method={method!r}, which guesses nothing; leave it "
+                "out, or take one_run."
+            )
+    if unscored:
+        raise ValueError(
+            f"unscored={unscored!r} must be 0 for method={method!r}, which needs a reading of "
+            "every canary; take one_run."
+        )
 
 
 def _words_of(guesses: Sequence[int], sides: Sides) -> str:

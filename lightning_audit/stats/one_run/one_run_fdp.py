@@ -133,21 +133,10 @@ def epsilon_one_run_fdp(
     `stats.one_run.one_run_epsilon.epsilon_one_run` does. Where canaries times delta is far below
     the significance, this one is a little smaller: by .02 at most for up to 1,000 guesses at a
     significance of .05. Where it is not, this one is larger by far. Which of them is used is chosen
-    beforehand, by these numbers.
-
-    Args:
-        correct: Number of correct guesses.
-        guesses: Number of guesses, fixed beforehand.
-        canaries: Number of fair coins, guessed or not.
-        delta: Delta in [0, 1).
-        significance: Probability in (0, 1) with which the bound may fail.
+    beforehand, by these numbers. Arguments and errors are those of that function.
 
     Returns:
         The bound >= 0.
-
-    Raises:
-        ValueError: If the numbers are not whole with 0 <= correct <= guesses <= canaries, or
-            ``delta`` or ``significance`` is out of its range.
 
     Example:
         >>> from lightning_audit.stats.one_run.one_run_epsilon import epsilon_one_run
@@ -177,19 +166,14 @@ def parameter_one_run(
 ) -> float:
     """Lower bound on the parameter of a family of trade-off functions that falls as it grows.
 
-    Args:
-        correct: Number of correct guesses.
-        guesses: Number of guesses, fixed beforehand.
-        canaries: Number of fair coins, guessed or not.
-        family: From a parameter >= 0 to the trade-off function; a larger one allows more.
-        significance: Probability in (0, 1) with which the bound may fail.
+    ``family`` maps a parameter >= 0 to its trade-off function; a larger one allows more. The other
+    arguments are those of `mu_one_run`.
 
     Returns:
         The bound >= 0.
 
     Raises:
-        ValueError: If the numbers are not whole with 0 <= correct <= guesses <= canaries,
-            ``significance`` is not in (0, 1), or no parameter up to 2^60 explains the guesses.
+        ValueError: As `mu_one_run`, or if no parameter up to 2^60 explains the guesses.
 
     Example:
         >>> from lightning_audit.stats.tradeoff.tradeoff_functions import GaussianTradeoff
@@ -219,23 +203,11 @@ def mu_one_run_from_scores(
     `stats.one_run.one_run_epsilon.epsilon_one_run_from_scores`; there is no way to leave out the
     payment. k and the numbers are fixed beforehand.
 
-    Args:
-        scores_in: Scores of the canaries that were in, ``[n_in]``; every canary had a fair coin.
-        scores_out: Scores of those that were out, ``[n_out]``.
-        significance: Probability in (0, 1) with which the bound may fail.
-        guesses: Numbers of guesses; None for `stats.one_run.one_run_epsilon.default_guesses`.
-        unscored: Number of canaries that had a coin, but have no score.
-        sides: "both": half of the guesses are that the largest scores are in, half that the
-            smallest are out. "in": all are that the largest are in, for an attack that tells
-            members only.
+    The other arguments, what happens to ties and missing scores, and the errors are those of that
+    function.
 
     Returns:
-        The bound on mu. Canaries that tie, or have no score, are guessed as there.
-
-    Raises:
-        ValueError: If scores are not one-dimensional or hold nan, a number of guesses is no whole
-            number from 1 to that of canaries, ``sides`` is neither, or ``significance`` is not in
-            (0, 1).
+        The bound on mu.
 
     Example:
         >>> import numpy as np
@@ -261,26 +233,10 @@ def epsilon_one_run_fdp_from_scores(
     unscored: int = 0,
     sides: Sides = "both",
 ) -> OneRunBound:
-    """Lower bound on epsilon from the canaries with the largest scores, guessed to be in.
+    """Lower bound on epsilon from the canaries with the largest and the smallest scores.
 
-    As `mu_one_run_from_scores`, with `epsilon_one_run_fdp` for the guesses: for every mechanism.
-
-    Args:
-        scores_in: Scores of the canaries that were in, ``[n_in]``; every canary had a fair coin.
-        scores_out: Scores of those that were out, ``[n_out]``.
-        delta: Delta in [0, 1).
-        significance: Probability in (0, 1) with which the bound may fail.
-        guesses: Numbers of guesses; None for `stats.one_run.one_run_epsilon.default_guesses`.
-        unscored: Number of canaries that had a coin, but have no score.
-        sides: "both": half of the guesses are that the largest scores are in, half that the
-            smallest are out. "in": all are that the largest are in, for an attack that tells
-            members only.
-
-    Returns:
-        The bound on epsilon.
-
-    Raises:
-        ValueError: As `mu_one_run_from_scores`, or if ``delta`` is not in [0, 1).
+    As `mu_one_run_from_scores`, of arguments, result and errors too, with `epsilon_one_run_fdp` for
+    the guesses, and so for every mechanism; ``delta`` is in [0, 1).
 
     References:
         As of `one_run_fdp_p_value`; Bonferroni's inequality.
@@ -300,7 +256,7 @@ def epsilon_one_run_fdp_from_scores(
 def _least_of(tradeoff: TradeoffFunction) -> _Least:
     if isinstance(tradeoff, GaussianTradeoff):
         return _gaussian(tradeoff.mu)
-    return lambda x: tradeoff(1.0 - x)
+    return lambda x: float(tradeoff(1.0 - x))
 
 
 def _gaussian(mu: float) -> _Least:

@@ -29,8 +29,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from lightning_audit.stats._arguments import places, significance_level
+from lightning_audit.stats._arguments import Floats, places, significance_level
 from lightning_audit.stats._confusion import score_vector
+from lightning_audit.stats.bounds.gaussian import mean_and_squares
 
 __all__ = ["mu_white_box", "mu_white_box_from_scores"]
 
@@ -74,11 +75,7 @@ def mu_white_box(
         Proc. AMS 6, 1955. The game: Steinke, Nasr and Jagielski, NeurIPS 2023.
     """
     level = significance_level(significance) / 2
-    for name, n in (("n_in", n_in), ("n_out", n_out)):
-        if not isinstance(n, (int, np.integer)) or isinstance(n, bool) or n < 0:
-            raise ValueError(f"{name}={n!r} must be a whole number >= 0; count the canaries.")
-    if not math.isfinite(difference):
-        raise ValueError(f"difference={difference!r} must be finite; drop readings that are not.")
+    check_groups(n_in, n_out, difference, "readings")
     if n_in + n_out < 3 or not n_in or not n_out:
         return 0.0
     if not 0 < sum_squares < math.inf:
@@ -120,12 +117,25 @@ def mu_white_box_from_scores(
         >>> 0.7 < mu_white_box_from_scores(readings[coins], readings[~coins], 0.05) < 1.0
         True
     """
-    groups = [score_vector("scores_in", scores_in), score_vector("scores_out", scores_out)]
+    groups = finite_groups(scores_in, scores_out, "readings")
+    (mean_1, squares_1), (mean_0, squares_0) = map(mean_and_squares, groups)
+    difference, within = mean_1 - mean_0, squares_1 + squares_0
+    return mu_white_box(groups[0].size, groups[1].size, difference, within, significance)
+
+
+def check_groups(n_in: int, n_out: int, difference: float, what: str) -> None:
+    """Raise a ValueError unless these can be the numbers and the means' difference of groups."""
+    for name, n in (("n_in", n_in), ("n_out", n_out)):
+        if not isinstance(n, (int, np.integer)) or isinstance(n, bool) or n < 0:
+            raise ValueError(f"{name}={n!r} must be a whole number >= 0; count the canaries.")
+    if not math.isfinite(difference):
+        raise ValueError(f"difference={difference!r} must be finite; drop {what} that are not.")
+
+
+def finite_groups(scores_in: ArrayLike, scores_out: ArrayLike, what: str) -> tuple[Floats, Floats]:
+    """Both groups' scores as vectors of finite numbers."""
+    groups = score_vector("scores_in", scores_in), score_vector("scores_out", scores_out)
     for name, scores in zip(("scores_in", "scores_out"), groups, strict=True):
         if not (finite := np.isfinite(scores)).all():
-            raise ValueError(
-                f"{name} holds infinity, must hold finite readings ({places(~finite)})."
-            )
-    means = [float(scores.mean()) if scores.size else 0.0 for scores in groups]
-    within = sum(float(np.sum((s - mean) ** 2)) for s, mean in zip(groups, means, strict=True))
-    return mu_white_box(groups[0].size, groups[1].size, means[0] - means[1], within, significance)
+            raise ValueError(f"{name} holds infinity, must hold finite {what} ({places(~finite)}).")
+    return groups

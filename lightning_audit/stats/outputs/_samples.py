@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.tradeoff.tradeoff_functions import TradeoffFunction
 
-Floats = NDArray[np.float64]
-
-#: Samples beyond this are refused.
+#: Samples beyond this are refused: their squares are not finite.
 LARGEST = 1e100
 
 

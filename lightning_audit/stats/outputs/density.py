@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import signal, stats
 
 from lightning_audit import _validate
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.outputs._samples import sample_pair
 
 __all__ = ["GridRatio", "KernelRatio", "silverman_bandwidth"]
-
-Floats = NDArray[np.float64]
 
 #: Densities below this are taken for this where one divides by them.
 FLOOR = 1e-10

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.spatial import cKDTree
 
 from lightning_audit import _validate
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.outputs._samples import sample_pair
 
 __all__ = ["NeighbourRatio", "default_neighbours"]
-
-Floats = NDArray[np.float64]
 
 # Queries of several dimensions are answered in parts of so many neighbours.
 _PART = 4_000_000

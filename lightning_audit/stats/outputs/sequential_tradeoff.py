@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from lightning_audit.stats._arguments import delta_or_zero, significance_level
+from lightning_audit.stats._arguments import Floats, delta_or_zero, significance_level
 from lightning_audit.stats.evalues.sequential import log_mean_exp
 from lightning_audit.stats.outputs._samples import sample_pair
 from lightning_audit.stats.outputs.density import GridRatio
@@ -22,7 +22,6 @@ from lightning_audit.stats.tradeoff.tradeoff_functions import TradeoffFunction
 
 __all__ = ["EPSILONS", "SequentialTradeoffTest"]
 
-Floats = NDArray[np.float64]
 Ratio = Callable[[Floats], Floats]
 
 #: Epsilons of which `SequentialTradeoffTest` can give a lower bound.

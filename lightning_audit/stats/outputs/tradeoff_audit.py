@@ -1,8 +1,10 @@
-r"""Test of a claimed trade-off function from samples of a mechanism's outputs.
+"""The paper's test of a claimed trade-off function from samples of a mechanism's outputs.
 
 A test of "P or Q" with error rates (alpha, beta) refutes the claim that the mechanism is f-DP if
-``beta < f(alpha)`` or, with the worlds exchanged, ``alpha < f(beta)``. The samples are split: one
-part chooses the test, the other counts its errors.
+``beta < f(alpha)`` or, with the worlds exchanged, ``alpha < f(beta)``. The samples are split. The
+estimated curve of one part names the likelihood ratio at which it lies lowest below the claim, and
+a nearest-neighbour classifier is made for it; the other part, of which both know nothing, counts
+its errors.
 """
 
 from __future__ import annotations
@@ -12,30 +14,25 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from lightning_audit import _validate
-from lightning_audit.stats._arguments import significance_level
+from lightning_audit.stats._arguments import Floats, significance_level
 from lightning_audit.stats.bounds.intervals import clopper_pearson_upper
 from lightning_audit.stats.outputs._samples import claim_of_both_orders, sample_pair
 from lightning_audit.stats.outputs.nearest_neighbours import NeighbourRatio
 from lightning_audit.stats.outputs.tradeoff_estimate import (
-    TradeoffEstimate,
     estimate_by_kernel,
     estimate_by_neighbours,
 )
 from lightning_audit.stats.tradeoff.tradeoff_functions import TradeoffFunction
 
-__all__ = ["AUDIT_THRESHOLDS", "Box", "TradeoffAudit", "audit_tradeoff", "error_rate_corner"]
+__all__ = ["Box", "TradeoffAudit", "audit_tradeoff"]
 
-Floats = NDArray[np.float64]
 Box = Literal["clopper_pearson", "hoeffding"]
 
-#: Likelihood ratios among which `audit_tradeoff` chooses.
-AUDIT_THRESHOLDS: Floats = np.geomspace(1e-4, 1e4, 801)
-
-# Neighbours of the classifier over their default number, as in the paper, up to a share of all.
-_MORE_NEIGHBOURS, _MOST_NEIGHBOURS = 10, 1 / 6
+# Likelihood ratios among which `audit_tradeoff` chooses.
+_THRESHOLDS = np.geomspace(1e-4, 1e4, 801)
 
 
 @dataclass(frozen=True)
@@ -52,8 +49,6 @@ class TradeoffAudit:
         alpha_upper: upper limit of the type I error rate.
         beta_upper: upper limit of the type II error rate; both hold together.
         margin: by how much the corner of both limits lies below the claim; refuted if positive.
-        significance: probability of refuting a claim that is true.
-        box: how the limits were computed.
     """
 
     rejected: bool
@@ -65,49 +60,6 @@ class TradeoffAudit:
     alpha_upper: float
     beta_upper: float
     margin: float
-    significance: float
-    box: Box
-
-
-def error_rate_corner(
-    errors: ArrayLike,
-    trials: int,
-    significance: float,
-    box: Box = "clopper_pearson",
-) -> Floats:
-    r"""Upper limit of one of two error rates, such that both hold together.
-
-    .. math:: \text{Clopper-Pearson: } p_+(k, n; \gamma / 2), \qquad
-        \text{Hoeffding: } \frac{k}{n} + \sqrt{\frac{\ln(4 / \gamma)}{2 n}}
-
-    The first is exact; the second is the paper's box, two-sided though only its upper corner
-    decides. Both fail with probability at most gamma for the two rates together.
-
-    Args:
-        errors: Number of errors k, whole numbers of any shape.
-        trials: Number of samples n >= 1.
-        significance: Probability gamma in (0, 1) with which one of the two limits may fail.
-        box: Which limit.
-
-    Returns:
-        The limit, at most 1, of the shape of ``errors``.
-
-    Raises:
-        ValueError: If a count is no whole number in [0, trials], ``significance`` is not in (0, 1),
-            or ``box`` is another one.
-
-    Example:
-        >>> error_rate_corner([0, 300], 1000, 0.05, "hoeffding").round(4)  # k / n + .0468
-        array([0.0468, 0.3468])
-        >>> error_rate_corner([0, 300], 1000, 0.05).round(4)
-        array([0.0037, 0.3295])
-    """
-    level = significance_level(significance)
-    counts = np.asarray(errors)
-    exact = np.asarray(clopper_pearson_upper(counts, trials, level / 2))
-    if _validate.one_of("box", box, ("clopper_pearson", "hoeffding")) == "clopper_pearson":
-        return exact
-    return np.minimum(counts / trials + math.sqrt(math.log(4.0 / level) / (2.0 * trials)), 1.0)
 
 
 def audit_tradeoff(
@@ -123,10 +75,8 @@ def audit_tradeoff(
 ) -> TradeoffAudit:
     """Test whether a mechanism is f-DP, from independent samples of its outputs on two data sets.
 
-    Refutes a claim that is true with probability at most ``significance``, whatever the mechanism:
-    the estimated curve names the likelihood ratio at which it lies lowest below the claim, a
-    nearest-neighbour classifier is made for it, and both know nothing of the samples whose errors
-    are counted. That a claim is not refuted proves nothing.
+    Refutes a claim that is true with probability at most ``significance``, whatever the mechanism.
+    That a claim is not refuted proves nothing.
 
     Args:
         samples_p: Outputs on one data set, ``[n]`` or ``[n, ...]``, independent of each other.
@@ -151,10 +101,8 @@ def audit_tradeoff(
         >>> from lightning_audit.stats.tradeoff.tradeoff_functions import GaussianTradeoff
         >>> rng = np.random.default_rng(0)
         >>> p, q = rng.normal(0, 1, 4000), rng.normal(1, 1, 4000)
-        >>> audit_tradeoff(p, q, GaussianTradeoff(1.0)).rejected
-        False
-        >>> audit_tradeoff(p, q, GaussianTradeoff(0.7)).rejected
-        True
+        >>> [audit_tradeoff(p, q, GaussianTradeoff(mu)).rejected for mu in (0.7, 1.0)]
+        [True, False]
 
     References:
         Askin et al., "General-purpose f-DP estimation and auditing in a black-box setting", USENIX
@@ -162,37 +110,40 @@ def audit_tradeoff(
     """
     p, q = sample_pair(samples_p, samples_q, least=8)
     share = _validate.open_unit("fraction", fraction, "half and half is usual")
-    level = significance_level(significance)
-    _validate.one_of("box", box, ("clopper_pearson", "hoeffding"))
-    claim_of_both_orders(claim)
     rng = np.random.default_rng(seed)
-    (p_choose, p_test), (q_choose, q_test) = (_split(rows, share, rng) for rows in (p, q))
-    sizes = len(p_test), len(q_test)
-    threshold = _lowest(_estimate(p_choose, q_choose), claim)
-    if neighbours is None:
-        neighbours = _neighbours(len(p_choose) + len(q_choose))
-    ratio = NeighbourRatio(p_choose, q_choose, neighbours)
+    (p, p_test), (q, q_test) = (_split(rows, share, rng) for rows in (p, q))
+    threshold = _lowest(p, q, claim_of_both_orders(claim))
+    wanted = _neighbours(len(p) + len(q)) if neighbours is None else neighbours
+    ratio = NeighbourRatio(p, q, wanted)
     fp = int(np.count_nonzero(ratio(p_test) > threshold))
     fn = int(np.count_nonzero(ratio(q_test) <= threshold))
-    alpha = error_rate_corner(fp, sizes[0], level, box)
-    beta = error_rate_corner(fn, sizes[1], level, box)
+    alpha = float(error_rate_corner(fp, len(p_test), significance, box))
+    beta = float(error_rate_corner(fn, len(q_test), significance, box))
     margin = float(tradeoff_margin(alpha, beta, claim))
-    return TradeoffAudit(
-        rejected=margin > 0,
-        threshold=threshold,
-        false_positives=fp,
-        negatives=sizes[0],
-        false_negatives=fn,
-        positives=sizes[1],
-        alpha_upper=float(alpha),
-        beta_upper=float(beta),
-        margin=margin,
-        significance=level,
-        box=box,
-    )
+    counts = fp, len(p_test), fn, len(q_test)
+    return TradeoffAudit(margin > 0, threshold, *counts, alpha, beta, margin)
 
 
-def tradeoff_margin(alpha: Floats, beta: Floats, claim: TradeoffFunction) -> Floats:
+def error_rate_corner(
+    errors: ArrayLike, trials: int, significance: float, box: Box = "clopper_pearson"
+) -> Floats:
+    r"""Upper limit of one of two error rates, such that both hold together.
+
+    .. math:: \text{Clopper-Pearson: } p_+(k, n; \gamma / 2), \qquad
+        \text{Hoeffding: } \frac{k}{n} + \sqrt{\frac{\ln(4 / \gamma)}{2 n}}
+
+    The first is exact; the second is the paper's box, two-sided though only its upper corner
+    decides. Both fail with probability at most gamma for the two rates together.
+    """
+    level = significance_level(significance)
+    counts = np.asarray(errors)
+    exact = np.asarray(clopper_pearson_upper(counts, trials, level / 2))
+    if _validate.one_of("box", box, ("clopper_pearson", "hoeffding")) == "clopper_pearson":
+        return exact
+    return np.minimum(counts / trials + math.sqrt(math.log(4.0 / level) / (2.0 * trials)), 1.0)
+
+
+def tradeoff_margin(alpha: float | Floats, beta: float | Floats, claim: TradeoffFunction) -> Floats:
     """By how much points (alpha, beta) lie below a claim, in either order of the two worlds."""
     return np.asarray(np.maximum(claim(alpha) - beta, claim(beta) - alpha))
 
@@ -204,20 +155,17 @@ def _split(rows: Floats, share: float, rng: np.random.Generator) -> tuple[Floats
     return rows[order[:cut]], rows[order[cut:]]
 
 
-def _estimate(p: Floats, q: Floats) -> TradeoffEstimate:
+def _neighbours(samples: int) -> int:
+    return max(1, min(10 * math.ceil(math.sqrt(samples)), samples // 6))
+
+
+def _lowest(p: Floats, q: Floats, claim: TradeoffFunction) -> float:
+    """The likelihood ratio at which the estimated curve lies lowest below the claim."""
     if p.shape[1] == 1:
-        return estimate_by_kernel(p, q, thresholds=AUDIT_THRESHOLDS, smoothing=0.0)
-    return estimate_by_neighbours(p, q, thresholds=AUDIT_THRESHOLDS)
-
-
-def _lowest(estimate: TradeoffEstimate, claim: TradeoffFunction) -> float:
-    """The threshold at which the estimated curve lies lowest below the claim."""
+        curve = estimate_by_kernel(p, q, thresholds=_THRESHOLDS, smoothing=0.0)
+    else:
+        curve = estimate_by_neighbours(p, q, thresholds=_THRESHOLDS)
     # The distance over its error, or the expected margin, finds less: where nothing is below the
     # claim by much they run to the ends of the curve, where everything is small.
-    gap = tradeoff_margin(estimate.alpha, estimate.beta, claim)
-    return float(estimate.thresholds[int(np.argmax(gap))])
-
-
-def _neighbours(samples: int) -> int:
-    wanted = _MORE_NEIGHBOURS * math.ceil(math.sqrt(samples))
-    return max(1, min(wanted, int(_MOST_NEIGHBOURS * samples)))
+    gap = tradeoff_margin(curve.alpha, curve.beta, claim)
+    return float(curve.thresholds[int(np.argmax(gap))])

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from lightning_audit import _validate
-from lightning_audit.stats._arguments import each, non_negative
+from lightning_audit.stats._arguments import Floats, each, non_negative
 from lightning_audit.stats.evalues.sequential import log_mean_exp
 from lightning_audit.stats.outputs._samples import claim_of_both_orders
 from lightning_audit.stats.tradeoff.tradeoff_functions import ApproxDPTradeoff, TradeoffFunction
 
 __all__ = ["BET_STAKES", "TradeoffBet", "claimed_log_slopes", "privacy_curve"]
-
-Floats = NDArray[np.float64]
 
 #: Parts of the largest stake that cannot ruin, over which `TradeoffBet` mixes.
 BET_STAKES: Floats = 0.99 * np.array([0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 0.95])

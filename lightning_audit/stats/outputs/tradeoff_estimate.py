@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lightning_audit import _validate
-from lightning_audit.stats._arguments import closed_unit, each, like_input
+from lightning_audit.stats._arguments import Floats, closed_unit, each, like_input
 from lightning_audit.stats.outputs._samples import sample_pair
 from lightning_audit.stats.outputs.density import GridRatio, KernelRatio
 from lightning_audit.stats.outputs.nearest_neighbours import NeighbourRatio
 from lightning_audit.stats.tradeoff.piecewise import PiecewiseTradeoff
 
 __all__ = ["DEFAULT_THRESHOLDS", "TradeoffEstimate", "estimate_by_kernel", "estimate_by_neighbours"]
-
-Floats = NDArray[np.float64]
 
 #: Likelihood ratios at which the curve is estimated: those of the paper.
 DEFAULT_THRESHOLDS: Floats = np.linspace(0.0, 15.0, 1000)
@@ -44,10 +42,6 @@ class TradeoffEstimate:
     beta: Floats
     samples: tuple[int, int]
 
-    @overload
-    def __call__(self, alpha: float) -> float: ...
-    @overload
-    def __call__(self, alpha: NDArray[Any]) -> Floats: ...
     def __call__(self, alpha: float | NDArray[Any]) -> float | Floats:
         """Return the estimated type II error at ``alpha`` in [0, 1], linear between the points."""
         rates = each(closed_unit, "alpha", alpha)
@@ -120,7 +114,7 @@ def estimate_by_kernel(
                 "for one dimension."
             )
         above = _cross_fitted(p, q, etas, width, KernelRatio)
-    return _estimate("kernel", etas, above, (len(p), len(q)))
+    return TradeoffEstimate("kernel", etas, *_rates(above), (len(p), len(q)))
 
 
 def estimate_by_neighbours(
@@ -136,17 +130,17 @@ def estimate_by_neighbours(
     of both are averaged.
 
     Args:
-        samples_p: Samples of the first world, ``[n]`` or ``[n, d]``.
+        samples_p: As of `estimate_by_kernel`, like the next two.
         samples_q: Samples of the second world.
-        thresholds: Likelihood ratios eta >= 0, ``[m]``; None for 1000 from 0 to 15.
+        thresholds: Likelihood ratios.
         neighbours: As of `NeighbourRatio`, for half of the samples.
 
     Returns:
         The estimate.
 
     Raises:
-        ValueError: If samples are not finite, too few or of different dimensions; if a threshold
-            is negative, or ``neighbours`` is not less than half the number of samples.
+        ValueError: As `estimate_by_kernel`, or if ``neighbours`` is not less than half the number
+            of samples.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -163,22 +157,15 @@ def estimate_by_neighbours(
     above = _cross_fitted(
         p, q, etas, 0.0, lambda first, second: NeighbourRatio(first, second, neighbours)
     )
-    return _estimate("neighbours", etas, above, (len(p), len(q)))
+    return TradeoffEstimate("neighbours", etas, *_rates(above), (len(p), len(q)))
 
 
 def exceedance(ratios: Floats, weights: Floats, thresholds: Floats, smoothing: float) -> Floats:
-    r"""Weight of the ratios above each threshold, with the threshold spread over an interval.
+    r"""Weight of ratios ``[n]`` above each threshold ``[m]``, spread over an interval, ``[m]``.
 
     .. math:: \sum_i w_i\, \mathrm{clip}\Bigl(\frac{r_i - \eta}{h} + \frac12,\, 0,\, 1\Bigr)
 
-    Args:
-        ratios: Ratios r, ``[n]``.
-        weights: Their weights w >= 0, ``[n]``.
-        thresholds: Thresholds eta, ``[m]``.
-        smoothing: Width h of the interval; 0 counts the ratios that exceed eta.
-
-    Returns:
-        The weights above, ``[m]``, by sums over sorted ratios.
+    By sums over sorted ratios. A width h of 0 counts the ratios that exceed eta.
     """
     order = np.argsort(ratios)
     r, w = ratios[order], weights[order]
@@ -218,12 +205,6 @@ def _thresholds(thresholds: ArrayLike | None) -> Floats:
     return etas
 
 
-def _estimate(
-    method: Literal["kernel", "neighbours"],
-    etas: Floats,
-    above: list[Floats],
-    samples: tuple[int, int],
-) -> TradeoffEstimate:
+def _rates(above: list[Floats]) -> tuple[Floats, Floats]:
     # Sums of weights that add up to one may pass it by rounding.
-    alpha, beta = np.clip(above[0], 0.0, 1.0), np.clip(1.0 - above[1], 0.0, 1.0)
-    return TradeoffEstimate(method, etas, alpha, beta, samples)
+    return np.clip(above[0], 0.0, 1.0), np.clip(1.0 - above[1], 0.0, 1.0)

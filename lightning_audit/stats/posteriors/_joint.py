@@ -9,17 +9,18 @@ probability. So the number of nodes does not depend on the sizes of the two samp
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats._beta import Beta
 
-Floats = NDArray[np.float64]
 Rows = NDArray[np.intp] | slice
 
 # exp of the largest epsilon must be a double; e^-700 is a rate that no posterior reaches.
@@ -34,38 +35,37 @@ def _legendre(nodes: int) -> tuple[Floats, Floats]:
     return x, w
 
 
-class Sides(Protocol):
-    """Masses outside a one-parameter family of growing regions, for independent rates."""
+@dataclass(frozen=True)
+class Sides(ABC):
+    """Masses outside a one-parameter family of growing regions, for independent rates.
 
-    @property
-    def x(self) -> Beta:
-        """The rate FNR."""
-        ...
+    Args:
+        x: the rate FNR.
+        y: the rate FPR.
+    """
 
-    @property
-    def y(self) -> Beta:
-        """The rate FPR."""
-        ...
+    x: Beta
+    y: Beta
 
-    def mirrored_where(self, mask: NDArray[np.bool_]) -> Self:
+    def mirrored_where(self, mask: NDArray[np.bool_] | bool) -> Self:
         """The problem of the rates 1 - X and 1 - Y in the rows of the mask."""
-        ...
+        return replace(self, x=self.x.mirrored_where(mask), y=self.y.mirrored_where(mask))
 
     def take(self, rows: Rows) -> Self:
         """The problem of some rows."""
-        ...
+        return replace(self, x=self.x.take(rows), y=self.y.take(rows))
 
+    @abstractmethod
     def below(self, value: Floats, rest: bool) -> tuple[Floats, Floats]:
         """Pr[(X, Y) below the boundary], or the rest of it, and minus the mass's derivative."""
-        ...
 
+    @abstractmethod
     def start(self, probability: float) -> Floats:
         """Rough quantiles > 0 of the smallest claim, for Newton's method."""
-        ...
 
 
 @dataclass(frozen=True)
-class EpsilonSides:
+class EpsilonSides(Sides):
     r"""Boundary of (epsilon, delta)-DP: x + e^eps y = 1 - delta and y + e^eps x = 1 - delta.
 
     With the vertex c = (1 - delta) / (1 + e^eps) of the boundary on the diagonal,
@@ -77,16 +77,8 @@ class EpsilonSides:
     and y = (1 - delta) sin^2 phi makes the integrand analytic for whole and half-whole shapes.
     """
 
-    x: Beta
-    y: Beta
     delta: float
     nodes: int
-
-    def mirrored_where(self, mask: NDArray[np.bool_]) -> Self:
-        return replace(self, x=self.x.mirrored_where(mask), y=self.y.mirrored_where(mask))
-
-    def take(self, rows: Rows) -> Self:
-        return replace(self, x=self.x.take(rows), y=self.y.take(rows))
 
     def below(self, value: Floats, rest: bool) -> tuple[Floats, Floats]:
         eps = np.minimum(value, _LARGEST_EPSILON)
@@ -136,30 +128,23 @@ class EpsilonSides:
 
     def _angle(self, rate: Floats, rest: Floats) -> Floats:
         # A rate beyond 1 - delta is beyond the boundary's end, which is at a right angle.
-        angle: Floats = np.arctan2(np.sqrt(rate), np.sqrt(np.maximum(rest - self.delta, 0.0)))
-        return angle
+        return np.arctan2(np.sqrt(rate), np.sqrt(np.maximum(rest - self.delta, 0.0)))
 
     def start(self, probability: float) -> Floats:
         x, y = self.x.a / (self.x.a + self.x.b), self.y.a / (self.y.a + self.y.b)
         # Normal limit of the log ratio of two rates, on the side of the diagonal where they are.
-        below = x + y < 1
-        x_small = np.where(below, x < y, x > y)
-        small = np.where(below, np.minimum(x, y), 1.0 - np.maximum(x, y))
-        large = np.where(below, np.maximum(x, y), 1.0 - np.minimum(x, y))
-        of_small = np.where(
-            below, np.where(x_small, self.x.a, self.y.a), np.where(x_small, self.x.b, self.y.b)
-        )
-        of_large = np.where(
-            below, np.where(x_small, self.y.b, self.x.b), np.where(x_small, self.y.a, self.x.a)
-        )
-        ratio = np.log(np.maximum((1.0 - self.delta - large) / small, 1.02))
+        sides = self.mirrored_where(x + y >= 1)
+        x, y = (rate.a / (rate.a + rate.b) for rate in (sides.x, sides.y))
+        of_small = np.where(x < y, sides.x.a, sides.y.a)
+        of_large = np.where(x < y, sides.y.b, sides.x.b)
+        odds = (1.0 - self.delta - np.maximum(x, y)) / np.minimum(x, y)
+        ratio = np.log(np.maximum(odds, 1.02))
         spread = np.sqrt(1.0 / of_small + 1.0 / of_large)
-        start: Floats = np.maximum(ratio + special.ndtri(probability) * spread, 0.01)
-        return start
+        return np.maximum(ratio + special.ndtri(probability) * spread, 0.01)
 
 
 @dataclass(frozen=True)
-class MuSides:
+class MuSides(Sides):
     r"""Boundary of mu-GDP: Phi^-1(x) + Phi^-1(y) = -mu.
 
     .. math:: \Pr[\text{below}] = \int f_Y(\Phi(t))\,\varphi(t)\, F_X(\Phi(-\mu - t))\,dt
@@ -167,15 +152,7 @@ class MuSides:
     where both factors are bells and steps on the scale of probits, whatever the shapes.
     """
 
-    x: Beta
-    y: Beta
     nodes: int
-
-    def mirrored_where(self, mask: NDArray[np.bool_]) -> Self:
-        return replace(self, x=self.x.mirrored_where(mask), y=self.y.mirrored_where(mask))
-
-    def take(self, rows: Rows) -> Self:
-        return replace(self, x=self.x.take(rows), y=self.y.take(rows))
 
     def below(self, value: Floats, rest: bool) -> tuple[Floats, Floats]:
         x, y, mu = self.x, self.y, np.minimum(value, _LARGEST_MU)
@@ -209,8 +186,7 @@ class MuSides:
             # The delta method; 2 pi phi^2 = exp(-probit^2).
             variance = variance + 2.0 * np.pi * mean * (1.0 - mean) / n * np.exp(probit * probit)
         guess = np.abs(centre) + special.ndtri(probability) * np.sqrt(variance)
-        start: Floats = np.maximum(guess, 0.01)
-        return start
+        return np.maximum(guess, 0.01)
 
 
 def _nodes(start: Floats, stop: Floats, nodes: int) -> tuple[Floats, Floats]:
@@ -223,12 +199,11 @@ def _nodes(start: Floats, stop: Floats, nodes: int) -> tuple[Floats, Floats]:
 
 
 def _arccos_sqrt(square: Floats) -> Floats:
-    angle: Floats = np.arccos(np.sqrt(np.minimum(square, 1.0)))
-    return angle
+    return np.arccos(np.sqrt(np.minimum(square, 1.0)))
 
 
 def _logit_slope(probit: Floats) -> Floats:
     """Derivative of log(Phi / (1 - Phi)); in logs, since both tails may underflow."""
     tails = special.log_ndtr(probit) + special.log_ndtr(-probit)
-    slope: Floats = np.exp(-0.5 * probit * probit - tails) / np.sqrt(2.0 * np.pi)
-    return slope
+    result: Floats = np.exp(-0.5 * probit * probit - tails) / np.sqrt(2.0 * np.pi)
+    return result

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats._roots import least_nonnegative
 from lightning_audit.stats.posteriors._joint import Sides
 
-Floats = NDArray[np.float64]
 Rows = NDArray[np.intp]
 
 # Rows of a block: its arrays stay in the cache, and memory stays small for a million thresholds.
@@ -106,8 +106,7 @@ class ClaimPosterior:
         different, place = np.unique(rows, return_inverse=True)
         mass = np.empty(different.size)
         for block in _blocks(different.size):
-            part = self.sides.take(different[block])
-            part = part.mirrored_where(np.full(part.x.a.shape, above))
+            part = self.sides.take(different[block]).mirrored_where(above)
             mass[block] = part.below(np.full(part.x.a.shape, value), rest=False)[0]
         return mass[place]
 
@@ -125,8 +124,7 @@ class ClaimPosterior:
             # Elsewhere the mass above the diagonal is below the tail left out anyway.
             seen = sides.x.lower_rest + sides.y.lower_rest < 1.0
             if self.two_sided and np.any(seen):
-                mirrored = sides.take(np.flatnonzero(seen))
-                mirrored = mirrored.mirrored_where(np.ones(mirrored.x.a.shape, dtype=bool))
+                mirrored = sides.take(np.flatnonzero(seen)).mirrored_where(True)
                 above[seen], more = mirrored.below(claim[seen], rest=False)
                 slope[seen] += more
             inside[block] = mass - above if small else 1.0 - (mass + above)
@@ -146,5 +144,4 @@ def _dominating(fn: Floats, fp: Floats) -> Rows:
     corner = np.concatenate(([True], least[1:] < least[:-1]))
     # The last corner with at most the row's fn has the fewest fp of all of those.
     last = np.searchsorted(fn[order][corner], fn, side="right") - 1
-    result: Rows = order[corner][last]
-    return result
+    return order[corner][last]

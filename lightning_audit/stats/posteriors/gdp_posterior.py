@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from lightning_audit import _validate
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats._confusion import ConfusionCounts
 from lightning_audit.stats.posteriors._joint import MuSides
-from lightning_audit.stats.posteriors._posterior import (
+from lightning_audit.stats.posteriors._quantiles import ClaimPosterior
+from lightning_audit.stats.posteriors._rate_posteriors import (
     NODES,
     TAIL,
     Region,
@@ -26,7 +27,6 @@ from lightning_audit.stats.posteriors._posterior import (
     tail_for,
     two_sided,
 )
-from lightning_audit.stats.posteriors._quantiles import ClaimPosterior
 
 __all__ = [
     "mu_posterior_cdf",
@@ -35,8 +35,6 @@ __all__ = [
     "mu_posterior_pdf",
     "mu_posterior_quantile",
 ]
-
-Floats = NDArray[np.float64]
 
 
 def mu_posterior_cdf(
@@ -55,8 +53,8 @@ def mu_posterior_cdf(
     Args:
         mu: Mu >= 0, infinity included; broadcast against ``counts``.
         counts: Outcomes at a threshold fixed beforehand.
-        region: As in `lightning_audit.stats.posteriors.posterior.epsilon_posterior_cdf`.
-        prior: As in `lightning_audit.stats.posteriors.posterior.epsilon_posterior_cdf`.
+        region: As in `stats.posteriors.posterior.epsilon_posterior_cdf`, like the prior.
+        prior: Both shapes of the Beta prior of both rates, a whole multiple of 1/2.
 
     Returns:
         The probability: a float for numbers, else an array of the broadcast shape.
@@ -86,13 +84,10 @@ def mu_posterior_pdf(
 ) -> float | Floats:
     """Posterior density of mu, of the part that is not the atom at 0.
 
-    The arguments are those of `mu_posterior_cdf`.
+    The arguments and errors are those of `mu_posterior_cdf`.
 
     Returns:
         The density: a float for numbers, else an array of the broadcast shape.
-
-    Raises:
-        ValueError: If an argument is out of its range.
 
     Example:
         >>> counts = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
@@ -110,19 +105,12 @@ def mu_posterior_quantile(
     region: Region = "two_sided",
     prior: float = 0.5,
 ) -> float | Floats:
-    """Posterior quantile of mu: the smallest mu with F(mu) >= ``probability``.
+    """Posterior quantile of mu: the smallest mu with F(mu) >= ``probability``, in (0, 1).
 
-    Args:
-        probability: Probability in (0, 1).
-        counts: Outcomes at a threshold fixed beforehand.
-        region: As in `lightning_audit.stats.posteriors.posterior.epsilon_posterior_cdf`.
-        prior: As in `lightning_audit.stats.posteriors.posterior.epsilon_posterior_cdf`.
+    The other arguments and the errors are those of `mu_posterior_cdf`.
 
     Returns:
         The quantile >= 0: a float for one threshold, else an array of the shape of ``counts``.
-
-    Raises:
-        ValueError: If an argument is out of its range.
 
     Example:
         >>> counts = ConfusionCounts(fn=10, tp=990, fp=5, tn=995)
@@ -146,17 +134,11 @@ def mu_posterior_interval(
 ) -> tuple[float | Floats, float | Floats]:
     """Equal-tailed credible interval of mu: the quantiles at significance/2 and 1 less that.
 
-    Args:
-        counts: Outcomes at a threshold fixed beforehand.
-        significance: Posterior probability in (0, 1) outside the interval.
-        region: As in `lightning_audit.stats.posteriors.posterior.epsilon_posterior_cdf`.
-        prior: As in `lightning_audit.stats.posteriors.posterior.epsilon_posterior_cdf`.
+    ``significance`` in (0, 1) is the posterior probability outside the interval; the other
+    arguments and the errors are those of `mu_posterior_cdf`.
 
     Returns:
         Lower and upper end; floats for one threshold, else arrays of the shape of ``counts``.
-
-    Raises:
-        ValueError: If an argument is out of its range.
 
     Example:
         >>> counts = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
@@ -178,13 +160,8 @@ def mu_posterior_maximum(
 ) -> tuple[float, int]:
     """Largest quantile of mu over many thresholds, without solving for each.
 
-    Not a bound at the level of the quantile: see `epsilon_posterior_maximum`.
-
-    Args:
-        counts: Outcomes at the thresholds, of any shape.
-        probability: Probability in (0, 1) of the quantile.
-        region: As in `lightning_audit.stats.posteriors.posterior.epsilon_posterior_cdf`.
-        prior: As in `lightning_audit.stats.posteriors.posterior.epsilon_posterior_cdf`.
+    Not a bound at the level of the quantile: see `epsilon_posterior_maximum`, whose arguments but
+    for ``delta`` these are.
 
     Returns:
         The largest quantile and the index, into the flattened counts, of a threshold with it.
@@ -193,6 +170,7 @@ def mu_posterior_maximum(
         ValueError: If an argument is out of its range, or there is no threshold.
 
     Example:
+        >>> import numpy as np
         >>> fn, fp = np.array([2, 5, 20]), np.array([30, 6, 0])
         >>> counts = ConfusionCounts(fn=fn, tp=100 - fn, fp=fp, tn=100 - fp)
         >>> value, index = mu_posterior_maximum(counts, probability=0.05)

@@ -10,9 +10,13 @@ from numpy.typing import NDArray
 from scipy import interpolate, optimize
 
 from lightning_audit import _validate
-from lightning_audit.stats._arguments import each, like_input, non_negative, significance_level
-
-Floats = NDArray[np.float64]
+from lightning_audit.stats._arguments import (
+    Floats,
+    each,
+    like_input,
+    non_negative,
+    significance_level,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,5 +116,4 @@ def cumulative(x: Floats, y: Floats) -> Floats:
     correction = -(step**3) * (second[..., 1:] + second[..., :-1]) / 24.0
     cells = trapezoids + np.clip(correction, -0.5 * trapezoids, 0.5 * trapezoids)
     start = np.zeros((*cells.shape[:-1], 1))
-    result: Floats = np.concatenate((start, np.cumsum(cells, axis=-1)), axis=-1)
-    return result
+    return np.concatenate((start, np.cumsum(cells, axis=-1)), axis=-1)

@@ -1,4 +1,4 @@
-"""Bayesian posteriors of epsilon, and of mu, from an attack's error counts.
+"""Bayesian posterior of epsilon from an attack's error counts.
 
 The error rates FNR and FPR have independent Beta posteriors, for the prior Beta(1/2, 1/2) of
 Jeffreys or another one. Each pair of rates has a smallest epsilon, at a given delta, of a claim
@@ -19,14 +19,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from lightning_audit import _validate
-from lightning_audit.stats._arguments import delta_or_zero
+from lightning_audit.stats._arguments import Floats, delta_or_zero
 from lightning_audit.stats._confusion import ConfusionCounts
 from lightning_audit.stats.posteriors._joint import EpsilonSides
-from lightning_audit.stats.posteriors._posterior import (
+from lightning_audit.stats.posteriors._quantiles import ClaimPosterior
+from lightning_audit.stats.posteriors._rate_posteriors import (
     NODES,
     TAIL,
     Region,
@@ -38,18 +38,6 @@ from lightning_audit.stats.posteriors._posterior import (
     tail_for,
     two_sided,
 )
-from lightning_audit.stats.posteriors._quantiles import ClaimPosterior
-from lightning_audit.stats.posteriors.gdp_posterior import mu_posterior_cdf as mu_posterior_cdf
-from lightning_audit.stats.posteriors.gdp_posterior import (
-    mu_posterior_interval as mu_posterior_interval,
-)
-from lightning_audit.stats.posteriors.gdp_posterior import (
-    mu_posterior_maximum as mu_posterior_maximum,
-)
-from lightning_audit.stats.posteriors.gdp_posterior import mu_posterior_pdf as mu_posterior_pdf
-from lightning_audit.stats.posteriors.gdp_posterior import (
-    mu_posterior_quantile as mu_posterior_quantile,
-)
 
 __all__ = [
     "epsilon_posterior_cdf",
@@ -57,14 +45,7 @@ __all__ = [
     "epsilon_posterior_maximum",
     "epsilon_posterior_pdf",
     "epsilon_posterior_quantile",
-    "mu_posterior_cdf",
-    "mu_posterior_interval",
-    "mu_posterior_maximum",
-    "mu_posterior_pdf",
-    "mu_posterior_quantile",
 ]
-
-Floats = NDArray[np.float64]
 
 
 def epsilon_posterior_cdf(
@@ -101,6 +82,7 @@ def epsilon_posterior_cdf(
         ValueError: If an argument is out of its range.
 
     Example:
+        >>> import numpy as np
         >>> counts = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
         >>> epsilon_posterior_cdf(np.array([0.522, 1.267]), counts, delta=0.05).round(3)
         array([0.025, 0.975])
@@ -123,13 +105,10 @@ def epsilon_posterior_pdf(
 ) -> float | Floats:
     """Posterior density of epsilon, of the part that is not the atom at 0.
 
-    It integrates to 1 - F(0), with F of `epsilon_posterior_cdf`; the arguments are the same.
+    It integrates to 1 - F(0), with F of `epsilon_posterior_cdf`; arguments and errors are the same.
 
     Returns:
         The density: a float for numbers, else an array of the broadcast shape.
-
-    Raises:
-        ValueError: If an argument is out of its range.
 
     Example:
         >>> counts = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
@@ -152,21 +131,12 @@ def epsilon_posterior_quantile(
 
     The quantile at 0.05 is the published "95 % lower bound". It holds its level on average over the
     prior; see the module for what it is not. Its relative error is about 1e-12, unless it is next
-    to 0 in the two-sided region.
-
-    Args:
-        probability: Probability in (0, 1).
-        counts: Outcomes at a threshold fixed beforehand.
-        delta: Delta in [0, 1).
-        region: As in `epsilon_posterior_cdf`.
-        prior: As in `epsilon_posterior_cdf`.
+    to 0 in the two-sided region. ``probability`` is in (0, 1); the other arguments and the errors
+    are those of `epsilon_posterior_cdf`.
 
     Returns:
         The quantile >= 0, and 0 where the atom at 0 is large enough: a float for one threshold,
         else an array of the shape of ``counts``.
-
-    Raises:
-        ValueError: If an argument is out of its range.
 
     Example:
         >>> counts = ConfusionCounts(fn=0, tp=1000, fp=0, tn=1000)
@@ -192,18 +162,11 @@ def epsilon_posterior_interval(
 ) -> tuple[float | Floats, float | Floats]:
     """Equal-tailed credible interval of epsilon: the quantiles at significance/2 and 1 less that.
 
-    Args:
-        counts: Outcomes at a threshold fixed beforehand.
-        delta: Delta in [0, 1).
-        significance: Posterior probability in (0, 1) outside the interval.
-        region: As in `epsilon_posterior_cdf`.
-        prior: As in `epsilon_posterior_cdf`.
+    ``significance`` in (0, 1) is the posterior probability outside the interval; the other
+    arguments and the errors are those of `epsilon_posterior_cdf`.
 
     Returns:
         Lower and upper end; floats for one threshold, else arrays of the shape of ``counts``.
-
-    Raises:
-        ValueError: If an argument is out of its range.
 
     Example:
         >>> counts = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
@@ -233,12 +196,8 @@ def epsilon_posterior_maximum(
     The published way to choose a threshold. Not a bound at the level of the quantile: with the
     thresholds chosen on the same data its real failure rate is several times as large.
 
-    Args:
-        counts: Outcomes at the thresholds, of any shape.
-        delta: Delta in [0, 1).
-        probability: Probability in (0, 1) of the quantile.
-        region: As in `epsilon_posterior_cdf`.
-        prior: As in `epsilon_posterior_cdf`.
+    ``counts`` holds the outcomes at the thresholds, of any shape; the other arguments are those of
+    `epsilon_posterior_quantile`.
 
     Returns:
         The largest quantile and the index, into the flattened counts, of a threshold with it.
@@ -247,6 +206,7 @@ def epsilon_posterior_maximum(
         ValueError: If an argument is out of its range, or there is no threshold.
 
     Example:
+        >>> import numpy as np
         >>> fn, fp = np.array([2, 5, 20]), np.array([30, 6, 0])
         >>> counts = ConfusionCounts(fn=fn, tp=100 - fn, fp=fp, tn=100 - fp)
         >>> value, index = epsilon_posterior_maximum(counts, delta=1e-5, probability=0.05)

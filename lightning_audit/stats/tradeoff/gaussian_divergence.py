@@ -14,23 +14,19 @@ e^epsilon, so that with the Mills ratio M each tail beyond one adds phi(a) (M(a)
 
 from __future__ import annotations
 
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
 from lightning_audit import _validate
-from lightning_audit.stats._arguments import delta_in_unit, each, like_input, non_negative
+from lightning_audit.stats._arguments import Floats, delta_in_unit, each, like_input, non_negative
 from lightning_audit.stats._roots import Rows, least_nonnegative
-from lightning_audit.stats.tradeoff.gdp import gaussian_delta, gaussian_epsilon
+from lightning_audit.stats.tradeoff.gdp import LOG_SQRT_2PI, gaussian_delta, gaussian_epsilon, mills
 
 __all__ = ["gaussian_pair_delta", "gaussian_pair_epsilon", "one_way_epsilon"]
 
-Floats = NDArray[np.float64]
-
-_SQRT2 = np.sqrt(2.0)
-_LOG_SQRT_2PI = 0.5 * np.log(2.0 * np.pi)
 # Below this slope of the log ratio two Mills ratios are so near to each other that they are not
 # subtracted: the divergence is integrated.
 _FLAT = 1.0
@@ -38,18 +34,6 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
 _NODES, _WEIGHTS = 0.5 * (_NODES + 1.0), 0.5 * _WEIGHTS
 
 
-@overload
-def gaussian_pair_delta(
-    epsilon: float, mean_p: float, std_p: float, mean_q: float, std_q: float
-) -> float: ...
-@overload
-def gaussian_pair_delta(
-    epsilon: float | NDArray[Any],
-    mean_p: float | NDArray[Any],
-    std_p: float | NDArray[Any],
-    mean_q: float | NDArray[Any],
-    std_q: float | NDArray[Any],
-) -> float | Floats: ...
 def gaussian_pair_delta(
     epsilon: float | NDArray[Any],
     mean_p: float | NDArray[Any],
@@ -88,8 +72,8 @@ def gaussian_pair_delta(
         >>> round(gaussian_pair_delta(0.5, 0.0, 1.0, 1.0, 1.5), 6)
         0.105203
     """
-    eps, pair = _broadcast(each(non_negative, "epsilon", epsilon), mean_p, std_p, mean_q, std_q)
-    d, r = _difference_and_ratio(*pair)
+    checked = each(non_negative, "epsilon", epsilon)
+    eps, d, r = _difference_and_ratio(checked, mean_p, std_p, mean_q, std_q)
     delta, finite = np.zeros(eps.shape), np.isfinite(eps)
     equal = finite & (r == 1.0)
     delta[equal] = gaussian_delta(eps[equal], d[equal])
@@ -99,18 +83,6 @@ def gaussian_pair_delta(
     return like_input(np.minimum(delta, 1.0))
 
 
-@overload
-def gaussian_pair_epsilon(
-    mean_p: float, std_p: float, mean_q: float, std_q: float, delta: float
-) -> float: ...
-@overload
-def gaussian_pair_epsilon(
-    mean_p: float | NDArray[Any],
-    std_p: float | NDArray[Any],
-    mean_q: float | NDArray[Any],
-    std_q: float | NDArray[Any],
-    delta: float | NDArray[Any],
-) -> float | Floats: ...
 def gaussian_pair_epsilon(
     mean_p: float | NDArray[Any],
     std_p: float | NDArray[Any],
@@ -126,8 +98,8 @@ def gaussian_pair_epsilon(
     deviations. Newton's method on the logarithm of the divergence, inside a bracket.
 
     Args:
-        mean_p: Mean of P, in any unit; a number or an array. All are broadcast.
-        std_p: Standard deviation of P > 0, in that unit.
+        mean_p: As of `gaussian_pair_delta`, like the next three.
+        std_p: Standard deviation of P > 0.
         mean_q: Mean of Q.
         std_q: Standard deviation of Q > 0.
         delta: Delta in (0, 1). At delta = 0 epsilon would be infinite.
@@ -136,8 +108,7 @@ def gaussian_pair_epsilon(
         Epsilon >= 0: a float for numbers, an array of the broadcast shape for arrays.
 
     Raises:
-        ValueError: If a mean is not finite, a standard deviation is not finite and positive, or
-            ``delta`` is not in (0, 1).
+        ValueError: As `gaussian_pair_delta`, or if ``delta`` is not in (0, 1).
 
     Example:
         >>> round(gaussian_pair_epsilon(1.0, 1.0, 0.0, 1.0, 1e-5), 8)
@@ -145,8 +116,8 @@ def gaussian_pair_epsilon(
         >>> round(gaussian_pair_epsilon(1.0, 1.1, 0.0, 1.0, 1e-5), 4)
         6.4776
     """
-    target, pair = _broadcast(each(delta_in_unit, "delta", delta), mean_p, std_p, mean_q, std_q)
-    d, r = _difference_and_ratio(*pair)
+    checked = each(delta_in_unit, "delta", delta)
+    target, d, r = _difference_and_ratio(checked, mean_p, std_p, mean_q, std_q)
     epsilon, other = np.empty(d.shape), r != 1.0
     epsilon[~other] = gaussian_epsilon(d[~other], target[~other])
     d, r, target = d[other], r[other], target[other]
@@ -217,14 +188,14 @@ def _closed(height: Floats, d: Floats, r: Floats, root: Floats) -> tuple[Floats,
     wider = np.where(r > 1.0, 1.0, -1.0)
     # The density of P at the near root, or 1 where its Mills ratio might overflow.
     in_tail = a > 0.0
-    log_unit = np.where(in_tail, -0.5 * a * a - _LOG_SQRT_2PI, 0.0)
+    log_unit = np.where(in_tail, -0.5 * a * a - LOG_SQRT_2PI, 0.0)
     with np.errstate(all="ignore"):
-        at_near = np.exp(-0.5 * a * a - _LOG_SQRT_2PI - log_unit)
+        at_near = np.exp(-0.5 * a * a - LOG_SQRT_2PI - log_unit)
         # No far root is nearer to the middle of P than a is.
-        at_far = np.exp(-0.5 * far * far - _LOG_SQRT_2PI - log_unit)
-        p_near = np.where(in_tail, _mills(np.maximum(a, 0.0)), special.ndtr(-a))
-        q = at_near * _mills(b) / r + wider * at_far * _mills(far_x) / r
-        h = p_near - at_near * _mills(b) / r + wider * at_far * (_mills(far) - _mills(far_x) / r)
+        at_far = np.exp(-0.5 * far * far - LOG_SQRT_2PI - log_unit)
+        p_near = np.where(in_tail, mills(np.maximum(a, 0.0)), special.ndtr(-a))
+        q = at_near * mills(b) / r + wider * at_far * mills(far_x) / r
+        h = p_near - at_near * mills(b) / r + wider * at_far * (mills(far) - mills(far_x) / r)
         return log_unit + np.log(np.maximum(h, 0.0)), q / h
 
 
@@ -239,7 +210,7 @@ def _integrated(height: Floats, d: Floats, r: Floats, root: Floats) -> tuple[Flo
     # An infinite far root has no weight; any number will do for its integral.
     other = _beyond(np.minimum(far, 1e8), root, np.maximum(k, 0.0), np.full(a.shape, np.inf))
     h, q = (u + weight * v for u, v in zip(near, other, strict=True))
-    return -0.5 * a * a - _LOG_SQRT_2PI + np.log(h), q / h
+    return -0.5 * a * a - LOG_SQRT_2PI + np.log(h), q / h
 
 
 def _beyond(a: Floats, slope: Floats, k: Floats, width: Floats) -> tuple[Floats, Floats]:
@@ -256,19 +227,14 @@ def _beyond(a: Floats, slope: Floats, k: Floats, width: Floats) -> tuple[Floats,
     )
 
 
-def _mills(x: Floats) -> Floats:
-    ratio: Floats = np.sqrt(np.pi / 2.0) * special.erfcx(x / _SQRT2)
-    return ratio
-
-
-def _broadcast(first: Floats, *pair: float | NDArray[Any]) -> tuple[Floats, list[Floats]]:
-    names = ("mean_p", "std_p", "mean_q", "std_q")
-    numbers = [
-        each(_mean if name.startswith("mean") else _std, name, value)
-        for name, value in zip(names, pair, strict=True)
-    ]
-    eps, *rest = np.broadcast_arrays(first, *numbers)
-    return eps, rest
+def _difference_and_ratio(
+    first: Floats, *pair: float | NDArray[Any]
+) -> tuple[Floats, Floats, Floats]:
+    """``first``, the difference of the means in units of Q, and the ratio, of one shape."""
+    named = zip(("mean_p", "std_p", "mean_q", "std_q"), pair, (_mean, _std) * 2, strict=True)
+    numbers = [each(check, name, value) for name, value, check in named]
+    first, m1, s1, m0, s0 = np.broadcast_arrays(first, *numbers)
+    return first, np.abs(m1 - m0) / s0, s1 / s0
 
 
 def _mean(name: str, value: Any) -> None:
@@ -277,7 +243,3 @@ def _mean(name: str, value: Any) -> None:
 
 def _std(name: str, value: Any) -> None:
     _validate.positive(name, value, "two Gaussians of no variance are told apart without error")
-
-
-def _difference_and_ratio(m1: Floats, s1: Floats, m0: Floats, s0: Floats) -> tuple[Floats, Floats]:
-    return np.abs(m1 - m0) / s0, s1 / s0

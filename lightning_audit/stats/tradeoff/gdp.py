@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from lightning_audit.stats._arguments import delta_in_unit, each, like_input, non_negative
+from lightning_audit.stats._arguments import Floats, delta_in_unit, each, like_input, non_negative
 
 __all__ = ["gaussian_delta", "gaussian_epsilon", "gaussian_mu"]
 
-
-Floats = NDArray[np.float64]
-
 _SQRT2 = np.sqrt(2.0)
-_LOG_SQRT_2PI = 0.5 * np.log(2.0 * np.pi)
+#: Log of the normal density's denominator.
+LOG_SQRT_2PI = 0.5 * np.log(2.0 * np.pi)
 
 # Below this mu the difference of two Mills ratios loses the digits that the quadrature keeps.
 _NARROW = 0.1
@@ -30,12 +28,6 @@ _MAX_ITERATIONS = 100
 _WIDE = 1e8
 
 
-@overload
-def gaussian_delta(epsilon: float, mu: float) -> float: ...
-@overload
-def gaussian_delta(epsilon: NDArray[Any], mu: float | NDArray[Any]) -> Floats: ...
-@overload
-def gaussian_delta(epsilon: float, mu: NDArray[Any]) -> Floats: ...
 def gaussian_delta(epsilon: float | NDArray[Any], mu: float | NDArray[Any]) -> float | Floats:
     r"""Privacy curve of mu-GDP: the smallest delta that goes with ``epsilon``.
 
@@ -86,27 +78,14 @@ def gaussian_delta(epsilon: float | NDArray[Any], mu: float | NDArray[Any]) -> f
     return like_input(np.minimum(delta, 1.0))
 
 
-@overload
-def gaussian_epsilon(mu: float, delta: float) -> float: ...
-@overload
-def gaussian_epsilon(mu: NDArray[Any], delta: float | NDArray[Any]) -> Floats: ...
-@overload
-def gaussian_epsilon(mu: float, delta: NDArray[Any]) -> Floats: ...
 def gaussian_epsilon(mu: float | NDArray[Any], delta: float | NDArray[Any]) -> float | Floats:
-    r"""Smallest epsilon >= 0 for which mu-GDP gives (epsilon, delta)-DP.
+    """Smallest epsilon >= 0 for which mu-GDP gives (epsilon, delta)-DP.
 
-    Exact for the Gaussian mechanism. A lower bound on mu turns into a lower bound on epsilon only
-    for a mechanism that is Gaussian: for any other, a rejected mu-GDP says nothing about a single
-    (epsilon, delta). The relative error is at most 1e-12 for mu in [1e-3, 50] and delta in
-    [1e-12, 0.5], except next to delta = 2 Phi(mu/2) - 1, where epsilon goes to zero and the error
-    is relative to mu.
-
-    .. math:: \varepsilon = \inf\{\varepsilon \ge 0 :
-        \Phi(\tfrac{\mu}{2} - \tfrac{\varepsilon}{\mu})
-        - e^{\varepsilon} \Phi(-\tfrac{\mu}{2} - \tfrac{\varepsilon}{\mu}) \le \delta\}
-
-    Newton's method on log delta, which is concave and decreasing in epsilon: started at the upper
-    bound mu^2 / 2 - mu Phi^-1(delta), it descends to the root without overshooting.
+    The inverse of `gaussian_delta` in epsilon, exact for the Gaussian mechanism. A lower bound on
+    mu turns into a lower bound on epsilon only for a mechanism that is Gaussian: for any other, a
+    rejected mu-GDP says nothing about a single (epsilon, delta). The relative error is at most
+    1e-12 for mu in [1e-3, 50] and delta in [1e-12, 0.5], except next to delta = 2 Phi(mu/2) - 1,
+    where epsilon goes to zero and the error is relative to mu.
 
     Args:
         mu: Parameter of Gaussian DP >= 0; 0 gives 0, infinity gives infinity. A number or an array.
@@ -125,9 +104,7 @@ def gaussian_epsilon(mu: float | NDArray[Any], delta: float | NDArray[Any]) -> f
         array([ 0.      ,  0.340669, 91.81729 ,       inf])
 
     References:
-        Balle and Wang, "Improving the Gaussian mechanism for differential privacy", ICML 2018,
-        Theorem 8. Dong, Roth and Su, "Gaussian differential privacy", JRSS B 84, 2022,
-        Corollary 2.13.
+        As of `gaussian_delta`.
     """
     m, d = np.broadcast_arrays(each(non_negative, "mu", mu), each(delta_in_unit, "delta", delta))
     epsilon = np.zeros(m.shape)
@@ -140,25 +117,12 @@ def gaussian_epsilon(mu: float | NDArray[Any], delta: float | NDArray[Any]) -> f
     return like_input(epsilon)
 
 
-@overload
-def gaussian_mu(epsilon: float, delta: float) -> float: ...
-@overload
-def gaussian_mu(epsilon: NDArray[Any], delta: float | NDArray[Any]) -> Floats: ...
-@overload
-def gaussian_mu(epsilon: float, delta: NDArray[Any]) -> Floats: ...
 def gaussian_mu(epsilon: float | NDArray[Any], delta: float | NDArray[Any]) -> float | Floats:
-    r"""The mu whose Gaussian mechanism is exactly (epsilon, delta)-DP.
+    """The mu whose Gaussian mechanism is exactly (epsilon, delta)-DP.
 
     It is the largest mu for which mu-GDP gives (epsilon, delta)-DP, and the inverse of
     `gaussian_epsilon` in mu. The converse does not hold: (epsilon, delta)-DP does not give mu-GDP.
     The relative error is at most 1e-12 for mu in [1e-3, 50] and delta in [1e-12, 0.5].
-
-    .. math:: \mu = \sup\{\mu \ge 0 :
-        \Phi(\tfrac{\mu}{2} - \tfrac{\varepsilon}{\mu})
-        - e^{\varepsilon} \Phi(-\tfrac{\mu}{2} - \tfrac{\varepsilon}{\mu}) \le \delta\}
-
-    Newton's method on log delta in log mu, from the left: both Phi(a) = delta and the solution for
-    epsilon = 0 are lower bounds on mu.
 
     Args:
         epsilon: Epsilon >= 0; infinity gives infinity. A number or an array.
@@ -177,9 +141,7 @@ def gaussian_mu(epsilon: float | NDArray[Any], delta: float | NDArray[Any]) -> f
         array([0.2681, 0.9249])
 
     References:
-        Balle and Wang, "Improving the Gaussian mechanism for differential privacy", ICML 2018,
-        Theorem 8. Dong, Roth and Su, "Gaussian differential privacy", JRSS B 84, 2022,
-        Corollary 2.13.
+        As of `gaussian_delta`.
     """
     eps, d = np.broadcast_arrays(
         each(non_negative, "epsilon", epsilon), each(delta_in_unit, "delta", delta)
@@ -196,23 +158,27 @@ def _log_delta(eps: Floats, mu: Floats) -> Floats:
     b = -mu / 2 - eps / mu
     # Each form is evaluated everywhere, and is meaningless outside its own range.
     with np.errstate(all="ignore"):
-        log_phi = -0.5 * a * a - _LOG_SQRT_2PI
+        log_phi = -0.5 * a * a - LOG_SQRT_2PI
         x = -a[..., None] + mu[..., None] * _NODES
-        narrow = log_phi + np.log(mu) + np.log((1.0 - x * _mills(x)) @ _WEIGHTS)
-        tail = log_phi + np.log(_mills(-a) - _mills(-b))
+        narrow = log_phi + np.log(mu) + np.log((1.0 - x * mills(x)) @ _WEIGHTS)
+        tail = log_phi + np.log(mills(-a) - mills(-b))
         # Phi(a) is next to one here, where the Mills ratio of -a would overflow.
-        bulk = np.log(special.ndtr(a) - np.exp(log_phi) * _mills(-b))
+        bulk = np.log(special.ndtr(a) - np.exp(log_phi) * mills(-b))
     result: Floats = np.where(mu < _NARROW, narrow, np.where(a < 1.0, tail, bulk))
     return result
 
 
-def _mills(x: Floats) -> Floats:
+def mills(x: Floats) -> Floats:
+    """Mills ratio Phi(-x) / phi(x)."""
     ratio: Floats = np.sqrt(np.pi / 2.0) * special.erfcx(x / _SQRT2)
     return ratio
 
 
 def _solve_epsilon(mu: Floats, delta: Floats) -> Floats:
-    """Newton's method for epsilon, for finite mu > 0 and delta < delta(0)."""
+    """Newton's method for epsilon, for finite mu > 0 and delta < delta(0).
+
+    Log delta is concave and decreasing in epsilon: from above the root there is no overshooting.
+    """
     log_target = np.log(delta)
     # delta(eps) <= Phi(a), so that the solution of Phi(a) = delta lies above.
     eps = np.maximum(mu * mu / 2 - mu * special.ndtri(delta), 0.0)
@@ -220,7 +186,7 @@ def _solve_epsilon(mu: Floats, delta: Floats) -> Floats:
     for _ in range(_MAX_ITERATIONS):
         log_delta = _log_delta(eps, mu)
         a = mu / 2 - eps / mu
-        slope = np.exp(-0.5 * a * a - _LOG_SQRT_2PI - log_delta) * _mills(mu - a)
+        slope = np.exp(-0.5 * a * a - LOG_SQRT_2PI - log_delta) * mills(mu - a)
         step = (log_delta - log_target) / np.where(wide, 1.0, slope)
         step[wide] = 0.0
         eps = np.maximum(eps + step, 0.0)
@@ -230,7 +196,10 @@ def _solve_epsilon(mu: Floats, delta: Floats) -> Floats:
 
 
 def _solve_mu(eps: Floats, delta: Floats) -> Floats:
-    """Newton's method for log mu, for finite eps >= 0."""
+    """Newton's method for log mu, for finite eps >= 0, from the left.
+
+    Both Phi(a) = delta and the solution for epsilon = 0 are lower bounds on mu.
+    """
     log_target = np.log(delta)
     z = -special.ndtri(delta)
     root = np.sqrt(z * z + 2 * eps)
@@ -243,7 +212,7 @@ def _solve_mu(eps: Floats, delta: Floats) -> Floats:
         mu = np.exp(log_mu)
         log_delta = _log_delta(eps, mu)
         a = mu / 2 - eps / mu
-        slope = np.exp(-0.5 * a * a - _LOG_SQRT_2PI - log_delta) * mu
+        slope = np.exp(-0.5 * a * a - LOG_SQRT_2PI - log_delta) * mu
         # From far below, log delta is so steep or so flat that a full step may leave the doubles.
         step = np.clip((log_target - log_delta) / np.where(wide, 1.0, slope), -1.0, 1.0)
         step[wide] = 0.0

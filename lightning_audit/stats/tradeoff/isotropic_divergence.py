@@ -22,15 +22,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import optimize, special
 
 from lightning_audit import _validate
-from lightning_audit.stats._arguments import delta_in_unit, non_negative
+from lightning_audit.stats._arguments import Floats, delta_in_unit, non_negative
 
 __all__ = ["isotropic_pair_delta", "isotropic_pair_epsilon"]
-
-Floats = NDArray[np.float64]
 
 # The density of w falls faster than a normal one of variance 1 on either side of its mode: this far
 # from it no double is left of it, and that far nothing that counts beside the middle.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lightning_audit.stats._arguments import (
+    Floats,
     closed_unit,
     delta_in_unit,
     each,
@@ -17,8 +18,6 @@ from lightning_audit.stats._arguments import (
 )
 
 __all__ = ["PiecewiseTradeoff"]
-
-Floats = NDArray[np.float64]
 
 # Rounds in which every second point that is no corner by its neighbours is left out at once.
 _PASSES = 40
@@ -88,19 +87,11 @@ class PiecewiseTradeoff:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.alphas)} corners)"
 
-    @overload
-    def __call__(self, alpha: float) -> float: ...
-    @overload
-    def __call__(self, alpha: NDArray[Any]) -> Floats: ...
     def __call__(self, alpha: float | NDArray[Any]) -> float | Floats:
         """Return the type II error beta at the type I error ``alpha`` in [0, 1]."""
         rates = each(closed_unit, "alpha", alpha)
         return like_input(np.asarray(np.interp(rates, self.alphas, self.betas), dtype=np.float64))
 
-    @overload
-    def delta_at(self, epsilon: float) -> float: ...
-    @overload
-    def delta_at(self, epsilon: NDArray[Any]) -> Floats: ...
     def delta_at(self, epsilon: float | NDArray[Any]) -> float | Floats:
         """Return the privacy curve 1 + f*(-e^epsilon): the smallest delta at ``epsilon`` >= 0."""
         eps = each(non_negative, "epsilon", epsilon)
@@ -108,10 +99,6 @@ class PiecewiseTradeoff:
             factor = np.exp(eps)
         return like_input(self._delta(factor, self._touching(factor)))
 
-    @overload
-    def epsilon_at(self, delta: float) -> float: ...
-    @overload
-    def epsilon_at(self, delta: NDArray[Any]) -> Floats: ...
     def epsilon_at(self, delta: float | NDArray[Any]) -> float | Floats:
         """Return the smallest epsilon >= 0 at ``delta`` in (0, 1); infinite if there is none."""
         wanted = each(delta_in_unit, "delta", delta)
@@ -152,12 +139,12 @@ def _lower_hull(x: Floats, y: Floats) -> tuple[Floats, Floats]:
             return x, y
         kept[parity % 2 :: 2] = True
         x, y = x[kept], y[kept]
-    corners = _hull_of_few(x.tolist(), y.tolist())
+    corners = hull_of_few(x.tolist(), y.tolist())
     return x[corners], y[corners]
 
 
-def _hull_of_few(x: Sequence[float], y: Sequence[float]) -> list[int]:
-    """Positions of the corners, point by point: a microsecond for each."""
+def hull_of_few(x: Sequence[float], y: Sequence[float]) -> list[int]:
+    """Positions of the corners of the lower hull, point by point: a microsecond for each."""
     kept: list[int] = []
     for i, (xi, yi) in enumerate(zip(x, y, strict=True)):
         while len(kept) > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from scipy import special
 
 from lightning_audit import _validate
 from lightning_audit.stats._arguments import (
+    Floats,
     closed_unit,
     delta_in_unit,
     each,
@@ -21,7 +22,6 @@ from lightning_audit.stats.tradeoff.gdp import gaussian_delta, gaussian_epsilon
 
 __all__ = ["Direction", "SubsampledGaussianTradeoff"]
 
-Floats = NDArray[np.float64]
 Direction = Literal["both", "remove", "add"]
 
 _LAST_STEP = 1e-14
@@ -83,10 +83,6 @@ class SubsampledGaussianTradeoff:
     def _mu(self) -> float:
         return 1.0 / self.noise_multiplier
 
-    @overload
-    def __call__(self, alpha: float) -> float: ...
-    @overload
-    def __call__(self, alpha: NDArray[Any]) -> Floats: ...
     def __call__(self, alpha: float | NDArray[Any]) -> float | Floats:
         """Return the type II error beta at the type I error ``alpha`` in [0, 1]."""
         rates = each(closed_unit, "alpha", alpha)
@@ -102,10 +98,6 @@ class SubsampledGaussianTradeoff:
         upper = np.where(rates > right, self._add(above), line)
         return like_input(np.where(rates < left, self._remove(rates), upper))
 
-    @overload
-    def delta_at(self, epsilon: float) -> float: ...
-    @overload
-    def delta_at(self, epsilon: NDArray[Any]) -> Floats: ...
     def delta_at(self, epsilon: float | NDArray[Any]) -> float | Floats:
         """Return the privacy curve 1 + f*(-e^epsilon): the smallest delta at ``epsilon`` >= 0."""
         eps = each(non_negative, "epsilon", epsilon)
@@ -113,10 +105,6 @@ class SubsampledGaussianTradeoff:
             self._delta_add(eps) if self.direction == "add" else self._delta_remove(eps)
         )
 
-    @overload
-    def epsilon_at(self, delta: float) -> float: ...
-    @overload
-    def epsilon_at(self, delta: NDArray[Any]) -> Floats: ...
     def epsilon_at(self, delta: float | NDArray[Any]) -> float | Floats:
         """Return the smallest epsilon >= 0 at ``delta`` in (0, 1)."""
         wanted = each(delta_in_unit, "delta", delta)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, overload, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from scipy import special
 
 from lightning_audit import _validate
 from lightning_audit.stats._arguments import (
+    Floats,
     closed_unit,
     delta_in_unit,
     each,
@@ -20,8 +21,6 @@ from lightning_audit.stats._arguments import (
 from lightning_audit.stats.tradeoff.gdp import gaussian_delta, gaussian_epsilon
 
 __all__ = ["ApproxDPTradeoff", "GaussianTradeoff", "TradeoffFunction"]
-
-Floats = NDArray[np.float64]
 
 
 @runtime_checkable
@@ -35,10 +34,6 @@ class TradeoffFunction(Protocol):
         Dong, Roth and Su, "Gaussian differential privacy", JRSS B 84, 2022, Proposition 2.2.
     """
 
-    @overload
-    def __call__(self, alpha: float) -> float: ...
-    @overload
-    def __call__(self, alpha: NDArray[Any]) -> Floats: ...
     def __call__(self, alpha: float | NDArray[Any]) -> float | Floats:
         """Return beta = f(alpha) for alpha in [0, 1]."""
         ...
@@ -71,27 +66,15 @@ class GaussianTradeoff:
     def __post_init__(self) -> None:
         object.__setattr__(self, "mu", _validate.non_negative("mu", self.mu))
 
-    @overload
-    def __call__(self, alpha: float) -> float: ...
-    @overload
-    def __call__(self, alpha: NDArray[Any]) -> Floats: ...
     def __call__(self, alpha: float | NDArray[Any]) -> float | Floats:
         """Return the type II error beta at the type I error ``alpha`` in [0, 1]."""
         rates = each(closed_unit, "alpha", alpha)
         return like_input(special.ndtr(-special.ndtri(rates) - self.mu))
 
-    @overload
-    def delta_at(self, epsilon: float) -> float: ...
-    @overload
-    def delta_at(self, epsilon: NDArray[Any]) -> Floats: ...
     def delta_at(self, epsilon: float | NDArray[Any]) -> float | Floats:
         """Return the privacy curve 1 + f*(-e^epsilon): the smallest delta at ``epsilon`` >= 0."""
         return gaussian_delta(epsilon, self.mu)
 
-    @overload
-    def epsilon_at(self, delta: float) -> float: ...
-    @overload
-    def epsilon_at(self, delta: NDArray[Any]) -> Floats: ...
     def epsilon_at(self, delta: float | NDArray[Any]) -> float | Floats:
         """Return the smallest epsilon >= 0 at ``delta`` in (0, 1)."""
         return gaussian_epsilon(self.mu, delta)
@@ -139,10 +122,6 @@ class ApproxDPTradeoff:
             _validate.open_unit("delta", self.delta, "or 0 for pure DP")
         object.__setattr__(self, "delta", float(self.delta))
 
-    @overload
-    def __call__(self, alpha: float) -> float: ...
-    @overload
-    def __call__(self, alpha: NDArray[Any]) -> Floats: ...
     def __call__(self, alpha: float | NDArray[Any]) -> float | Floats:
         """Return the type II error beta at the type I error ``alpha`` in [0, 1]."""
         rates = each(closed_unit, "alpha", alpha)
@@ -153,20 +132,12 @@ class ApproxDPTradeoff:
         flat = np.exp(-self.epsilon) * (rest - rates)
         return like_input(np.where(rates > 0, np.maximum(np.maximum(steep, flat), 0.0), rest))
 
-    @overload
-    def delta_at(self, epsilon: float) -> float: ...
-    @overload
-    def delta_at(self, epsilon: NDArray[Any]) -> Floats: ...
     def delta_at(self, epsilon: float | NDArray[Any]) -> float | Floats:
         """Return the privacy curve 1 + f*(-e^epsilon): the smallest delta at ``epsilon`` >= 0."""
         short = np.maximum(self.epsilon - each(non_negative, "epsilon", epsilon), 0.0)
         gap = -np.expm1(-short) / (1.0 + np.exp(-self.epsilon))
         return like_input(self.delta + (1.0 - self.delta) * gap)
 
-    @overload
-    def epsilon_at(self, delta: float) -> float: ...
-    @overload
-    def epsilon_at(self, delta: NDArray[Any]) -> Floats: ...
     def epsilon_at(self, delta: float | NDArray[Any]) -> float | Floats:
         """Return the smallest epsilon >= 0 at ``delta`` in (0, 1); infinite below the claim's."""
         wanted = each(delta_in_unit, "delta", delta)

@@ -85,7 +85,13 @@ def rows_of_the_page() -> dict[str, list[float]]:
     return dict(zip(COUNTS["sets"], numbers, strict=True))
 
 
-@pytest.mark.parametrize("name", COUNTS["sets"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name.startswith(("A1", "A3")) else pytest.param(name, marks=pytest.mark.heavy)
+        for name in COUNTS["sets"]
+    ],
+)
 def test_the_binomial_column_of_the_page_is_computed(name: str) -> None:
     numbers = rows_of_the_page()[name]
     assert len(numbers) == 8

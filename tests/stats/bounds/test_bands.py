@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
@@ -61,6 +61,7 @@ def test_two_observations_can_be_done_by_hand() -> None:
     assert 2 * a * b - a * a == pytest.approx(0.95, rel=1e-9)
 
 
+@settings(max_examples=30)
 @given(st.integers(1, 300), st.sampled_from([1e-8, 1e-3, 0.05, 0.5]))
 def test_level_falls_with_observations_and_rises_with_significance(
     n: int, significance: float

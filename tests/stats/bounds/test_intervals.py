@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import optimize, special, stats
+from scipy import optimize, stats
 
 from lightning_audit.stats.bounds.intervals import (
     clopper_pearson_lower,
@@ -14,7 +14,6 @@ from lightning_audit.stats.bounds.intervals import (
     jeffreys_lower,
     jeffreys_upper,
 )
-from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon
 
 significances = st.sampled_from([1e-12, 1e-3, 0.025, 0.05, 0.5, 0.9])
 
@@ -23,59 +22,6 @@ significances = st.sampled_from([1e-12, 1e-3, 0.025, 0.05, 0.5, 0.9])
 def counts(draw: st.DrawFn) -> tuple[int, int]:
     trials = draw(st.integers(1, 5000))
     return draw(st.integers(0, trials)), trials
-
-
-def epsilon_of_rates(fnr: float, fpr: float, delta: float) -> float:
-    """The largest epsilon that the point (fpr, fnr) below the diagonal refutes."""
-    return max(math.log((1 - delta - fnr) / fpr), math.log((1 - delta - fpr) / fnr))
-
-
-@pytest.mark.parametrize(
-    ("trials", "significance", "expected"),
-    [(1000, 0.025, 5.6006), (1000, 0.05, 5.8091), (500, 0.025, 4.9056)],
-)
-@pytest.mark.parametrize("delta", [0.0, 1e-5])
-def test_flawless_attack_gives_the_published_epsilon(
-    trials: int, significance: float, expected: float, delta: float
-) -> None:
-    rate = clopper_pearson_upper(0, trials, significance)
-    assert epsilon_of_rates(rate, rate, delta) == pytest.approx(expected, abs=6e-5)
-
-
-def test_published_interval_of_epsilon_is_reproduced() -> None:
-    # Zanella-Béguelin et al. 2023: FN 35, TP 65, FP 25, TN 75, delta .05, 95 % over four limits.
-    fnr = clopper_pearson_lower(35, 100, 0.0125), clopper_pearson_upper(35, 100, 0.0125)
-    fpr = clopper_pearson_lower(25, 100, 0.0125), clopper_pearson_upper(25, 100, 0.0125)
-    assert epsilon_of_rates(fnr[1], fpr[1], 0.05) == pytest.approx(0.29515, abs=6e-6)
-    assert epsilon_of_rates(fnr[0], fpr[0], 0.05) == pytest.approx(1.48873, abs=6e-6)
-
-
-def test_published_corner_case_is_reproduced() -> None:
-    # FN 10, TP 90, FP 0, TN 100: the two-sided corner, then the one-sided bound.
-    fnr, fpr = clopper_pearson_upper(10, 100, 0.025), clopper_pearson_upper(0, 100, 0.025)
-    assert (fnr, fpr) == pytest.approx((0.17622, 0.03622), abs=6e-6)
-    assert epsilon_of_rates(fnr, fpr, 1e-5) == pytest.approx(3.12437, abs=6e-6)
-    fnr, fpr = clopper_pearson_upper(10, 100, 0.05), clopper_pearson_upper(0, 100, 0.05)
-    assert epsilon_of_rates(fnr, fpr, 1e-5) == pytest.approx(3.3441, abs=6e-5)
-
-
-@pytest.mark.parametrize(
-    ("fn", "fp", "n", "corner", "pooled"),
-    [
-        (35, 25, 100, (0.515635, 2.062854), (0.728682, 3.045338)),
-        (10, 5, 1000, (4.359058, 27.39683), (4.545198, 29.011387)),
-        (309, 309, 1000, (0.832184, 3.543097), (0.899498, 3.873700)),
-        (0, 0, 1000, (5.35982, 36.489), (5.9368, 42.191)),
-    ],
-)
-def test_gaussian_bounds_of_counts_are_reproduced(
-    fn: int, fp: int, n: int, corner: tuple[float, float], pooled: tuple[float, float]
-) -> None:
-    each = [clopper_pearson_upper(count, n, 0.025) for count in (fn, fp)]
-    mu = -special.ndtri(each).sum()
-    assert (mu, gaussian_epsilon(float(mu), 1e-5)) == pytest.approx(corner, rel=2e-5)
-    mu = -2 * special.ndtri(clopper_pearson_upper(fn + fp, 2 * n, 0.05))
-    assert (mu, gaussian_epsilon(float(mu), 1e-5)) == pytest.approx(pooled, rel=2e-5)
 
 
 @pytest.mark.parametrize("significance", [0.01, 0.05, 0.3])
@@ -196,25 +142,8 @@ LIMITS = [clopper_pearson_lower, clopper_pearson_upper, jeffreys_lower, jeffreys
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-@pytest.mark.parametrize(
-    ("successes", "trials", "message"),
-    [
-        (-1, 5, r"successes=-1 must be a whole number >= 0"),
-        (0.5, 5, r"successes=0\.5 must be a whole number >= 0; pass event counts"),
-        (float("nan"), 5, r"successes=nan must be a whole number"),
-        (1, float("inf"), r"trials=inf must be a whole number"),
-        (6, 5, r"successes=6 must be at most trials=5"),
-        (np.array([1, 6]), np.array([2, 5]), r"successes=6 must be at most trials=5"),
-        (np.array([True]), 5, r"successes has dtype bool"),
-    ],
-)
-def test_impossible_counts_are_refused(limit, successes, trials, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        limit(successes, trials, 0.05)
-
-
-@pytest.mark.parametrize("significance", [0.0, 1.0, -0.1, float("nan"), "0.05"])
-@pytest.mark.parametrize("limit", LIMITS)
-def test_impossible_significance_is_refused(limit, significance) -> None:
+def test_impossible_arguments_are_refused(limit) -> None:
+    with pytest.raises(ValueError, match=r"successes=6 must be at most trials=5"):
+        limit(6, 5, 0.05)
     with pytest.raises(ValueError, match=r"significance=.* must be in \(0, 1\); it is the prob"):
-        limit(1, 2, significance)
+        limit(1, 2, 1.0)

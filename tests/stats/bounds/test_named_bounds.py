@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +11,9 @@ from lightning_audit.stats.bounds.counts import (
     epsilon_clopper_pearson,
     epsilon_jeffreys,
     epsilon_katz,
-    mu_clopper_pearson,
-    mu_pooled_clopper_pearson,
 )
 from lightning_audit.stats.bounds.gaussian import mu_noncentral_t_from_scores
+from lightning_audit.stats.bounds.gdp_counts import mu_clopper_pearson, mu_pooled_clopper_pearson
 from lightning_audit.stats.bounds.named_bounds import BOUND_NAMES, METHODS, named_bound
 from lightning_audit.stats.bounds.thresholds import (
     Fixed,
@@ -25,10 +23,8 @@ from lightning_audit.stats.bounds.thresholds import (
     Split,
     words_of,
 )
-from lightning_audit.stats.posteriors.posterior import (
-    epsilon_posterior_quantile,
-    mu_posterior_quantile,
-)
+from lightning_audit.stats.posteriors.gdp_posterior import mu_posterior_quantile
+from lightning_audit.stats.posteriors.posterior import epsilon_posterior_quantile
 from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon
 
 DELTA, LEVEL, AT = 1e-4, 0.03, 0.6
@@ -109,15 +105,6 @@ def test_each_choice_of_threshold_is_labelled(name: str, choice: Any) -> None:
     assert bound.epsilon_lower > 0
 
 
-@pytest.mark.parametrize("name", BY_THRESHOLD)
-def test_a_maximum_is_not_below_a_fixed_threshold(name: str) -> None:
-    found = [
-        named_bound(name, INSIDE, OUTSIDE, DELTA, LEVEL, choice).epsilon_lower
-        for choice in (Fixed(AT), Maximum())
-    ]
-    assert found[0] <= found[1]
-
-
 @pytest.mark.parametrize("name", WITH_RATES)
 @pytest.mark.parametrize("band", ["berk_jones", "dkw"])
 def test_bands_serve_the_methods_that_upper_limits_of_the_rates_determine(
@@ -179,9 +166,3 @@ def test_an_error_names_the_argument_and_what_is_allowed(
     }
     with pytest.raises(ValueError, match=message):
         named_bound(**{**arguments, **change})
-
-
-def test_a_bound_is_frozen() -> None:
-    bound = named_bound("katz", INSIDE, OUTSIDE, DELTA, LEVEL, Fixed(AT))
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        bound.valid = False  # type: ignore[misc]

@@ -37,13 +37,10 @@ from lightning_audit.stats.bounds.counts import (
     epsilon_clopper_pearson_interval,
     epsilon_katz,
     katz_log_ratios,
-    mu_clopper_pearson,
-    mu_pooled_clopper_pearson,
 )
-from lightning_audit.stats.posteriors.posterior import (
-    epsilon_posterior_cdf,
-    mu_posterior_cdf,
-)
+from lightning_audit.stats.bounds.gdp_counts import mu_clopper_pearson, mu_pooled_clopper_pearson
+from lightning_audit.stats.posteriors.gdp_posterior import mu_posterior_cdf
+from lightning_audit.stats.posteriors.posterior import epsilon_posterior_cdf
 
 pytestmark = pytest.mark.heavy
 

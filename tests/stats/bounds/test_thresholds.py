@@ -1,16 +1,16 @@
 from __future__ import annotations
 
+import itertools
 import math
-from functools import lru_cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from corner_bound import CHOICES, bound, mu_of_counts, mu_of_rates
+from hypothesis import given
 from hypothesis import strategies as st
-from scipy import special
+from stages import staged
 
 from lightning_audit.stats.bounds.counts import ConfusionCounts
-from lightning_audit.stats.bounds.intervals import clopper_pearson_upper
 from lightning_audit.stats.bounds.thresholds import (
     Fixed,
     Grid,
@@ -21,44 +21,8 @@ from lightning_audit.stats.bounds.thresholds import (
     ThresholdChoice,
     candidate_thresholds,
     threshold_bound,
-    words_of,
 )
 from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon, gaussian_mu
-
-
-@lru_cache(maxsize=64)
-def probits(n: int, significance: float) -> np.ndarray:
-    """Probit of the Clopper-Pearson upper limit of every count."""
-    return special.ndtri(clopper_pearson_upper(np.arange(n + 1), n, significance))
-
-
-def mu_of_counts(counts: ConfusionCounts, significance: float) -> np.ndarray:
-    """The corner bound on mu: both error rates at their upper limits."""
-    n_in, n_out = int(counts.n_in.flat[0]), int(counts.n_out.flat[0])
-    fnr = probits(n_in, significance / 2)[counts.fn]
-    fpr = probits(n_out, significance / 2)[counts.fp]
-    return np.maximum(-fnr - fpr, 0.0)
-
-
-def mu_of_rates(fnr_upper: np.ndarray, fpr_upper: np.ndarray) -> np.ndarray:
-    return np.maximum(-special.ndtri(fnr_upper) - special.ndtri(fpr_upper), 0.0)
-
-
-def bound(inside, outside, choice: ThresholdChoice, significance: float = 0.05):
-    return threshold_bound(
-        inside, outside, choice, mu_of_counts, significance, from_rates=mu_of_rates
-    )
-
-
-CHOICES = [
-    Fixed(0.5),
-    Grid([0.0, 0.5, 1.0]),
-    Split(),
-    MultiSplit(splits=5),
-    Simultaneous(),
-    Simultaneous("dkw"),
-    Maximum(),
-]
 
 few_values = st.lists(st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]), max_size=12)
 any_values = st.lists(st.floats(-math.inf, math.inf, allow_nan=False), max_size=12)
@@ -187,49 +151,6 @@ def test_many_splits_hardly_depend_on_the_seed() -> None:
     assert np.ptp(many) < 0.4 * np.ptp(single)
 
 
-@given(
-    st.integers(0, 2**32),
-    st.sampled_from([0.0, 0.3, 2.0]),
-    st.sampled_from([Maximum(), Simultaneous("dkw"), Split(), MultiSplit(splits=2)]),
-)
-@settings(max_examples=30)
-def test_leaving_out_thresholds_that_cannot_win_changes_nothing(
-    seed: int, mu: float, choice: ThresholdChoice
-) -> None:
-    rng = np.random.default_rng(seed)
-    # Rounded to thousandths: ties within and between the groups, and thousands of thresholds.
-    inside, outside = (mu + rng.standard_normal(3000)).round(3), rng.standard_normal(4000).round(3)
-    every, some = (
-        threshold_bound(
-            inside,
-            outside,
-            choice,
-            mu_of_counts,
-            0.05,
-            from_rates=mu_of_rates,
-            monotone=monotone,
-        )
-        for monotone in (False, True)
-    )
-    assert every == some
-
-
-@pytest.mark.parametrize("mu", [0.0, 1.0, 4.0])
-def test_few_of_many_thresholds_are_looked_at(mu: float) -> None:
-    rng = np.random.default_rng(0)
-    n, looked_at = 100_000, 0
-
-    def counted(counts: ConfusionCounts, significance: float) -> np.ndarray:
-        nonlocal looked_at
-        looked_at += counts.fn.size
-        return mu_of_counts(counts, significance)
-
-    scores = mu + rng.standard_normal(n), rng.standard_normal(n)
-    result = threshold_bound(*scores, Maximum(), counted, 0.05, monotone=True)
-    assert result.value >= bound(*scores, Fixed(mu / 2)).value
-    assert looked_at < 0.05 * 2 * n
-
-
 @given(st.integers(0, 2**32), st.sampled_from(CHOICES), st.integers(0, 40), st.integers(0, 40))
 def test_only_the_order_of_scores_against_the_thresholds_matters(
     seed: int, choice: ThresholdChoice, n_in: int, n_out: int
@@ -263,33 +184,9 @@ def test_no_scores_prove_nothing() -> None:
             assert bound(*scores, choice).value == 0.0
 
 
-def test_labels_say_what_may_be_claimed() -> None:
-    assert [choice.label for choice in CHOICES] == ["fixed"] + 6 * ["searched"]
-    assert [choice.valid for choice in CHOICES] == 6 * [True] + [False]
-
-
-def test_the_words_tell_every_choice_from_the_others_and_one_from_a_bound() -> None:
-    words = [words_of(choice) for choice in CHOICES]
-    assert len(set(words)) == len(CHOICES)
-    wrong = [choice for choice in CHOICES if "NOT valid" in words_of(choice)]
-    assert wrong == [choice for choice in CHOICES if not choice.valid] != []
-    assert words_of(Split(fraction=0.2)).startswith("chosen on a random 20 % of the scores")
-    with pytest.raises(TypeError, match=r"threshold choice 0\.5 must be Fixed"):
-        words_of(0.5)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Fixed(math.nan), "threshold holds nan"),
-        (lambda: Grid([]), r"thresholds=\(\) must hold at least one number"),
-        (lambda: Grid([0.0, math.nan]), r"thresholds holds nan.* \(1 of 2, the first at index 1\)"),
-        (lambda: Split(fraction=1.0), r"fraction=1\.0 must be in \(0, 1\)"),
-        (lambda: Split(seed=-1), "seed=-1 must be a whole number"),
-        (lambda: MultiSplit(splits=1), "splits=1 must be a whole number >= 2; use Split"),
-        (lambda: MultiSplit(fraction=0.0), r"fraction=0\.0 must be in \(0, 1\)"),
-        (lambda: MultiSplit(seed=-1), "seed=-1 must be a whole number"),
-        (lambda: Simultaneous("ks"), "band='ks' must be one of"),
         (lambda: bound([[1.0]], [0.0], Maximum()), r"scores_in has shape \(1, 1\)"),
         (lambda: bound([1.0], [math.nan], Maximum()), "scores_out holds nan"),
         (lambda: bound([1.0], [0.0], Maximum(), 0.0), r"significance=0\.0 must be in"),
@@ -355,9 +252,14 @@ def highest_miss(repetitions: int) -> float:
     return 0.05 + 3 * math.sqrt(0.05 * 0.95 / repetitions)
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("epsilon", [0.0, 1.0, 4.0, 8.0])
-@pytest.mark.parametrize("n", list(REPETITIONS))
+#: Of the sizes and epsilons of `TIGHTNESS`: none proved, some, and a label that is deserved.
+FEW = [(1000, 0.0), (1000, 4.0), (5000, 4.0)]
+ALL = list(itertools.product(REPETITIONS, [0.0, 1.0, 4.0, 8.0]))
+
+
+@pytest.mark.parametrize(
+    ("n", "epsilon"), staged(heavy=FEW, nightly=[case for case in ALL if case not in FEW])
+)
 def test_valid_choices_keep_their_level_and_reach_the_reference_tightness(
     n: int, epsilon: float
 ) -> None:
@@ -377,8 +279,7 @@ def test_valid_choices_keep_their_level_and_reach_the_reference_tightness(
             assert median == pytest.approx(table[n][column], abs=0.02), name
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("epsilon", [0.0, 4.0])
+@pytest.mark.parametrize("epsilon", staged(heavy=[4.0], nightly=[0.0]))
 def test_valid_choices_keep_their_level_with_unequal_groups(epsilon: float) -> None:
     mu = gaussian_mu(epsilon, 1e-5) if epsilon else 0.0
     values = simulated(60, 1500, mu, 2000)

@@ -110,23 +110,12 @@ def test_sensitivity_power_promises_no_more_than_the_bet_keeps(
     predicted = sensitivity_power(k, steps, shift, std, SHARE)
     simulated = simulated_sensitivity_power(k, steps, shift, std, SHARE)
     assert simulated >= predicted - 3 * error_of(predicted)
-
-
-@pytest.mark.parametrize(("k", "steps", "shift", "std"), SENSITIVITY[:2])
-def test_sensitivity_power_is_not_far_below_what_the_bet_keeps(
-    k: int, steps: int, shift: float, std: float
-) -> None:
-    predicted = sensitivity_power(k, steps, shift, std, SHARE)
-    assert simulated_sensitivity_power(k, steps, shift, std, SHARE) <= predicted + 0.12
+    if (k, steps, shift, std) in SENSITIVITY[:2]:
+        assert simulated <= predicted + 0.12
 
 
 def shift_steps(shift: float, sigma: float) -> int:
     return steps_needed(lambda steps: sensitivity_power(8, steps, shift, sigma, SHARE))
-
-
-def test_twofold_shift_needs_the_reference_number_of_steps() -> None:
-    assert shift_steps(2.0, 3.0) == pytest.approx(187, rel=0.05)
-    assert shift_steps(2.0, 1.0) <= 28
 
 
 @pytest.mark.parametrize(
@@ -199,60 +188,37 @@ def test_steps_needed_are_those_of_a_linear_search(first: int, target: float) ->
     assert steps_needed(power, target) == linear
 
 
-def test_steps_needed_of_a_noise_power_are_those_of_a_linear_search() -> None:
-    def power(steps: int) -> float:
-        return noise_power(8, steps, 0.8)
-
-    assert steps_needed(power) == next(n for n in range(1, 200) if power(n) >= 0.95)
-
-
 def test_steps_needed_end_at_the_limit_where_no_number_is_enough() -> None:
     assert steps_needed(lambda _: 0.5, limit=1000) == 1000
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("coordinates", {"coordinates": 0}),
-        ("coordinates", {"coordinates": 2.5}),
-        ("steps", {"steps": -3}),
-        ("noise_ratio", {"noise_ratio": 1.0}),
-        ("noise_ratio", {"noise_ratio": 0.0}),
-        ("data_variance", {"data_variance": -0.1}),
-        ("data_variance", {"data_variance": math.nan}),
-        ("significance", {"significance": 0.0}),
-    ],
-)
-def test_noise_power_names_the_argument_that_is_wrong(
-    name: str, arguments: dict[str, float]
-) -> None:
-    good = {"coordinates": 8, "steps": 10, "noise_ratio": 0.8}
-    with pytest.raises(ValueError, match=f"^{name}="):
-        noise_power(**{**good, **arguments})  # type: ignore[arg-type]
+NOISE = noise_power, {"coordinates": 8, "steps": 10, "noise_ratio": 0.8}
+SHIFT = sensitivity_power, {"canaries": 8, "steps": 10, "shift": 2.0, "residual_std": 1.0}
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments"),
+    ("of", "name", "value"),
     [
-        ("canaries", {"canaries": 0}),
-        ("steps", {"steps": True}),
-        ("residual_std", {"residual_std": 0.0}),
-        ("residual_std", {"residual_std": math.inf}),
-        ("significance", {"significance": 1.0}),
+        (NOISE, "coordinates", 0),
+        (NOISE, "coordinates", 2.5),
+        (NOISE, "steps", -3),
+        (NOISE, "noise_ratio", 1.0),
+        (NOISE, "noise_ratio", 0.0),
+        (NOISE, "data_variance", -0.1),
+        (NOISE, "data_variance", math.nan),
+        (NOISE, "significance", 0.0),
+        (SHIFT, "canaries", 0),
+        (SHIFT, "steps", True),
+        (SHIFT, "residual_std", 0.0),
+        (SHIFT, "residual_std", math.inf),
+        (SHIFT, "significance", 1.0),
+        *((SHIFT, "shift", shift) for shift in (1.0, 0.5, math.nan, math.inf)),
     ],
 )
-def test_sensitivity_power_names_the_argument_that_is_wrong(
-    name: str, arguments: dict[str, float]
-) -> None:
-    good = {"canaries": 8, "steps": 10, "shift": 2.0, "residual_std": 1.0}
-    with pytest.raises(ValueError, match=f"^{name}="):
-        sensitivity_power(**{**good, **arguments})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("shift", [1.0, 0.5, math.nan, math.inf])
-def test_sensitivity_power_names_the_shift_and_the_value_got(shift: float) -> None:
-    with pytest.raises(ValueError, match=rf"^shift={shift!r} must be"):
-        sensitivity_power(8, 10, shift, 1.0)
+def test_an_argument_out_of_range_is_named(of, name: str, value: float) -> None:
+    function, good = of
+    with pytest.raises(ValueError, match=rf"^{name}={value!r} must be"):
+        function(**{**good, name: value})
 
 
 def test_steps_needed_names_a_target_outside_the_unit_interval() -> None:

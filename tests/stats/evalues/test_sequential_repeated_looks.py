@@ -42,30 +42,29 @@ def test_one_look_limits_alarm_in_correct_runs_when_looked_at_a_hundred_times() 
     assert np.mean((corner > CLAIMED).any(axis=1)) == pytest.approx(0.029, abs=0.02)
 
 
-@pytest.mark.parametrize(("n", "power"), [(1000, 0.47), (2500, 0.78), (4000, 0.93), (8000, 1.0)])
-def test_one_look_power_of_the_noncentral_t(n: int, power: float) -> None:
-    mu, runs = gaussian_mu(1.57, 1e-5), 4000
+@pytest.mark.parametrize(
+    ("n", "noncentral_t", "pooled", "corner"),
+    [
+        (1000, 0.47, 0.34, 0.03),
+        (2500, 0.78, 0.63, 0.18),
+        (4000, 0.93, 0.80, 0.42),
+        (8000, 1.0, 0.97, 0.77),
+    ],
+)
+def test_one_look_powers(n: int, noncentral_t: float, pooled: float, corner: float) -> None:
+    mu, runs = gaussian_mu(1.57, 1e-5), 20_000
+    rate = special.ndtr(-mu / 2)
     rng = np.random.default_rng(n)
-    gap = mu + math.sqrt(2 / n) * rng.standard_normal(runs)
-    limit = mu_noncentral_t(n, n, gap, rng.chisquare(2 * n - 2, runs), 0.05)
-    assert np.mean(limit > CLAIMED) == pytest.approx(power, abs=0.03)
-
-
-@pytest.mark.parametrize(("n", "power"), [(1000, 0.34), (2500, 0.63), (4000, 0.80), (8000, 0.97)])
-def test_one_look_power_of_the_pooled_errors(n: int, power: float) -> None:
-    mu, runs = gaussian_mu(1.57, 1e-5), 20_000
-    errors = np.random.default_rng(n).binomial(2 * n, special.ndtr(-mu / 2), runs)
+    gap = mu + math.sqrt(2 / n) * rng.standard_normal(4000)
+    limit = mu_noncentral_t(n, n, gap, rng.chisquare(2 * n - 2, 4000), 0.05)
+    assert np.mean(limit > CLAIMED) == pytest.approx(noncentral_t, abs=0.03)
+    errors = np.random.default_rng(n).binomial(2 * n, rate, runs)
     limit = -2 * special.ndtri(clopper_pearson_upper(errors, 2 * n, 0.05))
-    assert np.mean(limit > CLAIMED) == pytest.approx(power, abs=0.03)
-
-
-@pytest.mark.parametrize(("n", "power"), [(1000, 0.03), (2500, 0.18), (4000, 0.42), (8000, 0.77)])
-def test_one_look_power_of_the_corner(n: int, power: float) -> None:
-    mu, runs = gaussian_mu(1.57, 1e-5), 20_000
-    errors = np.random.default_rng(n).binomial(n, special.ndtr(-mu / 2), (2, runs))
+    assert np.mean(limit > CLAIMED) == pytest.approx(pooled, abs=0.03)
+    errors = np.random.default_rng(n).binomial(n, rate, (2, runs))
     limit = -special.ndtri(clopper_pearson_upper(errors, n, 0.025)).sum(axis=0)
     # Published from few runs: at 4,000 it is .387.
-    assert np.mean(limit > CLAIMED) == pytest.approx(power, abs=0.04)
+    assert np.mean(limit > CLAIMED) == pytest.approx(corner, abs=0.04)
 
 
 def medians(noise: float, shift: float, steps: int) -> list[float]:

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import stats
+from stages import most_failures, staged
 
-from lightning_audit.checks.family import SHARES
+from lightning_audit.checks.evidence import SHARES
 from lightning_audit.checks.noise_size import PooledSums
 from lightning_audit.checks.witnesses import Witnesses, WitnessReducer
 from lightning_audit.stats.evalues import sequential
@@ -25,12 +26,23 @@ from lightning_audit.stats.evalues.signal_bet import SignalBet
 pytestmark = pytest.mark.heavy
 
 RUNS, STEPS, BATCH = 20_000, 100, 2_500
+#: A tenth of a batch's time shows what is wrong by a half.
+FEW = 1_000
 CANARIES, TENSORS, EACH, LAGS = 8, 2, 4, 4
 #: Of the default mix.
 KINDS = ["Dirac", "Spread", "Dirac", "BlockPair", "Dirac", "Dirac", "Spread", "Dirac"]
 SIGNIFICANCE = 0.05
-#: Three standard errors of a rate of .05 above it.
-HIGHEST = SIGNIFICANCE + 3 * math.sqrt(SIGNIFICANCE * (1 - SIGNIFICANCE) / RUNS)
+
+sizes = pytest.mark.parametrize("runs", staged(heavy=[FEW], nightly=[RUNS]))
+
+
+def batches(runs: int) -> list[int]:
+    """Sizes of the batches in which so many runs are simulated."""
+    return [min(BATCH, runs)] * math.ceil(runs / BATCH)
+
+
+def most(runs: int) -> int:
+    return most_failures(runs, SIGNIFICANCE, RUNS)
 
 
 def quick_log_mean_exp(values: Any, axis: int = -1) -> np.ndarray:
@@ -308,19 +320,19 @@ BOUND = "bound on the signal"
 VERDICT = 1e-3
 
 
-def false_alarms(term: str, sigma: float) -> tuple[dict[str, int], dict[str, int]]:
-    """Correct runs of `RUNS` in which each test alarms, and any at its share.
+def false_alarms(runs: int, term: str, sigma: float) -> tuple[dict[str, int], dict[str, int]]:
+    """Correct runs of so many in which each test alarms, and any at its share.
 
     At .05 each, the union at the shares of .05; and each at its share of the verdict's level.
     """
     alone: dict[str, int] = dict.fromkeys([*OF_STEPS, BOUND, "union"], 0)
     shared: dict[str, int] = dict.fromkeys([*OF_STEPS, "union"], 0)
-    for batch in range(RUNS // BATCH):
+    for batch, size in enumerate(batches(runs)):
         rng = np.random.default_rng([list(DATA_TERMS).index(term), round(10 * sigma), batch])
-        canary = ManyCanaries(BATCH, sigma, np.array([1.0]))
-        witness = ManyWitnesses(BATCH)
-        highest = {name: np.zeros(BATCH) for name in (*OF_STEPS, BOUND)}
-        for coins, readings, seen, now in correct_run(rng, BATCH, term, sigma):
+        canary = ManyCanaries(size, sigma, np.array([1.0]))
+        witness = ManyWitnesses(size)
+        highest = {name: np.zeros(size) for name in (*OF_STEPS, BOUND)}
+        for coins, readings, seen, now in correct_run(rng, size, term, sigma):
             log_e = canary.update(coins, readings, now) | witness.update(seen, now)
             for name, values in log_e.items():
                 highest[name] = np.maximum(highest[name], values)
@@ -334,20 +346,21 @@ def false_alarms(term: str, sigma: float) -> tuple[dict[str, int], dict[str, int
     return alone, shared
 
 
+@sizes
 @pytest.mark.parametrize("sigma", [0.7, 3.0])
 @pytest.mark.parametrize("term", list(DATA_TERMS))
 def test_no_test_alarms_in_more_than_its_share_of_correct_runs(
-    term: str, sigma: float, record_property: Callable[[str, object], None]
+    term: str, sigma: float, runs: int, record_property: Callable[[str, object], None]
 ) -> None:
-    alone, shared = false_alarms(term, sigma)
-    rates = {name: number / RUNS for name, number in alone.items()}
+    alone, shared = false_alarms(runs, term, sigma)
+    rates = {name: number / runs for name, number in alone.items()}
     record_property("rates", rates)
     print(f"\n{term} sigma={sigma}", rates, {k: n for k, n in shared.items() if n})  # with -rP
     assert set(rates) == {*OF_STEPS, BOUND, "union"}
-    assert {name: rate for name, rate in rates.items() if rate > HIGHEST} == {}
+    assert {name: number for name, number in alone.items() if number > most(runs)} == {}
     levels = {name: SHARES.get(name, 1.0) * VERDICT for name in shared}
-    most = {name: stats.binom.isf(1e-5, RUNS, level) for name, level in levels.items()}
-    assert {name: number for name, number in shared.items() if number > most[name]} == {}
+    highest = {name: stats.binom.isf(1e-5, runs, level) for name, level in levels.items()}
+    assert {name: number for name, number in shared.items() if number > highest[name]} == {}
 
 
 # ------------------------------------------------------------------ the twins are the checks
@@ -382,22 +395,23 @@ def test_witnesses_of_many_runs_are_reduced_as_those_of_one() -> None:
 GRID = np.array([0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0])
 
 
+@sizes
 @pytest.mark.parametrize("sigma", [0.7, 3.0])
 @pytest.mark.parametrize("true_ratio", [0.5, 1.0, 1.5])
 @pytest.mark.parametrize("term", ["nothing", "against the coins", "decaying noise"])
 def test_lower_ratio_covers_that_of_a_gaussian_mechanism(
-    true_ratio: float, sigma: float, term: str
+    true_ratio: float, sigma: float, term: str, runs: int
 ) -> None:
     missed = 0
-    for batch in range(RUNS // BATCH):
+    for batch, size in enumerate(batches(runs)):
         rng = np.random.default_rng([round(10 * true_ratio), round(10 * sigma), batch])
-        bet, lower = ErrorRateBet((BATCH, CANARIES), GRID), np.zeros(BATCH)
-        for coins, readings, _, now in correct_run(rng, BATCH, term, sigma):
+        bet, lower = ErrorRateBet((size, CANARIES), GRID), np.zeros(size)
+        for coins, readings, _, now in correct_run(rng, size, term, sigma):
             bet.update(coins, readings + (true_ratio - 1) * coins, now)
             lower = np.maximum(lower, bet.ratio_lower(SIGNIFICANCE))
         missed += int(np.sum(lower >= true_ratio))
-    print(f"\n{term} sigma={sigma} ratio={true_ratio}: {missed / RUNS}")
-    assert missed / RUNS <= HIGHEST
+    print(f"\n{term} sigma={sigma} ratio={true_ratio}: {missed / runs}")
+    assert missed <= most(runs)
 
 
 def laplace(rng: np.random.Generator, coins: np.ndarray) -> np.ndarray:
@@ -409,6 +423,7 @@ def randomized_response(rng: np.random.Generator, coins: np.ndarray) -> np.ndarr
     return np.where(truthful, coins, 1 - coins)
 
 
+@sizes
 @pytest.mark.parametrize(
     ("mechanism", "mu"),
     # The balanced point of the trade-off curve: error rates exp(-1/2)/2 and 1/(1 + e).
@@ -416,21 +431,24 @@ def randomized_response(rng: np.random.Generator, coins: np.ndarray) -> np.ndarr
 )
 @pytest.mark.parametrize("canaries", [1, CANARIES])
 def test_lower_ratio_covers_that_of_mechanisms_that_are_not_gaussian(
-    mechanism: Callable[[np.random.Generator, np.ndarray], np.ndarray], mu: float, canaries: int
+    mechanism: Callable[[np.random.Generator, np.ndarray], np.ndarray],
+    mu: float,
+    canaries: int,
+    runs: int,
 ) -> None:
     grid = np.array([0.25, 0.5, mu + 1e-4, 1.5 * mu])
     missed, lowest = 0, 0.0
-    for batch in range(RUNS // BATCH):
+    for batch, size in enumerate(batches(runs)):
         rng = np.random.default_rng([canaries, batch])
-        bet, lower = ErrorRateBet((BATCH, canaries), grid), np.zeros(BATCH)
+        bet, lower = ErrorRateBet((size, canaries), grid), np.zeros(size)
         for _ in range(STEPS):
-            coins = rng.integers(0, 2, (BATCH, canaries)).astype(float)
+            coins = rng.integers(0, 2, (size, canaries)).astype(float)
             bet.update(coins, mechanism(rng, coins), 1.0)
             lower = np.maximum(lower, bet.ratio_lower(SIGNIFICANCE))
         missed += int(np.sum(lower >= mu))
-        lowest += float(np.mean(lower > 0)) / (RUNS // BATCH)
-    print(f"\n{mechanism.__name__} k={canaries}: missed {missed / RUNS}, positive {lowest}")
-    assert missed / RUNS <= HIGHEST
+        lowest += float(np.mean(lower > 0)) * size / runs
+    print(f"\n{mechanism.__name__} k={canaries}: missed {missed / runs}, positive {lowest}")
+    assert missed <= most(runs)
     if canaries == CANARIES:
         assert lowest > 0.9  # the bound says something
 

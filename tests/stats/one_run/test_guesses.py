@@ -18,7 +18,9 @@ from lightning_audit.stats.one_run.one_run_epsilon import (
     one_run_p_value,
 )
 from lightning_audit.stats.one_run.one_run_fdp import (
+    epsilon_one_run_fdp,
     epsilon_one_run_fdp_from_scores,
+    mu_one_run,
     mu_one_run_from_scores,
     one_run_fdp_p_value,
 )
@@ -181,10 +183,39 @@ def test_no_count_is_likelier_than_the_p_value_by_exact_enumeration(sides: str) 
                 assert seen <= one_run_fdp_p_value(v, r, m, claim) + 1e-9
 
 
-def test_sides_that_are_none_are_refused() -> None:
-    for bound in BOUNDS.values():
-        with pytest.raises(ValueError, match=r"sides='out' must be one of \['both', 'in'\]"):
-            bound([1.0], [0.0], sides="out")
+OF_COUNTS = {
+    "steinke": lambda *vrm, level: epsilon_one_run(*vrm, 1e-3, level),
+    "any": lambda *vrm, level: epsilon_one_run_fdp(*vrm, 1e-3, level),
+    "mu": lambda *vrm, level: mu_one_run(*vrm, level),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_the_best_of_several_numbers_of_guesses_shares_the_significance(name: str) -> None:
+    rng = np.random.default_rng(0)
+    inside, outside = 2 + rng.standard_normal(60), rng.standard_normal(70)
+    order = np.argsort(np.concatenate([inside, outside]))[::-1]
+    tops = {r: int(np.sum(order[:r] < 60)) for r in (10, 40)}
+    values = {r: OF_COUNTS[name](v, r, 130, level=0.025) for r, v in tops.items()}
+    found = BOUNDS[name](inside, outside, guesses=[40, 10], sides="in")
+    best = max(values, key=lambda r: values[r])
+    assert (found.value, found.guesses, found.correct) == (values[best], best, tops[best])
+
+
+@every_bound
+@pytest.mark.parametrize(
+    ("scores", "ways", "message"),
+    [
+        (([1.0], [0.0]), {"sides": "out"}, r"sides='out' must be one of \['both', 'in'\]"),
+        (([1.0], [0.0]), {"guesses": [3]}, "guesses=3 must be at most the number of canaries, 2"),
+        (([1.0], [0.0]), {"guesses": [0]}, "guesses=0"),
+        (([math.nan], [0.0]), {}, "scores_in holds nan"),
+        (([[1.0]], [0.0]), {}, "scores_in has shape"),
+    ],
+)
+def test_scores_and_guesses_that_are_none_are_refused(bound, scores, ways, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        bound(*scores, **ways)
 
 
 @every_bound

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from coin_mechanisms import gaussian, leaking, null, response, shared_failure
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -14,7 +15,6 @@ from lightning_audit.stats.one_run.one_run_epsilon import (
     epsilon_one_run_from_scores,
     one_run_p_value,
 )
-from lightning_audit.stats.tradeoff.gdp import gaussian_mu
 
 
 @pytest.mark.parametrize(
@@ -94,29 +94,6 @@ def test_bound_rises_with_correct_guesses_and_significance_and_falls_with_delta(
     assert epsilon_one_run(v, r, m, 2 * delta, 0.05) <= bound + 1e-9
 
 
-def test_search_is_the_largest_bound_of_its_ranks_at_shared_significance() -> None:
-    rng = np.random.default_rng(0)
-    inside, outside = 2 + rng.standard_normal(60), rng.standard_normal(70)
-    order = np.argsort(np.concatenate([inside, outside]))[::-1]
-    tops = {r: int(np.sum(order[:r] < 60)) for r in (10, 40)}
-    values = {r: epsilon_one_run(v, r, 130, 1e-5, 0.025) for r, v in tops.items()}
-    found = epsilon_one_run_from_scores(inside, outside, 1e-5, 0.05, guesses=[40, 10], sides="in")
-    best = max(values, key=lambda r: values[r])
-    assert (found.value, found.guesses, found.correct) == (values[best], best, tops[best])
-
-
-def test_guesses_that_a_tie_leaves_out_count_as_wrong() -> None:
-    inside, outside = [2.0] * 8 + [1.0] * 4, [1.0] * 4 + [0.0] * 8
-    found = epsilon_one_run_from_scores(inside, outside, 0.0, 0.05, guesses=[12], sides="in")
-    assert (found.guesses, found.correct) == (8, 8)
-    assert found.value == epsilon_one_run(8, 12, 24, 0.0, 0.05)
-
-
-def test_every_canary_may_be_guessed() -> None:
-    found = epsilon_one_run_from_scores([1.0] * 9, [0.0], 0.0, 0.05, guesses=[10], sides="in")
-    assert (found.guesses, found.correct) == (10, 9)
-
-
 def test_no_scores_prove_nothing() -> None:
     for scores in (([], []), ([1.0], []), ([], [1.0]), ([1.0], [0.0])):
         assert epsilon_one_run_from_scores(*scores, 1e-5, 0.05).value == 0.0
@@ -138,13 +115,6 @@ def test_default_guesses_depend_on_the_number_of_canaries_only() -> None:
         (lambda: epsilon_one_run(1, 2, 5, 1.0, 0.05), r"delta=1\.0 must be in"),
         (lambda: epsilon_one_run(1, 2, 5, 0.0, 0.0), r"significance=0\.0 must be in \(0, 1\)"),
         (lambda: one_run_p_value(1, 2, 5, -1.0, 0.0), r"epsilon=-1\.0 must be"),
-        (
-            lambda: epsilon_one_run_from_scores([1.0], [0.0], 0.0, 0.05, guesses=[3]),
-            "guesses=3 must be at most the number of canaries, 2",
-        ),
-        (lambda: epsilon_one_run_from_scores([1.0], [0.0], 0.0, 0.05, guesses=[0]), "guesses=0"),
-        (lambda: epsilon_one_run_from_scores([math.nan], [0.0], 0.0, 0.05), "scores_in holds nan"),
-        (lambda: epsilon_one_run_from_scores([[1.0]], [0.0], 0.0, 0.05), "scores_in has shape"),
     ],
 )
 def test_arguments_out_of_range_are_refused(call, message) -> None:
@@ -155,31 +125,6 @@ def test_arguments_out_of_range_are_refused(call, message) -> None:
 # Coverage: coins, scores of all canaries, and the mechanism's epsilon at its delta.
 
 CANARIES, REPETITIONS = 400, 4000
-
-
-def null(rng: np.random.Generator, coins: np.ndarray) -> np.ndarray:
-    return rng.random(coins.shape)
-
-
-def gaussian(rng: np.random.Generator, coins: np.ndarray) -> np.ndarray:
-    return gaussian_mu(2.0, 1e-5) * coins + rng.standard_normal(coins.shape)
-
-
-def response(rng: np.random.Generator, coins: np.ndarray) -> np.ndarray:
-    """Randomized response of epsilon 1; ties are broken by noise."""
-    truthful = rng.random(coins.shape) < math.e / (1 + math.e)
-    return np.where(truthful, coins, ~coins) + 0.5 * rng.random(coins.shape)
-
-
-def leaking(rng: np.random.Generator, coins: np.ndarray) -> np.ndarray:
-    """Randomized response that gives a canary away with probability .01."""
-    return np.where(coins & (rng.random(coins.shape) < 0.01), 9.0, response(rng, coins))
-
-
-def shared_failure(rng: np.random.Generator, coins: np.ndarray) -> np.ndarray:
-    """Leaks all canaries at once, or none: (0, .01)-DP for each, and far from independent."""
-    leaked = coins + rng.random(coins.shape)
-    return leaked if rng.random() < 0.01 else rng.random(coins.shape)
 
 
 @pytest.mark.heavy

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy import special
 
 from lightning_audit.stats.tradeoff.gdp import gaussian_delta, gaussian_epsilon, gaussian_mu
+from lightning_audit.stats.tradeoff.subsampled import SubsampledGaussianTradeoff
 from lightning_audit.stats.tradeoff.tradeoff_functions import (
     ApproxDPTradeoff,
     GaussianTradeoff,
@@ -41,12 +42,19 @@ functions = st.one_of(
     st.builds(GaussianTradeoff, st.floats(0, 10)),
     st.builds(ApproxDPTradeoff, st.floats(0, 10), st.floats(0, 0.9)),
 )
+subsampled = st.builds(
+    SubsampledGaussianTradeoff,
+    st.floats(0.1, 20),
+    st.floats(1e-4, 1),
+    st.sampled_from(["both", "remove", "add"]),
+)
 
 
-@given(functions, alphas, alphas, st.floats(0, 1))
+@given(st.one_of(functions, subsampled), alphas, alphas, st.floats(0, 1))
 def test_is_a_tradeoff_function(
     f: TradeoffFunction, alpha: float, other: float, weight: float
 ) -> None:
+    assert isinstance(f, TradeoffFunction)
     beta, other_beta = f(alpha), f(other)
     assert 0 <= beta <= 1 - alpha + 1e-12
     if alpha <= other:
@@ -111,8 +119,3 @@ def test_named_points() -> None:
     assert ApproxDPTradeoff(1000.0, 0.2)(np.array([0.0, 0.5])).tolist() == [0.8, 0.0]
     # Reference: epsilon 6.9533 at 1e-5 as a Gaussian has FNR .4204 at FPR .1.
     assert GaussianTradeoff(gaussian_mu(6.9533, 1e-5))(0.1) == pytest.approx(0.4204, abs=6e-5)
-
-
-def test_both_functions_keep_the_protocol() -> None:
-    assert isinstance(GaussianTradeoff(1.0), TradeoffFunction)
-    assert isinstance(ApproxDPTradeoff(1.0, 0.0), TradeoffFunction)

@@ -1,0 +1,181 @@
+"""Runs what no stage of `make test` has time for, and writes docs/nightly.md about it.
+
+python benchmarks/nightly.py [--small] [--page FILE]
+
+The tests marked `nightly`, the whole selftest, and the benchmarks that tell right from wrong.
+``--small`` runs a little of each in a few minutes, to see that this script works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "nightly.md"
+#: The longest first: two run at a time.
+BENCHMARKS = (
+    "healthy_matrix",
+    "healthy",
+    "drift",
+    "detection",
+    "transformer",
+    "black_box",
+    "late_faults",
+)
+#: What a benchmark tells of correct trainings.
+HEALTHY = ("healthy_matrix", "healthy")
+_HEAD = """# The last whole run
+
+<!-- Made by `make nightly` (`python benchmarks/nightly.py`); do not edit. -->
+
+`make nightly` runs what no stage of `make test` has time for: the tests marked `nightly`
+(simulations, figures and benchmarks at their whole size, of which `make heavy` runs a smaller
+version), `lightning-audit selftest` with every fault, and the benchmarks whose result is right or
+wrong.
+"""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of the run.
+
+    Args:
+        name: what ran.
+        passed: whether it ended as it should.
+        said: what came of it, in a line.
+        seconds: how long it took.
+    """
+
+    name: str
+    passed: bool
+    said: str
+    seconds: float
+
+
+def tests(small: bool) -> Part:
+    """The tests marked `nightly`."""
+    chosen = ["-k", "raw_gradients or post_processing or doubles or doubled"] if small else []
+    command = [sys.executable, "-m", "pytest", "--quiet", "--numprocesses=2", "--dist=worksteal"]
+    code, out, seconds = _run([*command, "-m", "nightly", *chosen, "tests"])
+    closing = [
+        line.strip("= ") for line in out.splitlines() if " passed" in line or "failed" in line
+    ]
+    return Part(
+        "tests marked `nightly`", code == 0, closing[-1] if closing else "no result", seconds
+    )
+
+
+def selftest(small: bool) -> Part:
+    """The whole selftest, or two faults and a healthy training."""
+    command = [sys.executable, "-m", "lightning_audit.cli.main", "selftest", "--jobs", "2"]
+    code, out, seconds = _run([*command, *(["--quick"] if small else [])])
+    last = out.splitlines()[-1] if out.strip() else "no result"
+    return Part("`lightning-audit selftest`", code == 0, last.rpartition("; ")[0] or last, seconds)
+
+
+def benchmark(name: str, small: bool) -> Part:
+    """A benchmark, whose results lie in benchmarks/results afterwards."""
+    script = [sys.executable, str(ROOT / "benchmarks" / "run.py")]
+    code, out, seconds = _run([*script, *(["--small"] if small else []), name])
+    if code:
+        return Part(f"benchmark `{name}`", False, (out.splitlines() or ["no result"])[-1], seconds)
+    results = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+    if name in HEALTHY:
+        alarms = results["alarms"]
+        said = f"{alarms} of {results['trainings']} healthy trainings accused"
+        return Part(f"benchmark `{name}`", alarms == 0, said, seconds)
+    said = "; ".join(f"{key}: {value}" for key, value in results.items() if "ms" not in key)
+    return Part(f"benchmark `{name}`", True, said, seconds)
+
+
+def _run(command: Sequence[str]) -> tuple[int, str, float]:
+    """Exit code, output and seconds of a command."""
+    begun = time.monotonic()
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if done.returncode:
+        print(done.stdout, file=sys.stderr)
+    return done.returncode, done.stdout, time.monotonic() - begun
+
+
+def commit() -> str:
+    """The commit that ran, and whether files differed from it."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    # The page itself is written anew by each run.
+    changed = git("status", "--porcelain", "--untracked-files=no", ":!docs/nightly.md")
+    return git("rev-parse", "HEAD") + (", with changes" if changed else "")
+
+
+def markdown(parts: Sequence[Part], commit: str, date: str, *, small: bool = False) -> str:
+    """The page."""
+    failed = sum(not part.passed for part in parts)
+    minutes = sum(part.seconds for part in parts) / 60
+    packages = ", ".join(
+        f"{name} {version(name)}" for name in ("torch", "opacus", "pytorch-lightning")
+    )
+    lines = [
+        _HEAD,
+        f"Of {date}, commit {commit}: **{f'{failed} parts failed' if failed else 'all passed'}**.",
+        f"Python {platform.python_version()}, {packages}. {minutes:.0f} minutes in all parts.",
+        *(
+            ["**A small run, which shows that the script works and nothing else.**"]
+            if small
+            else []
+        ),
+        "",
+        "| part | came out | result | minutes |",
+        "|---|---|---|---|",
+    ]
+    for part in parts:
+        said = part.said.replace("|", "\\|")
+        outcome = "passed" if part.passed else "**failed**"
+        lines.append(f"| {part.name} | {outcome} | {said} | {part.seconds / 60:.1f} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Run all parts; 1 if one failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--small", action="store_true", help="a little of each part")
+    parser.add_argument("--page", type=Path, default=PAGE, help="where the page goes")
+    options = parser.parse_args()
+    ran = commit()
+    parts = []
+    stages: list[Callable[[bool], Part]] = [tests, selftest]
+    for stage in stages:
+        parts.append(stage(options.small))
+        print(parts[-1], flush=True)
+    with ThreadPoolExecutor(2) as pool:
+        for part in pool.map(lambda name: benchmark(name, options.small), BENCHMARKS):
+            parts.append(part)
+            print(part, flush=True)
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    options.page.write_text(markdown(parts, ran, today, small=options.small), encoding="utf-8")
+    return int(not all(part.passed for part in parts))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""Makes docs/faults.md of the registry: `python docs/build/faults_page.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from lightning_audit.testing.faults import FAULTS, Fault
+
+PAGE = Path(__file__).parents[1] / "faults.md"
+
+_HEAD = """# Faults to test a gate with
+
+<!-- Made by `python docs/build/faults_page.py` from the registry; do not edit. -->
+
+`lightning_audit.testing.faults.FAULTS` holds faults of DP-SGD that were met in real code, or close
+variants. Each can be trained as it stands: `FAULTS[name].module()` is a small module on random
+data, to be audited by `PrivacyAudit(**FAULTS[name].audit)`. Those marked *plant* can be put into a
+training of your own: `plant(optimizer, name)` in `configure_optimizers` makes the optimizer of
+`make_private` faulty, and what the accountant says stays as it was. Those of two processes, and one
+that shows when a training goes on after a stop, are trained by
+`lightning_audit.testing.runs.train(FAULTS[name], directory)`, as all others can be. `steps` are
+Lightning's, which count the parts of a batch that a batch memory manager splits.
+
+`tests/testing/test_faults.py` runs each of them within the steps given, and reads the finding and
+the first of `Verdict.faults`: its name, and how its sentence begins.
+
+## Found
+
+| fault | what is wrong | met in | plant | steps | finding | likely fault | it begins |
+|---|---|---|---|---|---|---|---|
+"""
+_WARNED = """
+## Warned of
+
+These lose no privacy, so no gate fails: the check warns. The outcome is that of `module()`'s audit.
+
+| fault | what is wrong | met in | plant | steps | warning | its message begins | outcome |
+|---|---|---|---|---|---|---|---|
+"""
+_REMARKED = """
+## Remarked upon
+
+These lose no privacy either, and nothing warns: the report has a note, or a check a message.
+
+| fault | what is wrong | met in | plant | steps | check | it begins | outcome |
+|---|---|---|---|---|---|---|---|
+"""
+
+
+def markdown() -> str:
+    """The page."""
+    known = FAULTS.values()
+    found = [
+        (*_first(fault), *_how(fault), f"`{fault.likely}`", _sentence(fault))
+        for fault in known
+        if not fault.warn_only
+    ]
+    warned, remarked = (
+        [
+            (*_first(f), *_how(f), f.sentence, f.ends)
+            for f in known
+            if f.warn_only and f.remarked == only_remarked
+        ]
+        for only_remarked in (False, True)
+    )
+    return _HEAD + _rows(found) + _WARNED + _rows(warned) + _REMARKED + _rows(remarked)
+
+
+def _how(fault: Fault) -> tuple[str, ...]:
+    return str(fault.steps), f"`{fault.check}`" if fault.check else "a note"
+
+
+def _first(fault: Fault) -> tuple[str, ...]:
+    return f"`{fault.name}`", fault.wrong, fault.met_in, "yes" if fault.optimizer else ""
+
+
+def _sentence(fault: Fault) -> str:
+    return f"{fault.sentence} ({fault.reason})" if fault.reason else fault.sentence
+
+
+def _rows(rows: Iterable[tuple[str, ...]]) -> str:
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(markdown(), encoding="utf-8")

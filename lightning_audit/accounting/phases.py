@@ -1,0 +1,149 @@
+"""Phases of a training: runs of equal steps, merged and put into buckets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from lightning_audit import _validate
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A run of equal steps of the Poisson-subsampled Gaussian mechanism.
+
+    Args:
+        noise_multiplier: Noise standard deviation over sensitivity, >= 0; 0 means no noise.
+        sample_rate: Probability in (0, 1] with which each record joins a step's batch.
+        steps: Number of steps, >= 1.
+
+    Raises:
+        ValueError: If an argument is outside its range.
+
+    Example:
+        >>> Phase(noise_multiplier=1.0, sample_rate=0.01, steps=1000)
+        Phase(noise_multiplier=1.0, sample_rate=0.01, steps=1000)
+    """
+
+    noise_multiplier: float
+    sample_rate: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        sigma = _validate.non_negative("noise_multiplier", self.noise_multiplier)
+        rate = _validate.rate("sample_rate", self.sample_rate, "use 1.0 for full batches")
+        steps = _validate.positive_int("steps", self.steps, "leave out phases without steps")
+        object.__setattr__(self, "noise_multiplier", sigma)
+        object.__setattr__(self, "sample_rate", rate)
+        object.__setattr__(self, "steps", steps)
+
+
+def bucket_up(sigma: float, ratio: float = 1.02) -> float:
+    """Round a noise multiplier upward onto the geometric grid of the powers of ``ratio``.
+
+    For noise schedulers, whose every step may have its own noise multiplier. The result is at least
+    ``sigma``, at most ``ratio`` times it, and a number of the grid stays what it is.
+
+    Args:
+        sigma: Noise multiplier >= 0; 0 stays 0.
+        ratio: Ratio of neighbouring grid points, > 1.
+
+    Returns:
+        The smallest power of ``ratio`` that is not below ``sigma``.
+
+    Raises:
+        ValueError: If ``sigma`` is negative or infinite, or ``ratio`` is not above 1.
+
+    Example:
+        >>> bucket_up(1.0)
+        1.0
+        >>> round(bucket_up(1.001), 10)
+        1.02
+    """
+    sigma = _validate.non_negative("sigma", sigma)
+    if _validate.positive("ratio", ratio) <= 1:
+        raise ValueError(f"ratio={ratio!r} must be a finite number > 1; use 1.02 for a 2 % grid.")
+    if sigma == 0:
+        return 0.0
+    # The quotient of the logarithms may be off by a rounding error on a grid point.
+    power = math.ceil(math.log(sigma) / math.log(ratio)) - 1
+    while ratio**power < sigma:
+        power += 1
+    return float(ratio**power)
+
+
+def compress(
+    history: Sequence[Phase], max_phases: int = 8, *, rounding: Literal["up", "mean"] = "up"
+) -> list[Phase]:
+    """Shorten a history: merge equal mechanisms, and like noise multipliers if many remain.
+
+    Phases of equal noise multiplier and sample rate are merged, which changes nothing: composition
+    does not depend on the order. If more than ``max_phases`` mechanisms remain, noise multipliers
+    are put into buckets of a geometric grid, 2 % wide and wider until few enough remain, and each
+    bucket becomes one phase.
+
+    With ``rounding="up"`` a bucket counts with its upper end: epsilon gets lower, which is the safe
+    side for a lower bound. With ``"mean"`` it counts with the noise multiplier that keeps the mean
+    of ``exp(1 / sigma^2) - 1``, the chi-square divergence of a step: for an epsilon spent.
+
+    Args:
+        history: Phases in any order.
+        max_phases: Number of different mechanisms up to which nothing is rounded.
+        rounding: What a bucket counts with.
+
+    Returns:
+        The phases in the order of their first appearance, with the same number of steps in all;
+        more than ``max_phases`` only where there are more sample rates than that.
+
+    Raises:
+        ValueError: If ``max_phases`` is no whole number >= 1.
+
+    Example:
+        >>> compress([Phase(1.0, 0.01, 10), Phase(2.0, 0.01, 5), Phase(1.0, 0.01, 20)])
+        ... # doctest: +NORMALIZE_WHITESPACE
+        [Phase(noise_multiplier=1.0, sample_rate=0.01, steps=30),
+         Phase(noise_multiplier=2.0, sample_rate=0.01, steps=5)]
+    """
+    _validate.positive_int("max_phases", max_phases)
+    merged = merge(history)
+    enough = max(max_phases, len({phase.sample_rate for phase in merged}))
+    ratio, short = 1.02, merged
+    while len(short) > enough and ratio < 1e6:
+        short = _bucketed(merged, ratio, rounding)
+        ratio **= 2
+    return short
+
+
+def _bucketed(
+    history: Sequence[Phase], ratio: float, rounding: Literal["up", "mean"]
+) -> list[Phase]:
+    buckets: dict[tuple[float, float], list[Phase]] = {}
+    for phase in history:
+        key = (bucket_up(phase.noise_multiplier, ratio), phase.sample_rate)
+        buckets.setdefault(key, []).append(phase)
+    short = []
+    for (upper, rate), phases in buckets.items():
+        steps = sum(phase.steps for phase in phases)
+        sigma = upper
+        if rounding == "mean" and upper > 0:
+            mean = sum(p.steps * math.expm1(inverse_square(p)) for p in phases) / steps
+            sigma = 1.0 / math.sqrt(math.log1p(mean))
+        short.append(Phase(sigma, rate, steps))
+    return short
+
+
+def inverse_square(phase: Phase) -> float:
+    """``1 / noise_multiplier^2``, whose exponential is finite."""
+    # Beyond 700 exp overflows; so little noise gives no privacy at any epsilon that is reported.
+    return min(phase.noise_multiplier**-2, 700.0)
+
+
+def merge(history: Iterable[Phase]) -> list[Phase]:
+    """The phases with equal mechanisms added up, in the order of their first appearance."""
+    steps: dict[tuple[float, float], int] = {}
+    for phase in history:
+        mechanism = (phase.noise_multiplier, phase.sample_rate)
+        steps[mechanism] = steps.get(mechanism, 0) + phase.steps
+    return [Phase(sigma, rate, count) for (sigma, rate), count in steps.items()]

@@ -1,0 +1,93 @@
+"""How loaders draw their batches, by their types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from opacus.utils.batch_memory_manager import BatchSplittingSampler
+from opacus.utils.uniform_sampler import (
+    DistributedUniformWithReplacementSampler,
+    UniformWithReplacementSampler,
+)
+from torch.utils import _pytree
+from torch.utils.data import BatchSampler, DataLoader, Subset
+
+from lightning_audit.taps.sampler_tap import can_be_watched, unwatched
+
+_POISSON = (UniformWithReplacementSampler, DistributedUniformWithReplacementSampler)
+
+
+@dataclass(frozen=True)
+class LoaderFacts:
+    """How a loader draws its batches.
+
+    Args:
+        kind: "poisson", "not_poisson", or "unknown" for a sampler that is not torch's or Opacus'.
+        description: the loader's type and batch sampler.
+        sample_rate: the sampler's rate, None if it states none.
+        records: number of records in the data set, None if it has no length.
+    """
+
+    kind: Literal["poisson", "not_poisson", "unknown"]
+    description: str
+    sample_rate: float | None = None
+    records: int | None = field(default=None, compare=False)
+
+
+def loader_facts(loaders: Any) -> LoaderFacts:
+    """Read how the trainer's loaders draw their batches.
+
+    Args:
+        loaders: ``trainer.train_dataloader``: a loader, or a list or dict of them.
+
+    Returns:
+        The facts of the first loader that is not Poisson, else of the first one.
+    """
+    facts = [
+        replace(_facts(loader), records=len(loader.dataset) if can_be_watched(loader) else None)
+        for loader in _pytree.tree_leaves(loaders)
+    ]
+    doubtful = [fact for fact in facts if fact.kind != "poisson"]
+    return (doubtful or facts or [LoaderFacts("unknown", "no loader")])[0]
+
+
+def loader_count(loaders: Any) -> int:
+    """Number of the trainer's training loaders."""
+    return len(_pytree.tree_leaves(loaders))
+
+
+def _facts(loader: Any) -> LoaderFacts:
+    sampler = unwatched(getattr(loader, "batch_sampler", None))
+    if isinstance(sampler, BatchSplittingSampler):
+        # Physical batches: the logical ones are what counts.
+        sampler = unwatched(sampler.sampler)
+    # A subclass may draw as it likes.
+    if isinstance(sampler, _POISSON) and any(
+        type(sampler).__iter__ is p.__iter__ for p in _POISSON
+    ):
+        return LoaderFacts(
+            "poisson", f"{type(loader).__name__} with {type(sampler).__name__}", sampler.sample_rate
+        )
+    if type(sampler) is BatchSampler:
+        order = type(sampler.sampler).__name__
+        size = f"batches of {sampler.batch_size}"
+        return LoaderFacts("not_poisson", f"{type(loader).__name__} with {order}, {size}")
+    name = type(loader).__name__
+    if isinstance(loader, DataLoader):
+        name += f" with {'no batch sampler' if sampler is None else type(sampler).__name__}"
+    return LoaderFacts("unknown", name)
+
+
+def draws_from(loaders: Any, *, part: bool) -> bool:
+    """Whether a Poisson loader draws from all records, and not from one process's share of them.
+
+    Args:
+        loaders: ``trainer.train_dataloader``: a loader, or a list or dict of them.
+        part: whether it is to draw from a part of the records instead, which the user has chosen.
+    """
+    return any(
+        isinstance(getattr(loader, "batch_sampler", None), UniformWithReplacementSampler)
+        and isinstance(loader.dataset, Subset) == part
+        for loader in _pytree.tree_leaves(loaders)
+    )

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_audit.accounting.phases import Phase, bucket_up, compress
+
+sigmas = st.floats(0.05, 100)
+phases = st.builds(Phase, sigmas, st.sampled_from([0.01, 0.1, 1.0]), st.integers(1, 10_000))
+histories = st.lists(phases, max_size=20)
+
+
+def _chi_square(history: list[Phase]) -> float:
+    return sum(phase.steps * math.expm1(phase.noise_multiplier**-2) for phase in history)
+
+
+@given(st.floats(1e-6, 1e6), st.sampled_from([1.0001, 1.02, 1.5, 2.0]))
+def test_bucket_is_the_next_grid_point_upward(sigma: float, ratio: float) -> None:
+    bucket = bucket_up(sigma, ratio)
+    assert sigma <= bucket <= sigma * ratio * (1 + 1e-9)
+    assert bucket_up(bucket, ratio) == bucket
+
+
+@given(sigmas, sigmas)
+def test_buckets_keep_the_order(one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    assert bucket_up(low) <= bucket_up(high)
+
+
+def test_bucket_of_no_noise_is_no_noise() -> None:
+    assert bucket_up(0.0) == 0.0
+
+
+@given(histories)
+def test_compressing_keeps_the_steps_and_never_lowers_noise(history: list[Phase]) -> None:
+    short = compress(history, max_phases=8, rounding="up")
+    assert len(short) <= max(8, len({phase.sample_rate for phase in history}))
+    assert sum(phase.steps for phase in short) == sum(phase.steps for phase in history)
+    assert len({(phase.noise_multiplier, phase.sample_rate) for phase in short}) == len(short)
+    before = sum(phase.steps / phase.noise_multiplier**2 for phase in history)
+    after = sum(phase.steps / phase.noise_multiplier**2 for phase in short)
+    assert after <= before * (1 + 1e-9)
+    kept = compress(history, max_phases=8, rounding="mean")
+    assert _chi_square(kept) == pytest.approx(_chi_square(history), rel=1e-9)
+
+
+def test_few_mechanisms_are_merged_exactly() -> None:
+    history = [Phase(1.001, 0.01, 5), Phase(1.002, 0.01, 6), Phase(1.001, 0.01, 7)]
+    assert compress(history) == [Phase(1.001, 0.01, 12), Phase(1.002, 0.01, 6)]
+
+
+def test_many_mechanisms_are_bucketed() -> None:
+    history = [Phase(1 + 0.001 * i, 0.01, 10) for i in range(1, 26)]
+    assert compress(history, max_phases=25) == history
+    assert compress(history) == [Phase(1.02, 0.01, 200), Phase(1.02**2, 0.01, 50)]
+
+
+def test_phase_holds_plain_numbers() -> None:
+    phase = Phase(np.float64(1.0), np.float32(0.5), np.int64(3))
+    assert [type(value) for value in vars(phase).values()] == [float, float, int]
+    assert phase == Phase(1.0, 0.5, 3)

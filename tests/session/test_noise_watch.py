@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lightning_audit.checks.witnesses import Witnesses
+from lightning_audit.dpsgd.protocol import StepClaim
+from lightning_audit.session.noise_watch import NoiseWatch
+
+CLAIM = StepClaim(noise_multiplier=1.0, max_grad_norm=2.0, scale=8.0)
+
+
+def step() -> Any:
+    """What is left of a step of five rows when its noise is in."""
+    param = nn.Parameter(torch.zeros(4))
+    param.grad = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    param.summed_grad = torch.tensor([0.0, 6.0, 0.0, 8.0])
+    return SimpleNamespace(params=[param], batch_size=lambda: 5)
+
+
+def watch(number: int = 0, *, alone: bool = True, parts: int = 1) -> NoiseWatch:
+    """A watch that has read a step of six rows in its last part."""
+    made, read = NoiseWatch(Witnesses({0: np.array([1, 3])}), alone=alone), step()
+    for _ in range(parts - 1):
+        made.skip(read)
+    made.read(read, number, 6, [p.grad for p in read.params])
+    return made
+
+
+def test_the_release_stands_beside_its_sum_in_units_of_the_clipping_norm() -> None:
+    made = watch()
+    unit, seen = made.seen(CLAIM, 1, 8.0, 1.0)
+    assert unit == 4.0
+    assert seen is not None
+    assert seen.released.tolist() == [8.0, 16.0]
+    assert seen.sums.tolist() == [3.0, 4.0]
+    assert seen.sum_norm == pytest.approx(5.0)
+    assert (seen.terms, seen.split) == (6, False)
+    assert made.seen(CLAIM, 1, 8.0, 1.0)[1] is None  # once
+
+
+@pytest.mark.parametrize(
+    ("factor", "unit"), [(8 / 6, 16 / 3), (8 / 5, 6.4), (8 / 7, 4.0), (None, 4.0)]
+)
+def test_a_number_of_the_steps_samples_counts_as_its_divisor(
+    factor: float | None, unit: float
+) -> None:
+    """Six rows, one of them a canary's; a factor that is neither says nothing of the sum."""
+    assert watch().seen(CLAIM, 1, 8.0, factor)[0] == pytest.approx(unit)
+
+
+def test_several_processes_know_neither_sum_nor_number_of_samples() -> None:
+    unit, seen = watch(alone=False).seen(CLAIM, 1, 8.0, 8 / 6)
+    assert unit == 4.0
+    assert seen is not None
+    assert seen.sums is None
+
+
+def test_parts_of_a_split_batch_are_counted_together() -> None:
+    seen = watch(parts=3).seen(CLAIM, 0, 8.0, None)[1]
+    assert seen is not None
+    assert (seen.terms, seen.split) == (16, True)
+
+
+def test_later_steps_are_read_now_and_then_and_claims_without_noise_never() -> None:
+    read = [n for n in range(98, 114) if watch(n).seen(CLAIM, 0, 8.0, None)[1] is not None]
+    assert read == [98, 99, 104, 112]
+    silent = StepClaim(0.0, 2.0, 8.0)
+    assert watch().seen(silent, 0, 8.0, None) == (4.0, None)

@@ -1,0 +1,63 @@
+"""When canaries enter a step, and that none stays where no step is taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from bare_session import BareSession
+
+from lightning_audit.record.store import INJECTED
+from lightning_audit.session import step_planner
+
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
+
+
+def entered(bare: BareSession) -> list[int]:
+    """Numbers of the steps with canaries."""
+    return np.flatnonzero(bare.column("canaries") == INJECTED).tolist()
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_every_nth_step_has_canaries_laid_out_or_copied(announced: bool) -> None:
+    bare = BareSession(every_n_steps=3)
+    bare.train(8, announced=announced)
+    assert entered(bare) == [0, 3, 6]
+
+
+def test_copied_rows_are_thinned_after_the_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_planner, "FULL_STEPS", 4)
+    monkeypatch.setattr(step_planner, "THINNED", 3)
+    copied, laid_out = BareSession(every_n_steps=None), BareSession(every_n_steps=None)
+    copied.train(10, announced=False)
+    laid_out.train(10)
+    assert entered(copied) == [0, 1, 2, 3, 6, 9]
+    assert entered(laid_out) == list(range(10))
+
+
+def test_a_batch_that_is_given_up_leaves_no_row_and_costs_no_step() -> None:
+    bare = BareSession()
+    bare.train(1)
+    for put_in in (False, True):
+        bare.backward()
+        if put_in:
+            bare.session.inject()
+        bare.session.start_batch()
+        for p in bare.net.parameters():
+            assert len(p.grad_sample) == 5
+            assert not p.grad_sample.any()
+        bare.optimizer.zero_grad()
+    bare.train(1)
+    assert entered(bare) == [0, 1]
+
+
+def test_another_set_of_trained_parameters_ends_the_canaries_and_is_said_once() -> None:
+    bare = BareSession()
+    bare.train(2)
+    frozen: Any = bare.net._module[0].bias
+    frozen.requires_grad_(False)
+    bare.train(2)
+    (sentence,) = bare.session.lacks()
+    assert sentence.startswith("the set of trained parameters changed at step 2")
+    assert entered(bare) == [0, 1]

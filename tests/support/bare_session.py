@@ -1,0 +1,84 @@
+"""A session over Opacus' optimizer without a Trainer, whose data have no gradient and no noise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from opacus import GradSampleModule
+from opacus.optimizers import DPOptimizer
+from torch import nn
+
+from lightning_audit.canaries import Dirac, GradientCanary, Spread
+from lightning_audit.dpsgd.opacus import OpacusStep
+from lightning_audit.dpsgd.protocol import Backward
+from lightning_audit.session.audit_session import AuditSession
+from lightning_audit.session.ranks import Ranks
+from lightning_audit.session.settings import SessionSettings
+
+
+class KeptEntries(list[Any]):
+    """In the place of a record on disk."""
+
+    @property
+    def entries(self) -> int:
+        return len(self)
+
+    def flush(self) -> None:
+        pass
+
+
+class BareSession:
+    """What is read along a canary is its coin, and nothing else."""
+
+    def __init__(
+        self,
+        canaries: tuple[GradientCanary, ...] = (Dirac(), Spread()),
+        every_n_steps: int | None = 1,
+    ) -> None:
+        torch.manual_seed(0)
+        self.net = GradSampleModule(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)))
+        self.optimizer = self.new_optimizer()
+        self.kept = KeptEntries()
+        settings = SessionSettings(canaries, 1000.0, every_n_steps, 1e-3, None)
+        self.session = AuditSession(
+            OpacusStep(self.optimizer, {}, self.net.modules()),
+            settings,
+            np.random.default_rng(1),
+            lambda batches: None,
+            lambda header: self.kept,
+            Ranks(),
+        )
+
+    def new_optimizer(self) -> DPOptimizer:
+        return DPOptimizer(
+            torch.optim.SGD(self.net.parameters(), lr=1.0),
+            noise_multiplier=0.0,
+            max_grad_norm=2.0,
+            expected_batch_size=4,
+        )
+
+    def backward(self, *, announced: bool = True) -> None:
+        """A batch up to its per-sample gradients."""
+        self.session.start_batch()
+        loss = (self.net(torch.ones(5, 4)) * 0.0).sum()
+        if announced:
+            self.session.prepare(Backward(loss))
+        loss.backward()
+        self.session.conceal()
+
+    def step(self) -> None:
+        self.session.inject()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def train(self, steps: int, *, announced: bool = True) -> None:
+        for _ in range(steps):
+            self.backward(announced=announced)
+            self.step()
+
+    def column(self, name: str) -> np.ndarray:
+        """A field of all entries so far."""
+        self.session.recorder.digest()
+        return np.array([entry[name] for entry in self.kept])

@@ -1,0 +1,28 @@
+"""Rows that train nothing: each says what becomes of its process."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+from lightning_audit.selftest.result import Result
+
+
+def row(act: str) -> Any:
+    fault = SimpleNamespace(name="stub", steps=20)
+    return SimpleNamespace(group="fault", fault=fault, configuration="Opacus", act=act)
+
+
+def train(row: Any) -> Result:
+    """The function that a process is given."""
+    if row.act == "die":
+        print("out of memory", file=sys.stderr)
+        os._exit(3)
+    if row.act == "hang":
+        time.sleep(60)
+    if row.act == "raise":
+        raise RuntimeError("the loss is\nno number")
+    return Result("fault", row.act, "Opacus", "found", 20, sentence=str(os.getpid()))

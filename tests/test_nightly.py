@@ -1,0 +1,51 @@
+"""The page of the last whole run says what ran, and what failed."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from types import ModuleType
+
+import pytest
+from places import REPOSITORY
+from stages import most_failures
+
+
+@pytest.fixture
+def nightly(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    path = REPOSITORY / "benchmarks" / "nightly.py"
+    spec = importlib.util.spec_from_file_location("nightly", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "nightly", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_names_the_commit_and_every_part_and_what_failed(nightly: ModuleType) -> None:
+    fine = nightly.Part("tests", True, "12 passed in 3.00s", 3.0)
+    wrong = nightly.Part("benchmark `healthy`", False, "1 of 200 healthy trainings accused", 240.0)
+    page = nightly.markdown([fine, fine], "abc", "2026-11-22")
+    assert "Of 2026-11-22, commit abc: **all passed**." in page
+    page = nightly.markdown([fine, wrong], "abc", "2026-11-22")
+    assert "**1 parts failed**" in page
+    assert "| tests | passed | 12 passed in 3.00s | 0.1 |" in page
+    assert "| **failed** | 1 of 200 healthy trainings accused | 4.0 |" in page
+    assert "A small run" not in page
+
+
+def test_every_benchmark_of_the_whole_run_is_there_and_has_a_small_size(
+    nightly: ModuleType,
+) -> None:
+    source = (REPOSITORY / "benchmarks" / "run.py").read_text(encoding="utf-8")
+    for name in nightly.BENCHMARKS:
+        assert (REPOSITORY / "benchmarks" / f"{name}.py").is_file()
+        assert f'"{name}": {{' in source
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.2])
+def test_fewer_runs_are_allowed_no_more_than_what_is_as_rare_as_in_the_whole(rate: float) -> None:
+    assert most_failures(20_000, 0.05, 20_000) == 1092  # 1,000 and three times 30.8
+    few = most_failures(1000, rate, 20_000)
+    assert 3.0 <= (few - 1000 * rate) / (1000 * rate * (1 - rate)) ** 0.5 < 3.4

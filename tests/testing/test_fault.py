@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from planted import private
+
+from lightning_audit.testing import trainings
+from lightning_audit.testing.faults import plant
+
+# Opacus and torch remark on hooks and secure mode wherever an optimizer is made private.
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+def test_a_planted_fault_keeps_the_accountant_the_generator_and_the_settings() -> None:
+    generator = torch.Generator().manual_seed(1)
+    optimizer = private(noise_generator=generator, noise_multiplier=1.5)
+    before = dict(vars(optimizer))
+    faulty = plant(optimizer, "half_noise")
+    assert faulty.generator is generator
+    assert faulty.step_hook is not None
+    assert faulty.noise_multiplier == 1.5
+    assert dict(vars(faulty)) == before
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_a_planted_fault_changes_the_optimizers_own_class(mode: str) -> None:
+    torch.manual_seed(0)
+    optimizer = private(mode)
+    kind = type(optimizer)
+    faulty = plant(optimizer, "half_noise")
+    assert isinstance(faulty, kind)
+    for p in faulty.params:
+        p.summed_grad = torch.zeros_like(p)
+    faulty.add_noise()
+    drawn = torch.cat([p.grad.flatten() for p in faulty.params])
+    assert drawn.std() == pytest.approx(0.5, rel=0.05)  # 5,898 draws: an error of 0.01
+
+
+def test_a_fault_of_the_clipping_is_refused_where_clipping_is_done_otherwise() -> None:
+    with pytest.raises(ValueError, match="take a fault of the noise"):
+        plant(private("ghost"), "clip_at_twice")
+
+
+def test_a_fault_of_ghost_clipping_is_refused_where_gradients_are_formed() -> None:
+    with pytest.raises(ValueError, match="must be a DPOptimizerFastGradientClipping"):
+        plant(private(), "parts_share_memory")
+
+
+def test_a_fault_that_would_do_no_harm_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"max_grad_norm=2\.0 must be < 1"):
+        plant(private(max_grad_norm=2.0), "noise_of_squared_norm")
+
+
+def test_a_fault_that_is_not_the_optimizers_is_to_be_trained_as_a_module() -> None:
+    with pytest.raises(TypeError, match=r"train FAULTS\['not_a_number'\]\.module\(\)"):
+        plant(private(), "not_a_number")
+
+
+def test_only_a_private_optimizer_can_be_made_faulty() -> None:
+    plain = torch.optim.SGD(trainings.net().parameters(), lr=0.1)
+    with pytest.raises(TypeError, match="SGD must be the DPOptimizer"):
+        plant(plain, "half_noise")  # type: ignore[arg-type]

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lightning_audit.record.store import read_observations
+from lightning_audit.testing.faults import FAULTS
+from lightning_audit.testing.runs import train
+
+# Opacus, Lightning and torch remark on loaders, hooks and secure mode in every training.
+pytestmark = [
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.usefixtures("short_report"),
+]
+FAULT = replace(FAULTS["half_noise"], steps=6)
+
+
+def record(directory: Path, seed: int) -> bytes:
+    train(FAULT, directory / "audit", seed)
+    return read_observations(directory / "audit" / "observations.bin")[1].tobytes()
+
+
+def test_a_run_depends_on_nothing_but_the_fault_and_the_seed(tmp_path: Path) -> None:
+    first, again, other = (
+        record(tmp_path / name, seed) for name, seed in (("a", 0), ("b", 0), ("c", 1))
+    )
+    assert first == again != other
+
+
+def test_a_training_that_resumes_is_saved_half_way_and_ends_after_all_steps(tmp_path: Path) -> None:
+    report = train(replace(FAULTS["noise_repeated_on_resume"], steps=6), tmp_path / "audit")
+    assert report is not None
+    assert report.steps == 6
+    assert (tmp_path / "stopped.ckpt").exists()
+
+
+def test_a_violation_ends_no_training(tmp_path: Path) -> None:
+    report = train(replace(FAULTS["no_noise"], steps=6), tmp_path / "audit")
+    assert report is not None
+    assert (report.verdict.outcome, report.steps) == ("VIOLATION", 6)

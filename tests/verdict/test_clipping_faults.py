@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from named_faults import check, faults_of, names
+from simulated_record import (
+    OVERSIZE,
+    monitor_of,
+    simulate,
+)
+
+from lightning_audit.verdict.diagnosis import likely_faults
+
+
+def test_tensors_that_clipping_misses_are_named() -> None:
+    shift = [1.0, 1.4, OVERSIZE, OVERSIZE, 1.0, 1.0, 1.4, 1.0]
+    monitor = monitor_of(simulate(40, shift=shift))
+    found = [c for c in monitor.results() if c.status == "violated"]
+    fault = likely_faults(found, monitor, OVERSIZE)[0]
+    assert fault.sentence.startswith(
+        "clipping misses some tensors: `Dirac(fc.bias)`, `BlockPair(2 tensors)` passed"
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_clipping_per_tensor_is_named_though_pairs_pass_with_more_as_well(seed: int) -> None:
+    shift = [1.0, 4.0, 1.0, 2.0**0.5, 1.0, 1.0, 4.0, 1.0]
+    monitor = monitor_of(simulate(30, seed=seed, shift=shift))
+    fault = likely_faults([check("sensitivity")], monitor, OVERSIZE)[0]
+    assert fault.sentence.startswith("clipping per tensor:")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_norm_that_is_too_large_everywhere_is_not_called_clipping_per_tensor(seed: int) -> None:
+    monitor = monitor_of(simulate(30, seed=seed, shift=2.0))
+    fault = likely_faults([check("sensitivity")], monitor, OVERSIZE)[0]
+    assert fault.sentence.startswith("clipping norm too large:")
+
+
+def test_place_and_evidence_are_those_of_the_canaries_that_are_not_clipped() -> None:
+    shift = [1.0, 1.4, OVERSIZE, OVERSIZE, 1.0, 1.0, 1.4, 1.0]
+    fault = faults_of(simulate(40, shift=shift))[0]
+    # A pair over two tensors does not tell which ones in its label.
+    assert fault.place.parameters == ("fc.bias",)
+    assert fault.evidence["unclipped_canaries"] == ["Dirac(fc.bias)", "BlockPair(2 tensors)"]
+    assert fault.place.step is not None
+    assert fault.place.step < 20
+
+
+def test_evidence_of_a_clipping_fault_is_its_shift() -> None:
+    fault = faults_of(simulate(150, shift=2.0))[0]
+    assert fault.evidence["shift"] == pytest.approx(2.0, abs=0.2)
+    assert 1.0 < fault.evidence["shift_lower"] < fault.evidence["shift"]
+
+
+@pytest.mark.parametrize(("norm", "named"), [(0.6, True), (0.9, False), (2.0, False)])
+def test_a_clipping_norm_that_comes_in_twice_is_named_by_its_size(norm: float, named: bool) -> None:
+    made, entries = simulate(80, noise=0.6)
+    entries["max_grad_norm"] = norm
+    expected = ["noise_of_squared_norm"] * named + ["noise_too_small"]
+    assert names(faults_of((made, entries))) == expected
+
+
+@pytest.mark.parametrize(
+    ("shift", "expected"),
+    [
+        (4.0, ["record_counts_twice", "clipping_norm_too_large"]),
+        (2.5, ["clipping_norm_too_large"]),
+    ],
+)
+@pytest.mark.parametrize("label", ["Mislabeled(input)", "Blank(input, sampling_rate=0.25)"])
+def test_an_input_canary_of_a_whole_number_of_norms_counts_so_many_times(
+    shift: float, expected: list[str], label: str
+) -> None:
+    made, entries = simulate(300, shift=shift, sigma=0.5)
+    made = dataclasses.replace(made, canaries=(label,) * len(made.canaries))
+    faults = faults_of((made, entries))
+    assert names(faults) == expected
+    assert faults[0].sentence.startswith(
+        "a record counts more than once: it adds about 4 times"
+        if shift == 4.0
+        else "clipping norm too large: a record adds 2."
+    )
