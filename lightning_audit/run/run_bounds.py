@@ -70,12 +70,9 @@ def betting_bound(monitor: AuditMonitor, delta: float, significance: float) -> E
 
 
 def mu_bound(monitor: AuditMonitor, delta: float, significance: float) -> tuple[EpsilonBound, ...]:
-    """Signal at least over noise at most, where a canary was seen.
+    """Signal at least over noise at most, where a canary was seen; see `betting_bound`.
 
-    Args:
-        monitor: the checks now.
-        delta: the delta of all epsilons.
-        significance: probability that the bound is wrong; half is each limit's.
+    Half of the significance is each limit's.
     """
     sigma = monitor.claims.noise_at()
     if not monitor.canary_steps or sigma == 0.0:

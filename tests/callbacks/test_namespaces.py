@@ -170,8 +170,8 @@ def at_fit_end(directory: Path, package: Any) -> None:
     ("refused", "words"),
     [
         (at_setup, "cannot write its report"),
-        (at_train_start, "LBFGS"),
-        (at_the_first_batch, "must be stated"),
+        (at_train_start, r"LBFGS.*SGD or Adam"),
+        (at_the_first_batch, r"max_grad_norm=None and claim\.expected_batch_size=None must be st"),
         (at_a_batch, "has no forward"),
         (at_load_state_dict, "its checksum differs"),
         (at_fit_end, "cannot go on from this checkpoint"),

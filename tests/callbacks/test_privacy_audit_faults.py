@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from lightning_fabric.utilities.exceptions import MisconfigurationException
 from torch import nn
 from torch.nn import functional
 from training_support import (
@@ -18,7 +17,6 @@ from training_support import (
     mlp,
     random_data,
     status,
-    trainer_for,
     violation,
 )
 
@@ -187,15 +185,6 @@ def test_plain_optimizer_under_a_claim_is_no_dp(
     assert status(report, "no_dp") == "violated"
     assert "no DP-SGD" in report.verdict.fault
     assert "SGD took 8 steps" in report.verdict.summary
-
-
-def test_claim_of_a_mechanism_that_lacks_parts_is_refused(tmp_path: Path) -> None:
-    audit = PrivacyAudit(claim=PrivacyClaim(noise_multiplier=1.0, sample_rate=0.01))
-    trainer = trainer_for(tmp_path, audit, max_steps=8)
-    lacking = r"claim\.max_grad_norm=None and claim\.expected_batch_size=None must be stated"
-    with pytest.raises(MisconfigurationException, match=lacking):
-        trainer.fit(Plain(wrap=False))
-    assert trainer.global_step == 0
 
 
 def test_plain_optimizer_under_a_whole_claim_of_a_mechanism_is_no_noise(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from torch import nn
 
-from lightning_audit.callbacks.strategy_hooks import StrategyHook, show_batches, watch_loaders
+from lightning_audit.callbacks.strategy_hooks import StrategyHook, show_batches
 from lightning_audit.results.refusal import UnauditableTraining
 
 
@@ -51,19 +51,6 @@ def test_a_hook_under_one_of_somebody_elses_does_nothing_more_when_it_is_removed
     hook.remove()
     assert strategy.training_step is theirs
     assert strategy.training_step(3) == -6
-
-
-def test_loaders_of_a_validation_are_handed_over_unseen() -> None:
-    strategy = SimpleNamespace(process_dataloader=lambda loader: [loader])
-    trainer, seen = SimpleNamespace(strategy=strategy, training=True), []
-    hook = watch_loaders(trainer, seen.append)
-    assert strategy.process_dataloader("train") == ["train"]
-    trainer.training = False
-    assert strategy.process_dataloader("validation") == ["validation"]
-    hook.remove()
-    trainer.training = True
-    strategy.process_dataloader("of another fit")
-    assert seen == [["train"]]
 
 
 # ------------------------------------------------------------------ batches

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from hand_written_support import CLAIM
-from lightning_fabric.utilities.exceptions import MisconfigurationException
 from training_support import PrivateModule, mlp, trainer_for
 
 from lightning_audit import PrivacyAudit
@@ -58,14 +57,6 @@ def test_hand_written_steps_of_several_optimizers_or_processes_are_refused(
     made = [torch.optim.SGD(module.parameters(), lr=0.1) for _ in range(optimizers)]
     with pytest.raises(UnauditableTraining, match=words):
         hand_written_step(CLAIM, made, module)
-
-
-def test_optimizer_that_runs_its_closure_many_times_is_refused(tmp_path) -> None:
-    module = PrivateModule(inner=lambda params: torch.optim.LBFGS(params, lr=0.1))
-    trainer = trainer_for(tmp_path, PrivacyAudit())
-    with pytest.raises(MisconfigurationException, match=r"LBFGS.*SGD or Adam"):
-        trainer.fit(module)
-    assert trainer.global_step == 0
 
 
 def test_an_expected_batch_of_zero_is_refused_with_its_reason(tmp_path: Path) -> None:
