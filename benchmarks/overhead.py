@@ -48,15 +48,14 @@ class Alternate(pl.Callback):
 
     def on_train_batch_start(self, *_) -> None:
         """Flip the coin of the step and start its time."""
-        optimizers = self._audit._run._optimizers
-        self._audits = optimizers.audits or self._audits
+        self._audits = self._audit._run.optimizers.audits or self._audits
         self._on = self._coin.random() < 0.5
         for audit in self._audits:
             audit.detach()
             if self._on:
                 audit.session.follow(audit.session.step)
                 audit.watch(audit.session.step.optimizer)
-        optimizers.audits = self._audits if self._on else []
+        self._follow(self._audits if self._on else [])
         self._start = time.perf_counter()
 
     def on_train_batch_end(self, *_) -> None:
@@ -64,7 +63,12 @@ class Alternate(pl.Callback):
         recorder = self._audits[0].session.recorder
         kind = ("first" if recorder.steps <= recorder.PROMPT else "on") if self._on else "off"
         self.seconds[kind].append(time.perf_counter() - self._start)
-        self._audit._run._optimizers.audits = self._audits
+        self._follow(self._audits)
+
+    def _follow(self, audits: list) -> None:
+        optimizers = self._audit._run.optimizers
+        optimizers.audits = audits
+        optimizers.sessions[:] = [audit.session for audit in audits]
 
 
 def ratios(name: str, batch_size: int, steps: int, *, ghost: bool = False) -> dict[str, float]:

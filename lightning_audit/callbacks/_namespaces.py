@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from lightning_audit.results.refusal import UnauditableTraining
 
 _Args = ParamSpec("_Args")
 _Value = TypeVar("_Value")
+_Run = TypeVar("_Run")
 
 _PACKAGES = (
     ("pytorch_lightning", "lightning_fabric"),
@@ -74,3 +75,17 @@ def refused_as_lightning_does(hook: Callable[_Args, _Value]) -> Callable[_Args, 
             raise MisconfigurationException(str(error)) from error
 
     return translated
+
+
+def of_its_run(
+    hook: Callable[Concatenate[Any, _Run, _Args], None],
+) -> Callable[Concatenate[Any, _Args], None]:
+    """A hook that gets the callback's run, where there is one, and refuses as Lightning does."""
+    translated = refused_as_lightning_does(hook)
+
+    @functools.wraps(hook)
+    def called(callback: Any, /, *args: _Args.args, **kwargs: _Args.kwargs) -> None:
+        if callback._run is not None:
+            translated(callback, callback._run, *args, **kwargs)
+
+    return called

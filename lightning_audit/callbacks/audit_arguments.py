@@ -1,8 +1,9 @@
-"""Checks of `PrivacyAudit`'s arguments that concern more than one value."""
+"""Checks of the callbacks' arguments beside those of single numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -106,13 +107,6 @@ def oversize_of(oversize: float) -> float:
     return value
 
 
-def every_of(every_n_steps: int | None) -> int | None:
-    """Steps from one with canaries to the next; None to choose."""
-    if every_n_steps is None:
-        return None
-    return _validate.positive_int("every_n_steps", every_n_steps)
-
-
 def seed_of(seed: int | None) -> int:
     """The seed that is given, or one drawn from the operating system."""
     if seed is None:
@@ -120,6 +114,11 @@ def seed_of(seed: int | None) -> int:
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ValueError(f"seed={seed!r} must be a whole number >= 0; leave it out to draw one.")
     return seed
+
+
+def count_or_none(name: str, value: int | None) -> int | None:
+    """An argument that is a whole number >= 1, or None."""
+    return None if value is None else _validate.positive_int(name, value)
 
 
 def flag_of(name: str, value: bool) -> bool:
@@ -154,19 +153,4 @@ def allowed_of(allow: Sequence[str]) -> tuple[str, ...]:
 
 def terms_of(audit: PrivacyAudit) -> Terms:
     """The arguments of a callback, as its runs take them."""
-    return Terms(
-        epsilon=audit.claimed_epsilon,
-        delta=audit.delta,
-        claim=audit.claim,
-        canaries=audit.canaries,
-        oversize=audit.oversize,
-        every_n_steps=audit.every_n_steps,
-        significance=audit.significance,
-        bound_significance=audit.bound_significance,
-        bounds=audit.bounds,
-        resolution=audit.resolution,
-        allow=audit.allow,
-        seed=audit.seed,
-        replay_neighbours=audit.replay_neighbours,
-        reactions={"on_violation": audit.on_violation, "on_inconclusive": audit.on_inconclusive},
-    )
+    return Terms(**{field.name: getattr(audit, field.name) for field in fields(Terms)})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -17,11 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 def send_report_figure(
-    report: AuditReport | None,
-    files: ReportFiles | None,
-    loggers: Iterable[Any],
-    name: str,
-    step: int,
+    report: AuditReport | None, files: ReportFiles | None, name: str, trainer: Any
 ) -> None:
     """Draw a report, save it and log it; without matplotlib nothing is drawn.
 
@@ -30,9 +25,8 @@ def send_report_figure(
     Args:
         report: what to draw; None for nothing.
         files: of the training; None to draw nothing.
-        loggers: Lightning's loggers.
-        name: the picture's name there.
-        step: optimizer step that it belongs to.
+        name: the picture's name at the loggers.
+        trainer: of the training, with its loggers.
     """
     if report is None or files is None or find_spec("matplotlib") is None:
         return
@@ -40,7 +34,7 @@ def send_report_figure(
 
     try:
         files.write(FIGURE_NAME, partial(save_figure, report), beside=True)
-        if receivers := list(loggers):
-            send_figure(receivers, figure(report), name, step)
+        if trainer.loggers:
+            send_figure(trainer.loggers, figure(report), name, trainer.global_step)
     except Exception:  # matplotlib's settings are the user's, and may be anything
         _log.warning("the report's figure could not be drawn", exc_info=True)

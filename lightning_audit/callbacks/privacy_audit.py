@@ -4,46 +4,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from copy import copy
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lightning_audit import _validate
+from lightning_audit._validate import one_of, open_unit
 from lightning_audit.accounting.claims import PrivacyClaim
-from lightning_audit.callbacks._namespaces import Callback, refused_as_lightning_does
-from lightning_audit.callbacks.audit_arguments import (
-    ON_INCONCLUSIVE,
-    ON_VIOLATION,
-    allowed_of,
-    bounds_of,
-    canaries_of,
-    claimed_of,
-    delta_of,
-    every_of,
-    flag_of,
-    given,
-    oversize_of,
-    seed_of,
-    terms_of,
-)
+from lightning_audit.callbacks import audit_arguments as arguments
+from lightning_audit.callbacks._namespaces import Callback, of_its_run, refused_as_lightning_does
 from lightning_audit.callbacks.figures import send_report_figure
-from lightning_audit.callbacks.held_audit import HeldAudit
-from lightning_audit.callbacks.outcome import is_trial, raise_for, show, warn_of_break_off
+from lightning_audit.callbacks.outcome import raise_for, show, warn_of_end
+from lightning_audit.callbacks.same_training import goes_on, leave
+from lightning_audit.callbacks.strategy_hooks import StrategyHook, show_batches, watch_loaders
 from lightning_audit.callbacks.trainer_refusals import refuse_trainer
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.inputs import InputCanary
-from lightning_audit.results.audit_report import (
-    AuditReport,
-)
+from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.run.audit_run import AuditRun
-from lightning_audit.run.report_files import ReportFiles
-from lightning_audit.session.ranks import Ranks
+from lightning_audit.run.checkpoint import opened
 from lightning_audit.verdict.pass_blockers import Resolution
 
 if TYPE_CHECKING:
-    import pytorch_lightning as pl
+    from pytorch_lightning import LightningModule, Trainer
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +73,7 @@ class PrivacyAudit(Callback):
         report_dir: where report and observations go; None for ``default_root_dir/audit``. While
             another training has the directory, they go to ``run-2`` in it, or ``run-3``...
         log_prefix: first part of the names of the logged metrics.
-        seed: of the audit's own coins, written to the report; None to draw one.
+        seed: of the audit's own coins; None to draw one. It is written to the report.
         replay_neighbours: at the first batch of the training and of each epoch, run
             ``training_step`` twice more, without an update, on batches that share a record beside
             different others: its gradient must be the same (`coupling`). It costs these passes, and
@@ -134,83 +115,81 @@ class PrivacyAudit(Callback):
         bounds: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
-        given("claim", claim, PrivacyClaim)
-        self.claimed_epsilon = claimed_of(claimed_epsilon, claim)
-        self.delta = delta_of(delta, claim)
+        arguments.given("claim", claim, PrivacyClaim)
+        self.claimed_epsilon = arguments.claimed_of(claimed_epsilon, claim)
+        self.delta = arguments.delta_of(delta, claim)
         self.claim = claim
-        self.canaries = canaries_of(canaries, num_canaries)
-        self.oversize = oversize_of(oversize)
-        self.every_n_steps = every_of(every_n_steps)
-        self.significance = _validate.open_unit("significance", significance, "e.g. 0.001")
-        self.bound_significance = _validate.open_unit(
-            "bound_significance", bound_significance, "e.g. 0.05"
-        )
-        self.bounds = bounds_of(bounds)
-        self.resolution = given("resolution", resolution, Resolution) or Resolution()
-        self.replay_neighbours = flag_of("replay_neighbours", replay_neighbours)
-        self.allow = allowed_of(allow)
-        self.on_violation = _validate.one_of("on_violation", on_violation, ON_VIOLATION)
-        self.on_inconclusive = _validate.one_of("on_inconclusive", on_inconclusive, ON_INCONCLUSIVE)
+        self.canaries = arguments.canaries_of(canaries, num_canaries)
+        self.oversize = arguments.oversize_of(oversize)
+        self.every_n_steps = arguments.count_or_none("every_n_steps", every_n_steps)
+        self.significance = open_unit("significance", significance, "e.g. 0.001")
+        self.bound_significance = open_unit("bound_significance", bound_significance, "e.g. 0.05")
+        self.bounds = arguments.bounds_of(bounds)
+        self.resolution = arguments.given("resolution", resolution, Resolution) or Resolution()
+        self.replay_neighbours = arguments.flag_of("replay_neighbours", replay_neighbours)
+        self.allow = arguments.allowed_of(allow)
+        self.on_violation = one_of("on_violation", on_violation, arguments.ON_VIOLATION)
+        self.on_inconclusive = one_of("on_inconclusive", on_inconclusive, arguments.ON_INCONCLUSIVE)
         self.report_dir = report_dir
         self.log_prefix = log_prefix
-        self.seed = seed_of(seed)
+        self.seed = arguments.seed_of(seed)
+        #: State of a checkpoint from which the next training goes on, or of the last one.
+        self._kept: dict[str, Any] = {}
+        self._run: AuditRun | None = None
+        self._report: AuditReport | None = None
         self._ended = self._told = False
-        self._held = HeldAudit()
+        self._hooks: list[StrategyHook] = []
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle holds: the report and the audit's state, not the training."""
         # The module's own, which Lightning puts there.
         held = {k: v for k, v in vars(self).items() if k not in ("log", "log_dict")}
-        return held | {"_held": copy(self._held)}
+        kept = {"_report": self.report, "_kept": self.state_dict()}
+        return held | kept | {"_run": None, "_hooks": []}
 
     @property
     def report(self) -> AuditReport | None:
         """The report of the latest training; None before the first epoch has ended."""
-        return self._held.report
-
-    @property
-    def _run(self) -> AuditRun | None:
-        return self._held.run
-
-    # ------------------------------------------------------------------ set-up
+        return self._run.report if self._run is not None else self._report
 
     @refused_as_lightning_does
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse what cannot be audited, before anything is trained."""
         if stage != "fit":
             return
-        held = self._held
-        held.let_go()
-        again = held.stays(trainer, pl_module)
+        self._release(trainer, pl_module)
+        again = goes_on(trainer, pl_module, self._kept)
+        if not again:
+            self._report, self._kept = None, {}
         self._ended = self._told = False
-        audits = [callback for callback in trainer.callbacks if isinstance(callback, PrivacyAudit)]  # type: ignore[attr-defined]
-        refuse_trainer(trainer, len(audits))
-        ranks = Ranks.of(trainer)
-        terms = replace(terms_of(self), seed=ranks.shared(self.seed))
-        files = None
-        if ranks.is_first and not is_trial(trainer):
-            files = ReportFiles(self.report_dir or Path(trainer.default_root_dir) / "audit")
-        held.take(AuditRun(terms, files, str(trainer.precision), ranks), again=again)
-        if not ranks.several:  # each process would see its own share of the records
-            held.watch_loaders(trainer)
+        audits = sum(isinstance(callback, PrivacyAudit) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        refuse_trainer(trainer, audits)
+        directory = self.report_dir or Path(trainer.default_root_dir) / "audit"
+        run = AuditRun(arguments.terms_of(self), trainer, directory)
+        run.take_directory(again=again)
+        if again:
+            run.keep(opened(self._kept), self._report)
+        self._run = run
+        if not run.ranks.several:  # each process would see its own share of the records
+            self._hooks.append(watch_loaders(trainer, run.lints.watch))
 
-    @refused_as_lightning_does
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Go on in the directory of the run that a checkpoint is of."""
-        if self._run is not None:  # the checkpoint has been loaded by now
-            self._run.go_on_in_its_directory()
+    @of_its_run
+    def on_fit_start(self, run: AuditRun, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Go on in the directory of the run that a checkpoint is of; it has been loaded by now."""
+        run.go_on_in_its_directory()
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of the audit; it loads under ``weights_only=True``."""
-        return self._held.state()
+        return self._kept if self._run is None else self._run.optimizers.state()
 
+    @of_its_run
     def on_load_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+        self, run: AuditRun, trainer: Trainer, pl_module: LightningModule, checkpoint: Any
     ) -> None:
         """Let go of what was held of this training: the checkpoint's steps are others."""
-        others = self._held.leave_for(checkpoint["callbacks"].get(self.state_key))
-        if others and self._run is not None and not is_trial(trainer):
-            self._run.make_room()
+        if self._kept:
+            run.forget(self._kept, checkpoint["callbacks"].get(self.state_key))
+            self._kept = {}
 
     @refused_as_lightning_does
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -219,132 +198,151 @@ class PrivacyAudit(Callback):
         Raises:
             MisconfigurationException: it is not as an audit of this version saved it.
         """
-        self._held.load(state_dict)
+        state = opened(state_dict)
+        self._kept = dict(state_dict)
+        if self._run is not None:  # Lightning loads checkpoints after `setup`
+            self._run.keep(state)
 
-    @refused_as_lightning_does
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    @of_its_run
+    def on_train_start(self, run: AuditRun, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach to the optimizers and read how the loader samples."""
-        if self._run is not None:
-            self._run.start(trainer.train_dataloader, trainer.global_step)
-            self._run.follow(trainer.optimizers, pl_module)
-            self._run.remark(trainer)
-            self._held.watch_batches(trainer, pl_module)
+        run.start(trainer.train_dataloader, trainer.global_step)
+        run.optimizers.follow(trainer.optimizers, pl_module)
+        run.remark(trainer)
+        if run.way_to_batches(trainer, pl_module) is not None:
+            self._hooks.append(show_batches(trainer, pl_module, run))
 
     # ------------------------------------------------------------------ each step and epoch
 
-    @refused_as_lightning_does
+    @of_its_run
     def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+        self,
+        run: AuditRun,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         """Follow optimizers that were made anew."""
-        if self._run is None:
-            return
-        self._run.follow(trainer.optimizers, pl_module)
+        run.optimizers.follow(trainer.optimizers, pl_module)
         if batch_idx == 0:
-            self._run.start_epoch()
-        if self._run.session is None:
+            run.start_epoch()
+        if not run.sessions:
             # Not before the first batch: a callback may make the training private until then.
-            self._run.follow_hand_written(pl_module)
-        self._run.start_batch(trainer.current_epoch)
+            run.optimizers.follow_hand_written(pl_module)
+        run.start_batch(trainer.current_epoch)
 
-    @refused_as_lightning_does
+    @of_its_run
     def on_before_backward(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Any
+        self, run: AuditRun, trainer: Trainer, pl_module: LightningModule, loss: Any
     ) -> None:
         """Lay the canaries' rows out before Opacus fills in the others, which spares a copy."""
-        if self._run is not None:
-            # The module, and callbacks after this one, had their on_train_batch_start since.
-            self._run.follow(trainer.optimizers, pl_module)
-            self._run.lints.look_at_loss(pl_module, loss)
-            self._run.prepare(loss, trainer.accumulate_grad_batches)
+        # The module, and callbacks after this one, had their on_train_batch_start since.
+        run.optimizers.follow(trainer.optimizers, pl_module)
+        run.lints.look_at_loss(pl_module, loss)
+        run.prepare(loss, trainer.accumulate_grad_batches)
 
-    def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    @of_its_run
+    def on_after_backward(self, run: AuditRun, *_: Any) -> None:
         """Hide the canaries' rows from code that looks at the gradients before the step."""
-        if self._run is not None:
-            self._run.conceal()
+        run.conceal()
 
-    @refused_as_lightning_does
+    @of_its_run
     def on_before_optimizer_step(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Any
+        self, run: AuditRun, trainer: Trainer, pl_module: LightningModule, optimizer: Any
     ) -> None:
         """Put the canaries in: after backward, before clipping."""
-        if self._run is not None:
-            self._run.inject(optimizer)
+        run.inject(optimizer)
 
+    @of_its_run
     def on_train_batch_end(
         self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
+        run: AuditRun,
+        trainer: Trainer,
+        pl_module: LightningModule,
         outputs: Any,
         batch: Any,
         batch_idx: int,
     ) -> None:
         """Hand out no canaries until the next batch: validation is not training."""
-        if self._run is not None:
-            self._run.end_batch(batch)
+        run.end_batch(batch)
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    @of_its_run
+    def on_train_epoch_end(
+        self, run: AuditRun, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
         """Log the bounds; ask the training to stop when the claim is false."""
-        if self._run is None:
-            return
-        metrics = self._run.end_epoch(trainer.current_epoch, pl_module)
+        metrics, report = run.end_epoch(trainer.current_epoch, pl_module)
         named = {f"{self.log_prefix}/{name}": value for name, value in metrics.items()}
-        pl_module.log_dict(named, sync_dist=self._run.ranks.several)
-        report = self._run.report
-        if report is not None and report.verdict.outcome == "VIOLATION":
-            if not self._told and self._run.ranks.is_first:
+        pl_module.log_dict(named, sync_dist=run.ranks.several)
+        if report.verdict.outcome == "VIOLATION":
+            if not self._told and run.ranks.is_first:
                 _log.error("privacy audit: %s", report.verdict.summary)
                 self._told = True
-            if self.on_violation in ("raise", "stop") and not is_trial(trainer):
+            if self.on_violation in ("raise", "stop") and not run.trial:
                 trainer.should_stop = True
 
     # ------------------------------------------------------------------ the end
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    @of_its_run
+    def on_train_end(self, run: AuditRun, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the report; raising waits until every other callback has had its end."""
-        self._end(trainer)
+        self._end(run, trainer)
 
-    @refused_as_lightning_does
-    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    @of_its_run
+    def on_fit_end(self, run: AuditRun, trainer: Trainer, pl_module: LightningModule) -> None:
         """Show the report, and raise if the verdict asks for it."""
-        if self._run is None:
-            return
         if not self._ended:  # nothing was trained, so that the training had no end either
-            self._run.take_up(trainer, pl_module)
-            if self._run.report is None:
-                self._end(trainer)
-        self._held.detach()
-        report = self._run.report
-        if report is None:
-            return
-        # No process ends before the report is shown: the end of one may be the end of all.
-        self._run.ranks.from_first(partial(show, self._run))
-        if not is_trial(trainer):
-            raise_for(report, self.on_violation, self.on_inconclusive)
+            run.take_up(trainer, pl_module)
+            if run.report is None:
+                self._end(run, trainer)
+        self._unhook(run)
+        report = run.report
+        if report is not None:
+            # No process ends before the report is shown: the end of one may be the end of all.
+            run.ranks.from_first(lambda: show(report, run.files))
+            if not run.trial:
+                raise_for(report, self.on_violation, self.on_inconclusive)
 
+    @of_its_run
     def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+        self, run: AuditRun, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Leave the user's training as it was found, and what was recorded readable."""
-        run = self._run
-        if run is not None and run.attached and not self._ended:
+        if run.optimizers.attached and not self._ended:
             run.facts.break_off = f"the training broke off with {type(exception).__name__}"
             run.ranks.part()
             try:
-                self._end(trainer)
-                warn_of_break_off(run)
+                self._end(run, trainer)
+                warn_of_end(run.report, run.files)
             except Exception:  # the user must see the training's own exception, not this one
                 _log.exception("the audit's report could not be written")
-        self._held.release(trainer, pl_module)
+        self._release(trainer, pl_module)
 
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take all hooks off and let go of the training; the report stays."""
         if stage == "fit":
-            self._held.release(trainer, pl_module)
+            self._release(trainer, pl_module)
 
-    def _end(self, trainer: pl.Trainer) -> None:
-        self._ended, run = True, self._run
-        if run is not None:
-            run.end()
-            name, step = f"{self.log_prefix}/report", trainer.global_step
-            send_report_figure(run.report, run.files, trainer.loggers, name, step)
+    def _end(self, run: AuditRun, trainer: Trainer) -> None:
+        self._ended = True
+        run.end()
+        send_report_figure(run.report, run.files, f"{self.log_prefix}/report", trainer)
+
+    def _release(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep no optimizer and no file: the callback can be copied and pickled again."""
+        run, self._run = self._run, None
+        if run is None:
+            return
+        self._unhook(run)
+        if run.files is not None:
+            run.files.release()
+        # Checkpoints may be saved after the training, too.
+        self._report, self._kept = run.report, run.optimizers.state()
+        leave(trainer, pl_module, self._kept)
+
+    def _unhook(self, run: AuditRun) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        run.detach()

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from lightning_audit.callbacks._namespaces import MisconfigurationException, isolate_rng
+from lightning_audit.layout import FloatArray
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
 
-Floats = NDArray[np.float64]
 #: From the LightningModule and a batch to one loss a record, ``[records]``.
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
@@ -64,13 +63,13 @@ def losses_of(
     batches: Iterable[Any],
     loss_function: LossFunction,
     max_records: int | None,
-) -> Floats:
+) -> FloatArray:
     """One loss a record, ``[n]``: in eval mode, without gradients, random numbers put back.
 
     Raises:
         MisconfigurationException: If the function gives anything but one loss a record.
     """
-    found: list[Floats] = []
+    found: list[FloatArray] = []
     count = 0
     precision = trainer.precision_plugin
     with isolate_rng(), _eval_mode(module), torch.no_grad(), precision.forward_context():

@@ -26,12 +26,9 @@ _left: WeakKeyDictionary[Any, _Left] = WeakKeyDictionary()
 
 
 def leave(trainer: Any, module: Any, state: Mapping[str, Any]) -> None:
-    """Note where a Trainer stands when it lets go of an audit.
+    """Note where a Trainer stands when it lets go of the audit of a module.
 
-    Args:
-        trainer: the Trainer.
-        module: what it trained.
-        state: of the audit; empty if it began with nothing.
+    The audit's state is empty if it began with nothing.
     """
     _left.pop(trainer, None)
     if state:

@@ -15,11 +15,7 @@ _UNSUPPORTED_PRECISION = ("16-mixed", "16-true", "16")
 
 
 def refuse_trainer(trainer: pl.Trainer, audits: int) -> None:
-    """Raise if this Trainer cannot be audited.
-
-    Args:
-        trainer: the Trainer.
-        audits: number of audits among its callbacks.
+    """Raise if this Trainer, with so many audits among its callbacks, cannot be audited.
 
     Raises:
         MisconfigurationException: several audits, fp16, or a strategy that shards parameters.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +18,6 @@ from lightning_audit.record.report_directory import REPORT_NAME
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.results.refusal import UnauditableTraining
 from lightning_audit.run.audited_optimizers import AuditedOptimizers
-from lightning_audit.run.checkpoint import VERSION, going_on, sealed
 from lightning_audit.run.evaluation import build_report, epoch_metrics
 from lightning_audit.run.findings import Findings, run_checks
 from lightning_audit.run.report_files import ReportFiles
@@ -32,45 +32,35 @@ from lightning_audit.session.ranks import Ranks
 _FULL_PRECISION = ("32-true", "64-true", "bf16-true")
 
 
-@dataclass(frozen=True)
-class BatchAccess:
-    """What the audit does with each batch.
-
-    Args:
-        admit: gives the batch that is trained, of the batch and the module.
-        skipped: called where automatic optimization is told to take no step.
-        look: called before with the batch, and with what trains on a batch; None for nothing.
-    """
-
-    admit: Callable[[Any, torch.nn.Module], Any]
-    skipped: Callable[[], None]
-    look: Callable[[Any, Callable[[Any], Any]], None] | None = None
-
-
 class AuditRun:
     """Audits one training.
 
     Args:
         terms: what is claimed and asked for.
-        files: where report and records go; None to write nothing.
-        precision: the Trainer's precision.
-        ranks: the processes that train together; None for this one alone.
+        trainer: of the training.
+        directory: where report and records go.
     """
 
-    def __init__(
-        self, terms: Terms, files: ReportFiles | None, precision: str, ranks: Ranks | None = None
-    ) -> None:
-        self.files = files
-        self.ranks = ranks or Ranks()
+    def __init__(self, terms: Terms, trainer: Any, directory: str | Path) -> None:
+        self.ranks = Ranks.of(trainer)
+        #: Whether this is a fast_dev_run: everything is run, nothing written, nothing failed.
+        self.trial = bool(trainer.fast_dev_run)
+        writes = self.ranks.is_first and not self.trial
+        self.files = ReportFiles(directory) if writes else None
         self.report: AuditReport | None = None
         self.facts = RunFacts(processes=self.ranks.count)
-        self._empty = EmptyBatches()
         self.lints = RunLints(self.facts, terms.significance, self.ranks)
-        self._optimizers = AuditedOptimizers(terms, files, precision, self.ranks, self.facts)
-        self._precision = precision
+        self._precision = str(trainer.precision)
+        terms = replace(terms, seed=self.ranks.shared(terms.seed))
+        self.optimizers = AuditedOptimizers(
+            terms, self.files, self._precision, self.ranks, self.facts
+        )
+        #: Of each private optimizer; empty before there is one.
+        self.sessions = self.optimizers.sessions
+        self._empty = EmptyBatches()
         self._replay: NeighbourReplay | None = None
 
-    def take_directory(self, *, again: bool = False) -> None:
+    def take_directory(self, *, again: bool) -> None:
         """Make the report's directory this training's; all processes call it.
 
         Args:
@@ -83,64 +73,6 @@ class AuditRun:
         files = self.files
         self.ranks.from_first(lambda: files.take(again=again) if files is not None else None)
 
-    def make_room(self) -> None:
-        """Put the report that lies in the directory aside: it is another training's."""
-        if self.files is not None:
-            self.files.make_room()
-
-    def go_on_in_its_directory(self) -> None:
-        """Change to the directory of the run that a checkpoint is of, if there is one."""
-        if self.files is not None:
-            if run := self._optimizers.kept.get("run"):
-                self.files.go_on(run)
-            for note in self.files.notes:
-                self.facts.note(note)
-
-    # ------------------------------------------------------------------ checkpoints
-
-    def keep(self, state: dict[str, Any], report: AuditReport | None = None) -> None:
-        """Go on from a checkpoint's state as soon as the optimizers are there.
-
-        Args:
-            state: of the audit, as it was before it was sealed.
-            report: what was written of it last, if this process wrote it.
-        """
-        self._optimizers.kept, self.report = state, report
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of the audit: tensors and plain values."""
-        if not self.sessions:
-            kept = self._optimizers.kept
-            return sealed(kept) if kept else {}
-        return sealed(
-            {
-                "version": VERSION,
-                **self._optimizers.state(),
-                "facts": self.facts.state(),
-                "batches": self.lints.state(),
-            }
-        )
-
-    def _load(self) -> None:
-        """Go on with what a checkpoint knows of the run, once its sessions went on."""
-        kept, self._optimizers.kept = self._optimizers.kept, {}
-        if kept:
-            with going_on():
-                self.facts.load(kept["facts"])
-                self.lints.load(kept["batches"])
-
-    # ------------------------------------------------------------------ the optimizers
-
-    @property
-    def attached(self) -> bool:
-        """Whether there was an optimizer to look at."""
-        return bool(self._optimizers.attached)
-
-    @property
-    def sessions(self) -> list[AuditSession]:
-        """The session of each private optimizer; empty before there is one."""
-        return self._optimizers.sessions
-
     @property
     def session(self) -> AuditSession | None:
         """The session of the first private optimizer."""
@@ -149,43 +81,64 @@ class AuditRun:
     @property
     def terms(self) -> Terms:
         """What is claimed and asked for; a resumed run has the seed of its beginning."""
-        return self._optimizers.terms
+        return self.optimizers.terms
 
-    def follow(self, optimizers: Sequence[Any], module: torch.nn.Module) -> None:
-        """Attach to the optimizers that are in use now; see `AuditedOptimizers.follow`."""
-        if self._optimizers.follow(optimizers, module):
-            self._load()
+    # ------------------------------------------------------------------ going on
 
-    def follow_hand_written(self, module: Any) -> None:
-        """Attach to a plain optimizer; see `AuditedOptimizers.follow_hand_written`."""
-        if self._optimizers.follow_hand_written(module):
-            self._load()
+    def go_on_in_its_directory(self) -> None:
+        """Change to the directory of the run that a checkpoint is of, if there is one."""
+        if self.files is not None:
+            if run := self.optimizers.kept.get("run"):
+                self.files.go_on(run)
+            for note in self.files.notes:
+                self.facts.note(note)
+
+    def keep(self, state: dict[str, Any], report: AuditReport | None = None) -> None:
+        """Go on from a checkpoint's state as soon as the optimizers are there.
+
+        Args:
+            state: of the audit, as it was before it was sealed.
+            report: what was written of it last, if this process wrote it.
+        """
+        self.optimizers.kept, self.report = state, report
+
+    def forget(self, held: dict[str, Any], state: Any) -> None:
+        """Go on with nothing that is held of this training: a checkpoint is loaded.
+
+        Args:
+            held: state of the audit by now.
+            state: what the checkpoint holds of an audit, which may be of another training.
+        """
+        self.keep({})
+        same = isinstance(state, dict) and state.get("run") == held["run"]
+        if not same and self.files is not None:  # the report there is another training's
+            self.files.make_room()
 
     def take_up(self, trainer: Any, module: torch.nn.Module) -> None:
         """Where nothing is left to train: go on with a checkpoint's audit without a step.
 
         The report of this process's own audit stays as it is.
         """
-        if self.report is not None or not self._optimizers.kept:
+        if self.report is not None or not self.optimizers.kept:
             return
         self.start(trainer.train_dataloader, trainer.global_step)
-        self.follow(trainer.optimizers, module)
+        self.optimizers.follow(trainer.optimizers, module)
         if not self.sessions:
-            self.follow_hand_written(module)
+            self.optimizers.follow_hand_written(module)
         for facts in self.facts.optimizers:  # read at each step, of which none comes
             facts.current_rate(self.terms.claim, 1)
-        self.facts.unaudited = self._optimizers.unaudited(module)
+        self.facts.unaudited = self.optimizers.unaudited(module)
 
-    def way_to_batches(self, trainer: Any, module: torch.nn.Module) -> BatchAccess | None:
-        """What input canaries and replays do with each batch; None if neither is asked for.
+    # ------------------------------------------------------------------ what a batch goes through
+
+    def way_to_batches(self, trainer: Any, module: torch.nn.Module) -> AuditRun | None:
+        """This run, if input canaries or replays are asked for, which look at each batch.
 
         Raises:
             UnauditableTraining: several processes, each with a batch of its own.
         """
         canaries = self.terms.canaries
-        by_input, look = isinstance(canaries[0], InputCanary), None
-        if not by_input and not self.terms.replay_neighbours:
-            return None
+        by_input = isinstance(canaries[0], InputCanary)
         if by_input and trainer.world_size > 1:
             raise UnauditableTraining(
                 f"canaries={list(canaries)!r} would join the batch of each of the "
@@ -194,22 +147,30 @@ class AuditRun:
         if self.terms.replay_neighbours:
             coupling = self.facts.coupling
             self._replay = NeighbourReplay(trainer, module, coupling, lambda: self.sessions)
-            look = self._replay.look
-        return BatchAccess(self._admit, self._skipped, look)
+        return self if by_input or self._replay is not None else None
 
-    def _admit(self, batch: Any, module: torch.nn.Module) -> Any:
+    def look(self, batch: Any, train: Callable[[Any], Any]) -> None:
+        """Before a batch is trained: replay it, given what trains on a batch."""
+        if self._replay is not None:
+            self._replay.look(batch, train)
+
+    def admit(self, batch: Any, module: torch.nn.Module) -> Any:
+        """The batch that is trained, with an input canary if it is due."""
         session = self.session
         return session.admit(batch, module) if isinstance(session, InputSession) else batch
 
-    def _skipped(self) -> None:
+    def skipped(self) -> None:
+        """Automatic optimization is told to take no step."""
         session = self.session
         if isinstance(session, InputSession):
             session.skip()
 
+    # ------------------------------------------------------------------ the start
+
     def start(self, loaders: Any, global_step: int) -> None:
         """Read how the loaders sample, and whether steps were taken that nobody saw."""
         self.lints.start(loaders)
-        if global_step > 0 and not self._optimizers.kept:
+        if global_step > 0 and not self.optimizers.kept:
             self.facts.resumed = (
                 f"the training was resumed at step {global_step} from a checkpoint without this "
                 "audit's state: earlier steps were not observed"
@@ -262,19 +223,21 @@ class AuditRun:
 
     def inject(self, optimizer: Any) -> None:
         """After a backward pass, before clipping: put the canaries in."""
-        audit = self._optimizers.audit_of(optimizer)
+        audit = self.optimizers.audit_of(optimizer)
         if audit is not None:
             audit.inject()
 
-    def end_epoch(self, epoch: int, module: torch.nn.Module) -> dict[str, float]:
-        """Compute and write where things stand; return what is logged."""
+    def end_epoch(
+        self, epoch: int, module: torch.nn.Module
+    ) -> tuple[dict[str, float], AuditReport]:
+        """Compute and write where things stand; return what is logged, and the report."""
         for session in self.sessions:
             session.end_epoch()
         if self.sessions:
-            self.facts.unaudited = self._optimizers.unaudited(module)
+            self.facts.unaudited = self.optimizers.unaudited(module)
         self._compare()
         metrics, self.report = self.ranks.from_first(lambda: self._close_epoch(epoch))
-        return metrics
+        return metrics, self.report
 
     def _close_epoch(self, epoch: int) -> tuple[dict[str, float], AuditReport]:
         epsilons, findings = self._evaluate()
@@ -310,7 +273,7 @@ class AuditRun:
     def detach(self) -> None:
         """Take all hooks off."""
         self.lints.detach()
-        self._optimizers.detach()
+        self.optimizers.detach()
 
     def _evaluate(self) -> tuple[Epsilons, Findings]:
         epsilons = current_epsilons(self.sessions, self.facts, self.terms)

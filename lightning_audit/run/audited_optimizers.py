@@ -21,9 +21,8 @@ from lightning_audit.lints.untrained import fingerprints
 from lightning_audit.record.report_directory import record_name
 from lightning_audit.record.store import ObservationStore, RecordHeader
 from lightning_audit.results.refusal import UnauditableTraining
-from lightning_audit.run.checkpoint import cannot_go_on, going_on
-from lightning_audit.run.new_session import new_session
-from lightning_audit.run.optimizer_audit import OptimizerAudit, facts_of, label_of
+from lightning_audit.run.checkpoint import VERSION, cannot_go_on, going_on, sealed
+from lightning_audit.run.optimizer_audit import OptimizerAudit, facts_of, label_of, new_session
 from lightning_audit.run.optimizer_refusals import (
     hand_written_step,
     private_optimizers,
@@ -41,8 +40,6 @@ _NO_ACCOUNTANT = (
     "no accountant feeds on the optimizer's steps, so no epsilon is composed; each step is audited "
     "all the same"
 )
-
-
 _ADAPTIVE_UNACCOUNTED = (
     "PrivacyAudit cannot tell the epsilon of adaptive clipping without an accountant: the count "
     "that the clipping norm adapts to is released too. Use PrivacyEngine.make_private."
@@ -71,6 +68,8 @@ class AuditedOptimizers:
         self.terms = terms
         #: Of the private optimizers, in the order in which the Trainer first had them.
         self.audits: list[OptimizerAudit] = []
+        #: The session of each; empty before there is one.
+        self.sessions: list[AuditSession] = []
         #: State of a checkpoint from which this training goes on, until it was taken up.
         self.kept: dict[str, Any] = {}
         self.attached: list[Any] = []
@@ -82,47 +81,44 @@ class AuditedOptimizers:
         self._plain_handles: list[Any] = []
         self._untrained: dict[str, tuple[float, float]] = {}
 
-    @property
-    def sessions(self) -> list[AuditSession]:
-        """The session of each private optimizer."""
-        return [audit.session for audit in self.audits]
-
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of the sessions: tensors and plain values."""
+        """What a checkpoint holds of the audit: tensors and plain values."""
+        if not self.audits:
+            return sealed(self.kept) if self.kept else {}
         first, *others = (audit.state() for audit in self.audits)
-        # Left out where there is but one: such checkpoints are read by older releases too.
-        more = {"others": others} if others else {}
-        return {
-            "run": self._name,
-            "seed": self.terms.seed,
-            "terms": self.terms.kept(),
-            **first,
-            "untrained": {name: list(sums) for name, sums in self._untrained.items()},
-            **more,
-        }
+        return sealed(
+            {
+                "version": VERSION,
+                "run": self._name,
+                "seed": self.terms.seed,
+                "terms": self.terms.kept(),
+                **first,
+                "others": others,
+                "untrained": {name: list(sums) for name, sums in self._untrained.items()},
+                **self._facts.state(),
+            }
+        )
 
     # ------------------------------------------------------------------ following
 
-    def follow(self, optimizers: Sequence[Any], module: torch.nn.Module) -> bool:
+    def follow(self, optimizers: Sequence[Any], module: torch.nn.Module) -> None:
         """Attach to the optimizers that are in use now, unless that was done.
-
-        Returns:
-            Whether sessions have begun.
 
         Raises:
             UnauditableTraining: an optimizer cannot be audited.
         """
         same = len(optimizers) == len(self.attached)
         if same and not any(map(operator.is_not, optimizers, self.attached)):
-            return False
+            return
         self._remove_plain_handles()
         self.attached = list(optimizers)
         plain = [innermost(o) for o in optimizers if private_optimizer(o) is None]
         self._plain_handles = [o.register_step_post_hook(self._count_plain) for o in plain]
         private = private_optimizers(optimizers)
         if not private:
-            by_hand = any(isinstance(session, HandWrittenSession) for session in self.sessions)
-            return by_hand and self.follow_hand_written(module)
+            if any(isinstance(session, HandWrittenSession) for session in self.sessions):
+                self.follow_hand_written(module)
+            return
         names = {id(p): name for name, p in module.named_parameters()}
         try:
             steps = [opacus_step(optimizer, names, module.modules()) for optimizer in private]
@@ -135,44 +131,37 @@ class AuditedOptimizers:
             self._facts.note(_NO_ACCOUNTANT)
         if any(s.adapts_its_norm and not f.accountant for s, f in zip(steps, found, strict=True)):
             raise UnauditableTraining(_ADAPTIVE_UNACCOUNTED)
-        begun, audits = self._go_on(steps, found, module)
+        audits = self._audits_of(steps, found, module)
         for audit, optimizer in zip(audits, private, strict=True):
             audit.watch(optimizer)
-        return begun
 
-    def follow_hand_written(self, module: Any) -> bool:
+    def follow_hand_written(self, module: Any) -> None:
         """Attach to a plain optimizer, if the claim states DP-SGD and none is private.
-
-        Returns:
-            Whether a session has begun.
 
         Raises:
             UnauditableTraining: the optimizers, or what is claimed, cannot be audited.
         """
         claim = self.terms.claim
         if claim is None or claim.noise_multiplier is None:
-            return False
+            return
         step = hand_written_step(claim, self.attached, module)
         self._remove_plain_handles()
         if claim.sample_rate is None:
             self._facts.note(_NO_ACCOUNTANT)
-        begun, (audit,) = self._go_on([step], [OptimizerFacts()], module)
+        (audit,) = self._audits_of([step], [OptimizerFacts()], module)
         assert isinstance(audit.session, HandWrittenSession)
         audit.session.open_to(module)
-        return begun
 
-    def _go_on(
+    def _audits_of(
         self, steps: Sequence[DPSGDStep], found: Sequence[OptimizerFacts], module: torch.nn.Module
-    ) -> tuple[bool, list[OptimizerAudit]]:
-        """Begin the audits of steps, or go on with them; whether they begin, and whose they are."""
+    ) -> list[OptimizerAudit]:
+        """The audits of steps, which begin now or go on."""
         if self.audits:
-            return False, [
-                self._followed(step, facts) for step, facts in zip(steps, found, strict=True)
-            ]
+            return [self._followed(step, facts) for step, facts in zip(steps, found, strict=True)]
         refuse_several(len(steps), self.terms.canaries, self._ranks.count)
         self._untrained = fingerprints(module, [p for step in steps for p in step.params])
         self._take_up(steps, found)
-        return True, self.audits
+        return self.audits
 
     def _followed(self, step: DPSGDStep, facts: OptimizerFacts) -> OptimizerAudit:
         """The audit that goes on with a step over the same parameters."""
@@ -190,7 +179,7 @@ class AuditedOptimizers:
     def _take_up(self, steps: Sequence[DPSGDStep], found: Sequence[OptimizerFacts]) -> None:
         """Begin the audits, or go on with those that a checkpoint holds."""
         kept = self.kept
-        states = [kept, *kept.get("others", [])] if kept else []
+        states = [kept, *kept["others"]] if kept else []
         if kept:
             self._name = kept["run"]
             self.terms = replace(self.terms, seed=kept["seed"])
@@ -205,17 +194,18 @@ class AuditedOptimizers:
         for number, (step, facts) in enumerate(zip(steps, found, strict=True), 1):
             facts.label = label_of(step, number) if len(steps) > 1 else ""
             entries = states[number - 1]["session"]["entries"] if states else None
-            opened = partial(self._open_store, number, entries)
+            files = self._files
             session = new_session(
                 step,
                 (number, len(steps)),
                 self.terms,
                 self._precision,
                 partial(facts.current_rate, self.terms.claim),
-                opened if self._files is not None else None,
+                partial(self._open_store, files, number, entries) if files is not None else None,
                 self._ranks,
             )
             session.track_batch_sizes = track
+            self.sessions.append(session)
             self.audits.append(OptimizerAudit(session, facts, self._look_at_noise))
         if not kept:
             return
@@ -238,27 +228,25 @@ class AuditedOptimizers:
         refuse_mechanism(kept["terms"], self.terms, histories, steps)
         for sentence in remarks(kept["terms"], self.terms, steps):
             self._facts.note(sentence)
+        self._facts.load(kept)
+        self.kept = {}
 
     def _open_store(
-        self, number: int, entries: int | None, header: RecordHeader
+        self, files: ReportFiles, number: int, entries: int | None, header: RecordHeader
     ) -> ObservationStore | None:
-        assert self._files is not None
-        opened = partial(self._opened, number, entries, header)
-        return self._files.write(record_name(number), opened, beside=number > 1)
+        def opened(path: Path) -> ObservationStore:
+            directory, name = path.parent, self._name
+            if entries is not None:
+                store = ObservationStore.resume(directory, header, name, entries, number)
+                if store is not None:
+                    return store
+                self._facts.note(
+                    f"the record of the first {entries} steps is not in {directory}; the checks "
+                    "go on from the checkpoint's sums, the record from here"
+                )
+            return ObservationStore(directory, header, name, number)
 
-    def _opened(
-        self, number: int, entries: int | None, header: RecordHeader, path: Path
-    ) -> ObservationStore:
-        directory, name = path.parent, self._name
-        if entries is not None:
-            store = ObservationStore.resume(directory, header, name, entries, number)
-            if store is not None:
-                return store
-            self._facts.note(
-                f"the record of the first {entries} steps is not in {directory}; the checks "
-                "go on from the checkpoint's sums, the record from here"
-            )
-        return ObservationStore(directory, header, name, number)
+        return files.write(record_name(number), opened, beside=number > 1)
 
     # ------------------------------------------------------------------ what they do
 

@@ -1,9 +1,9 @@
-"""Results of every check of a run at one moment."""
+"""Results of every check of a run at one moment, of what its sessions saw and what is known."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lightning_audit.checks.integrity import (
@@ -18,9 +18,7 @@ from lightning_audit.checks.integrity import (
     unsynchronised_result,
 )
 from lightning_audit.checks.post_processing import explained_by_processing, undecided
-from lightning_audit.results.audit_report import (
-    CheckResult,
-)
+from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.run.run_epsilons import Epsilons, epsilon_result
 from lightning_audit.run.run_facts import OptimizerFacts, RunFacts
 from lightning_audit.run.terms import Terms
@@ -28,9 +26,7 @@ from lightning_audit.run_checks.accounted_epsilon import accounting_result
 from lightning_audit.run_checks.dataset_size import Promise, batch_size_result
 from lightning_audit.run_checks.loader_sampling import repeated_result, sampling_results
 from lightning_audit.session.audit_session import AuditSession
-from lightning_audit.verdict.judge import (
-    acknowledge,
-)
+from lightning_audit.verdict.judge import acknowledge
 
 
 @dataclass(frozen=True)
@@ -59,10 +55,7 @@ def run_checks(
     if not sessions:
         return Findings(acknowledge(common, terms.allow))
     own = [
-        [
-            _of_optimizer(check, optimizer, len(sessions))
-            for check in _results_of_session(session, facts)
-        ]
+        [_of_optimizer(check, optimizer, len(sessions)) for check in _own_results(session, facts)]
         for session, optimizer in zip(sessions, facts.optimizers, strict=True)
     ]
     late = _results_of_run(sessions, facts, terms, epsilons)
@@ -72,7 +65,7 @@ def run_checks(
     )
 
 
-def _results_of_session(session: AuditSession, facts: RunFacts) -> list[CheckResult]:
+def _own_results(session: AuditSession, facts: RunFacts) -> list[CheckResult]:
     checks = list(session.recorder.results)
     if facts.noise_equal:  # which of several processes is to tell is not known to the recorder
         equal = equal_noise_result(facts.processes)
@@ -131,11 +124,12 @@ def _results_of_run(
             max((session.batch_sizes for session in sessions), key=len),
             facts.batches,
         )
-    checks += _lint_results(facts)
-    checks += [
-        _of_optimizer(found, optimizer, len(sessions))
-        for found, optimizer in divisor_results(sessions, facts, terms, epsilons.claimed)
-    ]
+    if facts.split_epochs:
+        checks.append(logical_batch_result(facts.carried_over, facts.split_epochs))
+    if len(sessions) == 1:  # of several it is not known whose loss it is
+        (optimizer,) = facts.optimizers
+        checks += loss_reduction_result(facts.loss_reduction, optimizer.loss_reduction)
+    checks += _divisor_results(sessions, facts, terms, epsilons.claimed)
     if facts.repeated and facts.synchronised:
         checks.append(repeated_result(facts.processes, facts.sample_rate))
     return checks
@@ -153,27 +147,10 @@ def _hold_batches_to_steps(facts: RunFacts, steps: int) -> None:
         check.obstacle = "several of its batches make up a step"
 
 
-def _lint_results(facts: RunFacts) -> list[CheckResult]:
-    results = []
-    if facts.split_epochs:
-        results.append(logical_batch_result(facts.carried_over, facts.split_epochs))
-    if len(facts.optimizers) == 1:  # of several it is not known whose loss it is
-        results += loss_reduction_result(facts.loss_reduction, facts.optimizers[0].loss_reduction)
-    return results
-
-
-def divisor_results(
+def _divisor_results(
     sessions: Sequence[AuditSession], facts: RunFacts, terms: Terms, claimed: float | None
-) -> list[tuple[CheckResult, OptimizerFacts]]:
-    """Results of `expected_batch_size`, and whose they are.
-
-    Args:
-        sessions: one for each private optimizer.
-        facts: of the run.
-        terms: what is claimed.
-        claimed: epsilon of the whole training; None if nothing is claimed.
-    """
-    results = []
+) -> Iterator[CheckResult]:
+    """What the divisors of the gradients tell of the number of records."""
     records = facts.loader.records if facts.loader else None
     stated = terms.claim.expected_batch_size if terms.claim else None
     promise = Promise(claimed, terms.delta, terms.neighbouring, terms.private_size)
@@ -182,13 +159,8 @@ def divisor_results(
         # A divisor that the claim states is a constant, whatever it happens to be equal to.
         if not records or not rate or expected is None or expected == stated:
             continue
-        found = batch_size_result(expected, records, rate, _coordinates(session), promise)
+        noisy = sum(steps for sigma, _, steps in session.monitor.history if sigma > 0)
+        released = noisy * sum(slot.numel for slot in session.step.layout)
+        found = batch_size_result(expected, records, rate, released, promise)
         if found is not None:
-            results.append((found, optimizer))
-    return results
-
-
-def _coordinates(session: AuditSession) -> int:
-    """Number of noisy numbers that the steps released."""
-    steps = sum(steps for sigma, _, steps in session.monitor.history if sigma > 0)
-    return steps * sum(slot.numel for slot in session.step.layout)
+            yield _of_optimizer(found, optimizer, len(sessions))

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from opacus.optimizers import DPOptimizer
 
+from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.dpsgd.accountant_link import accountant_link
 from lightning_audit.dpsgd.cut import watch_cut
+from lightning_audit.dpsgd.manual import ManualStep
 from lightning_audit.dpsgd.protocol import DPSGDStep
+from lightning_audit.record.store import ObservationStore, RecordHeader
 from lightning_audit.run.checkpoint import (
     accountant_history,
     restore_accountant,
@@ -17,11 +21,17 @@ from lightning_audit.run.checkpoint import (
     to_tensors,
 )
 from lightning_audit.run.run_facts import OptimizerFacts
+from lightning_audit.run.terms import Terms
 from lightning_audit.session.audit_session import AuditSession
+from lightning_audit.session.hand_written_input_session import HandWrittenInputSession
+from lightning_audit.session.hand_written_session import HandWrittenSession
+from lightning_audit.session.input_session import InputSession
+from lightning_audit.session.ranks import Ranks
+from lightning_audit.session.settings import SessionSettings
 from lightning_audit.taps.method_hook import MethodHook
 
-#: Number of parameter names that tell an optimizer from the others.
-_SHOWN = 1
+#: Largest shift that a correctly clipped canary shows where low precision rounds it.
+_SIGNALS = {"bf16": 1.0 + 2.0**-7}
 
 
 class OptimizerAudit:
@@ -112,7 +122,51 @@ def facts_of(optimizer: DPOptimizer) -> OptimizerFacts:
 
 
 def label_of(step: DPSGDStep, number: int) -> str:
-    """A private optimizer among several: its number and its first parameters."""
-    names = [f"`{slot.name}`" for slot in step.layout]
-    more = ", ..." if len(names) > _SHOWN else ""
-    return f"optimizer {number} ({', '.join(names[:_SHOWN])}{more})"
+    """A private optimizer among several: its number and its first parameter."""
+    more = ", ..." if len(step.layout) > 1 else ""
+    return f"optimizer {number} (`{step.layout[0].name}`{more})"
+
+
+def new_session(
+    step: DPSGDStep,
+    place: tuple[int, int],
+    terms: Terms,
+    precision: str,
+    sample_rate: Callable[[int], float | None],
+    open_store: Callable[[RecordHeader], ObservationStore | None] | None,
+    ranks: Ranks,
+) -> AuditSession:
+    """Begin to audit one private optimizer.
+
+    Args:
+        step: the adapter.
+        place: its number among the private optimizers, from 1, and how many there are; each tests
+            at an equal share of the significance.
+        terms: what is claimed and asked for.
+        precision: the Trainer's precision.
+        sample_rate: see `AuditSession`.
+        open_store: see `AuditSession`.
+        ranks: the processes that train together.
+    """
+    number, count = place
+    settings = SessionSettings(
+        canaries=terms.canaries,
+        oversize=terms.oversize,
+        every_n_steps=terms.every_n_steps,
+        significance=terms.significance / count,
+        claim=terms.claim,
+        signal=_SIGNALS.get(precision.split("-")[0], 1.0),
+    )
+    by_hand = isinstance(step, ManualStep)
+    if isinstance(terms.canaries[0], InputCanary):
+        kind: type[AuditSession] = HandWrittenInputSession if by_hand else InputSession
+    else:
+        kind = HandWrittenSession if by_hand else AuditSession
+    return kind(step, settings, _coins(terms.seed, number), sample_rate, open_store, ranks)
+
+
+def _coins(seed: int, number: int) -> np.random.Generator:
+    """A generator for each optimizer's coins, all of the audit's one seed and independent."""
+    if number == 1:
+        return np.random.default_rng(seed)
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(number,)))

@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 
 def private_optimizers(optimizers: Sequence[Any]) -> list[DPOptimizer]:
-    """The private optimizers of a training.
-
-    Args:
-        optimizers: the Trainer's optimizers.
+    """The private ones of the Trainer's optimizers.
 
     Raises:
         UnauditableTraining: two of them train the same parameter.
@@ -42,12 +39,7 @@ def private_optimizers(optimizers: Sequence[Any]) -> list[DPOptimizer]:
 
 
 def refuse_several(count: int, canaries: Sequence[object], processes: int) -> None:
-    """Raise if so many private optimizers cannot be audited together.
-
-    Args:
-        count: number of private optimizers.
-        canaries: of the audit.
-        processes: number of processes.
+    """Raise if so many private optimizers cannot be audited together, by these canaries.
 
     Raises:
         UnauditableTraining: an input canary, or more than one process.
@@ -74,8 +66,8 @@ def hand_written_step(
 
     Args:
         claim: what the user states of the training, with a noise multiplier.
-        optimizers: the Trainer's optimizers.
-        module: the module that they train.
+        optimizers: the Trainer's.
+        module: what they train.
 
     Raises:
         UnauditableTraining: the claim lacks a part, there is not one optimizer or process,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-from lightning_audit.accounting.spending import epsilon_at_ratio, epsilon_of_parts
+from lightning_audit.accounting.spending import History, epsilon_at_ratio, epsilon_of_parts
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.record.store import RecordHeader
 from lightning_audit.results.audit_report import EpsilonBound
@@ -16,8 +15,6 @@ from lightning_audit.stats.bounds.subsampled_counts import (
     subsampled_epsilon_of_mu,
 )
 from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon, gaussian_mu
-
-History = Sequence[tuple[float, float | None, int]]
 
 _GAUSSIAN = (
     "epsilon of the run from mu of a step: Gaussian noise, independent steps, Poisson sampling at "
@@ -73,12 +70,9 @@ def betting_bound(monitor: AuditMonitor, delta: float, significance: float) -> E
 
 
 def mu_bound(monitor: AuditMonitor, delta: float, significance: float) -> tuple[EpsilonBound, ...]:
-    """Signal at least over noise at most, where a canary was seen.
+    """Signal at least over noise at most, where a canary was seen; see `betting_bound`.
 
-    Args:
-        monitor: the checks now.
-        delta: the delta of all epsilons.
-        significance: probability that the bound is wrong; half is each limit's.
+    Half of the significance is each limit's.
     """
     sigma = monitor.claims.noise_at()
     if not monitor.canary_steps or sigma == 0.0:
@@ -164,51 +158,35 @@ def _bound(
 ) -> EpsilonBound:
     counts, sigma = monitor.guesses.middle, monitor.guesses.least_noise
     header = monitor.header
-    threshold = (_MIDDLE,)
+    assumptions: tuple[str, ...] = (_MIDDLE,)
     if method.from_counts is None:
         value, sigma = monitor.student.mu_lower(significance)
-        threshold = ("steps of the first noise multiplier only",)
+        assumptions = ("steps of the first noise multiplier only",)
     else:
         value = float(method.from_counts(counts, delta, significance))
+    epsilon: float | None = None
+    mu: float | None = None
+    step = value
     if method.name == "katz":
-        return _labelled(method, None, None, value, 0.0, significance, threshold)
-    if method.quantity == "mu":
-        mu, step = value, _step_epsilon(header, value, delta)
-        assumptions: tuple[str, ...] = (*threshold, *_game(header))
+        delta = 0.0
     else:
-        mu, step = _mu_of(value, delta), value
-        assumptions = (*threshold, _OF_A_STEP, *_game(header))
-        if header.game == "subsampled":
-            rate = header.coin_probability
-            step = subsampled_epsilon_clopper_pearson(counts, rate, delta, significance)
-    # Claims of several sigmas are all implied by that of the smallest.
-    epsilon = _composed(monitor.history, mu * sigma, mu, delta)
-    return _labelled(method, epsilon, mu, step, delta, significance, (*assumptions, _COMPOSED))
-
-
-def _composed(history: History, ratio: float, mu: float, delta: float) -> float | None:
-    if mu > _LARGEST_MU:
-        return None if any(rate is None for _, rate, _ in history) else math.inf
-    return epsilon_at_ratio(history, ratio, delta)
-
-
-def _mu_of(epsilon: float, delta: float) -> float:
-    return float(gaussian_mu(epsilon, delta)) if epsilon > 0 else 0.0
-
-
-def _labelled(
-    method: BoundMethod,
-    epsilon: float | None,
-    mu: float | None,
-    step: float,
-    delta: float,
-    significance: float,
-    assumptions: tuple[str, ...],
-) -> EpsilonBound:
-    fields: dict[str, Any] = {"name": method.name, "epsilon_lower": epsilon, "mu_lower": mu}
+        if method.quantity == "mu":
+            mu, step = value, _step_epsilon(header, value, delta)
+            assumptions += _game(header)
+        else:
+            mu = float(gaussian_mu(value, delta)) if value > 0 else 0.0
+            assumptions += (_OF_A_STEP, *_game(header))
+            if header.game == "subsampled":
+                rate = header.coin_probability
+                step = subsampled_epsilon_clopper_pearson(counts, rate, delta, significance)
+        # Claims of several sigmas are all implied by that of the smallest.
+        epsilon = _composed(monitor.history, mu * sigma, mu, delta)
+        assumptions += (_COMPOSED,)
     return EpsilonBound(
-        **fields,
+        name=method.name,
+        epsilon_lower=epsilon,
         delta=delta,
+        mu_lower=mu,
         significance=significance,
         interpretation=method.interpretation,
         threshold="fixed",
@@ -216,3 +194,9 @@ def _labelled(
         assumptions=(_CANARIES, _STEPS, *method.assumptions, *assumptions),
         epsilon_step_lower=step,
     )
+
+
+def _composed(history: History, ratio: float, mu: float, delta: float) -> float | None:
+    if mu > _LARGEST_MU:
+        return None if any(rate is None for _, rate, _ in history) else math.inf
+    return epsilon_at_ratio(history, ratio, delta)

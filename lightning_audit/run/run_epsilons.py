@@ -73,7 +73,9 @@ def current_epsilons(sessions: Sequence[AuditSession], facts: RunFacts, terms: T
     lower bound of theirs is one of the run's. Each is computed at an n-th of the significance, and
     the largest counts: all of them hold at once with at least the stated probability.
     """
-    claim = claimed_epsilon(terms.epsilon, facts.accountants, terms.delta, optimizers=len(sessions))
+    claim = claimed_epsilon(
+        terms.claimed_epsilon, facts.accountants, terms.delta, optimizers=len(sessions)
+    )
     monitors = [session.monitor for session in sessions if session.monitor.steps]
     if not monitors:
         return Epsilons(claim.epsilon, claim.source, None)

@@ -10,6 +10,7 @@ from typing import Any
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.dpsgd.accountant_link import AccountantLink
 from lightning_audit.lints.loader_facts import LoaderFacts
+from lightning_audit.run.checkpoint import to_arrays, to_tensors
 from lightning_audit.run_checks.batch_sampling import BatchCheck
 from lightning_audit.run_checks.record_coupling import Coupling
 
@@ -129,9 +130,13 @@ class RunFacts:
         return min(rates) if self.loaders == 1 else max(rates)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of the facts, as plain values."""
+        """What a checkpoint holds of the facts, and of the test of the batches, if there is one."""
         kept = {name: copy.deepcopy(getattr(self, name)) for name in self._KEPT}
-        return {**kept, "coupling": self.coupling.state()}
+        facts = {**kept, "coupling": self.coupling.state()}
+        if self.batches is None:
+            return {"facts": facts, "batches": {}}
+        self.batches.settle(self.sample_rate)
+        return {"facts": facts, "batches": to_tensors(self.batches.state())}
 
     def note(self, sentence: str) -> None:
         """Add a remark on the run, once."""
@@ -145,8 +150,10 @@ class RunFacts:
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint's facts; what was noted since stays."""
-        since = self.notes
+        since, facts = self.notes, state["facts"]
         for name in self._KEPT:
-            setattr(self, name, copy.deepcopy(state[name]))
-        self.coupling.load(state["coupling"])
+            setattr(self, name, copy.deepcopy(facts[name]))
+        self.coupling.load(facts["coupling"])
         self.notes += [note for note in since if note not in self.notes]
+        if self.batches is not None and state["batches"]:
+            self.batches.load(to_arrays(state["batches"]))

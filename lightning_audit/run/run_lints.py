@@ -12,7 +12,6 @@ from lightning_audit.lints.carried_over import carries_over, signals_ahead, spli
 from lightning_audit.lints.ghost_lints import adaptive_remark, ghost_remarks
 from lightning_audit.lints.loader_facts import draws_from, loader_count, loader_facts
 from lightning_audit.lints.loss_lint import reduction_of
-from lightning_audit.run.checkpoint import to_arrays, to_tensors
 from lightning_audit.run.run_facts import RunFacts
 from lightning_audit.run_checks.batch_sampling import BatchCheck
 from lightning_audit.session.ranks import Ranks
@@ -94,19 +93,6 @@ class RunLints:
             self._facts.loss_reduction = reduction_of(loss, self._facts.batches_per_step)
             if sentence := adaptive_remark(module, loss):
                 self._facts.note(sentence)
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of the test of the batches; empty if there is none."""
-        if self._facts.batches is None:
-            return {}
-        self._facts.batches.settle(self._facts.sample_rate)
-        state: dict[str, Any] = to_tensors(self._facts.batches.state())
-        return state
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's state."""
-        if self._facts.batches is not None and state:
-            self._facts.batches.load(to_arrays(state))
 
     def detach(self) -> None:
         """Take the hooks off the loaders."""

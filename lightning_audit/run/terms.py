@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,9 @@ from lightning_audit.verdict.pass_blockers import Asked, Resolution
 
 @dataclass(frozen=True)
 class Terms:
-    """What is claimed and asked for: the callback's arguments."""
+    """What is claimed and asked for: the callback's attributes of the same names."""
 
-    epsilon: float | None
+    claimed_epsilon: float | None
     delta: float
     claim: PrivacyClaim | None
     canaries: tuple[GradientCanary | InputCanary, ...]
@@ -30,8 +30,9 @@ class Terms:
     resolution: Resolution
     allow: Collection[str]
     seed: int
-    reactions: Mapping[str, str]
-    replay_neighbours: bool = False
+    replay_neighbours: bool
+    on_violation: str
+    on_inconclusive: str
 
     @property
     def neighbouring(self) -> Neighbouring:
@@ -48,7 +49,7 @@ class Terms:
     def asked(self) -> Asked:
         """Those terms on which the outcome rests."""
         return Asked(
-            claimed_epsilon=self.epsilon,
+            claimed_epsilon=self.claimed_epsilon,
             delta=self.delta,
             significance=self.significance,
             bound_significance=self.bound_significance,
@@ -63,7 +64,7 @@ class Terms:
         named = ("noise_multiplier", "max_grad_norm", "expected_batch_size", "sample_rate")
         return {
             "significance": self.significance,
-            "claimed_epsilon": self.epsilon,
+            "claimed_epsilon": self.claimed_epsilon,
             "delta": self.delta,
             "neighbouring": self.neighbouring,
             **{f"claim.{name}": claim.get(name) for name in named},
@@ -86,6 +87,7 @@ class Terms:
             "oversize": self.oversize,
             "every_n_steps": self.every_n_steps,
             "bounds": self.bounds,
-            **self.reactions,
+            "on_violation": self.on_violation,
+            "on_inconclusive": self.on_inconclusive,
             "seed": self.seed,
         }

@@ -23,66 +23,54 @@ from lightning_audit.record.store import INJECTED, NOT_PLANNED, read_observation
 
 
 @pytest.mark.parametrize(
-    ("arguments", "value"),
+    ("arguments", "value", "advice"),
     [
-        ({"delta": 0}, "delta=0"),
-        ({"delta": 1}, "delta=1"),
-        ({"delta": -1}, "delta=-1"),
-        ({"delta": float("nan")}, "delta=nan"),
-        ({"claimed_epsilon": 0}, "claimed_epsilon=0"),
-        ({"claimed_epsilon": -1.0}, "claimed_epsilon=-1.0"),
-        ({"claimed_epsilon": float("inf")}, "claimed_epsilon=inf"),
-        ({"claimed_epsilon": "8"}, "claimed_epsilon='8'"),
-        ({"num_canaries": 0}, "num_canaries=0"),
-        ({"num_canaries": 2.5}, "num_canaries=2.5"),
-        ({"oversize": 0.5}, "oversize=0.5"),
-        ({"bounds": ["fdp"]}, "bounds holds 'fdp'; it must hold names of"),
-        ({"bounds": "fdp_cp"}, "bounds='fdp_cp' must be a list; write ['fdp_cp']"),
-        ({"oversize": 0}, "oversize=0"),
-        ({"significance": 0}, "significance=0"),
-        ({"significance": 1}, "significance=1"),
-        ({"bound_significance": 0}, "bound_significance=0"),
-        ({"every_n_steps": 0}, "every_n_steps=0"),
-        ({"on_violation": "explode"}, "on_violation='explode'"),
-        ({"on_inconclusive": "stop"}, "on_inconclusive='stop'"),
-        ({"canaries": []}, "canaries=[]"),
-        ({"canaries": ["Dirac"]}, "canaries holds 'Dirac'"),
-        ({"canaries": [Dirac]}, "canaries holds <class"),
-        ({"canaries": Dirac()}, "canaries"),
-        ({"seed": -1}, "seed=-1"),
-        ({"resolution": {"noise": 0.8}}, "resolution={'noise': 0.8} must be a Resolution; write"),
-        ({"resolution": 0.8}, "resolution=0.8 must be a Resolution"),
-        ({"claim": {"noise_multiplier": 1.0}}, "claim={'noise_multiplier': 1.0} must be a Priv"),
-        ({"seed": "one"}, "seed='one'"),
+        ({"delta": 0}, "delta=0", "less than one over the number of samples"),
+        ({"delta": 1}, "delta=1", ""),
+        ({"delta": -1}, "delta=-1", ""),
+        ({"delta": float("nan")}, "delta=nan", ""),
+        ({"claimed_epsilon": 0}, "claimed_epsilon=0", "leave it out"),
+        ({"claimed_epsilon": -1.0}, "claimed_epsilon=-1.0", ""),
+        ({"claimed_epsilon": float("inf")}, "claimed_epsilon=inf", ""),
+        ({"claimed_epsilon": "8"}, "claimed_epsilon='8'", ""),
+        ({"num_canaries": 0}, "num_canaries=0", "an audit needs a canary"),
+        ({"num_canaries": 2.5}, "num_canaries=2.5", ""),
+        ({"oversize": 0.5}, "oversize=0.5", "below the clipping norm"),
+        ({"bounds": ["fdp"]}, "bounds holds 'fdp'; it must hold names of", ""),
+        ({"bounds": "fdp_cp"}, "bounds='fdp_cp' must be a list; write ['fdp_cp']", ""),
+        ({"oversize": 0}, "oversize=0", "clipping norm"),
+        ({"significance": 0}, "significance=0", "e.g. 0.001"),
+        ({"significance": 1}, "significance=1", ""),
+        ({"bound_significance": 0}, "bound_significance=0", ""),
+        ({"every_n_steps": 0}, "every_n_steps=0", "a whole number >= 1"),
+        ({"on_violation": "explode"}, "on_violation='explode'", "'raise', 'stop', 'warn'"),
+        ({"on_inconclusive": "stop"}, "on_inconclusive='stop'", ""),
+        ({"canaries": []}, "canaries=[]", "leave it out for the default mix"),
+        ({"canaries": ["Dirac"]}, "canaries holds 'Dirac'", "lightning_audit.canaries"),
+        ({"canaries": [Dirac]}, "canaries holds <class", ""),
+        ({"canaries": Dirac()}, "canaries", ""),
+        ({"seed": -1}, "seed=-1", ""),
+        (
+            {"resolution": {"noise": 0.8}},
+            "resolution={'noise': 0.8} must be a Resolution; write",
+            "",
+        ),
+        ({"resolution": 0.8}, "resolution=0.8 must be a Resolution", ""),
+        (
+            {"claim": {"noise_multiplier": 1.0}},
+            "claim={'noise_multiplier': 1.0} must be a Priv",
+            "",
+        ),
+        ({"seed": "one"}, "seed='one'", ""),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_argument_out_of_range_is_named_with_its_value(
-    arguments: dict[str, Any], value: str
+    arguments: dict[str, Any], value: str, advice: str
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(value)) as raised:
         PrivacyAudit(**arguments)
     assert "must" in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "advice"),
-    [
-        ({"delta": 0}, "less than one over the number of samples"),
-        ({"claimed_epsilon": 0}, "leave it out"),
-        ({"num_canaries": 0}, "an audit needs a canary"),
-        ({"oversize": 0.5}, "below the clipping norm"),
-        ({"oversize": 0}, "clipping norm"),
-        ({"significance": 0}, "e.g. 0.001"),
-        ({"every_n_steps": 0}, "a whole number >= 1"),
-        ({"on_violation": "explode"}, "'raise', 'stop', 'warn'"),
-        ({"canaries": []}, "leave it out for the default mix"),
-        ({"canaries": ["Dirac"]}, "lightning_audit.canaries"),
-    ],
-)
-def test_error_says_what_to_do(arguments: dict[str, Any], advice: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(advice)):
-        PrivacyAudit(**arguments)
+    assert advice in str(raised.value)
 
 
 @pytest.mark.parametrize(

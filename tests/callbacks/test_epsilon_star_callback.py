@@ -27,7 +27,7 @@ from epsilon_star_support import (
 )
 from places import SUPPORT
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from training_support import PrivateModule, digits, trainer_for
 
 from lightning_audit import PrivacyAudit
@@ -184,8 +184,6 @@ def with_its_own_loader(module: Any) -> Any:
     ("arguments", "change", "message"),
     [
         ({"losses": lambda *_: torch.tensor(0.5)}, plain, r"of shape \(\), must be .*'none'"),
-        ({"losses": lambda *_: torch.ones(3, 2)}, plain, r"of shape \(3, 2\), must be"),
-        ({"losses": lambda *_: 0.5}, plain, "of type float, must be a tensor of shape"),
         ({}, with_endless, "train_dataloader=None takes .* but is DataLoader; pass train_data"),
         ({}, lambda _: PrivateTraining(), "population_dataloader=None takes .* is NoneType"),
     ],
@@ -287,3 +285,15 @@ def test_two_processes_evaluate_all_records_and_agree(tmp_path):
     assert first["plain"] == first["watched"]
     assert first["logged"] == pytest.approx(first["value"])
     assert first["value"] > 0
+
+
+def test_the_records_are_those_that_the_trainer_has_now(tmp_path):
+    class Growing(StandaloneTraining):
+        def train_dataloader(self):
+            records = 100 * (1 + self.trainer.current_epoch)
+            return DataLoader(Subset(TRAIN, range(records)), batch_size=32, shuffle=True)
+
+    star = EpsilonStar(delta=1e-3)
+    trainer = trainer_for(tmp_path, star, max_epochs=3, reload_dataloaders_every_n_epochs=1)
+    trainer.fit(Growing())
+    assert [found.n_train for found in star.history] == [100, 200, 300]

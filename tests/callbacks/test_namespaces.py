@@ -23,7 +23,8 @@ from training_support import (
     violation,
 )
 
-from lightning_audit import PrivacyAudit
+from lightning_audit import PrivacyAudit, PrivacyClaim
+from lightning_audit.canaries import Mislabeled
 from lightning_audit.record.store import read_observations
 from lightning_audit.testing.faulty_noise import HalfNoise
 
@@ -94,17 +95,94 @@ def test_one_callback_serves_both_packages_in_turn(tmp_path: Path) -> None:
     assert fit(tmp_path, UnifiedModule(), audit, **unified(max_steps=24)).steps == 24
 
 
+class Wrapped(PrivateTraining):
+    """Private from the start, so that a checkpoint's names are those of the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.private = super().configure_optimizers()
+
+    def configure_optimizers(self) -> Any:
+        return self.private
+
+
+class Plain(PrivateTraining):
+    """A training without Opacus."""
+
+    def configure_optimizers(self) -> Any:
+        return self.inner(self.trainable())
+
+
+def trained(directory: Path, package: Any, kind: type, audit: PrivacyAudit, **options: Any) -> Any:
+    """A Trainer of a package that has fitted a training under an audit."""
+    module = type(kind.__name__, (kind, package.LightningModule), {})()
+    ckpt = options.pop("ckpt_path", None)
+    arguments = {"max_steps": 2, "limit_train_batches": 2, **options}
+    trainer = trainer_for(directory, audit, trainer_class=package.Trainer, **arguments)
+    trainer.fit(module, ckpt_path=ckpt, weights_only=True if ckpt else None)
+    return trainer
+
+
+def at_setup(directory: Path, package: Any) -> None:
+    (directory / "taken").write_text("a file")
+    trained(directory, package, Wrapped, PrivacyAudit(report_dir=directory / "taken"))
+
+
+def at_train_start(directory: Path, package: Any) -> None:
+    class Runs(PrivateTraining):
+        def configure_optimizers(self) -> Any:
+            self.inner = lambda params: torch.optim.LBFGS(params, lr=0.1)
+            return super().configure_optimizers()
+
+    trained(directory, package, Runs, PrivacyAudit())
+
+
+def at_the_first_batch(directory: Path, package: Any) -> None:
+    trained(directory, package, Plain, PrivacyAudit(claim=PrivacyClaim(noise_multiplier=1.0)))
+
+
+def at_a_batch(directory: Path, package: Any) -> None:
+    trained(directory, package, Wrapped, PrivacyAudit(canaries=[Mislabeled(num_classes=10)]))
+
+
+def at_a_checkpoint(directory: Path, package: Any, **edited: Any) -> Path:
+    audit = PrivacyAudit(seed=1)
+    path = directory / "x.ckpt"
+    trained(directory, package, Wrapped, audit).save_checkpoint(path)
+    saved = torch.load(path, weights_only=True)
+    saved["callbacks"][audit.state_key].update(edited)
+    torch.save(saved, path)
+    return path
+
+
+def at_load_state_dict(directory: Path, package: Any) -> None:
+    path = at_a_checkpoint(directory, package, seed=2)
+    trained(directory, package, Wrapped, PrivacyAudit(), ckpt_path=path)
+
+
+def at_fit_end(directory: Path, package: Any) -> None:
+    path = at_a_checkpoint(directory, package)  # nothing is left to train
+    trained(directory, package, Wrapped, PrivacyAudit(num_canaries=3), ckpt_path=path)
+
+
 @pytest.mark.parametrize("name", PACKAGES)
-@pytest.mark.parametrize("caught", [StandaloneRefusal, UnifiedRefusal])
-def test_a_refusal_is_caught_as_either_packages_exception(
-    tmp_path: Path, name: str, caught: type[Exception]
+@pytest.mark.parametrize(
+    ("refused", "words"),
+    [
+        (at_setup, "cannot write its report"),
+        (at_train_start, r"LBFGS.*SGD or Adam"),
+        (at_the_first_batch, r"max_grad_norm=None and claim\.expected_batch_size=None must be st"),
+        (at_a_batch, "has no forward"),
+        (at_load_state_dict, "its checksum differs"),
+        (at_fit_end, "cannot go on from this checkpoint"),
+    ],
+)
+def test_a_refusal_at_any_hook_is_the_misconfiguration_of_both_packages(
+    tmp_path: Path, name: str, refused: Any, words: str
 ) -> None:
-    module = PrivateModule() if name == "pytorch_lightning" else UnifiedModule()
-    trainer = trainer_for(
-        tmp_path, PrivacyAudit(), precision="16-true", trainer_class=PACKAGES[name].Trainer
-    )
-    with pytest.raises(caught, match="cannot audit precision="):
-        trainer.fit(module)
+    with pytest.raises(StandaloneRefusal, match=words) as raised:
+        refused(tmp_path, PACKAGES[name])
+    assert isinstance(raised.value, UnifiedRefusal)
 
 
 _ALONE = """

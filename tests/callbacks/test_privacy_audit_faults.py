@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from lightning_fabric.utilities.exceptions import MisconfigurationException
 from torch import nn
 from torch.nn import functional
 from training_support import (
@@ -18,7 +17,6 @@ from training_support import (
     mlp,
     random_data,
     status,
-    trainer_for,
     violation,
 )
 
@@ -171,11 +169,13 @@ class Plain(PrivateModule):
         return self.inner(self.trainable())
 
 
-@pytest.mark.parametrize("wrap", [False, True], ids=["plain", "private_one_lost"])
 @pytest.mark.parametrize(
-    "arguments",
-    [{"claimed_epsilon": 8.0}, {"claim": PrivacyClaim(epsilon=8.0, delta=1e-5)}],
-    ids=["epsilon", "claim"],
+    ("wrap", "arguments"),
+    [
+        (False, {"claimed_epsilon": 8.0}),
+        (True, {"claim": PrivacyClaim(epsilon=8.0, delta=1e-5)}),
+    ],
+    ids=["plain", "private_one_lost"],
 )
 def test_plain_optimizer_under_a_claim_is_no_dp(
     tmp_path: Path, wrap: bool, arguments: dict[str, Any]
@@ -185,15 +185,6 @@ def test_plain_optimizer_under_a_claim_is_no_dp(
     assert status(report, "no_dp") == "violated"
     assert "no DP-SGD" in report.verdict.fault
     assert "SGD took 8 steps" in report.verdict.summary
-
-
-def test_claim_of_a_mechanism_that_lacks_parts_is_refused(tmp_path: Path) -> None:
-    audit = PrivacyAudit(claim=PrivacyClaim(noise_multiplier=1.0, sample_rate=0.01))
-    trainer = trainer_for(tmp_path, audit, max_steps=8)
-    lacking = r"claim\.max_grad_norm=None and claim\.expected_batch_size=None must be stated"
-    with pytest.raises(MisconfigurationException, match=lacking):
-        trainer.fit(Plain(wrap=False))
-    assert trainer.global_step == 0
 
 
 def test_plain_optimizer_under_a_whole_claim_of_a_mechanism_is_no_noise(tmp_path: Path) -> None:
@@ -249,9 +240,8 @@ def test_loader_that_is_not_poisson_says_what_to_write(tmp_path: Path) -> None:
     assert "SequentialSampler" in report.verdict.summary
 
 
-@pytest.mark.parametrize("allow", [["sampling.not_poisson"], "sampling.not_poisson"])
-def test_loader_that_is_not_poisson_passes_where_allowed(tmp_path: Path, allow: Any) -> None:
-    audit = PrivacyAudit(allow=allow, seed=1)
+def test_loader_that_is_not_poisson_passes_where_allowed(tmp_path: Path) -> None:
+    audit = PrivacyAudit(allow="sampling.not_poisson", seed=1)
     report = fit(tmp_path, PrivateModule(poisson=False), audit, max_steps=64)
     assert report.verdict.outcome == "PASS"
     assert status(report, "sampling.not_poisson") == "allowed"
@@ -293,13 +283,9 @@ def test_training_without_claimed_noise_cannot_keep_a_claimed_epsilon(tmp_path: 
     assert "noise_multiplier above 0" in report.verdict.advice
 
 
-def test_training_without_claimed_noise_never_passes(tmp_path: Path) -> None:
+def test_training_without_claimed_noise_never_passes_and_is_told_so(tmp_path: Path) -> None:
     report = fit(tmp_path, PrivateModule(noise_multiplier=0.0), PrivacyAudit(seed=1), max_steps=40)
     assert report.verdict.outcome != "PASS"
-
-
-def test_training_without_claimed_noise_is_told_that_noise_is_missing(tmp_path: Path) -> None:
-    report = fit(tmp_path, PrivateModule(noise_multiplier=0.0), PrivacyAudit(seed=1), max_steps=40)
     said = " ".join([report.verdict.summary, report.verdict.fault, *report.verdict.missing])
     assert "noise" in said, report.verdict
 

@@ -1,68 +1,100 @@
+"""Losses of single records: whose they are, of what shape, and what is left as it was."""
+
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
 import pytest
-import pytorch_lightning
-import pytorch_lightning.cli
 import torch
-from epsilon_star_support import (
-    StandaloneTraining,
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from training_support import trainer_for
+
+from lightning_audit.callbacks.record_losses import fixed_loader, losses_of
+
+NUMBERS = TensorDataset(torch.arange(300.0)[:, None])
+
+
+class Endless(IterableDataset):
+    def __iter__(self) -> Any:
+        return iter(NUMBERS)
+
+
+def own_numbers(_: Any, batch: Any) -> torch.Tensor:
+    return batch[0][:, 0]
+
+
+def test_at_most_so_many_records_are_taken_evenly_and_in_order(tmp_path) -> None:
+    trainer = trainer_for(tmp_path)
+    shuffled = DataLoader(NUMBERS, batch_size=7, shuffle=True)
+    for most, expected in ((4, [0, 100, 199, 299]), (None, range(300))):
+        loader = fixed_loader("train_dataloader", shuffled, most)
+        assert loader.batch_size == 7
+        assert losses_of(trainer, nn.Identity(), loader, own_numbers, most).tolist() == [*expected]
+
+
+def test_no_more_batches_are_read_than_the_records_need(tmp_path) -> None:
+    read = []
+
+    def losses(_: Any, batch: torch.Tensor) -> torch.Tensor:
+        read.append(len(batch))
+        return batch
+
+    batches = [torch.zeros(50)] * 4
+    found = losses_of(trainer_for(tmp_path), nn.Identity(), batches, losses, 70)
+    assert (len(found), read) == (70, [50, 50])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_modes_gradients_and_random_numbers_are_as_they_were(tmp_path, fails: bool) -> None:
+    net = nn.Sequential(nn.Linear(1, 1), nn.Dropout(), nn.BatchNorm1d(1))
+    net[1].eval()
+    seen = []
+
+    def losses(module: Any, batch: Any) -> torch.Tensor:
+        seen.append(([part.training for part in module], torch.is_grad_enabled()))
+        torch.rand(3)
+        return module(batch[0])[:, 0] if not fails else torch.ones(2, 2)
+
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    try:
+        losses_of(trainer_for(tmp_path), net, DataLoader(NUMBERS, 100), losses, 50)
+    except MisconfigurationException:
+        assert fails
+    assert seen == [([False] * 3, False)]
+    assert [part.training for part in net] == [True, False, True]
+    assert torch.is_grad_enabled()
+    assert fails or torch.equal(torch.get_rng_state(), before)
+    assert net[2].num_batches_tracked == 0
+
+
+@pytest.mark.parametrize(
+    ("losses", "words"),
+    [
+        (torch.tensor(0.5), r"of shape \(\), must be .*'none'"),
+        (torch.ones(3, 2), r"of shape \(3, 2\), must be"),
+        (0.5, "of type float, must be a tensor of shape"),
+    ],
 )
-from torch.utils.data import DataLoader, Subset, TensorDataset
-from training_support import digits, trainer_for
-
-from lightning_audit.callbacks.epsilon_star import EpsilonStar
-
-DIGITS = digits(700)
+def test_losses_that_are_not_one_a_record_are_refused(tmp_path, losses: Any, words: str) -> None:
+    with pytest.raises(MisconfigurationException, match=words):
+        losses_of(trainer_for(tmp_path), nn.Identity(), [[]], lambda *_: losses, None)
 
 
-TRAIN, POPULATION = (TensorDataset(*DIGITS[part]) for part in (slice(0, 300), slice(300, 700)))
+@pytest.mark.parametrize(
+    ("loader", "kind"),
+    [(DataLoader(Endless()), "DataLoader"), (None, "NoneType"), ([[1]], "list")],
+)
+def test_records_of_a_loader_without_a_length_are_refused(loader: Any, kind: str) -> None:
+    words = f"population_dataloader=None takes .* but is {kind}; pass population_dataloader"
+    with pytest.raises(MisconfigurationException, match=words):
+        fixed_loader("population_dataloader", loader, 4)
 
 
-def test_parts_of_a_model_keep_their_modes(tmp_path):
-    class Looks(pytorch_lightning.Callback):
-        seen: Any = None
-
-        def on_train_epoch_start(self, trainer, pl_module):
-            pl_module.net[1].eval()
-
-        def on_train_epoch_end(self, trainer, pl_module):
-            self.seen = [m.training for m in pl_module.net], pl_module.training
-
-    modes = []
-    for callbacks in ([Looks()], [EpsilonStar(delta=1e-3), Looks()]):
-        torch.manual_seed(0)
-        trainer_for(tmp_path, *callbacks, max_epochs=1).fit(StandaloneTraining())
-        modes.append(callbacks[-1].seen)
-    assert modes[0] == modes[1] == ([True, False, True, True, True], True)
-
-
-def test_at_most_so_many_records_are_taken_evenly(tmp_path):
-    class Ordered(StandaloneTraining):
-        read: list[float]
-
-        def losses_per_record(self, batch: Any) -> torch.Tensor:
-            self.read += batch[0][:, 0].tolist()
-            return batch[0][:, 0] + 0.0
-
-    numbers = torch.arange(300.0)[:, None].expand(300, 64)
-    module = Ordered()
-    module.read, module.train_data = [], TensorDataset(numbers / 300, TRAIN[:][1])
-    star = EpsilonStar(delta=1e-3, max_records=4)
-    trainer_for(tmp_path, star, max_epochs=1).fit(module)
-    assert np.array(module.read[:4]) * 300 == pytest.approx([0, 100, 199, 299], abs=1e-3)
-    assert (star.history[0].n_train, star.history[0].n_population) == (4, 4)
-
-
-def test_the_records_are_those_that_the_trainer_has_now(tmp_path):
-    class Growing(StandaloneTraining):
-        def train_dataloader(self):
-            records = 100 * (1 + self.trainer.current_epoch)
-            return DataLoader(Subset(TRAIN, range(records)), batch_size=32, shuffle=True)
-
-    star = EpsilonStar(delta=1e-3)
-    trainer = trainer_for(tmp_path, star, max_epochs=3, reload_dataloaders_every_n_epochs=1)
-    trainer.fit(Growing())
-    assert [found.n_train for found in star.history] == [100, 200, 300]
+def test_no_records_give_no_losses(tmp_path) -> None:
+    found = losses_of(trainer_for(tmp_path), nn.Identity(), [], own_numbers, None)
+    assert found.shape == (0,)
+    assert found.dtype == np.float64

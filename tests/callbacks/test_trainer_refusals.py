@@ -1,6 +1,7 @@
+"""Trainers that cannot be audited are refused before the first step, with what to change."""
+
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,26 +9,29 @@ import pytest
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.plugins.precision import MixedPrecision
 from pytorch_lightning.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
-from training_support import (
-    PrivateModule,
-    refusal_of,
-)
+from training_support import trainer_for
 
-from lightning_audit import PrivacyAudit
 from lightning_audit.callbacks.trainer_refusals import refuse_trainer
 
 
-def test_gradient_scaler_is_refused(tmp_path: Path) -> None:
-    plugin = MixedPrecision("16-mixed", device="cpu")
-    message = refusal_of(tmp_path, PrivateModule(), PrivacyAudit(), plugins=[plugin])
-    assert "precision='16-mixed'" in message
-    assert "'32-true' or 'bf16-mixed'" in message
+@pytest.mark.parametrize(
+    ("precision", "options"),
+    [
+        ("16-mixed", {"plugins": [MixedPrecision("16-mixed", device="cpu")]}),
+        ("16-true", {"precision": "16-true"}),
+    ],
+)
+def test_half_precision_is_refused(tmp_path, precision: str, options: dict[str, Any]) -> None:
+    with pytest.raises(MisconfigurationException, match=f"precision='{precision}'") as raised:
+        refuse_trainer(trainer_for(tmp_path, **options), audits=1)
+    assert "'32-true' or 'bf16-mixed'" in str(raised.value)
 
 
-def test_half_precision_is_refused(tmp_path: Path) -> None:
-    message = refusal_of(tmp_path, PrivateModule(), PrivacyAudit(), precision="16-true")
-    assert "precision='16-true'" in message
-    assert "'32-true'" in message
+def test_an_ordinary_trainer_with_one_audit_is_not_refused_and_with_two_it_is(tmp_path) -> None:
+    trainer = trainer_for(tmp_path, precision="bf16-mixed")
+    refuse_trainer(trainer, audits=1)
+    with pytest.raises(MisconfigurationException, match=r"has 2 PrivacyAudit callbacks.*Keep one"):
+        refuse_trainer(trainer, audits=2)
 
 
 class _Trainer(SimpleNamespace):

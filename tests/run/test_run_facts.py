@@ -8,6 +8,7 @@ import pytest
 
 from lightning_audit import PrivacyClaim
 from lightning_audit.run.run_facts import OptimizerFacts, RunFacts
+from lightning_audit.run_checks.batch_sampling import BatchCheck
 
 
 def with_rates(*rates: float | None, loaders: int = 1) -> RunFacts:
@@ -64,3 +65,10 @@ def test_one_accountant_of_two_optimizers_counts_once() -> None:
     links: list[Any] = [SimpleNamespace(accountant=a) for a in (engine, engine, other)]
     facts = RunFacts(optimizers=[OptimizerFacts(accountant=link) for link in links])
     assert [link.accountant for link in facts.accountants] == [engine, other]
+
+
+@pytest.mark.parametrize("check", [None, BatchCheck(8, 1e-3)])
+def test_batches_that_were_not_tested_before_are_no_error(check: BatchCheck | None) -> None:
+    after = RunFacts(batches=check)
+    after.load(RunFacts().state())
+    assert after.batches is check

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from opacus import PrivacyEngine
-from opacus.accountants.utils import get_noise_multiplier
 from opacus.data_loader import DPDataLoader
 from opacus.utils.adaptive_clipping.adaptive_clipping_utils import PrivacyEngineAdaptiveClipping
 from opacus.utils.batch_memory_manager import BatchSplittingSampler
@@ -285,30 +284,6 @@ def test_plain_ghost_clipping_and_other_optimizers_are_not_remarked_upon(tmp_pat
 
 
 # ------------------------------------------------------------------ accounting
-
-
-@pytest.mark.filterwarnings("ignore:GDP accounting is experimental")
-def test_noise_that_the_gdp_accountant_finds_enough_is_too_little(tmp_path: Path) -> None:
-    sigma = get_noise_multiplier(
-        target_epsilon=3.0, target_delta=1e-5, sample_rate=1 / 32, epochs=2, accountant="gdp"
-    )
-    module = PrivateModule(noise_multiplier=sigma, accountant="gdp")
-    audit = PrivacyAudit(claimed_epsilon=3.0, seed=1)
-    report = violation(tmp_path, module, audit, max_epochs=2)
-    assert module.engine.get_epsilon(1e-5) <= 3.0
-    assert report.verdict.kind == "accounting"
-    assert report.epsilon_spent > 3.1
-
-
-def test_epsilon_of_fewer_epochs_than_ran_is_wrong_accounting(tmp_path: Path) -> None:
-    sigma = get_noise_multiplier(
-        target_epsilon=2.0, target_delta=1e-5, sample_rate=1 / 32, epochs=1, accountant="prv"
-    )
-    module = PrivateModule(noise_multiplier=sigma)
-    audit = PrivacyAudit(claimed_epsilon=2.0, seed=1)
-    report = violation(tmp_path, module, audit, max_epochs=2)
-    assert report.verdict.kind == "accounting"
-    assert [epoch["violated"] for epoch in report.epochs] == [0.0, 1.0]
 
 
 def test_an_accountant_whose_hook_was_replaced_is_told_to_be_missing(tmp_path: Path) -> None:

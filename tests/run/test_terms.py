@@ -32,3 +32,8 @@ def test_adjacency_and_private_size_are_the_claims_and_usual_without_one() -> No
     assert (terms().neighbouring, terms().private_size) == ("add_remove", False)
     assert terms(claim=PrivacyClaim(neighbouring="replace")).neighbouring == "replace"
     assert terms(claim=PrivacyClaim(private_dataset_size=True)).private_size
+
+
+def test_every_term_is_a_setting_of_the_report_under_its_own_name() -> None:
+    names = {field.name for field in dataclasses.fields(Terms)}
+    assert names == set(terms(on_violation="stop").settings())

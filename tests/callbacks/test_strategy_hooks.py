@@ -1,0 +1,111 @@
+"""Methods of a strategy are stood in for while a training is audited, and put back."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+from torch import nn
+
+from lightning_audit.callbacks.strategy_hooks import StrategyHook, show_batches
+from lightning_audit.results.refusal import UnauditableTraining
+
+
+class Strategy:
+    """Doubles its batch; None for none."""
+
+    def training_step(self, batch: Any, batch_idx: int = 0) -> Any:
+        return None if batch is None else 2 * batch
+
+
+def one_more(inner: Any) -> Any:
+    return lambda batch: 1 + inner(batch)
+
+
+def test_a_hook_is_called_instead_and_leaves_nothing_behind() -> None:
+    strategy = Strategy()
+    hook = StrategyHook(strategy, "training_step", one_more)
+    assert strategy.training_step(3) == 7
+    hook.remove()
+    assert strategy.training_step(3) == 6
+    assert vars(strategy) == {}
+
+
+def test_what_stood_there_before_is_put_back() -> None:
+    strategy = Strategy()
+    strategy.training_step = own = lambda batch: batch + 1
+    hook = StrategyHook(strategy, "training_step", one_more)
+    assert strategy.training_step(3) == 5
+    hook.remove()
+    assert strategy.training_step is own
+
+
+def test_a_hook_under_one_of_somebody_elses_does_nothing_more_when_it_is_removed() -> None:
+    strategy = Strategy()
+    hook = StrategyHook(strategy, "training_step", one_more)
+    inner = strategy.training_step
+    strategy.training_step = theirs = lambda batch: -inner(batch)
+    hook.remove()
+    assert strategy.training_step is theirs
+    assert strategy.training_step(3) == -6
+
+
+# ------------------------------------------------------------------ batches
+
+
+def trainer_of(strategy: Strategy) -> Any:
+    precision = SimpleNamespace(train_step_context=contextlib.nullcontext)
+    return SimpleNamespace(strategy=strategy, precision_plugin=precision)
+
+
+def run_of(**calls: Any) -> Any:
+    """As much of a run as sees batches; it changes none of them unless told so."""
+    nothing = {
+        "look": lambda batch, train: None,
+        "admit": lambda batch, module: batch,
+        "skipped": lambda: None,
+    }
+    return SimpleNamespace(**(nothing | calls))
+
+
+def module_of(*, automatic: bool = True) -> Any:
+    module: Any = nn.Linear(1, 1)
+    module.automatic_optimization = automatic
+    return module
+
+
+def test_a_batch_is_looked_at_first_and_trained_on_as_the_audit_gives_it() -> None:
+    strategy, seen = Strategy(), []
+    run = run_of(
+        admit=lambda batch, module: batch + 1,
+        look=lambda batch, train: seen.append((batch, train(10))),
+    )
+    hook = show_batches(trainer_of(strategy), module_of(), run)
+    assert strategy.training_step(3, 0) == 8
+    assert seen == [(3, 20)]
+    hook.remove()
+    assert strategy.training_step(3, 0) == 6
+    assert "training_step" not in vars(strategy)
+
+
+@pytest.mark.parametrize("automatic", [True, False])
+def test_no_output_is_a_step_left_out_in_automatic_optimization_alone(automatic: bool) -> None:
+    strategy, skipped = Strategy(), []
+    run = run_of(skipped=lambda: skipped.append(1))
+    show_batches(trainer_of(strategy), module_of(automatic=automatic), run)
+    assert strategy.training_step(None, 0) is None
+    assert len(skipped) == automatic
+
+
+@pytest.mark.parametrize("where", ["admit", "look"])
+def test_a_refusal_is_lightnings_own_exception(where: str) -> None:
+    def refuse(*args: Any) -> Any:
+        raise UnauditableTraining("batches of this kind cannot be audited")
+
+    strategy = Strategy()
+    show_batches(trainer_of(strategy), module_of(), run_of(**{where: refuse}))
+    with pytest.raises(MisconfigurationException, match="cannot be audited"):
+        strategy.training_step(1, 0)
