@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, get_args
 
 from lightning_audit import _validate
-from lightning_audit.accounting.composition import Neighbouring, epsilon_of_history
+from lightning_audit.accounting.composition import Adjacency, epsilon_of_history
 from lightning_audit.accounting.phases import Phase
 
 __all__ = ["PrivacyClaim"]
@@ -31,9 +31,9 @@ class PrivacyClaim:
         max_grad_norm: Clipping norm of a record's gradient, > 0, in the unit of the gradient.
         expected_batch_size: Number of records by which the summed gradient is divided, > 0: a
             constant, that is, which is not computed of the number of records.
-        neighbouring: Between which data sets epsilon is promised: "add_remove" for a record more or
-            less, or "replace" for another record in the place of one, which costs about twice as
-            much. None for the first one, which Opacus' accountants suppose.
+        adjacency: Between which data sets epsilon is promised: "add_remove" for a record more or
+            less, or "replace_one" for another record in the place of one, which costs about twice
+            as much. None for the first one, which Opacus' accountants suppose.
         private_dataset_size: Whether the number of records is private, so that a divisor that is
             computed of it has to be paid for (`expected_batch_size` of the audit). A divisor that
             equals ``int(records * sample_rate)`` counts as computed of it, unless
@@ -62,7 +62,7 @@ class PrivacyClaim:
     steps: int | None = None
     max_grad_norm: float | None = None
     expected_batch_size: float | None = None
-    neighbouring: Neighbouring | None = None
+    adjacency: Adjacency | None = None
     private_dataset_size: bool | None = None
 
     def __post_init__(self) -> None:
@@ -76,9 +76,9 @@ class PrivacyClaim:
         if self.epsilon is not None and self.delta is None:
             advice = f"epsilon={self.epsilon!r} is claimed at a delta, such as 1e-5"
             _validate.open_unit("delta", self.delta, advice)
-        if self.private_dataset_size and self.neighbouring == "replace":
+        if self.private_dataset_size and self.adjacency == "replace_one":
             raise ValueError(
-                "private_dataset_size=True contradicts neighbouring='replace': where a record is "
+                "private_dataset_size=True contradicts adjacency='replace_one': where a record is "
                 "replaced, all data sets have as many records; leave one of them out."
             )
 
@@ -111,9 +111,7 @@ class PrivacyClaim:
         """
         if delta is None:
             delta = self._known("composed_epsilon", "delta")[0]
-        return epsilon_of_history(
-            self.history(), delta, neighbouring=self.neighbouring or "add_remove"
-        )
+        return epsilon_of_history(self.history(), delta, adjacency=self.adjacency or "add_remove")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the claim as plain values by name, from which ``PrivacyClaim(**...)`` is made."""
@@ -130,8 +128,8 @@ class PrivacyClaim:
         return [getattr(self, name) for name in names]
 
 
-def _one_of_both(name: str, value: Any, advice: str) -> str:
-    return _validate.one_of(name, value, get_args(Neighbouring), advice)
+def _adjacency(name: str, value: Any, advice: str) -> str:
+    return _validate.one_of(name, value, get_args(Adjacency), advice)
 
 
 def _flag(name: str, value: Any, advice: str) -> bool:
@@ -148,7 +146,7 @@ _CHECKS: dict[str, Callable[[str, Any, str], Any]] = {
     "steps": _validate.positive_int,
     "max_grad_norm": _validate.positive,
     "expected_batch_size": _validate.positive,
-    "neighbouring": _one_of_both,
+    "adjacency": _adjacency,
     "private_dataset_size": _flag,
 }
 _ADVICE = {
@@ -159,6 +157,6 @@ _ADVICE = {
     "steps": "count optimizer steps, not epochs",
     "max_grad_norm": "it is the clipping norm of a record's gradient",
     "expected_batch_size": "sample rate times number of records",
-    "neighbouring": "or leave it out for add_remove",
+    "adjacency": "or leave it out for add_remove",
     "private_dataset_size": "True if nobody may learn how many records there are",
 }

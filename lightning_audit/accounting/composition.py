@@ -14,10 +14,10 @@ from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-__all__ = ["Neighbouring", "epsilon_of_history"]
+__all__ = ["Adjacency", "epsilon_of_history"]
 
 #: Which data sets are neighbours: one has a record more, or another record in place of one.
-Neighbouring = Literal["add_remove", "replace"]
+Adjacency = Literal["add_remove", "replace_one"]
 
 # The automatic grid is fine enough once halving it moves epsilon by less than this share of it ...
 _TOLERANCE = 0.005
@@ -46,7 +46,7 @@ def epsilon_of_history(
     history: Sequence[Phase],
     delta: float,
     *,
-    neighbouring: Neighbouring = "add_remove",
+    adjacency: Adjacency = "add_remove",
     grid: float | None = None,
 ) -> float:
     r"""Epsilon that a history of subsampled Gaussian steps spends at ``delta``.
@@ -78,7 +78,7 @@ def epsilon_of_history(
     Args:
         history: Phases in any order; equal mechanisms are merged. An empty history spends nothing.
         delta: Delta in (0, 1).
-        neighbouring: "add_remove" for a record more or less, or "replace" for another one in the
+        adjacency: "add_remove" for a record more or less, or "replace_one" for another one in the
             place of a record.
         grid: Width of the discretisation of the privacy loss, in nats; None chooses it.
 
@@ -86,7 +86,7 @@ def epsilon_of_history(
         Epsilon >= 0; infinity exactly if a phase has no noise.
 
     Raises:
-        ValueError: If ``delta`` is not in (0, 1), ``grid`` is not positive, or ``neighbouring`` is
+        ValueError: If ``delta`` is not in (0, 1), ``grid`` is not positive, or ``adjacency`` is
             neither of both.
 
     Example:
@@ -95,7 +95,7 @@ def epsilon_of_history(
         >>> round(epsilon_of_history([Phase(2.0, 1.0, 60), Phase(2.0, 1.0, 40)], delta=1e-5), 4)
         33.1037
         >>> steps = [Phase(1.0, 0.01, 1000)]
-        >>> round(epsilon_of_history(steps, delta=1e-5, neighbouring="replace"), 2)
+        >>> round(epsilon_of_history(steps, delta=1e-5, adjacency="replace_one"), 2)
         2.85
 
     References:
@@ -108,25 +108,25 @@ def epsilon_of_history(
     _validate.open_unit("delta", delta, "such as 1e-5, well below one over the number of records")
     if grid is not None:
         _validate.positive("grid", grid, "or None to choose it automatically")
-    _validate.one_of("neighbouring", neighbouring, get_args(Neighbouring))
+    _validate.one_of("adjacency", adjacency, get_args(Adjacency))
     phases = merge(history)
     if not phases:
         return 0.0
     if any(phase.noise_multiplier == 0 for phase in phases):
         return math.inf
-    unsampled = _unsampled_epsilon(phases, delta, neighbouring)
+    unsampled = _unsampled_epsilon(phases, delta, adjacency)
     if all(phase.sample_rate == 1 for phase in phases):
         return unsampled
     if _expected_loss(phases) > _LARGEST_EXPECTED_LOSS:
         return unsampled
     if delta < _SMALLEST_PLD_DELTA or sum(phase.steps for phase in phases) > _LONGEST:
-        if neighbouring == "replace":
+        if adjacency == "replace_one":
             return unsampled
         return min(_renyi_epsilon(phases, delta), unsampled)
     if grid is None:
         few = phases if len(phases) <= _FEW else [_uniform(phases)]
-        grid = _sufficient_grid(tuple(_round_down(phase) for phase in few), delta, neighbouring)
-    return _epsilon_on_grid(tuple(phases), delta, grid, neighbouring)
+        grid = _sufficient_grid(tuple(_round_down(phase) for phase in few), delta, adjacency)
+    return _epsilon_on_grid(tuple(phases), delta, grid, adjacency)
 
 
 def _uniform(phases: Sequence[Phase]) -> Phase:
@@ -143,9 +143,9 @@ def _round_down(phase: Phase) -> Phase:
     return Phase(bucket_up(phase.noise_multiplier, _LIKE), phase.sample_rate, 4**power)
 
 
-def _unsampled_epsilon(phases: Sequence[Phase], delta: float, neighbouring: Neighbouring) -> float:
+def _unsampled_epsilon(phases: Sequence[Phase], delta: float, adjacency: Adjacency) -> float:
     mu = math.sqrt(sum(phase.steps / phase.noise_multiplier**2 for phase in phases))
-    return float(gaussian_epsilon(2.0 * mu if neighbouring == "replace" else mu, delta))
+    return float(gaussian_epsilon(2.0 * mu if adjacency == "replace_one" else mu, delta))
 
 
 def _expected_loss(phases: Sequence[Phase]) -> float:
@@ -155,14 +155,14 @@ def _expected_loss(phases: Sequence[Phase]) -> float:
 
 
 @lru_cache(maxsize=256)
-def _sufficient_grid(phases: tuple[Phase, ...], delta: float, neighbouring: Neighbouring) -> float:
+def _sufficient_grid(phases: tuple[Phase, ...], delta: float, adjacency: Adjacency) -> float:
     """Halve the grid until epsilon has settled; see `epsilon_of_history`."""
-    grid = _unsampled_epsilon(phases, delta, neighbouring) / _START_CELLS
+    grid = _unsampled_epsilon(phases, delta, adjacency) / _START_CELLS
     grid = min(max(grid, _FINEST_START), _COARSEST_START)
-    coarse = _epsilon_on_grid(phases, delta, grid, neighbouring)
+    coarse = _epsilon_on_grid(phases, delta, grid, adjacency)
     while True:
         grid /= 2
-        fine = _epsilon_on_grid(phases, delta, grid, neighbouring)
+        fine = _epsilon_on_grid(phases, delta, grid, adjacency)
         tolerance = max(_TOLERANCE * fine, _ABSOLUTE_TOLERANCE)
         # On a grid that is wide against epsilon, both may round up to the same point.
         if coarse - fine <= tolerance and grid <= tolerance:
@@ -173,32 +173,32 @@ def _sufficient_grid(phases: tuple[Phase, ...], delta: float, neighbouring: Neig
 # A training's end asks for what its last epoch's end has asked for.
 @lru_cache(maxsize=1024)
 def _epsilon_on_grid(
-    phases: tuple[Phase, ...], delta: float, grid: float, neighbouring: Neighbouring
+    phases: tuple[Phase, ...], delta: float, grid: float, adjacency: Adjacency
 ) -> float:
     tail_mass = min(_TAIL_MASS, 1e-5 * delta)
     composed = reduce(
         lambda left, right: left.compose(right, tail_mass_truncation=tail_mass),
         (
-            _single_step(
-                phase.noise_multiplier, phase.sample_rate, grid, neighbouring
-            ).self_compose(phase.steps, tail_mass_truncation=tail_mass)
+            _single_step(phase.noise_multiplier, phase.sample_rate, grid, adjacency).self_compose(
+                phase.steps, tail_mass_truncation=tail_mass
+            )
             for phase in phases
         ),
     )
     # The mass that is cut off counts as an infinite loss, which a finite bound then replaces.
     epsilon = float(composed.get_epsilon_for_delta(delta))
-    return min(epsilon, _unsampled_epsilon(phases, delta, neighbouring))
+    return min(epsilon, _unsampled_epsilon(phases, delta, adjacency))
 
 
 @lru_cache(maxsize=64)
 def _single_step(
-    sigma: float, sample_rate: float, grid: float, neighbouring: Neighbouring
+    sigma: float, sample_rate: float, grid: float, adjacency: Adjacency
 ) -> PrivacyLossDistribution:
     # Imported here because it takes a second, which most users of this module never need.
     from dp_accounting.pld import privacy_loss_distribution
 
     relations = privacy_loss_distribution.NeighborRel
-    relation = relations.REPLACE_ONE if neighbouring == "replace" else relations.ADD_OR_REMOVE_ONE
+    relation = relations.REPLACE_ONE if adjacency == "replace_one" else relations.ADD_OR_REMOVE_ONE
     return privacy_loss_distribution.from_gaussian_mechanism(
         sigma,
         value_discretization_interval=grid,

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from lightning_audit.accounting.composition import Neighbouring, epsilon_of_history
+from lightning_audit.accounting.composition import Adjacency, epsilon_of_history
 from lightning_audit.accounting.phases import Phase, compress
 from lightning_audit.accounting.step_history import StepHistory
 
@@ -115,7 +115,7 @@ def epsilon_spent(
     history: History,
     links: Sequence[AccountantLink],
     delta: float,
-    neighbouring: Neighbouring = "add_remove",
+    adjacency: Adjacency = "add_remove",
 ) -> float | None:
     """Epsilon of all steps that ran, composed anew as privacy loss distributions.
 
@@ -127,16 +127,16 @@ def epsilon_spent(
         history: phases of (noise_multiplier, sample_rate, steps) that the audit saw.
         links: the accountants.
         delta: the delta.
-        neighbouring: see `lightning_audit.accounting.composition.epsilon_of_history`.
+        adjacency: see `lightning_audit.accounting.composition.epsilon_of_history`.
 
     Returns:
         Epsilon, None where a sample rate is unknown.
     """
-    seen = _composed(history, delta, "mean", neighbouring)
+    seen = _composed(history, delta, "mean", adjacency)
     recorded: Any = tuple(phase for link in links for phase in link.accountant.history)
     if seen is None or _merged(recorded) in (set(), _merged(history)):
         return seen
-    told = _composed(recorded, delta, "mean", neighbouring)
+    told = _composed(recorded, delta, "mean", adjacency)
     return seen if told is None else max(seen, told)
 
 
@@ -144,7 +144,7 @@ def epsilon_at_ratio(
     history: History,
     ratio: float,
     delta: float,
-    neighbouring: Neighbouring = "add_remove",
+    adjacency: Adjacency = "add_remove",
     *,
     lower: bool = True,
 ) -> float | None:
@@ -154,8 +154,8 @@ def epsilon_at_ratio(
         history: phases of (noise_multiplier, sample_rate, steps).
         ratio: a lower bound on leakage over claim, as the betting test gives it; 0 gives 0.
         delta: the delta.
-        neighbouring: see `accounting.composition.epsilon_of_history`; a lower bound for
-            "add_remove" is one for "replace" as well.
+        adjacency: see `accounting.composition.epsilon_of_history`; a lower bound for
+            "add_remove" is one for "replace_one" as well.
         lower: whether a lower bound is asked for; of more than a million steps it is that of the
             first million.
 
@@ -166,7 +166,7 @@ def epsilon_at_ratio(
         return None if any(rate is None for _, rate, _ in history) else 0.0
     composed = _first(history) if lower else history
     scaled = [(sigma / ratio, rate, steps) for sigma, rate, steps in composed]
-    return _composed(scaled, delta, "up", neighbouring)
+    return _composed(scaled, delta, "up", adjacency)
 
 
 def epsilon_of_parts(
@@ -217,13 +217,13 @@ def _first(history: History) -> History:
 
 
 def _composed(
-    history: History, delta: float, rounding: Literal["mean", "up"], neighbouring: Neighbouring
+    history: History, delta: float, rounding: Literal["mean", "up"], adjacency: Adjacency
 ) -> float | None:
     if any(rate is None for _, rate, _ in history):
         return None
     # Twelve buckets leave a noise schedule's epsilon right to half a percent.
     short = compress(_phases(history), max_phases=12, rounding=rounding)
-    return epsilon_of_history(short, delta, neighbouring=neighbouring)
+    return epsilon_of_history(short, delta, adjacency=adjacency)
 
 
 def _merged(history: History) -> set[Phase]:

@@ -216,7 +216,7 @@ def _not_excluded(
             return math.inf
         ratio = shift / noise
         scaled += [(sigma / ratio, rate, steps) for sigma, rate, steps in monitor.history]
-    return epsilon_at_ratio(scaled, 1.0, terms.delta, terms.neighbouring, lower=False)
+    return epsilon_at_ratio(scaled, 1.0, terms.delta, terms.adjacency, lower=False)
 
 
 def _version(name: str) -> str:

@@ -153,7 +153,7 @@ def _divisor_results(
     """What the divisors of the gradients tell of the number of records."""
     records = facts.loader.records if facts.loader else None
     stated = terms.claim.expected_batch_size if terms.claim else None
-    promise = Promise(claimed, terms.delta, terms.neighbouring, terms.private_size)
+    promise = Promise(claimed, terms.delta, terms.adjacency, terms.private_size)
     for session, optimizer in zip(sessions, facts.optimizers, strict=True):
         rate, expected = optimizer.sample_rate, optimizer.expected_batch_size
         # A divisor that the claim states is a constant, whatever it happens to be equal to.

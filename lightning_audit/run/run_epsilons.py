@@ -80,8 +80,8 @@ def current_epsilons(sessions: Sequence[AuditSession], facts: RunFacts, terms: T
     if not monitors:
         return Epsilons(claim.epsilon, claim.source, None)
     history, accountants = run_history(sessions), facts.accountants
-    spent = epsilon_spent(history, accountants, terms.delta, terms.neighbouring)
-    replaced = terms.neighbouring == "replace"
+    spent = epsilon_spent(history, accountants, terms.delta, terms.adjacency)
+    replaced = terms.adjacency == "replace_one"
     by_removal = epsilon_spent(history, accountants, terms.delta) if replaced else None
     # A ratio of at most one proves no more than is spent: nothing to compose unless even that is
     # above the claim.

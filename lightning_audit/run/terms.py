@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning_audit.accounting.claims import PrivacyClaim
-from lightning_audit.accounting.composition import Neighbouring
+from lightning_audit.accounting.composition import Adjacency
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.verdict.pass_blockers import Asked, Resolution
@@ -35,9 +35,9 @@ class Terms:
     on_inconclusive: str
 
     @property
-    def neighbouring(self) -> Neighbouring:
+    def adjacency(self) -> Adjacency:
         """Between which data sets epsilon is promised."""
-        stated = self.claim.neighbouring if self.claim else None
+        stated = self.claim.adjacency if self.claim else None
         return stated or "add_remove"
 
     @property
@@ -66,7 +66,7 @@ class Terms:
             "significance": self.significance,
             "claimed_epsilon": self.claimed_epsilon,
             "delta": self.delta,
-            "neighbouring": self.neighbouring,
+            "adjacency": self.adjacency,
             **{f"claim.{name}": claim.get(name) for name in named},
             **{f"resolution.{k}": v for k, v in dataclasses.asdict(self.resolution).items()},
             "oversize": self.oversize,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from lightning_audit.accounting.composition import Neighbouring
+from lightning_audit.accounting.composition import Adjacency
 from lightning_audit.checks.registry import is_wrong
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.tradeoff.isotropic_divergence import isotropic_pair_epsilon
@@ -22,13 +22,13 @@ class Promise:
     Args:
         epsilon: of the whole training; None if nothing is claimed.
         delta: of that epsilon, in (0, 1).
-        neighbouring: between which data sets.
+        adjacency: between which data sets.
         private_size: whether the number of records is private.
     """
 
     epsilon: float | None
     delta: float
-    neighbouring: Neighbouring = "add_remove"
+    adjacency: Adjacency = "add_remove"
     private_size: bool = False
 
 
@@ -68,7 +68,7 @@ def batch_size_result(
         return _fine(
             "one record more or less leaves the divisor of the gradients the same", evidence
         )
-    if promise.neighbouring == "replace":
+    if promise.adjacency == "replace_one":
         return _fine(f"{divided}, which replacing a record leaves the same", evidence)
     cost = max(_cost(expected, other, coordinates, promise.delta) for other in others)
     evidence |= {"epsilon_of_divisor": cost, "coordinates": coordinates, "delta": promise.delta}

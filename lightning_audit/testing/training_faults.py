@@ -130,7 +130,7 @@ OF_THE_TRAINING = (
         "two conventions of neighbouring data sets",
         "accounting",
         "wrong accounting: epsilon is promised where a record is replaced",
-        audit={"claim": PrivacyClaim(neighbouring="replace")},
+        audit={"claim": PrivacyClaim(adjacency="replace_one")},
     ),
     Fault(
         "divides_by_realised_batch_by_hand",

@@ -16,7 +16,7 @@ MECHANISM = {"noise_multiplier": 2.0, "sample_rate": 0.01, "steps": 100}
 
 def test_each_part_can_be_claimed_alone() -> None:
     values = {**MECHANISM, "delta": 1e-5, "max_grad_norm": 1.2, "expected_batch_size": 64}
-    values |= {"neighbouring": "replace", "private_dataset_size": True}
+    values |= {"adjacency": "replace_one", "private_dataset_size": True}
     for name, value in values.items():
         claim = PrivacyClaim(**{name: value})
         assert {k: v for k, v in claim.to_dict().items() if v is not None} == {name: value}
@@ -56,9 +56,9 @@ def test_composed_epsilon_is_that_of_the_mechanism_not_the_promise() -> None:
 
 
 def test_composed_epsilon_is_between_the_neighbours_of_the_claim() -> None:
-    replaced = PrivacyClaim(delta=1e-5, neighbouring="replace", **MECHANISM)
-    wanted = epsilon_of_history(replaced.history(), 1e-5, neighbouring="replace")
-    removed = PrivacyClaim(delta=1e-5, neighbouring="add_remove", **MECHANISM)
+    replaced = PrivacyClaim(delta=1e-5, adjacency="replace_one", **MECHANISM)
+    wanted = epsilon_of_history(replaced.history(), 1e-5, adjacency="replace_one")
+    removed = PrivacyClaim(delta=1e-5, adjacency="add_remove", **MECHANISM)
     assert replaced.composed_epsilon() == wanted > removed.composed_epsilon()
     assert removed.composed_epsilon() == PrivacyClaim(delta=1e-5, **MECHANISM).composed_epsilon()
 
@@ -98,16 +98,16 @@ def test_is_frozen() -> None:
         ({"expected_batch_size": 0}, "expected_batch_size=0 must be a finite number > 0"),
         ({"epsilon": "8", "delta": 1e-5}, "epsilon='8' must be"),
         (
-            {"neighbouring": "swap"},
-            r"neighbouring='swap' must be one of \['add_remove', 'replace'\]",
+            {"adjacency": "swap"},
+            r"adjacency='swap' must be one of \['add_remove', 'replace_one'\]",
         ),
         (
             {"private_dataset_size": 1},
             "private_dataset_size=1 must be True or False; True if nobody may learn how many",
         ),
         (
-            {"private_dataset_size": True, "neighbouring": "replace"},
-            "private_dataset_size=True contradicts neighbouring='replace': where a record is",
+            {"private_dataset_size": True, "adjacency": "replace_one"},
+            "private_dataset_size=True contradicts adjacency='replace_one': where a record is",
         ),
     ],
 )

@@ -150,17 +150,17 @@ def test_a_replaced_record_agrees_with_quadrature_of_a_single_step() -> None:
     x = np.linspace(-1 - 12 * sigma, 1 + 12 * sigma, 400_001)
     at = [np.exp(-0.5 * ((x - shift) / sigma) ** 2) for shift in (-1, 0, 1)]
     minus, none, plus = (density / (sigma * math.sqrt(2 * math.pi)) for density in at)
-    epsilon = epsilon_of_history([Phase(sigma, rate, 1)], delta, neighbouring="replace", grid=1e-4)
+    epsilon = epsilon_of_history([Phase(sigma, rate, 1)], delta, adjacency="replace_one", grid=1e-4)
     gap = (1 - rate) * none + rate * plus - math.exp(epsilon) * ((1 - rate) * none + rate * minus)
     assert np.maximum(gap, 0).sum() * (x[1] - x[0]) == pytest.approx(delta, rel=1e-3)
 
 
 def test_a_replaced_record_of_full_batches_is_twice_the_shift() -> None:
     history = [Phase(2.0, 1.0, 100)]
-    epsilon = epsilon_of_history(history, 1e-5, neighbouring="replace")
+    epsilon = epsilon_of_history(history, 1e-5, adjacency="replace_one")
     assert epsilon == gaussian_epsilon(10.0, 1e-5)
     nearly = [Phase(2.0, 1 - 1e-9, 100)]
-    sampled = epsilon_of_history(nearly, 1e-5, neighbouring="replace", grid=1e-3)
+    sampled = epsilon_of_history(nearly, 1e-5, adjacency="replace_one", grid=1e-3)
     assert sampled == pytest.approx(epsilon, rel=1e-6)
 
 
@@ -169,7 +169,7 @@ def test_replacing_costs_more_than_removing_and_at_most_removing_and_adding(
     history: list[Phase],
 ) -> None:
     delta = 1e-5
-    replaced = epsilon_of_history(history, delta, neighbouring="replace")
+    replaced = epsilon_of_history(history, delta, adjacency="replace_one")
     assert replaced > epsilon_of_history(history, delta)
     # Removing, then adding: (epsilon, delta') twice is (2 epsilon, (1 + e^epsilon) delta').
     for share in (1e-6, 1e-7, 1e-8):
@@ -180,13 +180,13 @@ def test_replacing_costs_more_than_removing_and_at_most_removing_and_adding(
 
 def test_a_replaced_record_at_a_tiny_delta_has_the_bound_without_subsampling() -> None:
     history = [Phase(1.0, 0.01, 1000)]
-    epsilon = epsilon_of_history(history, 1e-13, neighbouring="replace")
+    epsilon = epsilon_of_history(history, 1e-13, adjacency="replace_one")
     assert epsilon == gaussian_epsilon(2 * math.sqrt(1000), 1e-13)
 
 
 def test_another_neighbourhood_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"neighbouring='zero' must be one of \['add_remove', 're"):
-        epsilon_of_history([Phase(1.0, 0.01, 10)], 1e-5, neighbouring="zero")
+    with pytest.raises(ValueError, match=r"adjacency='zero' must be one of \['add_remove', 're"):
+        epsilon_of_history([Phase(1.0, 0.01, 10)], 1e-5, adjacency="zero")
 
 
 # The automatic grid.

@@ -43,11 +43,11 @@ def test_an_accountant_is_asked_once_for_each_history_and_delta() -> None:
     assert told.accountant.asked == 3
 
 
-@pytest.mark.parametrize("neighbouring", ["add_remove", "replace"])
-def test_steps_are_composed_between_the_data_sets_of_the_claim(neighbouring: Any) -> None:
+@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
+def test_steps_are_composed_between_the_data_sets_of_the_claim(adjacency: Any) -> None:
     seen = [(1.0, 0.1, 10)]
-    spent = epsilon_spent(seen, [], DELTA, neighbouring)
-    assert spent == epsilon_of_history([Phase(1.0, 0.1, 10)], DELTA, neighbouring=neighbouring)
+    spent = epsilon_spent(seen, [], DELTA, adjacency)
+    assert spent == epsilon_of_history([Phase(1.0, 0.1, 10)], DELTA, adjacency=adjacency)
     # A longer history of the accountant counts between the same data sets.
-    more = epsilon_spent(seen, [link((1.0, 0.1, 20))], DELTA, neighbouring)
-    assert more == epsilon_of_history([Phase(1.0, 0.1, 20)], DELTA, neighbouring=neighbouring)
+    more = epsilon_spent(seen, [link((1.0, 0.1, 20))], DELTA, adjacency)
+    assert more == epsilon_of_history([Phase(1.0, 0.1, 20)], DELTA, adjacency=adjacency)

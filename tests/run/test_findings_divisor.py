@@ -149,7 +149,7 @@ def test_a_cost_within_the_claim_of_private_records_cannot_pass(tmp_path: Path) 
 
 
 def test_records_that_are_replaced_leave_the_divisor_the_same(tmp_path: Path) -> None:
-    claim = PrivacyClaim(neighbouring="replace", epsilon=40.0, delta=1e-5)
+    claim = PrivacyClaim(adjacency="replace_one", epsilon=40.0, delta=1e-5)
     report = fit(tmp_path, PrivateModule(), PrivacyAudit(claim=claim, seed=1), max_steps=64)
     assert report.verdict.outcome == "PASS"
     found = divisor(report)

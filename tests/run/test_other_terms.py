@@ -173,8 +173,8 @@ def test_the_same_terms_are_not_remarked_upon(tmp_path: Path) -> None:
             ({"delta": 1e-5}, {"delta": 1e-7}, "delta=1e-05 until step 40, 1e-07", "PASS"),
             (
                 {"claimed_epsilon": 50.0},
-                {"claimed_epsilon": 50.0, "claim": PrivacyClaim(neighbouring="replace")},
-                "neighbouring=add_remove until step 40, replace from then on",
+                {"claimed_epsilon": 50.0, "claim": PrivacyClaim(adjacency="replace_one")},
+                "adjacency=add_remove until step 40, replace_one from then on",
                 "PASS",
             ),
             ({}, {"allow": ["sampling.rate"]}, "allow=[] until step 40, ['sampling.rate']", "PASS"),

@@ -29,8 +29,8 @@ def test_what_a_checkpoint_keeps_differs_exactly_where_the_terms_do() -> None:
 
 
 def test_adjacency_and_private_size_are_the_claims_and_usual_without_one() -> None:
-    assert (terms().neighbouring, terms().private_size) == ("add_remove", False)
-    assert terms(claim=PrivacyClaim(neighbouring="replace")).neighbouring == "replace"
+    assert (terms().adjacency, terms().private_size) == ("add_remove", False)
+    assert terms(claim=PrivacyClaim(adjacency="replace_one")).adjacency == "replace_one"
     assert terms(claim=PrivacyClaim(private_dataset_size=True)).private_size
 
 

@@ -94,7 +94,7 @@ def test_a_divisor_that_no_record_changes_is_free_where_their_number_is_private(
 
 
 def test_replacing_a_record_costs_nothing() -> None:
-    result = of_512(dataclasses.replace(PUBLIC, neighbouring="replace"))
+    result = of_512(dataclasses.replace(PUBLIC, adjacency="replace_one"))
     assert result.status == "ok"
     assert "epsilon_of_divisor" not in result.evidence
     assert result.message.endswith("= 16, which replacing a record leaves the same")
