@@ -53,9 +53,9 @@ def epoch_metrics(
     """What is logged at an epoch's end; epsilons that are unknown are left out."""
     proved = epsilons.proved
     metrics: dict[str, float | None] = {
-        "epsilon_lower": proved.lower,
-        "epsilon_spent": epsilons.spent,
-        "epsilon_claimed": epsilons.claimed,
+        "epsilon_lower": proved.epsilon_lower,
+        "epsilon_spent": epsilons.epsilon_spent,
+        "claimed_epsilon": epsilons.claimed_epsilon,
         "violated": float(any(check.status == "violated" for check in checks)),
     }
     if sessions:
@@ -96,7 +96,9 @@ def build_report(
         for session, power, optimizer in zip(sessions, powers, facts.optimizers, strict=True)
     )
     lacks = _lacks(facts, terms, complete)
-    missing = lacks_of_run(terms.asked, findings.all, epsilons.spent, lacks, complete=complete)
+    missing = lacks_of_run(
+        terms.asked, findings.all, epsilons.epsilon_spent, lacks, complete=complete
+    )
     verdict = _verdict(sessions, facts, terms, findings, seen, missing)
     monitors = [session.monitor for session in sessions]
     records = [session.store.path.name for session in sessions if session.store]
@@ -106,8 +108,8 @@ def build_report(
         checks=findings.all if len(sessions) > 1 else mark_consequences(findings.all, verdict),
         bounds=epsilons.proved.bounds,
         operating_points=_operating_points(monitors),
-        epsilon_claimed=epsilons.claimed,
-        epsilon_spent=epsilons.spent,
+        claimed_epsilon=epsilons.claimed_epsilon,
+        epsilon_spent=epsilons.epsilon_spent,
         epsilon_not_excluded=_not_excluded(models, monitors, terms, verdict),
         delta=terms.delta,
         steps=sum(monitor.steps for monitor in monitors),

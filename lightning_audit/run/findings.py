@@ -107,11 +107,11 @@ def _results_of_run(
     checks.append(epsilon_result(epsilons, terms))
     checks.append(
         accounting_result(
-            epsilons.spent,
-            epsilons.claimed,
+            epsilons.epsilon_spent,
+            epsilons.claimed_epsilon,
             terms.delta,
-            epsilons.source,
-            epsilons.spent_by_removal,
+            epsilons.claim.source,
+            epsilons.epsilon_by_removal,
         )
     )
     _hold_batches_to_steps(facts, max(session.monitor.steps for session in sessions))
@@ -129,7 +129,7 @@ def _results_of_run(
     if len(sessions) == 1:  # of several it is not known whose loss it is
         (optimizer,) = facts.optimizers
         checks += loss_reduction_result(facts.loss_reduction, optimizer.loss_reduction)
-    checks += _divisor_results(sessions, facts, terms, epsilons.claimed)
+    checks += _divisor_results(sessions, facts, terms, epsilons.claimed_epsilon)
     if facts.repeated and facts.synchronised:
         checks.append(repeated_result(facts.processes, facts.sample_rate))
     return checks
@@ -148,12 +148,15 @@ def _hold_batches_to_steps(facts: RunFacts, steps: int) -> None:
 
 
 def _divisor_results(
-    sessions: Sequence[AuditSession], facts: RunFacts, terms: Terms, claimed: float | None
+    sessions: Sequence[AuditSession],
+    facts: RunFacts,
+    terms: Terms,
+    claimed_epsilon: float | None,
 ) -> Iterator[CheckResult]:
     """What the divisors of the gradients tell of the number of records."""
     records = facts.loader.records if facts.loader else None
     stated = terms.claim.expected_batch_size if terms.claim else None
-    promise = Promise(claimed, terms.delta, terms.adjacency, terms.private_size)
+    promise = Promise(claimed_epsilon, terms.delta, terms.adjacency, terms.private_size)
     for session, optimizer in zip(sessions, facts.optimizers, strict=True):
         rate, expected = optimizer.sample_rate, optimizer.expected_batch_size
         # A divisor that the claim states is a constant, whatever it happens to be equal to.

@@ -134,25 +134,32 @@ def _least(seen: Iterable[OptimizerSeen], part: str) -> dict[str, Any] | None:
 
 
 def _of_epsilons(report: AuditReport, asked: Asked) -> Iterator[str]:
-    spent, claimed, delta = report.epsilon_spent, report.epsilon_claimed, report.delta
-    if asked.claimed_epsilon is not None and asked.claimed_epsilon != claimed:
-        yield f"epsilon_claimed is {claimed}, settings.claimed_epsilon {asked.claimed_epsilon}"
+    claimed_epsilon, epsilon_spent = report.claimed_epsilon, report.epsilon_spent
+    delta = report.delta
+    stated = asked.claimed_epsilon
+    if stated is not None and stated != claimed_epsilon:
+        yield f"claimed_epsilon is {claimed_epsilon}, settings.claimed_epsilon {stated}"
     if asked.delta != delta:
         yield f"delta is {delta}, settings.delta {asked.delta}"
     known = bool(report.history) and all(rate is not None for _, rate, _ in report.history)
-    if known != (spent is not None):
-        yield f"epsilon_spent is {spent}, and history {'tells' if known else 'does not tell'} it"
-    for name, number in (("spent", spent), ("claimed", claimed)):
-        if number is not None and number < 0:
-            yield f"epsilon_{name} is {number}, below 0"
+    if known != (epsilon_spent is not None):
+        tells = "tells" if known else "does not tell"
+        yield f"epsilon_spent is {epsilon_spent}, and history {tells} it"
+    epsilons = {"epsilon_spent": epsilon_spent, "claimed_epsilon": claimed_epsilon}
+    for name, epsilon in epsilons.items():
+        if epsilon is not None and epsilon < 0:
+            yield f"{name} is {epsilon}, below 0"
     if not report.optimizers:
         return
-    numbers = {"epsilon_spent": spent, "epsilon_claimed": claimed, "delta": delta}
-    compared = spent is not None and claimed is not None
-    for name, held in (("accounting", tuple(numbers)), ("epsilon", ("epsilon_claimed",))):
+    numbers = {**epsilons, "delta": delta}
+    compared = None not in epsilons.values()
+    for name, held in (("accounting", tuple(numbers)), ("epsilon", ("claimed_epsilon",))):
         for check in _named(report, name):
             if compared != (check.status != "not_run"):
-                yield f"checks: {name} is {check.status}, with spent {spent}, claimed {claimed}"
+                yield (
+                    f"checks: {name} is {check.status}, with spent {epsilon_spent}, "
+                    f"claimed {claimed_epsilon}"
+                )
             elif compared or name == "accounting":
                 yield from (
                     f"checks: {name} has {number} {check.evidence.get(number)}, "

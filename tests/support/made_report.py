@@ -54,7 +54,7 @@ def made_report(
                 assumptions,
             ),
         ),
-        "epsilon_claimed": claimed,
+        "claimed_epsilon": claimed,
         "epsilon_spent": spent,
         "epsilon_not_excluded": None if outcome == "VIOLATION" else 4.0,
         "delta": DELTA,
@@ -95,9 +95,9 @@ def _checks(
         "sampling.not_poisson": {"poisson": True},
         "sensitivity": {"shift_lower": SHIFT_LOWER},
     }
-    numbers["accounting"] = {"epsilon_spent": spent, "epsilon_claimed": claimed, "delta": DELTA}
+    numbers["accounting"] = {"epsilon_spent": spent, "claimed_epsilon": claimed, "delta": DELTA}
     if compared:
-        numbers["epsilon"] = {"epsilon_lower": None, "epsilon_claimed": claimed}
+        numbers["epsilon"] = {"epsilon_lower": None, "claimed_epsilon": claimed}
     checks = []
     for name in (name for name, known in REGISTRY.items() if known.always):
         evidence = numbers.get(name, {})
