@@ -16,10 +16,10 @@ from lightning_audit.accounting.spending import (
 )
 from lightning_audit.checks.evidence import SHARES
 from lightning_audit.checks.monitor import AuditMonitor
+from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.results.audit_report import CheckResult, EpsilonBound
 from lightning_audit.run.run_bounds import betting_bound, literature_bounds, mu_bound
 from lightning_audit.run.run_facts import RunFacts
-from lightning_audit.run.terms import Terms
 from lightning_audit.session.audit_session import AuditSession
 
 
@@ -70,7 +70,9 @@ def run_history(sessions: Sequence[AuditSession]) -> History:
     return tuple(phase for session in sessions for phase in session.monitor.history)
 
 
-def current_epsilons(sessions: Sequence[AuditSession], facts: RunFacts, terms: Terms) -> Epsilons:
+def current_epsilons(
+    sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig
+) -> Epsilons:
     """Compute the epsilons now.
 
     Of n private optimizers each one's releases are a part of what the run releases, so that a
@@ -78,28 +80,28 @@ def current_epsilons(sessions: Sequence[AuditSession], facts: RunFacts, terms: T
     the largest counts: all of them hold at once with at least the stated probability.
     """
     claim = epsilon_claim(
-        terms.claimed_epsilon, facts.accountants, terms.delta, optimizers=len(sessions)
+        config.claimed_epsilon, facts.accountants, config.delta, optimizers=len(sessions)
     )
     monitors = [session.monitor for session in sessions if session.monitor.steps]
     if not monitors:
         return Epsilons(claim, None)
     history, accountants = run_history(sessions), facts.accountants
-    spent = epsilon_spent(history, accountants, terms.delta, terms.adjacency)
-    replaced = terms.adjacency == "replace_one"
-    by_removal = epsilon_spent(history, accountants, terms.delta) if replaced else None
+    spent = epsilon_spent(history, accountants, config.delta, config.adjacency)
+    replaced = config.adjacency == "replace_one"
+    by_removal = epsilon_spent(history, accountants, config.delta) if replaced else None
     # A ratio of at most one proves no more than is spent: nothing to compose unless even that is
     # above the claim.
     claimed_epsilon = claim.claimed_epsilon
     within = spent is not None and claimed_epsilon is not None and spent <= claimed_epsilon
-    each = [_proved(monitor, terms, len(sessions), within) for monitor in monitors]
-    largest = each[0] if len(each) == 1 else _largest(each, terms.bound_significance)
+    each = [_proved(monitor, config, len(sessions), within) for monitor in monitors]
+    largest = each[0] if len(each) == 1 else _largest(each, config.bound_significance)
     return Epsilons(claim, spent, largest, by_removal)
 
 
-def _proved(monitor: AuditMonitor, terms: Terms, optimizers: int, within: bool) -> Proved:
-    claims, delta = monitor.claims, terms.delta
-    level = terms.bound_significance / optimizers
-    sure = monitor.leakage.front(SHARES["epsilon"] * terms.significance / optimizers)
+def _proved(monitor: AuditMonitor, config: AuditConfig, optimizers: int, within: bool) -> Proved:
+    claims, delta = monitor.claims, config.delta
+    level = config.bound_significance / optimizers
+    sure = monitor.leakage.front(SHARES["epsilon"] * config.significance / optimizers)
     sure_ratio = max((ratio for ratio, _ in sure), default=0.0)
     proved = betting_bound(monitor, delta, level)
     return Proved(
@@ -110,7 +112,7 @@ def _proved(monitor: AuditMonitor, terms: Terms, optimizers: int, within: bool) 
         (
             proved,
             *mu_bound(monitor, delta, level),
-            *literature_bounds(monitor, delta, level, terms.bounds),
+            *literature_bounds(monitor, delta, level, config.bounds),
         ),
     )
 
@@ -140,14 +142,14 @@ def _size(value: float | None) -> float:
     return -1.0 if value is None else value
 
 
-def epsilon_result(epsilons: Epsilons, terms: Terms) -> CheckResult:
+def epsilon_result(epsilons: Epsilons, config: AuditConfig) -> CheckResult:
     """Result of `epsilon`: is more proved to leak than is claimed?"""
     claimed_epsilon = epsilons.claimed_epsilon
     if epsilons.epsilon_spent is None or claimed_epsilon is None:
         return CheckResult("epsilon", "epsilon", "not_run", "no epsilon can be compared")
     proved = epsilons.proved
     violated = proved.sure_epsilon is not None and exceeds(proved.sure_epsilon, claimed_epsilon)
-    claim = f"the claimed {claimed_epsilon:.4g} at delta {terms.delta:.3g}"
+    claim = f"the claimed {claimed_epsilon:.4g} at delta {config.delta:.3g}"
     if proved.sure_ratio == 0.0:
         message = f"no leakage is proved at the verdict's significance; within {claim}"
     elif proved.sure_epsilon is None:

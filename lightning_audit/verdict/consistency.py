@@ -18,7 +18,7 @@ from lightning_audit.checks.registry import REGISTRY
 from lightning_audit.results.audit_report import KINDS, AuditReport, CheckResult, OptimizerSeen
 from lightning_audit.verdict.check_status import contradictions_of_checks
 from lightning_audit.verdict.pass_blockers import (
-    Asked,
+    OutcomeSettings,
     lacks_of_optimizer,
     lacks_of_run,
     outcome_of,
@@ -40,7 +40,7 @@ def contradictions(report: AuditReport) -> list[str]:
         The sentences; none where the verdict is the one that checks, counts and settings give.
     """
     try:
-        asked = Asked.of(report.settings)
+        asked = OutcomeSettings.of(report.settings)
     except ValueError as error:
         return [str(error)]
     return [
@@ -114,7 +114,7 @@ def _ran(one: OptimizerSeen, name: str) -> bool:
     return bool(one.canary_steps if name == "sensitivity" else one.steps)
 
 
-def _of_powers(report: AuditReport, asked: Asked) -> Iterator[str]:
+def _of_powers(report: AuditReport, asked: OutcomeSettings) -> Iterator[str]:
     for one in report.optimizers:
         sizes = {part: power.size for part, power in one.power.items()}
         if sizes != asked.resolution.parts and (sizes or (report.complete and one.steps)):
@@ -133,7 +133,7 @@ def _least(seen: Iterable[OptimizerSeen], part: str) -> dict[str, Any] | None:
     return dataclasses.asdict(min(powers, key=lambda power: power.power)) if powers else None
 
 
-def _of_epsilons(report: AuditReport, asked: Asked) -> Iterator[str]:
+def _of_epsilons(report: AuditReport, asked: OutcomeSettings) -> Iterator[str]:
     claimed_epsilon, epsilon_spent = report.claimed_epsilon, report.epsilon_spent
     delta = report.delta
     stated = asked.claimed_epsilon
@@ -169,7 +169,7 @@ def _of_epsilons(report: AuditReport, asked: Asked) -> Iterator[str]:
                 )
 
 
-def _of_bounds(report: AuditReport, asked: Asked) -> Iterator[str]:
+def _of_bounds(report: AuditReport, asked: OutcomeSettings) -> Iterator[str]:
     names = [bound.name for bound in report.bounds]
     if len(set(names)) < len(names):
         yield "bounds: a name stands twice"
@@ -201,7 +201,7 @@ def _of_bounds(report: AuditReport, asked: Asked) -> Iterator[str]:
             yield f"bounds: epsilon {sure} is proved at the verdict's significance, {lower} here"
 
 
-def _of_verdict(report: AuditReport, asked: Asked) -> Iterator[str]:
+def _of_verdict(report: AuditReport, asked: OutcomeSettings) -> Iterator[str]:
     verdict = report.verdict
     others = report.lacks
     lacks = lacks_of_run(
