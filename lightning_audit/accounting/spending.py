@@ -31,16 +31,23 @@ _LONGEST_ASKED, _LONGEST_PROVED = 10**7, 10**6
 
 
 @dataclass(frozen=True)
-class ClaimedEpsilon:
-    """The claim, and who makes it."""
+class EpsilonClaim:
+    """The claimed epsilon, None if nobody claims one, and in words who claims it."""
 
-    epsilon: float | None
+    claimed_epsilon: float | None
     source: str
 
 
-def claimed_epsilon(
-    stated: float | None, links: Sequence[AccountantLink], delta: float, *, optimizers: int = 1
-) -> ClaimedEpsilon:
+_NOBODY = EpsilonClaim(None, "nobody")
+
+
+def epsilon_claim(
+    claimed_epsilon: float | None,
+    links: Sequence[AccountantLink],
+    delta: float,
+    *,
+    optimizers: int = 1,
+) -> EpsilonClaim:
     """What is claimed: by the user, else by the accountants for the steps so far.
 
     Several accountants are one: the history of all of them, given to an accountant of their kind.
@@ -48,13 +55,13 @@ def claimed_epsilon(
     at equal shares of delta are summed.
 
     Args:
-        stated: the user's claim, None to ask the accountants.
+        claimed_epsilon: the user's claim, None to ask the accountants.
         links: the accountants.
         delta: the delta of the claim.
         optimizers: number of private optimizers.
     """
-    if stated is not None:
-        return ClaimedEpsilon(stated, "the claim")
+    if claimed_epsilon is not None:
+        return EpsilonClaim(claimed_epsilon, "the claim")
     asked = [link.accountant for link in links if link.accountant.history]
     if any(_takes_too_long(accountant) for accountant in asked):
         _log.warning(
@@ -62,27 +69,27 @@ def claimed_epsilon(
             "would take minutes; claimed_epsilon states one",
             _LONGEST_ASKED,
         )
-        return ClaimedEpsilon(None, "nobody")
+        return _NOBODY
     if not asked:
-        return ClaimedEpsilon(None, "nobody")
+        return _NOBODY
     kinds = sorted({accountant.mechanism() for accountant in asked})
     name = f"Opacus' {kinds[0]} accountant"
     if len(asked) > 1:
         name = f"the history of Opacus' {len(asked)} {' and '.join(kinds)} accountants"
     try:
         if optimizers == 1:
-            return ClaimedEpsilon(_epsilon_of(asked[0], delta), name)
+            return EpsilonClaim(_epsilon_of(asked[0], delta), name)
         merged = merged_history([a.history for a in asked])
         if len(asked) > 1 and (len(kinds) > 1 or (kinds == ["gdp"] and len(merged) > 1)):
             share = delta / len(asked)
-            return ClaimedEpsilon(sum(float(a.get_epsilon(share)) for a in asked), name)
+            return EpsilonClaim(sum(float(a.get_epsilon(share)) for a in asked), name)
         # Steps taken in turn make a phase each, which some accountants take minutes to compose.
         together = copy.copy(asked[0])
         together.history = merged
-        return ClaimedEpsilon(float(together.get_epsilon(delta)), name)
+        return EpsilonClaim(float(together.get_epsilon(delta)), name)
     except Exception as error:  # some accountants fail on short histories; training goes on
         _log.warning("%s gave no epsilon: %s", name, error)
-        return ClaimedEpsilon(None, "nobody")
+        return _NOBODY
 
 
 def _takes_too_long(accountant: Any) -> bool:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lightning_audit._validate import one_of, open_unit
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.callbacks import audit_arguments as arguments
 from lightning_audit.callbacks._namespaces import Callback, of_its_run, refused_as_lightning_does
@@ -18,9 +17,11 @@ from lightning_audit.callbacks.strategy_hooks import StrategyHook, show_batches,
 from lightning_audit.callbacks.trainer_refusals import refuse_trainer
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.inputs import InputCanary
+from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.checkpoint import opened
+from lightning_audit.stats.bounds.named_bounds import BOUND_NAMES
 from lightning_audit.verdict.pass_blockers import Resolution
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class PrivacyAudit(Callback):
+class PrivacyAudit(arguments.AuditArguments, Callback):
     """Audits the privacy of a DP-SGD training while it runs.
 
     Each step carries canary gradients through the user's own clipping and noise; what comes out
@@ -115,24 +116,25 @@ class PrivacyAudit(Callback):
         bounds: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
-        arguments.given("claim", claim, PrivacyClaim)
-        self.claimed_epsilon = arguments.claimed_of(claimed_epsilon, claim)
-        self.delta = arguments.delta_of(delta, claim)
-        self.claim = claim
-        self.canaries = arguments.canaries_of(canaries, num_canaries)
-        self.oversize = arguments.oversize_of(oversize)
-        self.every_n_steps = arguments.count_or_none("every_n_steps", every_n_steps)
-        self.significance = open_unit("significance", significance, "e.g. 0.001")
-        self.bound_significance = open_unit("bound_significance", bound_significance, "e.g. 0.05")
-        self.bounds = arguments.bounds_of(bounds)
-        self.resolution = arguments.given("resolution", resolution, Resolution) or Resolution()
-        self.replay_neighbours = arguments.flag_of("replay_neighbours", replay_neighbours)
-        self.allow = arguments.allowed_of(allow)
-        self.on_violation = one_of("on_violation", on_violation, arguments.ON_VIOLATION)
-        self.on_inconclusive = one_of("on_inconclusive", on_inconclusive, arguments.ON_INCONCLUSIVE)
+        self.config = AuditConfig(
+            claimed_epsilon=claimed_epsilon,
+            delta=arguments.delta_of(delta, claim),
+            claim=claim,
+            canaries=arguments.canaries_of(canaries, num_canaries),
+            oversize=oversize,
+            every_n_steps=every_n_steps,
+            significance=significance,
+            bound_significance=bound_significance,
+            resolution=Resolution() if resolution is None else resolution,
+            allow=arguments.names_of(allow),
+            on_violation=on_violation,
+            on_inconclusive=on_inconclusive,
+            seed=arguments.seed_of(seed),
+            replay_neighbours=replay_neighbours,
+            bounds=BOUND_NAMES if bounds is None else bounds,
+        )
         self.report_dir = report_dir
         self.log_prefix = log_prefix
-        self.seed = arguments.seed_of(seed)
         #: State of a checkpoint from which the next training goes on, or of the last one.
         self._kept: dict[str, Any] = {}
         self._run: AuditRun | None = None
@@ -165,7 +167,7 @@ class PrivacyAudit(Callback):
         audits = sum(isinstance(callback, PrivacyAudit) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         refuse_trainer(trainer, audits)
         directory = self.report_dir or Path(trainer.default_root_dir) / "audit"
-        run = AuditRun(arguments.terms_of(self), trainer, directory)
+        run = AuditRun(self.config, trainer, directory)
         run.take_directory(again=again)
         if again:
             run.keep(opened(self._kept), self._report)
@@ -302,7 +304,7 @@ class PrivacyAudit(Callback):
             # No process ends before the report is shown: the end of one may be the end of all.
             run.ranks.from_first(lambda: show(report, run.files))
             if not run.trial:
-                raise_for(report, self.on_violation, self.on_inconclusive)
+                raise_for(report, self.on_violation, self.config.on_inconclusive)
 
     @of_its_run
     def on_exception(

@@ -90,8 +90,8 @@ REGISTRY: Mapping[str, Known] = {
         each=True,
         wrong=lambda seen: (
             seen.get("private_dataset_size") is True
-            and seen["epsilon_claimed"] is not None
-            and exceeds(seen["epsilon_of_divisor"], seen["epsilon_claimed"])
+            and seen["claimed_epsilon"] is not None
+            and exceeds(seen["epsilon_of_divisor"], seen["claimed_epsilon"])
         ),
     ),
     "no_dp": Known(always=True, must_run=True, wrong=lambda seen: seen["plain_steps"] > 0),
@@ -99,11 +99,11 @@ REGISTRY: Mapping[str, Known] = {
         always=True,
         wrong=lambda seen: (
             seen["epsilon_lower"] is not None
-            and exceeds(seen["epsilon_lower"], seen["epsilon_claimed"])
+            and exceeds(seen["epsilon_lower"], seen["claimed_epsilon"])
         ),
     ),
     "accounting": Known(
-        always=True, wrong=lambda seen: exceeds(seen["epsilon_spent"], seen["epsilon_claimed"])
+        always=True, wrong=lambda seen: exceeds(seen["epsilon_spent"], seen["claimed_epsilon"])
     ),
     "unsynchronised": Known(wrong=lambda seen: seen["synchronised"] is not True),
     "reuse.resume": Known(wrong=lambda seen: seen["restarted"] is not False),

@@ -98,7 +98,7 @@ def evidence_of(check: CheckResult) -> str:
 
 def _epsilon_lines(report: AuditReport) -> list[str]:
     numbers = {
-        "claimed": report.epsilon_claimed,
+        "claimed": report.claimed_epsilon,
         "spent": report.epsilon_spent,
         "proved at least": report.epsilon_lower,
         "largest this run could have missed": report.epsilon_not_excluded,

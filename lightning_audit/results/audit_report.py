@@ -167,7 +167,7 @@ class AuditReport:
         verdict: the answer.
         checks: every check, violated ones first.
         bounds: lower bounds on epsilon.
-        epsilon_claimed: the claim, None if none was made.
+        claimed_epsilon: the claim, None if none was made.
         epsilon_spent: epsilon of the steps that ran, by the accountant's history; None if unknown.
         epsilon_not_excluded: epsilon of the worst mechanism that this run could not have seen.
         delta: the delta of all epsilons.
@@ -193,7 +193,7 @@ class AuditReport:
     verdict: Verdict
     checks: tuple[CheckResult, ...]
     bounds: tuple[EpsilonBound, ...]
-    epsilon_claimed: float | None
+    claimed_epsilon: float | None
     epsilon_spent: float | None
     epsilon_not_excluded: float | None
     delta: float

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from lightning_audit.canaries.inputs import InputCanary
+from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.dpsgd.protocol import Backward
 from lightning_audit.examine.neighbour_replay import NeighbourReplay
 from lightning_audit.lints.empty_batches import SKIPPED, EmptyBatches
@@ -24,7 +25,6 @@ from lightning_audit.run.report_files import ReportFiles
 from lightning_audit.run.run_epsilons import Epsilons, current_epsilons
 from lightning_audit.run.run_facts import RunFacts
 from lightning_audit.run.run_lints import RunLints
-from lightning_audit.run.terms import Terms
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.input_session import InputSession
 from lightning_audit.session.ranks import Ranks
@@ -36,12 +36,12 @@ class AuditRun:
     """Audits one training.
 
     Args:
-        terms: what is claimed and asked for.
+        config: what is claimed and asked for.
         trainer: of the training.
         directory: where report and records go.
     """
 
-    def __init__(self, terms: Terms, trainer: Any, directory: str | Path) -> None:
+    def __init__(self, config: AuditConfig, trainer: Any, directory: str | Path) -> None:
         self.ranks = Ranks.of(trainer)
         #: Whether this is a fast_dev_run: everything is run, nothing written, nothing failed.
         self.trial = bool(trainer.fast_dev_run)
@@ -49,11 +49,11 @@ class AuditRun:
         self.files = ReportFiles(directory) if writes else None
         self.report: AuditReport | None = None
         self.facts = RunFacts(processes=self.ranks.count)
-        self.lints = RunLints(self.facts, terms.significance, self.ranks)
+        self.lints = RunLints(self.facts, config.significance, self.ranks)
         self._precision = str(trainer.precision)
-        terms = replace(terms, seed=self.ranks.shared(terms.seed))
+        config = replace(config, seed=self.ranks.shared(config.seed))
         self.optimizers = AuditedOptimizers(
-            terms, self.files, self._precision, self.ranks, self.facts
+            config, self.files, self._precision, self.ranks, self.facts
         )
         #: Of each private optimizer; empty before there is one.
         self.sessions = self.optimizers.sessions
@@ -79,9 +79,9 @@ class AuditRun:
         return next(iter(self.sessions), None)
 
     @property
-    def terms(self) -> Terms:
+    def config(self) -> AuditConfig:
         """What is claimed and asked for; a resumed run has the seed of its beginning."""
-        return self.optimizers.terms
+        return self.optimizers.config
 
     # ------------------------------------------------------------------ going on
 
@@ -126,7 +126,7 @@ class AuditRun:
         if not self.sessions:
             self.optimizers.follow_hand_written(module)
         for facts in self.facts.optimizers:  # read at each step, of which none comes
-            facts.current_rate(self.terms.claim, 1)
+            facts.current_rate(self.config.claim, 1)
         self.facts.unaudited = self.optimizers.unaudited(module)
 
     # ------------------------------------------------------------------ what a batch goes through
@@ -137,14 +137,14 @@ class AuditRun:
         Raises:
             UnauditableTraining: several processes, each with a batch of its own.
         """
-        canaries = self.terms.canaries
+        canaries = self.config.canaries
         by_input = isinstance(canaries[0], InputCanary)
         if by_input and trainer.world_size > 1:
             raise UnauditableTraining(
                 f"canaries={list(canaries)!r} would join the batch of each of the "
                 f"{trainer.world_size} processes; train with devices=1, or use gradient canaries."
             )
-        if self.terms.replay_neighbours:
+        if self.config.replay_neighbours:
             coupling = self.facts.coupling
             self._replay = NeighbourReplay(trainer, module, coupling, lambda: self.sessions)
         return self if by_input or self._replay is not None else None
@@ -276,8 +276,8 @@ class AuditRun:
         self.optimizers.detach()
 
     def _evaluate(self) -> tuple[Epsilons, Findings]:
-        epsilons = current_epsilons(self.sessions, self.facts, self.terms)
-        return epsilons, run_checks(self.sessions, self.facts, self.terms, epsilons)
+        epsilons = current_epsilons(self.sessions, self.facts, self.config)
+        return epsilons, run_checks(self.sessions, self.facts, self.config, epsilons)
 
     def _write(self, epsilons: Epsilons, findings: Findings, *, complete: bool) -> AuditReport:
         for session in self.sessions:
@@ -299,5 +299,5 @@ class AuditRun:
             lacks = [text for name, text in self.files.lacks.items() if name not in besides]
             self.facts.unwritten = [*troubles, *lacks]
         return build_report(
-            self.sessions, self.facts, self.terms, epsilons, findings, complete=complete
+            self.sessions, self.facts, self.config, epsilons, findings, complete=complete
         )

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 from lightning_audit.checks.integrity import noise_restarted_result
+from lightning_audit.config.audit_config import AuditConfig
+from lightning_audit.config.changed_config import describe_changes, refuse_mechanism
 from lightning_audit.dpsgd.adapters import opacus_step
 from lightning_audit.dpsgd.opacus import innermost, private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep, UnsupportedOptimizer
@@ -28,10 +30,8 @@ from lightning_audit.run.optimizer_refusals import (
     private_optimizers,
     refuse_several,
 )
-from lightning_audit.run.other_terms import refuse_mechanism, remarks
 from lightning_audit.run.report_files import ReportFiles
 from lightning_audit.run.run_facts import OptimizerFacts, RunFacts
-from lightning_audit.run.terms import Terms
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.hand_written_session import HandWrittenSession
 from lightning_audit.session.ranks import Ranks
@@ -50,7 +50,7 @@ class AuditedOptimizers:
     """Follows the Trainer's optimizers, with a session for each private one.
 
     Args:
-        terms: what is claimed and asked for.
+        config: what is claimed and asked for.
         files: where records go; None to keep none.
         precision: the Trainer's precision.
         ranks: the processes that train together.
@@ -59,13 +59,13 @@ class AuditedOptimizers:
 
     def __init__(
         self,
-        terms: Terms,
+        config: AuditConfig,
         files: ReportFiles | None,
         precision: str,
         ranks: Ranks,
         facts: RunFacts,
     ) -> None:
-        self.terms = terms
+        self.config = config
         #: Of the private optimizers, in the order in which the Trainer first had them.
         self.audits: list[OptimizerAudit] = []
         #: The session of each; empty before there is one.
@@ -90,8 +90,7 @@ class AuditedOptimizers:
             {
                 "version": VERSION,
                 "run": self._name,
-                "seed": self.terms.seed,
-                "terms": self.terms.kept(),
+                "config": self.config.settings(),
                 **first,
                 "others": others,
                 "untrained": {name: list(sums) for name, sums in self._untrained.items()},
@@ -125,7 +124,7 @@ class AuditedOptimizers:
         except UnsupportedOptimizer as error:
             raise UnauditableTraining(str(error)) from error
         found = [facts_of(optimizer) for optimizer in private]
-        claim = self.terms.claim
+        claim = self.config.claim
         rate_known = claim is not None and claim.sample_rate is not None
         if not rate_known and any(facts.accountant is None for facts in found):
             self._facts.note(_NO_ACCOUNTANT)
@@ -141,7 +140,7 @@ class AuditedOptimizers:
         Raises:
             UnauditableTraining: the optimizers, or what is claimed, cannot be audited.
         """
-        claim = self.terms.claim
+        claim = self.config.claim
         if claim is None or claim.noise_multiplier is None:
             return
         step = hand_written_step(claim, self.attached, module)
@@ -158,7 +157,7 @@ class AuditedOptimizers:
         """The audits of steps, which begin now or go on."""
         if self.audits:
             return [self._followed(step, facts) for step, facts in zip(steps, found, strict=True)]
-        refuse_several(len(steps), self.terms.canaries, self._ranks.count)
+        refuse_several(len(steps), self.config.canaries, self._ranks.count)
         self._untrained = fingerprints(module, [p for step in steps for p in step.params])
         self._take_up(steps, found)
         return self.audits
@@ -182,7 +181,7 @@ class AuditedOptimizers:
         states = [kept, *kept["others"]] if kept else []
         if kept:
             self._name = kept["run"]
-            self.terms = replace(self.terms, seed=kept["seed"])
+            self.config = replace(self.config, seed=kept["config"]["seed"])
             if len(states) != len(steps):
                 raise cannot_go_on(
                     f"it was saved with {len(states)} private optimizers, the training has "
@@ -198,9 +197,9 @@ class AuditedOptimizers:
             session = new_session(
                 step,
                 (number, len(steps)),
-                self.terms,
+                self.config,
                 self._precision,
-                partial(facts.current_rate, self.terms.claim),
+                partial(facts.current_rate, self.config.claim),
                 partial(self._open_store, files, number, entries) if files is not None else None,
                 self._ranks,
             )
@@ -219,14 +218,15 @@ class AuditedOptimizers:
             raise
 
     def _load(self, kept: dict[str, Any], states: Sequence[dict[str, Any]]) -> None:
-        """Go on with what a checkpoint holds of the optimizers, under the terms of now."""
+        """Go on with what a checkpoint holds of the optimizers, with the configuration of now."""
         for audit, state in zip(self.audits, states, strict=True):
             audit.load(state)
         self._untrained = {name: (a, b) for name, (a, b) in kept["untrained"].items()}
         steps = max(session.recorder.steps for session in self.sessions)
         histories = [session.monitor.history for session in self.sessions]
-        refuse_mechanism(kept["terms"], self.terms, histories, steps)
-        for sentence in remarks(kept["terms"], self.terms, steps):
+        before, now = kept["config"], self.config.settings()
+        refuse_mechanism(before, now, histories, steps)
+        for sentence in describe_changes(before, now, steps):
             self._facts.note(sentence)
         self._facts.load(kept)
         self.kept = {}

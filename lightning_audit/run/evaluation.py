@@ -12,6 +12,7 @@ from typing import Any
 from lightning_audit.accounting.spending import epsilon_at_ratio
 from lightning_audit.checks.evidence import shared_log_e
 from lightning_audit.checks.monitor import AuditMonitor
+from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.results.audit_report import (
     AuditReport,
     CheckResult,
@@ -23,7 +24,6 @@ from lightning_audit.results.audit_report import (
 from lightning_audit.run.findings import Findings
 from lightning_audit.run.run_epsilons import Epsilons, run_history
 from lightning_audit.run.run_facts import RunFacts
-from lightning_audit.run.terms import Terms
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.verdict.judge import (
     judge,
@@ -53,9 +53,9 @@ def epoch_metrics(
     """What is logged at an epoch's end; epsilons that are unknown are left out."""
     proved = epsilons.proved
     metrics: dict[str, float | None] = {
-        "epsilon_lower": proved.lower,
-        "epsilon_spent": epsilons.spent,
-        "epsilon_claimed": epsilons.claimed,
+        "epsilon_lower": proved.epsilon_lower,
+        "epsilon_spent": epsilons.epsilon_spent,
+        "claimed_epsilon": epsilons.claimed_epsilon,
         "violated": float(any(check.status == "violated" for check in checks)),
     }
     if sessions:
@@ -77,7 +77,7 @@ def epoch_metrics(
 def build_report(
     sessions: Sequence[AuditSession],
     facts: RunFacts,
-    terms: Terms,
+    config: AuditConfig,
     epsilons: Epsilons,
     findings: Findings,
     *,
@@ -90,14 +90,14 @@ def build_report(
         else None
         for session in sessions
     ]
-    powers = [model.at(terms.resolution) if model else {} for model in models]
+    powers = [model.at(config.resolution) if model else {} for model in models]
     seen = tuple(
         seen_of(session.monitor, power, session.oversize, session.lacks(), optimizer.label)
         for session, power, optimizer in zip(sessions, powers, facts.optimizers, strict=True)
     )
-    lacks = _lacks(facts, terms, complete)
-    missing = lacks_of_run(terms.asked, findings.all, epsilons.spent, lacks, complete=complete)
-    verdict = _verdict(sessions, facts, terms, findings, seen, missing)
+    lacks = _lacks(facts, config, complete)
+    missing = lacks_of_run(config, findings.all, epsilons.epsilon_spent, lacks, complete=complete)
+    verdict = _verdict(sessions, facts, config, findings, seen, missing)
     monitors = [session.monitor for session in sessions]
     records = [session.store.path.name for session in sessions if session.store]
     return AuditReport(
@@ -106,16 +106,16 @@ def build_report(
         checks=findings.all if len(sessions) > 1 else mark_consequences(findings.all, verdict),
         bounds=epsilons.proved.bounds,
         operating_points=_operating_points(monitors),
-        epsilon_claimed=epsilons.claimed,
-        epsilon_spent=epsilons.spent,
-        epsilon_not_excluded=_not_excluded(models, monitors, terms, verdict),
-        delta=terms.delta,
+        claimed_epsilon=epsilons.claimed_epsilon,
+        epsilon_spent=epsilons.epsilon_spent,
+        epsilon_not_excluded=_not_excluded(models, monitors, config, verdict),
+        delta=config.delta,
         steps=sum(monitor.steps for monitor in monitors),
         observations=sum(monitor.sensitivity.observations for monitor in monitors),
         history=tuple(run_history(sessions)),
         power=_least_power(powers),
         epochs=tuple(facts.epochs),
-        settings=terms.settings(),
+        settings=config.settings(),
         environment={name: _version(name) for name in _LIBRARIES},
         notes=(*facts.notes, *_notes(sessions, facts, verdict)),
         record=records[0] if records else None,
@@ -140,16 +140,16 @@ def _least_power(powers: Sequence[Mapping[str, Power]]) -> dict[str, dict[str, A
 def _verdict(
     sessions: Sequence[AuditSession],
     facts: RunFacts,
-    terms: Terms,
+    config: AuditConfig,
     findings: Findings,
     seen: Sequence[OptimizerSeen],
     missing: Sequence[str],
 ) -> Verdict:
     """The worst verdict over the private optimizers."""
     if not sessions:
-        return judge(findings.all, None, None, terms.resolution, missing)
+        return judge(findings.all, None, None, config.resolution, missing)
     verdicts = [
-        judge(checks, session.monitor, shown, terms.resolution, missing, facts.processes)
+        judge(checks, session.monitor, shown, config.resolution, missing, facts.processes)
         for session, checks, shown in zip(sessions, findings.by_optimizer, seen, strict=True)
     ]
     labels = [optimizer.label for optimizer in facts.optimizers]
@@ -180,14 +180,14 @@ def _operating_points(monitors: Sequence[AuditMonitor]) -> tuple[OperatingPoint,
     )
 
 
-def _lacks(facts: RunFacts, terms: Terms, complete: bool) -> list[str]:
+def _lacks(facts: RunFacts, config: AuditConfig, complete: bool) -> list[str]:
     """What stands in the way of a pass that no check and no count shows."""
     lacks = [*([facts.resumed] if facts.resumed else []), *facts.unwritten]
     if facts.break_off:
         lacks.append(facts.break_off)
     elif not complete:
         lacks.append(NOT_ENDED)
-    if facts.unaudited and "unaudited" not in terms.allow:
+    if facts.unaudited and "unaudited" not in config.allow:
         shown = ", ".join(f"`{parameter}`" for parameter in facts.unaudited[:5])
         lacks.append(
             f"{shown} changed although the private optimizer does not train it: what it learned "
@@ -200,7 +200,7 @@ def _lacks(facts: RunFacts, terms: Terms, complete: bool) -> list[str]:
 def _not_excluded(
     models: Sequence[PowerModel | None],
     monitors: Sequence[AuditMonitor],
-    terms: Terms,
+    config: AuditConfig,
     verdict: Verdict,
 ) -> float | None:
     """Epsilon if noise and clipping were as wrong as this run could just not have seen."""
@@ -216,7 +216,7 @@ def _not_excluded(
             return math.inf
         ratio = shift / noise
         scaled += [(sigma / ratio, rate, steps) for sigma, rate, steps in monitor.history]
-    return epsilon_at_ratio(scaled, 1.0, terms.delta, terms.adjacency, lower=False)
+    return epsilon_at_ratio(scaled, 1.0, config.delta, config.adjacency, lower=False)
 
 
 def _version(name: str) -> str:

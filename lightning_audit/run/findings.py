@@ -18,10 +18,10 @@ from lightning_audit.checks.integrity import (
     unsynchronised_result,
 )
 from lightning_audit.checks.post_processing import explained_by_processing, undecided
+from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.run.run_epsilons import Epsilons, epsilon_result
 from lightning_audit.run.run_facts import OptimizerFacts, RunFacts
-from lightning_audit.run.terms import Terms
 from lightning_audit.run_checks.accounted_epsilon import accounting_result
 from lightning_audit.run_checks.dataset_size import Promise, batch_size_result
 from lightning_audit.run_checks.loader_sampling import repeated_result, sampling_results
@@ -43,7 +43,7 @@ class Findings:
 
 
 def run_checks(
-    sessions: Sequence[AuditSession], facts: RunFacts, terms: Terms, epsilons: Epsilons
+    sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig, epsilons: Epsilons
 ) -> Findings:
     """Results of every check now.
 
@@ -53,15 +53,15 @@ def run_checks(
     steps = sum(session.monitor.steps for session in sessions)
     common = [no_dp_result(facts.plain_steps, steps, facts.plain_name)]
     if not sessions:
-        return Findings(acknowledge(common, terms.allow))
+        return Findings(acknowledge(common, config.allow))
     own = [
         [_of_optimizer(check, optimizer, len(sessions)) for check in _own_results(session, facts)]
         for session, optimizer in zip(sessions, facts.optimizers, strict=True)
     ]
-    late = _results_of_run(sessions, facts, terms, epsilons)
+    late = _results_of_run(sessions, facts, config, epsilons)
     return Findings(
-        acknowledge([*common, *(check for checks in own for check in checks), *late], terms.allow),
-        tuple(acknowledge([*common, *checks, *late], terms.allow) for checks in own),
+        acknowledge([*common, *(check for checks in own for check in checks), *late], config.allow),
+        tuple(acknowledge([*common, *checks, *late], config.allow) for checks in own),
     )
 
 
@@ -93,7 +93,7 @@ def _of_optimizer(check: CheckResult, optimizer: OptimizerFacts, count: int) -> 
 
 
 def _results_of_run(
-    sessions: Sequence[AuditSession], facts: RunFacts, terms: Terms, epsilons: Epsilons
+    sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig, epsilons: Epsilons
 ) -> list[CheckResult]:
     checks = []
     if facts.synchronised is not None:
@@ -102,16 +102,16 @@ def _results_of_run(
         checks.append(noise_restarted_result(facts.noise_restarted))
     if len(sessions) > 1:
         checks.append(noise_shared_result(facts.noise_shared))
-    if terms.replay_neighbours or facts.coupling.replays:
+    if config.replay_neighbours or facts.coupling.replays:
         checks.append(facts.coupling.result())
-    checks.append(epsilon_result(epsilons, terms))
+    checks.append(epsilon_result(epsilons, config))
     checks.append(
         accounting_result(
-            epsilons.spent,
-            epsilons.claimed,
-            terms.delta,
-            epsilons.source,
-            epsilons.spent_by_removal,
+            epsilons.epsilon_spent,
+            epsilons.claimed_epsilon,
+            config.delta,
+            epsilons.claim.source,
+            epsilons.epsilon_by_removal,
         )
     )
     _hold_batches_to_steps(facts, max(session.monitor.steps for session in sessions))
@@ -129,7 +129,7 @@ def _results_of_run(
     if len(sessions) == 1:  # of several it is not known whose loss it is
         (optimizer,) = facts.optimizers
         checks += loss_reduction_result(facts.loss_reduction, optimizer.loss_reduction)
-    checks += _divisor_results(sessions, facts, terms, epsilons.claimed)
+    checks += _divisor_results(sessions, facts, config, epsilons.claimed_epsilon)
     if facts.repeated and facts.synchronised:
         checks.append(repeated_result(facts.processes, facts.sample_rate))
     return checks
@@ -148,12 +148,15 @@ def _hold_batches_to_steps(facts: RunFacts, steps: int) -> None:
 
 
 def _divisor_results(
-    sessions: Sequence[AuditSession], facts: RunFacts, terms: Terms, claimed: float | None
+    sessions: Sequence[AuditSession],
+    facts: RunFacts,
+    config: AuditConfig,
+    claimed_epsilon: float | None,
 ) -> Iterator[CheckResult]:
     """What the divisors of the gradients tell of the number of records."""
     records = facts.loader.records if facts.loader else None
-    stated = terms.claim.expected_batch_size if terms.claim else None
-    promise = Promise(claimed, terms.delta, terms.adjacency, terms.private_size)
+    stated = config.claim.expected_batch_size if config.claim else None
+    promise = Promise(claimed_epsilon, config.delta, config.adjacency, config.private_size)
     for session, optimizer in zip(sessions, facts.optimizers, strict=True):
         rate, expected = optimizer.sample_rate, optimizer.expected_batch_size
         # A divisor that the claim states is a constant, whatever it happens to be equal to.

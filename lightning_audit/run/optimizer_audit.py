@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from opacus.optimizers import DPOptimizer
 
 from lightning_audit.canaries.inputs import InputCanary
+from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.dpsgd.accountant_link import accountant_link
 from lightning_audit.dpsgd.cut import watch_cut
 from lightning_audit.dpsgd.manual import ManualStep
@@ -21,13 +23,11 @@ from lightning_audit.run.checkpoint import (
     to_tensors,
 )
 from lightning_audit.run.run_facts import OptimizerFacts
-from lightning_audit.run.terms import Terms
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.hand_written_input_session import HandWrittenInputSession
 from lightning_audit.session.hand_written_session import HandWrittenSession
 from lightning_audit.session.input_session import InputSession
 from lightning_audit.session.ranks import Ranks
-from lightning_audit.session.settings import SessionSettings
 from lightning_audit.taps.method_hook import MethodHook
 
 #: Largest shift that a correctly clipped canary shows where low precision rounds it.
@@ -130,7 +130,7 @@ def label_of(step: DPSGDStep, number: int) -> str:
 def new_session(
     step: DPSGDStep,
     place: tuple[int, int],
-    terms: Terms,
+    config: AuditConfig,
     precision: str,
     sample_rate: Callable[[int], float | None],
     open_store: Callable[[RecordHeader], ObservationStore | None] | None,
@@ -142,27 +142,22 @@ def new_session(
         step: the adapter.
         place: its number among the private optimizers, from 1, and how many there are; each tests
             at an equal share of the significance.
-        terms: what is claimed and asked for.
+        config: what is claimed and asked for.
         precision: the Trainer's precision.
         sample_rate: see `AuditSession`.
         open_store: see `AuditSession`.
         ranks: the processes that train together.
     """
     number, count = place
-    settings = SessionSettings(
-        canaries=terms.canaries,
-        oversize=terms.oversize,
-        every_n_steps=terms.every_n_steps,
-        significance=terms.significance / count,
-        claim=terms.claim,
-        signal=_SIGNALS.get(precision.split("-")[0], 1.0),
-    )
+    share = replace(config, significance=config.significance / count)
+    signal = _SIGNALS.get(precision.split("-")[0], 1.0)
     by_hand = isinstance(step, ManualStep)
-    if isinstance(terms.canaries[0], InputCanary):
+    if isinstance(config.canaries[0], InputCanary):
         kind: type[AuditSession] = HandWrittenInputSession if by_hand else InputSession
     else:
         kind = HandWrittenSession if by_hand else AuditSession
-    return kind(step, settings, _coins(terms.seed, number), sample_rate, open_store, ranks)
+    coins = _coins(config.seed, number)
+    return kind(step, share, coins, sample_rate, open_store, ranks, signal)
 
 
 def _coins(seed: int, number: int) -> np.random.Generator:

@@ -20,13 +20,13 @@ class Promise:
     """What is promised of the records.
 
     Args:
-        epsilon: of the whole training; None if nothing is claimed.
+        claimed_epsilon: of the whole training; None if nothing is claimed.
         delta: of that epsilon, in (0, 1).
         adjacency: between which data sets.
         private_size: whether the number of records is private.
     """
 
-    epsilon: float | None
+    claimed_epsilon: float | None
     delta: float
     adjacency: Adjacency = "add_remove"
     private_size: bool = False
@@ -83,14 +83,15 @@ def batch_size_result(
             f"it is not, {priced}: set expected_batch_size to a constant",
             evidence,
         )
-    evidence |= {"private_dataset_size": True, "epsilon_claimed": promise.epsilon}
+    evidence |= {"private_dataset_size": True, "claimed_epsilon": promise.claimed_epsilon}
     advice = (
         "after make_private set optimizer.expected_batch_size to a constant that is not computed "
         f"of the records, and state it: PrivacyClaim(expected_batch_size=...); if {expected:g} is "
         "such a constant, state it"
     )
     refuted = is_wrong(NAME, evidence)
-    claim = "" if promise.epsilon is None else f", and {promise.epsilon:.4g} is claimed"
+    claimed = promise.claimed_epsilon
+    claim = "" if claimed is None else f", and {claimed:.4g} is claimed"
     message = f"{divided}, and the number of records is private: {priced}{claim}"
     status: Final = "violated" if refuted else "ok"
     return CheckResult(NAME, "accounting", status, message, advice, evidence=evidence)

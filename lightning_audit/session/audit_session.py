@@ -17,6 +17,7 @@ from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.registry import SHOW_THE_RELEASE
 from lightning_audit.checks.release_processing import ReleaseProcessing
 from lightning_audit.checks.witnesses import LAGS, choose_witnesses
+from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.dpsgd.cut import divisor_at_cut, shows_its_noise
 from lightning_audit.dpsgd.lost_rows import all_finite
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
@@ -30,7 +31,6 @@ from lightning_audit.session.lost_steps import LostSteps
 from lightning_audit.session.noise_watch import NoiseWatch
 from lightning_audit.session.ranks import Ranks
 from lightning_audit.session.recorder import Recorder, SeenStep
-from lightning_audit.session.settings import SessionSettings
 from lightning_audit.session.step_plan import StepPlan
 from lightning_audit.session.step_planner import StepPlanner
 from lightning_audit.session.used_step import used_step
@@ -57,13 +57,13 @@ class AuditSession(StepPlanner):
 
     Args:
         step: the adapter.
-        settings: what to audit, and how.
+        config: what to audit, and how, at this optimizer's share of the significance.
         rng: the audit's own generator.
-        sample_rate: gives a step's sample rate for its number of accumulated batches, None if
-            unknown.
+        sample_rate: gives a step's sample rate for its accumulated batches, None if unknown.
         open_store: opens the record, given its header, and gives None if it cannot; None to keep
             none.
         ranks: the processes that train together.
+        signal: largest shift that a correctly clipped canary shows in the training's precision.
     """
 
     #: Attributes that a checkpoint holds as they are.
@@ -84,19 +84,19 @@ class AuditSession(StepPlanner):
     def __init__(
         self,
         step: DPSGDStep,
-        settings: SessionSettings,
+        config: AuditConfig,
         rng: np.random.Generator,
         sample_rate: Callable[[int], float | None],
         open_store: Callable[[RecordHeader], ObservationStore | None] | None,
         ranks: Ranks,
+        signal: float = 1.0,
     ) -> None:
-        super().__init__(step, settings, rng, ranks)
+        super().__init__(step, config, rng, ranks)
         self._sample_rate = sample_rate
         witnesses = choose_witnesses(step.layout, self._placement.support(), rng)
         self._coordinates = Coordinates(witnesses, self._placement)
         names = tuple(slot.name for slot in step.layout)
-        labels, signal = self._placement.labels, settings.signal
-        header = RecordHeader(labels, names, witnesses.counts, LAGS, signal=signal)
+        header = RecordHeader(self._placement.labels, names, witnesses.counts, LAGS, signal=signal)
         header = self._with_game(header)
         self._noise = NoiseWatch(witnesses, alone=not self._ranks.several)
         self._key = int(rng.integers(2**63)) if self._ranks.several else 0
@@ -104,7 +104,7 @@ class AuditSession(StepPlanner):
         self.checksum = 0
         store = open_store(header) if open_store else None
         (own,) = rng.spawn(1)  # the coins stay what the seed makes them
-        self.recorder = Recorder(header, settings.significance, witnesses, store, own)
+        self.recorder = Recorder(header, config.significance, witnesses, store, own)
         self.lost, self.draws = LostSteps(), NoiseDraws()
         self._canary_count = len(header.canaries)
         self.epoch = 0
@@ -116,7 +116,7 @@ class AuditSession(StepPlanner):
         self.raw_readings = 0
         self.weights, self.processing = MovesOutside(), ReleaseProcessing()
         #: The smallest oversize of the run's canaries, which went on with another one.
-        self._smallest = settings.oversize
+        self._smallest = config.oversize
         self._tap = self._attach()
 
     def _with_game(self, header: RecordHeader) -> RecordHeader:
@@ -209,7 +209,7 @@ class AuditSession(StepPlanner):
 
     def lacks(self) -> list[str]:
         """What stands in the way of a pass, in sentences."""
-        if not self.processing.followed and self._settings.signal == 1.0:
+        if not self.processing.followed and self.recorder.header.signal == 1.0:
             return [*self.missing, _NOT_FOLLOWED]
         certain = not self.late_readings and (self._shown or shows_its_noise(self.step.optimizer))
         if not certain and self.recorder.released.tensors.min() < 1.0:
@@ -317,7 +317,7 @@ class AuditSession(StepPlanner):
         if reading.dead is not None:
             self._note(_ZEROS)
             dead = dead_entries(plan, reading.dead, self._coordinates)
-        fine = self._settings.signal == 1.0  # low precision leaves a rest of each canary
+        fine = self.recorder.header.signal == 1.0  # low precision leaves a rest of each canary
         at = self._coordinates.witness_at
         if reading.at_cut and not reading.replaced:
             used = None if reading.used is None else reading.used[at]

@@ -150,7 +150,7 @@ class HandWrittenSession(AuditSession):
             self._plan = self._empty(NOT_PLANNED)
             return False
         self.inject()
-        thinned = self._settings.every_n_steps is None and self._canary_steps >= FULL_STEPS
+        thinned = self._config.every_n_steps is None and self._canary_steps >= FULL_STEPS
         if thinned and not self.recorder.clipping_is_broken:
             self._note(_THINNED)
         return self._plan is not None and self._plan.status == INJECTED

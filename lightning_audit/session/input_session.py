@@ -68,7 +68,7 @@ class InputSession(AuditSession):
 
     def _refused(self, clipping: str) -> UnauditableTraining:
         return UnauditableTraining(
-            f"canaries={list(self._settings.canaries)!r} cannot be taken out again under "
+            f"canaries={list(self._config.canaries)!r} cannot be taken out again under "
             f"{clipping} clipping; use gradient canaries, such as Dirac()."
         )
 
@@ -91,7 +91,7 @@ class InputSession(AuditSession):
 
     @property
     def _canary(self) -> InputCanary:
-        canary = self._settings.canaries[0]
+        canary = self._config.canaries[0]
         assert isinstance(canary, InputCanary)
         return canary
 
@@ -166,7 +166,7 @@ class InputSession(AuditSession):
             raise UnauditableTraining(f"{type(self._canary).__name__}: {error}") from error
 
     def _canary_is_due(self) -> bool:
-        every = self._settings.every_n_steps or 1
+        every = self._config.every_n_steps or 1
         return (
             self.recorder.steps % every == 0
             and not self.recorder.clipping_is_broken

@@ -10,6 +10,7 @@ import numpy as np
 
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.placement import Placement, place
+from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.dpsgd.protocol import Backward, DPSGDStep, StepClaim
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.store import DROPPED, INJECTED, NOT_PLANNED
@@ -18,7 +19,6 @@ from lightning_audit.session.coordinates import Coordinates
 from lightning_audit.session.noise_watch import NoiseWatch
 from lightning_audit.session.ranks import Ranks
 from lightning_audit.session.recorder import Recorder
-from lightning_audit.session.settings import SessionSettings
 from lightning_audit.session.step_plan import StepPlan
 from lightning_audit.taps.gradient_tap import GradientTap
 
@@ -43,7 +43,7 @@ class StepPlanner:
 
     Args:
         step: the adapter.
-        settings: what to audit, and how.
+        config: what to audit, and how.
         rng: the audit's own generator.
         ranks: the processes that train together.
     """
@@ -60,13 +60,13 @@ class StepPlanner:
     def __init__(
         self,
         step: DPSGDStep,
-        settings: SessionSettings,
+        config: AuditConfig,
         rng: np.random.Generator,
         ranks: Ranks,
     ) -> None:
         self.step = step
         self._ranks = ranks
-        self._settings = settings
+        self._config = config
         self._rng = rng
         self._placement = self._place()
         #: Whether a process had to copy rows; until all have said so, one may have.
@@ -89,7 +89,7 @@ class StepPlanner:
 
     def _place(self) -> Placement:
         """Where canaries lie in the gradient beforehand."""
-        rows = [c for c in self._settings.canaries if isinstance(c, GradientCanary)]
+        rows = [c for c in self._config.canaries if isinstance(c, GradientCanary)]
         return place(rows, self.step.layout, self._rng)
 
     def _withdraw(self) -> None:
@@ -285,11 +285,11 @@ class StepPlanner:
         return rng.integers(0, 2, size=self._canary_count).astype(np.float64)
 
     def _norm(self, claim: StepClaim) -> float:
-        return self._settings.oversize * claim.max_grad_norm
+        return self._config.oversize * claim.max_grad_norm
 
     def _is_due(self, *, free: bool) -> bool:
         """Whether canaries enter this step, if their rows cost a copy or are free of one."""
-        every = self._settings.every_n_steps
+        every = self._config.every_n_steps
         if self._ranks.several:  # all must decide alike, although rows may be free in some only
             free = not self.anyone_copies
         if every is None:
@@ -318,7 +318,7 @@ class StepPlanner:
 
     def _claim(self, accumulated: int | None = None) -> StepClaim:
         """What is claimed of the coming step: by the optimizer, unless stated otherwise."""
-        return self._settings.stated(self.step.claim(accumulated))
+        return self._config.claim_of_step(self.step.claim(accumulated))
 
     def _note(self, sentence: str) -> bool:
         """Add a remark, once; whether it is new."""

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from lightning_audit.checks.evidence import SHARES, WARNING_SHARES
 from lightning_audit.checks.registry import REGISTRY, is_wrong
 from lightning_audit.results.audit_report import AuditReport, CheckResult
-from lightning_audit.verdict.pass_blockers import Asked
+from lightning_audit.verdict.pass_blockers import OutcomeSettings
 
 _SHARES = {**SHARES, **WARNING_SHARES}
 #: Relative difference of e-value and threshold within which the last bit may decide.
 _ROUNDING = 1e-9
 
 
-def contradictions_of_checks(report: AuditReport, asked: Asked) -> Iterator[str]:
+def contradictions_of_checks(report: AuditReport, asked: OutcomeSettings) -> Iterator[str]:
     """What in the checks of a report cannot be: their names, how many there are, their status.
 
     Args:
@@ -31,7 +31,7 @@ def contradictions_of_checks(report: AuditReport, asked: Asked) -> Iterator[str]
             yield from (f"checks: {check.name} {sentence}" for sentence in told)
 
 
-def _of_names(report: AuditReport, asked: Asked, optimizers: int) -> Iterator[str]:
+def _of_names(report: AuditReport, asked: OutcomeSettings, optimizers: int) -> Iterator[str]:
     counts = Counter(check.name for check in report.checks)
     yield from (f"checks: there is no check {name!r}" for name in counts if name not in REGISTRY)
     for name, known in REGISTRY.items():
@@ -48,7 +48,7 @@ def _of_names(report: AuditReport, asked: Asked, optimizers: int) -> Iterator[st
             yield f"checks: {name} is there {counts[name]} times, not {wanted}"
 
 
-def _of_status(check: CheckResult, asked: Asked, optimizers: int) -> Iterator[str]:
+def _of_status(check: CheckResult, asked: OutcomeSettings, optimizers: int) -> Iterator[str]:
     known = REGISTRY[check.name]
     wrong = "warned" if known.warns else "allowed" if check.name in asked.allow else "violated"
     if check.log_e_value is None:

@@ -18,7 +18,7 @@ from lightning_audit.checks.registry import REGISTRY
 from lightning_audit.results.audit_report import KINDS, AuditReport, CheckResult, OptimizerSeen
 from lightning_audit.verdict.check_status import contradictions_of_checks
 from lightning_audit.verdict.pass_blockers import (
-    Asked,
+    OutcomeSettings,
     lacks_of_optimizer,
     lacks_of_run,
     outcome_of,
@@ -40,7 +40,7 @@ def contradictions(report: AuditReport) -> list[str]:
         The sentences; none where the verdict is the one that checks, counts and settings give.
     """
     try:
-        asked = Asked.of(report.settings)
+        asked = OutcomeSettings.of(report.settings)
     except ValueError as error:
         return [str(error)]
     return [
@@ -114,7 +114,7 @@ def _ran(one: OptimizerSeen, name: str) -> bool:
     return bool(one.canary_steps if name == "sensitivity" else one.steps)
 
 
-def _of_powers(report: AuditReport, asked: Asked) -> Iterator[str]:
+def _of_powers(report: AuditReport, asked: OutcomeSettings) -> Iterator[str]:
     for one in report.optimizers:
         sizes = {part: power.size for part, power in one.power.items()}
         if sizes != asked.resolution.parts and (sizes or (report.complete and one.steps)):
@@ -133,26 +133,33 @@ def _least(seen: Iterable[OptimizerSeen], part: str) -> dict[str, Any] | None:
     return dataclasses.asdict(min(powers, key=lambda power: power.power)) if powers else None
 
 
-def _of_epsilons(report: AuditReport, asked: Asked) -> Iterator[str]:
-    spent, claimed, delta = report.epsilon_spent, report.epsilon_claimed, report.delta
-    if asked.claimed_epsilon is not None and asked.claimed_epsilon != claimed:
-        yield f"epsilon_claimed is {claimed}, settings.claimed_epsilon {asked.claimed_epsilon}"
+def _of_epsilons(report: AuditReport, asked: OutcomeSettings) -> Iterator[str]:
+    claimed_epsilon, epsilon_spent = report.claimed_epsilon, report.epsilon_spent
+    delta = report.delta
+    stated = asked.claimed_epsilon
+    if stated is not None and stated != claimed_epsilon:
+        yield f"claimed_epsilon is {claimed_epsilon}, settings.claimed_epsilon {stated}"
     if asked.delta != delta:
         yield f"delta is {delta}, settings.delta {asked.delta}"
     known = bool(report.history) and all(rate is not None for _, rate, _ in report.history)
-    if known != (spent is not None):
-        yield f"epsilon_spent is {spent}, and history {'tells' if known else 'does not tell'} it"
-    for name, number in (("spent", spent), ("claimed", claimed)):
-        if number is not None and number < 0:
-            yield f"epsilon_{name} is {number}, below 0"
+    if known != (epsilon_spent is not None):
+        tells = "tells" if known else "does not tell"
+        yield f"epsilon_spent is {epsilon_spent}, and history {tells} it"
+    epsilons = {"epsilon_spent": epsilon_spent, "claimed_epsilon": claimed_epsilon}
+    for name, epsilon in epsilons.items():
+        if epsilon is not None and epsilon < 0:
+            yield f"{name} is {epsilon}, below 0"
     if not report.optimizers:
         return
-    numbers = {"epsilon_spent": spent, "epsilon_claimed": claimed, "delta": delta}
-    compared = spent is not None and claimed is not None
-    for name, held in (("accounting", tuple(numbers)), ("epsilon", ("epsilon_claimed",))):
+    numbers = {**epsilons, "delta": delta}
+    compared = None not in epsilons.values()
+    for name, held in (("accounting", tuple(numbers)), ("epsilon", ("claimed_epsilon",))):
         for check in _named(report, name):
             if compared != (check.status != "not_run"):
-                yield f"checks: {name} is {check.status}, with spent {spent}, claimed {claimed}"
+                yield (
+                    f"checks: {name} is {check.status}, with spent {epsilon_spent}, "
+                    f"claimed {claimed_epsilon}"
+                )
             elif compared or name == "accounting":
                 yield from (
                     f"checks: {name} has {number} {check.evidence.get(number)}, "
@@ -162,7 +169,7 @@ def _of_epsilons(report: AuditReport, asked: Asked) -> Iterator[str]:
                 )
 
 
-def _of_bounds(report: AuditReport, asked: Asked) -> Iterator[str]:
+def _of_bounds(report: AuditReport, asked: OutcomeSettings) -> Iterator[str]:
     names = [bound.name for bound in report.bounds]
     if len(set(names)) < len(names):
         yield "bounds: a name stands twice"
@@ -194,7 +201,7 @@ def _of_bounds(report: AuditReport, asked: Asked) -> Iterator[str]:
             yield f"bounds: epsilon {sure} is proved at the verdict's significance, {lower} here"
 
 
-def _of_verdict(report: AuditReport, asked: Asked) -> Iterator[str]:
+def _of_verdict(report: AuditReport, asked: OutcomeSettings) -> Iterator[str]:
     verdict = report.verdict
     others = report.lacks
     lacks = lacks_of_run(

@@ -247,7 +247,7 @@ def _is_accounted_as_removal(case: Case) -> bool:
         return False
     numbers = case.violated["accounting"].evidence
     by_removal = numbers.get("epsilon_by_removal")
-    return by_removal is not None and not exceeds(by_removal, numbers["epsilon_claimed"])
+    return by_removal is not None and not exceeds(by_removal, numbers["claimed_epsilon"])
 
 
 def _divisor_candidates(case: Case) -> list[Candidate]:

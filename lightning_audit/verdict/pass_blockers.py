@@ -24,6 +24,14 @@ _LIVE = 0.5
 NOT_ENDED = "the training has not ended"
 
 
+#: Settings in (0, 1), and what to write for each.
+_PROBABILITIES = {
+    "delta": "take less than one over the number of samples",
+    "significance": "e.g. 0.001",
+    "bound_significance": "e.g. 0.05",
+}
+
+
 @dataclass(frozen=True)
 class Resolution:
     """The violations that an audit must be able to see before it may pass.
@@ -54,7 +62,7 @@ class Resolution:
 
 
 @dataclass(frozen=True)
-class Asked:
+class OutcomeSettings:
     """Those settings of an audit on which its outcome rests.
 
     Args:
@@ -79,19 +87,20 @@ class Asked:
     replay_neighbours: bool
 
     def __post_init__(self) -> None:
-        for name in ("delta", "significance", "bound_significance"):
-            _validate.open_unit(name, getattr(self, name))
+        for name, advice in _PROBABILITIES.items():
+            value = _validate.open_unit(name, getattr(self, name), advice)
+            object.__setattr__(self, name, value)
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> Asked:
+    def of(cls, settings: Mapping[str, Any]) -> OutcomeSettings:
         """Read them from a report's settings.
 
         Raises:
             ValueError: one is absent, of another type or out of range; the message names it.
         """
         own = {name: settings[name] for name in cls.__dataclass_fields__ if name in settings}
-        asked: Asked = _typed.read(cls, own, "settings")
-        return asked
+        read: OutcomeSettings = _typed.read(cls, own, "settings")
+        return read
 
 
 def outcome_of(checks: Iterable[CheckResult], lacks: Sequence[str]) -> Outcome:
@@ -107,7 +116,7 @@ def outcome_of(checks: Iterable[CheckResult], lacks: Sequence[str]) -> Outcome:
 
 
 def lacks_of_run(
-    asked: Asked,
+    asked: OutcomeSettings,
     checks: Sequence[CheckResult],
     epsilon_spent: float | None,
     others: Sequence[str],

@@ -113,4 +113,4 @@ def test_an_accountant_that_is_told_more_noise_than_there_is_does_not_count(tmp_
     report = _report(tmp_path, AccountantIsToldTwiceTheNoise(), max_steps=64)
     assert report.verdict.outcome == "VIOLATION"
     assert report.verdict.kind == "accounting"
-    assert report.epsilon_spent > 1.5 * report.epsilon_claimed
+    assert report.epsilon_spent > 1.5 * report.claimed_epsilon

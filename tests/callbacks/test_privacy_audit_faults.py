@@ -296,4 +296,4 @@ def test_gdp_accountant_that_reports_too_little_is_wrong_accounting(tmp_path: Pa
     report = violation(tmp_path, module, PrivacyAudit(seed=1), max_steps=64)
     assert report.verdict.kind == "accounting"
     assert "gdp accountant says" in report.verdict.summary
-    assert report.epsilon_spent > report.epsilon_claimed
+    assert report.epsilon_spent > report.claimed_epsilon

@@ -194,7 +194,7 @@ def _rated_lower(data: Report) -> None:
         ),
         (_rated_lower, "checks: accounting is ok, its evidence says violated"),
         (lambda data: data.update(epsilon_spent=None), "epsilon_spent is None, and history tells"),
-        (lambda data: data.update(epsilon_claimed=None), "epsilon_claimed is None, settings."),
+        (lambda data: data.update(claimed_epsilon=None), "claimed_epsilon is None, settings."),
         (lambda data: data.update(optimizers=[]), "gives INCONCLUSIVE: no step of a private"),
         (lambda data: data["optimizers"][0]["power"].pop("noise"), "optimizers: power is of "),
         (

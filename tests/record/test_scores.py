@@ -231,7 +231,7 @@ def report(record: str | None) -> AuditReport:
         verdict=Verdict("PASS", None, "no violation"),
         checks=(),
         bounds=(),
-        epsilon_claimed=None,
+        claimed_epsilon=None,
         epsilon_spent=None,
         epsilon_not_excluded=None,
         delta=1e-5,

@@ -61,7 +61,7 @@ def report(**changes: Any) -> AuditReport:
         "verdict": VERDICT,
         "checks": CHECKS,
         "bounds": (bound,),
-        "epsilon_claimed": 8.0,
+        "claimed_epsilon": 8.0,
         "epsilon_spent": 3.5,
         "epsilon_not_excluded": 4.0,
         "delta": 1e-5,
@@ -174,7 +174,7 @@ def test_without_a_path_none_is_named(kind: str, capsys: pytest.CaptureFixture[s
 def test_unknown_epsilons_are_left_out_and_said_to_be_unknown(
     kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    nothing = {"epsilon_claimed": None, "epsilon_spent": None, "epsilon_not_excluded": None}
+    nothing = {"claimed_epsilon": None, "epsilon_spent": None, "epsilon_not_excluded": None}
     out = printed(capsys, report(bounds=(), **nothing))
     assert "epsilon at delta 1e-05: unknown\n" in out
     assert "epsilon at delta 1e-05: spent inf\n" in printed(

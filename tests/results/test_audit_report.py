@@ -54,7 +54,7 @@ def report(**changes: Any) -> AuditReport:
                 assumptions=("flat clipping",),
             ),
         ),
-        "epsilon_claimed": 8.0,
+        "claimed_epsilon": 8.0,
         "epsilon_spent": 3.0,
         "epsilon_not_excluded": 4.0,
         "delta": 1e-5,
@@ -98,7 +98,7 @@ def test_absent_numbers_come_back_as_none() -> None:
     bound = dataclasses.replace(report().bounds[0], epsilon_lower=None)
     empty = report(
         bounds=(bound,),
-        epsilon_claimed=None,
+        claimed_epsilon=None,
         epsilon_spent=None,
         epsilon_not_excluded=None,
         record=None,
@@ -115,7 +115,7 @@ def test_infinite_numbers_come_back_as_infinite() -> None:
     endless = report(
         bounds=(bound,),
         checks=(check,),
-        epsilon_claimed=math.inf,
+        claimed_epsilon=math.inf,
         epsilon_spent=math.inf,
         epsilon_not_excluded=math.inf,
     )

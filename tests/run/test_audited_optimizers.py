@@ -207,7 +207,7 @@ def test_epsilon_is_that_of_the_steps_of_both(tmp_path: Path, engines: int) -> N
     assert set(report.history) == {(1.0, RATE, STEPS), (1.5, RATE, STEPS)}
     assert status(report, "accounting") == "ok"
     # The accountant composes the same steps, in Rényi's way.
-    assert report.epsilon_spent < report.epsilon_claimed < 2 * report.epsilon_spent + 1.0
+    assert report.epsilon_spent < report.claimed_epsilon < 2 * report.epsilon_spent + 1.0
     assert report.epsilon_lower is not None
     assert report.epsilon_lower <= report.epsilon_spent
 

@@ -12,7 +12,6 @@ from hand_written_support import CLAIM
 from training_support import PrivateModule, fit, mlp
 
 from lightning_audit import PrivacyAudit
-from lightning_audit.callbacks.audit_arguments import terms_of
 from lightning_audit.canaries import Blank
 from lightning_audit.dpsgd.adapters import opacus_step
 from lightning_audit.dpsgd.manual import ManualStep, stated_claim
@@ -42,8 +41,8 @@ def manual_step() -> DPSGDStep:
 def session_of(
     step: DPSGDStep, place: tuple[int, int] = (1, 1), precision: str = "32-true", **arguments: Any
 ) -> AuditSession:
-    terms = terms_of(PrivacyAudit(seed=1, **arguments))
-    return new_session(step, place, terms, precision, lambda _: None, None, Ranks())
+    config = PrivacyAudit(seed=1, **arguments).config
+    return new_session(step, place, config, precision, lambda _: None, None, Ranks())
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def report(outcome: Any = "PASS", fault: str = "", **statuses: str) -> AuditRepo
         verdict=Verdict(outcome, None, f"{first}: seen", fault=fault),
         checks=checks,
         bounds=(),
-        epsilon_claimed=None,
+        claimed_epsilon=None,
         epsilon_spent=None,
         epsilon_not_excluded=None,
         delta=1e-5,

@@ -115,7 +115,7 @@ def test_epsilon_is_composed_from_the_stated_rate_and_the_steps_seen(tmp_path: P
         noise_multiplier=SIGMA, sample_rate=CLAIM.sample_rate, steps=60, delta=1e-5
     )
     assert report.epsilon_spent == pytest.approx(whole.composed_epsilon(), rel=1e-6)
-    assert report.epsilon_claimed == 8.0
+    assert report.claimed_epsilon == 8.0
     assert status(report, "accounting") == "ok"
     assert status(report, "no_dp") == "ok"
     assert status(report, "sampling.not_poisson") == "ok"

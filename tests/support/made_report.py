@@ -18,7 +18,7 @@ from lightning_audit.results.audit_report import (
     Power,
     Verdict,
 )
-from lightning_audit.verdict.pass_blockers import Asked, Resolution
+from lightning_audit.verdict.pass_blockers import OutcomeSettings, Resolution
 
 STEPS, CANARIES, DELTA, SIGNIFICANCE = 100, 8, 1e-5, 1e-3
 SHIFT_LOWER = 0.9
@@ -42,7 +42,9 @@ def made_report(
         **changes: other fields of the report.
     """
     power = {"noise": Power(0.99, 50, 0.8), "sensitivity": Power(1.0, 40, 2.0)}
-    asked = Asked(None, DELTA, SIGNIFICANCE, 0.05, Resolution(), (), replay_neighbours=False)
+    asked = OutcomeSettings(
+        None, DELTA, SIGNIFICANCE, 0.05, Resolution(), (), replay_neighbours=False
+    )
     lacks = ("the canary was taken out",) if outcome == "INCONCLUSIVE" else ()
     assumptions = ("flat clipping",)
     fields: dict[str, Any] = {
@@ -54,7 +56,7 @@ def made_report(
                 assumptions,
             ),
         ),
-        "epsilon_claimed": claimed,
+        "claimed_epsilon": claimed,
         "epsilon_spent": spent,
         "epsilon_not_excluded": None if outcome == "VIOLATION" else 4.0,
         "delta": DELTA,
@@ -95,9 +97,9 @@ def _checks(
         "sampling.not_poisson": {"poisson": True},
         "sensitivity": {"shift_lower": SHIFT_LOWER},
     }
-    numbers["accounting"] = {"epsilon_spent": spent, "epsilon_claimed": claimed, "delta": DELTA}
+    numbers["accounting"] = {"epsilon_spent": spent, "claimed_epsilon": claimed, "delta": DELTA}
     if compared:
-        numbers["epsilon"] = {"epsilon_lower": None, "epsilon_claimed": claimed}
+        numbers["epsilon"] = {"epsilon_lower": None, "claimed_epsilon": claimed}
     checks = []
     for name in (name for name, known in REGISTRY.items() if known.always):
         evidence = numbers.get(name, {})

@@ -12,7 +12,7 @@ from made_report import made_report
 from lightning_audit.checks.evidence import SHARES
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.verdict.check_status import contradictions_of_checks
-from lightning_audit.verdict.pass_blockers import Asked
+from lightning_audit.verdict.pass_blockers import OutcomeSettings
 
 
 def told(which: str, **changes: Any) -> list[str]:
@@ -23,7 +23,7 @@ def told(which: str, **changes: Any) -> list[str]:
         for check in report.checks
     )
     changed = dataclasses.replace(report, checks=checks)
-    return list(contradictions_of_checks(changed, Asked.of(report.settings)))
+    return list(contradictions_of_checks(changed, OutcomeSettings.of(report.settings)))
 
 
 def test_nothing_is_told_of_a_report_as_it_was_written() -> None:
