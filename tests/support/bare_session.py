@@ -13,7 +13,7 @@ from torch import nn
 from lightning_audit.canaries import Dirac, GradientCanary, Spread
 from lightning_audit.dpsgd.opacus import OpacusStep
 from lightning_audit.dpsgd.protocol import Backward
-from lightning_audit.session.audit_session import AuditSession
+from lightning_audit.session.begin import begin_session
 from lightning_audit.session.ranks import Ranks
 from lightning_audit.session.settings import SessionSettings
 
@@ -42,7 +42,7 @@ class BareSession:
         self.optimizer = self.new_optimizer()
         self.kept = KeptEntries()
         settings = SessionSettings(canaries, 1000.0, every_n_steps, 1e-3, None)
-        self.session = AuditSession(
+        self.session = begin_session(
             OpacusStep(self.optimizer, {}, self.net.modules()),
             settings,
             np.random.default_rng(1),
