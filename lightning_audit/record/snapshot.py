@@ -35,7 +35,7 @@ _CLASSES: Mapping[str, str] = {
     "quiet_entries": "checks.noise_channel:_QuietEntries",
     "record_header": "record.store:RecordHeader",
     "rejected_looks": "stats.evalues.rejected_looks:RejectedLooks",
-    "released_shares": "session.dead_entries:ReleasedShares",
+    "released_shares": "session.recorder:ReleasedShares",
     "reuse_check": "checks.noise_reuse:ReuseCheck",
     "sensitivity_check": "checks.sensitivity:SensitivityCheck",
     "shift_estimate": "checks.part_shifts:ShiftEstimate",

@@ -26,7 +26,7 @@ from lightning_audit.run.run_epsilons import Epsilons, current_epsilons
 from lightning_audit.run.run_facts import RunFacts
 from lightning_audit.run.run_lints import RunLints
 from lightning_audit.session.audit_session import AuditSession
-from lightning_audit.session.input_session import InputSession
+from lightning_audit.session.input_sample import InputSample
 from lightning_audit.session.ranks import Ranks
 
 _FULL_PRECISION = ("32-true", "64-true", "bf16-true")
@@ -156,14 +156,14 @@ class AuditRun:
 
     def admit(self, batch: Any, module: torch.nn.Module) -> Any:
         """The batch that is trained, with an input canary if it is due."""
-        session = self.session
-        return session.admit(batch, module) if isinstance(session, InputSession) else batch
+        source = self.session.source if self.session is not None else None
+        return source.admit(batch, module) if isinstance(source, InputSample) else batch
 
     def skipped(self) -> None:
         """Automatic optimization is told to take no step."""
-        session = self.session
-        if isinstance(session, InputSession):
-            session.skip()
+        source = self.session.source if self.session is not None else None
+        if isinstance(source, InputSample):
+            source.skip()
 
     # ------------------------------------------------------------------ the start
 
@@ -195,8 +195,7 @@ class AuditRun:
         self.facts.trained_batches += 1
         self._empty.start(self._steps())
         for session in self.sessions:
-            session.epoch = epoch
-            session.start_batch()
+            session.start_batch(epoch)
 
     def end_batch(self, batch: Any) -> None:
         """Until the next batch nothing is trained."""
@@ -225,14 +224,15 @@ class AuditRun:
         """After a backward pass, before clipping: put the canaries in."""
         audit = self.optimizers.audit_of(optimizer)
         if audit is not None:
-            audit.inject()
+            audit.session.inject()
+            audit.session.look_at_noise()
 
     def end_epoch(
         self, epoch: int, module: torch.nn.Module
     ) -> tuple[dict[str, float], AuditReport]:
         """Compute and write where things stand; return what is logged, and the report."""
         for session in self.sessions:
-            session.end_epoch()
+            session.planner.end_epoch()
         if self.sessions:
             self.facts.unaudited = self.optimizers.unaudited(module)
         self._compare()
@@ -251,12 +251,12 @@ class AuditRun:
         if session is None or not self.ranks.talk:
             return
         draws = session.draws.numbers
-        own = [session.recorder.steps, session.checksum, session.copied, *draws]
+        own = [session.recorder.steps, session.checksum, session.planner.copied, *draws]
         told = self.ranks.gathered([*own, *session.lost.numbers()])
         session.lost.hear([row[len(own) :] for row in told])
         same = all(row[:2] == told[0][:2] for row in told)
         self.facts.synchronised = same and self.facts.synchronised is not False
-        session.anyone_copies = any(row[2] for row in told)
+        session.planner.anyone_copies = any(row[2] for row in told)
         self.facts.noise_equal |= equal_draws([row[3 : len(own)] for row in told])
 
     # ------------------------------------------------------------------ the end

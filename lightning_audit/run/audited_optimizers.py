@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import uuid
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,10 +12,10 @@ from typing import Any
 
 import torch
 
-from lightning_audit.checks.integrity import noise_restarted_result
 from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.config.changed_config import describe_changes, refuse_mechanism
 from lightning_audit.dpsgd.adapters import opacus_step
+from lightning_audit.dpsgd.manual import ManualStep
 from lightning_audit.dpsgd.opacus import innermost, private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep, UnsupportedOptimizer
 from lightning_audit.lints.untrained import fingerprints
@@ -33,7 +32,6 @@ from lightning_audit.run.optimizer_refusals import (
 from lightning_audit.run.report_files import ReportFiles
 from lightning_audit.run.run_facts import OptimizerFacts, RunFacts
 from lightning_audit.session.audit_session import AuditSession
-from lightning_audit.session.hand_written_session import HandWrittenSession
 from lightning_audit.session.ranks import Ranks
 
 _NO_ACCOUNTANT = (
@@ -115,7 +113,7 @@ class AuditedOptimizers:
         self._plain_handles = [o.register_step_post_hook(self._count_plain) for o in plain]
         private = private_optimizers(optimizers)
         if not private:
-            if any(isinstance(session, HandWrittenSession) for session in self.sessions):
+            if any(isinstance(session.step, ManualStep) for session in self.sessions):
                 self.follow_hand_written(module)
             return
         names = {id(p): name for name, p in module.named_parameters()}
@@ -130,9 +128,8 @@ class AuditedOptimizers:
             self._facts.note(_NO_ACCOUNTANT)
         if any(s.adapts_its_norm and not f.accountant for s, f in zip(steps, found, strict=True)):
             raise UnauditableTraining(_ADAPTIVE_UNACCOUNTED)
-        audits = self._audits_of(steps, found, module)
-        for audit, optimizer in zip(audits, private, strict=True):
-            audit.watch(optimizer)
+        for audit in self._audits_of(steps, found, module):
+            audit.session.watch()
 
     def follow_hand_written(self, module: Any) -> None:
         """Attach to a plain optimizer, if the claim states DP-SGD and none is private.
@@ -148,8 +145,7 @@ class AuditedOptimizers:
         if claim.sample_rate is None:
             self._facts.note(_NO_ACCOUNTANT)
         (audit,) = self._audits_of([step], [OptimizerFacts()], module)
-        assert isinstance(audit.session, HandWrittenSession)
-        audit.session.open_to(module)
+        audit.open_to(module)
 
     def _audits_of(
         self, steps: Sequence[DPSGDStep], found: Sequence[OptimizerFacts], module: torch.nn.Module
@@ -202,10 +198,10 @@ class AuditedOptimizers:
                 partial(facts.current_rate, self.config.claim),
                 partial(self._open_store, files, number, entries) if files is not None else None,
                 self._ranks,
+                track_batch_sizes=track,
             )
-            session.track_batch_sizes = track
             self.sessions.append(session)
-            self.audits.append(OptimizerAudit(session, facts, self._look_at_noise))
+            self.audits.append(OptimizerAudit(session, facts))
         if not kept:
             return
         try:
@@ -264,19 +260,6 @@ class AuditedOptimizers:
         trained = [p for session in self.sessions for p in session.step.params]
         now = fingerprints(module, trained)
         return tuple(name for name, sums in self._untrained.items() if now.get(name, sums) != sums)
-
-    def _look_at_noise(self, audit: OptimizerAudit, state: str | None) -> None:
-        """See whether an optimizer's noise starts as a resumed training's or another's did."""
-        facts = self._facts
-        if not audit.session.recorder.steps:
-            begun = [other.first_noise for other in self.audits if other is not audit]
-            facts.noise_shared = facts.noise_shared or (state is not None and state in begun)
-            audit.first_noise = state
-            return
-        again = state is not None and state == audit.first_noise
-        facts.noise_restarted = facts.noise_restarted or again
-        if again and self._ranks.is_first:
-            warnings.warn(noise_restarted_result(restarted=True).message, stacklevel=2)
 
     def detach(self) -> None:
         """Take all hooks off."""

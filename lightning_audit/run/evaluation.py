@@ -156,7 +156,7 @@ def _notes(sessions: Sequence[AuditSession], facts: RunFacts, verdict: Verdict) 
     # Where the verdict is inconclusive they stand under what is missing.
     notes = list(facts.unwritten) if verdict.outcome == "VIOLATION" else []
     for session, optimizer in zip(sessions, facts.optimizers, strict=True):
-        notes += [optimizer.named(note) for note in session.notes]
+        notes += [optimizer.named(note) for note in session.planner.notes]
         if optimizer.label and session.store:
             notes.append(optimizer.named(f"its record is {session.store.path.name}"))
     return notes

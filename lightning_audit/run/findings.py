@@ -73,9 +73,9 @@ def _own_results(session: AuditSession, facts: RunFacts) -> list[CheckResult]:
     unsure = explained_by_processing(
         checks,
         session.monitor,
-        at_cut=not session.late_readings,
-        weights_move=session.weights.like_noise,
-        raw=2 * session.raw_readings > session.monitor.steps,
+        at_cut=not session.releases.late,
+        weights_move=session.releases.weights_move,
+        raw=2 * session.releases.raw > session.monitor.steps,
         shares=(session.recorder.released.canaries, session.recorder.released.tensors),
     )
     checks = [undecided(check) if check.name in unsure else check for check in checks]
@@ -102,10 +102,12 @@ def _results_of_run(
     checks = []
     if facts.synchronised is not None:
         checks.append(unsynchronised_result(facts.synchronised, facts.processes))
-    if facts.noise_restarted is not None:
-        checks.append(noise_restarted_result(facts.noise_restarted))
+    restarted = [session.noise_start.restarted for session in sessions]
+    if any(again is not None for again in restarted):
+        checks.append(noise_restarted_result(any(restarted)))
     if len(sessions) > 1:
-        checks.append(noise_shared_result(facts.noise_shared))
+        begun = [start for session in sessions if (start := session.noise_start.first) is not None]
+        checks.append(noise_shared_result(len(set(begun)) < len(begun)))
     if config.replay_neighbours or facts.coupling.replays:
         checks.append(facts.coupling.result())
     checks.append(epsilon_result(epsilons, config))
@@ -125,7 +127,7 @@ def _results_of_run(
             facts.loader.description,
             facts.loader.sample_rate,
             facts.sample_rate,
-            max((session.batch_sizes for session in sessions), key=len),
+            max((session.planner.batch_sizes for session in sessions), key=len),
             facts.batches,
         )
     if facts.split_epochs:

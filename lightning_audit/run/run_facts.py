@@ -70,8 +70,6 @@ class RunFacts:
     #: What could not be written of report and records, in sentences.
     unwritten: list[str] = field(default_factory=list)
     resumed: str = ""
-    #: Whether a resumed training's noise repeats that of its beginning; None if it never stopped.
-    noise_restarted: bool | None = None
     #: Parameters that no private optimizer trains, and that changed all the same.
     unaudited: tuple[str, ...] = ()
     #: Test of the batches of a sampler whose type does not tell how it draws.
@@ -86,8 +84,6 @@ class RunFacts:
     synchronised: bool | None = None
     #: Whether the first loss was a mean over its batch or a sum; None if that cannot be told.
     loss_reduction: str | None = None
-    #: Whether two private optimizers began with the noise generator in one state.
-    noise_shared: bool = False
     #: Whether two processes drew the same noise.
     noise_equal: bool = False
     #: What replays of batches showed, if they are asked for.
@@ -100,12 +96,10 @@ class RunFacts:
         "epochs",
         "notes",
         "resumed",
-        "noise_restarted",
         "trained_batches",
         "split_epochs",
         "carried_over",
         "synchronised",
-        "noise_shared",
         "noise_equal",
         "loss_reduction",
     )

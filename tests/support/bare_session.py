@@ -14,7 +14,7 @@ from lightning_audit import PrivacyAudit
 from lightning_audit.canaries import Dirac, GradientCanary, Spread
 from lightning_audit.dpsgd.opacus import OpacusStep
 from lightning_audit.dpsgd.protocol import Backward
-from lightning_audit.session.audit_session import AuditSession
+from lightning_audit.session.begin import begin_session
 from lightning_audit.session.ranks import Ranks
 
 
@@ -42,7 +42,7 @@ class BareSession:
         self.optimizer = self.new_optimizer()
         self.kept = KeptEntries()
         audit = PrivacyAudit(canaries=canaries, every_n_steps=every_n_steps, seed=1)
-        self.session = AuditSession(
+        self.session = begin_session(
             OpacusStep(self.optimizer, {}, self.net.modules()),
             audit.config,
             np.random.default_rng(1),
