@@ -223,9 +223,9 @@ class AuditedOptimizers:
             audit.load(state)
         self._untrained = {name: (a, b) for name, (a, b) in kept["untrained"].items()}
         steps = max(session.recorder.steps for session in self.sessions)
-        histories = [session.monitor.history for session in self.sessions]
+        history = [phase for session in self.sessions for phase in session.monitor.history]
         before, now = kept["config"], self.config.settings()
-        refuse_mechanism(before, now, histories, steps)
+        refuse_mechanism(before, now, history, steps)
         for sentence in describe_changes(before, now, steps):
             self._facts.note(sentence)
         self._facts.load(kept)

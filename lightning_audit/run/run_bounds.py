@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from lightning_audit.accounting.spending import History, epsilon_at_ratio, epsilon_of_parts
+from lightning_audit.accounting.phases import Phase, rates_known
+from lightning_audit.accounting.spending import epsilon_at_ratio, epsilon_of_parts
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.record.store import RecordHeader
 from lightning_audit.results.audit_report import EpsilonBound
@@ -196,7 +197,7 @@ def _bound(
     )
 
 
-def _composed(history: History, ratio: float, mu: float, delta: float) -> float | None:
+def _composed(history: Sequence[Phase], ratio: float, mu: float, delta: float) -> float | None:
     if mu > _LARGEST_MU:
-        return None if any(rate is None for _, rate, _ in history) else math.inf
+        return math.inf if rates_known(history) else None
     return epsilon_at_ratio(history, ratio, delta)
