@@ -76,7 +76,7 @@ def epsilon_claim(
     try:
         if optimizers == 1:
             return EpsilonClaim(_epsilon_of(asked[0], delta), name)
-        merged = _told(asked)
+        merged = _steps_of(asked)
         if len(asked) > 1 and (len(kinds) > 1 or (kinds == ["gdp"] and len(merged) > 1)):
             share = delta / len(asked)
             return EpsilonClaim(sum(float(a.get_epsilon(share)) for a in asked), name)
@@ -95,19 +95,19 @@ def _takes_too_long(accountant: Any) -> bool:
 
 
 #: What accountants said last, for which history and delta.
-_said: WeakKeyDictionary[Any, tuple[object, float]] = WeakKeyDictionary()
+_last_epsilons: WeakKeyDictionary[Any, tuple[object, float]] = WeakKeyDictionary()
 
 
 def _epsilon_of(accountant: Any, delta: float) -> float:
     """Ask an accountant once for a history: a training ends where its last epoch did."""
     asked = (tuple(accountant.history), delta)
-    known = _said.get(accountant)
+    known = _last_epsilons.get(accountant)
     if known is None or known[0] != asked:
-        known = _said[accountant] = (asked, float(accountant.get_epsilon(delta)))
+        known = _last_epsilons[accountant] = (asked, float(accountant.get_epsilon(delta)))
     return known[1]
 
 
-def _told(accountants: Iterable[Any]) -> list[Phase]:
+def _steps_of(accountants: Iterable[Any]) -> list[Phase]:
     """The steps that accountants were told of, with equal phases added up."""
     told = (phase for accountant in accountants for phase in accountant.history)
     return merge(Phase(sigma, rate, int(steps)) for sigma, rate, steps in told if rate)
@@ -137,7 +137,7 @@ def epsilon_spent(
     seen = _composed(history, delta, "mean", adjacency)
     if seen is None:
         return None
-    recorded = _told(link.accountant for link in links)
+    recorded = _steps_of(link.accountant for link in links)
     if not recorded or set(recorded) == set(merge(history)):
         return seen
     told = _composed(recorded, delta, "mean", adjacency)
@@ -168,7 +168,7 @@ def epsilon_at_ratio(
     """
     if ratio == 0.0:
         return 0.0 if rates_known(history) else None
-    composed = _first(history) if lower else history
+    composed = _first_steps(history) if lower else history
     return _composed(leaking(composed, ratio), delta, "up", adjacency)
 
 
@@ -209,7 +209,7 @@ def epsilon_of_parts(
     return max(epsilon for epsilon in found if epsilon is not None)
 
 
-def _first(history: Sequence[Phase]) -> list[Phase]:
+def _first_steps(history: Sequence[Phase]) -> list[Phase]:
     """As many steps as can be composed in seconds: they leak no more than all of them."""
     kept, left = [], _LONGEST_PROVED
     for phase in history:

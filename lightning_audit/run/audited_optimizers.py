@@ -23,7 +23,12 @@ from lightning_audit.lints.untrained import fingerprints
 from lightning_audit.record.report_directory import record_name
 from lightning_audit.record.store import ObservationStore, RecordHeader
 from lightning_audit.results.refusal import UnauditableTraining
-from lightning_audit.run.checkpoint import VERSION, cannot_go_on, going_on, sealed
+from lightning_audit.run.checkpoint import (
+    VERSION,
+    refusing_what_does_not_fit,
+    unusable_checkpoint,
+    with_checksum,
+)
 from lightning_audit.run.optimizer_audit import OptimizerAudit, facts_of, label_of, new_session
 from lightning_audit.run.optimizer_refusals import (
     hand_written_step,
@@ -84,9 +89,9 @@ class AuditedOptimizers:
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds of the audit: tensors and plain values."""
         if not self.audits:
-            return sealed(self.kept) if self.kept else {}
+            return with_checksum(self.kept) if self.kept else {}
         first, *others = (audit.state() for audit in self.audits)
-        return sealed(
+        return with_checksum(
             {
                 "version": VERSION,
                 "run": self._name,
@@ -183,7 +188,7 @@ class AuditedOptimizers:
             self._name = kept["run"]
             self.config = replace(self.config, seed=kept["config"]["seed"])
             if len(states) != len(steps):
-                raise cannot_go_on(
+                raise unusable_checkpoint(
                     f"it was saved with {len(states)} private optimizers, the training has "
                     f"{len(steps)}; resume with the same optimizers."
                 )
@@ -209,7 +214,7 @@ class AuditedOptimizers:
         if not kept:
             return
         try:
-            with going_on():
+            with refusing_what_does_not_fit():
                 self._load(kept, states)
         except UnauditableTraining:
             for session in self.sessions:
