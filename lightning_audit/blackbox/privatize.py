@@ -61,11 +61,7 @@ _RESOLUTION = 1.5
 
 
 class PrivatizeViolation(AssertionError):
-    """The function does not clip or add noise as is stated.
-
-    Args:
-        audit: what was found.
-    """
+    """The function does not clip or add noise as is stated."""
 
     def __init__(self, audit: PrivatizeAudit) -> None:
         super().__init__(str(audit))
@@ -169,9 +165,6 @@ def audit_privatize(
         significance: Probability in (0, 1) of a VIOLATION although the function is correct.
         arrays: What the function works on.
         seed: Seed of coins and directions; the noise is the function's own.
-
-    Returns:
-        The verdict and what was read.
 
     Raises:
         MechanismError: If the function raises an exception, or returns something else than finite

@@ -81,17 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> str:
-    """Compute the bound.
-
-    Args:
-        options: the parsed arguments.
-
-    Returns:
-        What to print.
-
-    Raises:
-        Refused: the file or an argument is wrong.
-    """
+    """Compute the bound."""
     try:
         scores = CanaryScores.load(options.scores, max_values=options.max_values)
         for side, held in (("with", scores.in_scores), ("without", scores.out_scores)):

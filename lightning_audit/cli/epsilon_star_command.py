@@ -74,17 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> str:
-    """Compute Epsilon* and its null.
-
-    Args:
-        options: the parsed arguments.
-
-    Returns:
-        What to print.
-
-    Raises:
-        Refused: the file or an argument is wrong.
-    """
+    """Compute Epsilon* and its null."""
     train, population = read_losses(options.losses, max_values=options.max_values)
     try:
         method: Method = Empirical(options.clip)

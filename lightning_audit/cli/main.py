@@ -13,7 +13,8 @@ from lightning_audit import __version__
 from lightning_audit.cli.output import Refused, Unbroken, own_fault, refused
 from lightning_audit.results.audit_report import EXIT_CODES
 
-#: What each command does. Its arguments, and how it runs, stand in a module of its name.
+#: What each command does. A module of its name has `add_arguments`, and `run`, which gives what to
+#: print, or an exit code, and raises `Refused` where a file or an argument is wrong.
 _COMMANDS: Mapping[str, str] = {
     "check": "show a report; exit code 0 for PASS, 1 for VIOLATION, 2 for INCONCLUSIVE",
     "bound": "a lower bound on epsilon from an attack's scores, by name",

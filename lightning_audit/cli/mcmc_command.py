@@ -121,17 +121,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> str:
-    """Compute the posterior.
-
-    Args:
-        options: the parsed arguments.
-
-    Returns:
-        What to print.
-
-    Raises:
-        Refused: the file or an argument is wrong.
-    """
+    """Compute the posterior."""
     counts, given = read_counts(options.counts)
     delta = given.get("delta") if options.delta is None else options.delta
     if delta is None:

@@ -84,17 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> str:
-    """Compute what each test needs.
-
-    Args:
-        options: the parsed arguments.
-
-    Returns:
-        What to print.
-
-    Raises:
-        Refused: an argument is wrong, or the plot cannot be drawn.
-    """
+    """Compute what each test needs."""
     try:
         plot = None if options.plot is None else _plot_path(options.plot)
         claimed, true = _mus(options.claimed_epsilon, options.true_epsilon, options.delta)

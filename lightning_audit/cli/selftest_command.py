@@ -50,9 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the selftest and print what came of it.
 
-    Args:
-        options: the parsed arguments.
-
     Returns:
         0 if every fault was found and named, and nothing healthy was accused; 1 if not; 130 if
         Ctrl-C ended it.

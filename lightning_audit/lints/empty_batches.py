@@ -26,12 +26,7 @@ class EmptyBatches:
         self._steps = steps
 
     def skipped(self, batch: Any, steps: int) -> bool:
-        """Whether the batch was empty and no step was taken, as with every other batch.
-
-        Args:
-            batch: the batch that ends.
-            steps: how many steps there were by now.
-        """
+        """Whether an empty batch ends without a step, as no other one did; ``steps`` by now."""
         taken = steps > self._steps
         empty = is_empty(batch)
         self._once_a_batch &= taken or empty

@@ -28,11 +28,6 @@ def ghost_remarks(
     Neither is a violation: what is dropped needs no noise, and shortening a sum brings two sums
     closer to each other, never further apart.
 
-    Args:
-        optimizer: the private optimizer.
-        accumulate_grad_batches: of the Trainer.
-        gradient_clip_val: of the Trainer.
-
     Returns:
         Sentences with what to write instead; none for other optimizers.
     """

@@ -29,11 +29,7 @@ class NoiseDraws:
 
 
 def equal_draws(told: Sequence[Sequence[int]]) -> bool:
-    """Whether two processes drew the same in a step.
-
-    Args:
-        told: `NoiseDraws.numbers` of each process.
-    """
+    """Whether two processes drew the same in a step, by the `NoiseDraws.numbers` of each."""
     for numbers in zip(*told, strict=True):
         drawn = [number for number in numbers if number]
         if len(set(drawn)) < len(drawn):

@@ -46,10 +46,6 @@ class FoundScores:
 def read_score_npz(path: str | os.PathLike[str], max_values: int) -> FoundScores:
     """Read scores_in and scores_out, or the observations of an audit; nothing else is read.
 
-    Args:
-        path: the .npz.
-        max_values: numbers that are read at most.
-
     Raises:
         ScoresError: the file is absent, is no .npz, holds neither, or what contradicts itself.
     """

@@ -101,9 +101,6 @@ def snapshot(value: Any) -> Any:
 def restore(data: Any) -> Any:
     """The value that `snapshot` was given.
 
-    Args:
-        data: what `snapshot` returned.
-
     Returns:
         A value that is equal and shares no array with ``data``.
 

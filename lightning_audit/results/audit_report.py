@@ -102,6 +102,10 @@ class CheckResult:
         log_e_value: largest natural logarithm of the e-value so far, None for a deterministic one.
         share: its share of the significance, 0 for a deterministic one.
         evidence: numbers behind the message.
+        optimizer: label of the private optimizer that it is of; empty where there is no other, or
+            it is of the run.
+        follows_from: of a violated check, the finding whose fault explains it; empty where it is a
+            finding itself.
     """
 
     name: str
@@ -112,6 +116,8 @@ class CheckResult:
     log_e_value: float | None = None
     share: float = 0.0
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: str = ""
+    follows_from: str = ""
 
 
 @dataclass(frozen=True)

@@ -26,14 +26,10 @@ from lightning_audit.run.findings import Findings
 from lightning_audit.run.run_epsilons import Epsilons, run_history
 from lightning_audit.run.run_facts import RunFacts
 from lightning_audit.session.audit_session import AuditSession
-from lightning_audit.verdict.judge import (
-    judge,
-    mark_consequences,
-    seen_of,
-    worst,
-)
+from lightning_audit.verdict.judge import judge, seen_of, worst
 from lightning_audit.verdict.pass_blockers import NOT_ENDED, lacks_of_run
 from lightning_audit.verdict.power_model import PowerModel
+from lightning_audit.verdict.root import mark_consequences
 
 #: Dashboards draw in single precision; a larger e-value tells nothing more.
 _LARGEST_E_VALUE = 1e30
@@ -103,8 +99,7 @@ def build_report(
     records = [session.store.path.name for session in sessions if session.store]
     return AuditReport(
         verdict=verdict,
-        # Of several optimizers one's fault says nothing of another's checks.
-        checks=findings.all if len(sessions) > 1 else mark_consequences(findings.all, verdict),
+        checks=mark_consequences(findings.all, verdict.faults),
         bounds=epsilons.proved.bounds,
         operating_points=_operating_points(monitors),
         claimed_epsilon=epsilons.claimed_epsilon,
@@ -154,8 +149,7 @@ def _verdict(
         for session, checks, shown in zip(sessions, findings.by_optimizer, seen, strict=True)
     ]
     labels = [optimizer.label for optimizer in facts.optimizers]
-    wrong = [check.message for check in findings.all if check.status == "violated"]
-    broken = [name for name in labels if any(text.startswith(f"{name}: ") for text in wrong)]
+    broken = {check.optimizer for check in findings.all if check.status == "violated"}
     return worst(verdicts, labels, missing, broken)
 
 

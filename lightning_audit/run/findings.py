@@ -88,8 +88,12 @@ def _of_optimizer(check: CheckResult, optimizer: OptimizerFacts, count: int) -> 
     """A check that is one of several optimizers': it names the optimizer."""
     if count == 1:
         return check
-    message = optimizer.named(check.message)
-    return dataclasses.replace(check, message=message, share=check.share / count)
+    return dataclasses.replace(
+        check,
+        message=optimizer.named(check.message),
+        share=check.share / count,
+        optimizer=optimizer.label,
+    )
 
 
 def _results_of_run(

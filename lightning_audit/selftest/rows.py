@@ -73,9 +73,6 @@ def planned(faults: Collection[str] = (), *, quick: bool = False) -> tuple[Row, 
         faults: names of faults; empty for all, and for the healthy trainings.
         quick: two faults and one healthy training only, or the named faults in their own trainings.
 
-    Returns:
-        The rows, faults first.
-
     Raises:
         ValueError: there is no fault of a given name.
     """

@@ -46,6 +46,11 @@ def _of_names(report: AuditReport, asked: OutcomeSettings, optimizers: int) -> I
         if not least <= counts[name] <= most:
             wanted = f"{least}" if least == most else f"{least} to {most}"
             yield f"checks: {name} is there {counts[name]} times, not {wanted}"
+    labels = [one.label for one in report.optimizers]
+    for check in report.checks:
+        each = check.name in REGISTRY and REGISTRY[check.name].each
+        if check.optimizer not in (labels if each else [""]):
+            yield f"checks: {check.name} is of optimizer {check.optimizer!r}, which is not there"
 
 
 def _of_status(check: CheckResult, asked: OutcomeSettings, optimizers: int) -> Iterator[str]:

@@ -23,6 +23,7 @@ from lightning_audit.verdict.pass_blockers import (
     lacks_of_run,
     outcome_of,
 )
+from lightning_audit.verdict.root import contradictions_of_root
 
 #: Relative difference of two numbers that were one before they were rounded.
 _ROUNDING = 1e-9
@@ -48,6 +49,7 @@ def contradictions(report: AuditReport) -> list[str]:
         *_of_counts(report),
         *_of_epsilons(report, asked),
         *contradictions_of_checks(report, asked),
+        *contradictions_of_root(report),
         *_of_powers(report, asked),
         *_of_bounds(report, asked),
     ]
@@ -230,10 +232,7 @@ def _of_verdict(report: AuditReport, asked: OutcomeSettings) -> Iterator[str]:
     kind = next((k for k in KINDS if any(check.kind == k for check in violated)), None)
     if verdict.kind != kind:
         yield f"verdict: kind is {verdict.kind}, the violated checks give {kind}"
-    names = {check.name for check in violated}
-    if any(fault.finding not in names for fault in verdict.faults):
-        yield "verdict: a fault rests on a check that is not violated"
-    if bool(verdict.faults) != bool(names):
-        yield f"verdict: {len(verdict.faults)} faults of {len(names)} violated checks"
+    if bool(verdict.faults) != bool(violated):
+        yield f"verdict: {len(verdict.faults)} faults of {len(violated)} violated checks"
     if verdict.fault and not verdict.faults:
         yield "verdict: a fault is named that is not among faults"

@@ -14,7 +14,6 @@ import torch
 from hand_written_support import CLAIM, HandWritten
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from resume_support import RESUMING, StepwiseModule
-from stages import staged
 from training_support import PrivateModule, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit
@@ -201,9 +200,10 @@ def stretched(state: Any, steps: int) -> Any:
     return steps if type(state) is int and state == 40 else state
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("accountant", "stated"),
-    staged(quick=[("rdp", {})], heavy=[("prv", {"claimed_epsilon": 8.0}), ("prv", {})]),
+    [("rdp", {}), ("prv", {"claimed_epsilon": 8.0}), ("prv", {})],
 )
 def test_a_history_of_a_thousand_million_steps_loads_and_reports_in_bounded_time(
     tmp_path: Path, accountant: str, stated: dict[str, Any]

@@ -44,7 +44,8 @@ def root(tmp_path: Path) -> Path:
     return made
 
 
-@pytest.mark.parametrize("given", staged(quick=[False], heavy=[True]))
+@pytest.mark.heavy
+@pytest.mark.parametrize("given", [False, True])
 def test_a_violation_beside_a_slower_correct_training_is_not_hidden(
     tmp_path: Path, root: Path, one: Trainings, other: Trainings, given: bool
 ) -> None:

@@ -15,6 +15,7 @@ from lightning_audit.results.audit_report import (
     LikelyFault,
     OptimizerSeen,
     Outcome,
+    Place,
     Power,
     Verdict,
 )
@@ -75,12 +76,12 @@ def made_report(
 
 
 def _verdict(outcome: Outcome, lacks: tuple[str, ...]) -> Verdict:
-    half = (LikelyFault("half_noise", "half the noise", "noise"),)
+    half = (LikelyFault("half_noise", "half the noise", "noise", place=Place(step=7)),)
     violated = outcome == "VIOLATION"
     return Verdict(
         outcome,
         "mechanism" if violated else None,
-        "the summary of the verdict",
+        "noise: seen" if violated else "the summary of the verdict",
         missing=lacks,
         faults=half if violated else (),
     )

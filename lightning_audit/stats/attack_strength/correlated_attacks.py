@@ -101,9 +101,6 @@ def correlated_attack_posterior(
         epsilon_variance: as in `attack_strength_posterior`.
         strength_shapes: as in `attack_strength_posterior`.
 
-    Returns:
-        The posterior.
-
     Raises:
         ValueError: If an argument is out of its range, or an attack has fewer challenges of a side
             than depend on each other.

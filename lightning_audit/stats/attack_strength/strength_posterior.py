@@ -188,9 +188,6 @@ def attack_strength_posterior(
             of epsilon.
         strength_shapes: both shapes >= 1 of the Beta prior of the strength.
 
-    Returns:
-        The posterior.
-
     Raises:
         ValueError: If an argument is out of its range, there is no attack, or ``delta`` is so large
             next to what the counts tell that the quadrature would not be exact.
@@ -234,17 +231,8 @@ def epsilon_posterior_at_strength(
     It shows what an assumed strength does to the interval: next to 1 it is nearly the posterior of
     an attack that is the best one possible, at 0 it has no upper limit but the prior's.
 
-    Args:
-        counts: as in `attack_strength_posterior`.
-        delta: delta in [0, 1).
-        strength: strength in [0, 1).
-        epsilon_variance: as in `attack_strength_posterior`.
-
-    Returns:
-        The posterior of epsilon.
-
-    Raises:
-        ValueError: If an argument is out of its range, or there is no attack.
+    ``strength`` is in [0, 1); the other arguments and the errors are those of
+    `attack_strength_posterior`.
 
     Example:
         >>> counts = attack_counts(200, 500, 200, 500)

@@ -119,13 +119,7 @@ def mu_noncentral_t_from_scores(
     .. math:: D = \bar x_1 - \bar x_0, \qquad
         \mathrm{SS} = \sum_i (x_{1i} - \bar x_1)^2 + \sum_j (x_{0j} - \bar x_0)^2
 
-    Args:
-        scores_in: Scores with the canary in, ``[n_in]``, in any unit.
-        scores_out: Scores with the canary out, ``[n_out]``, in the same unit.
-        significance: Probability in (0, 1) with which the limit may fail.
-
-    Returns:
-        The limit >= 0; 0 where a group is empty or fewer than three scores were given.
+    Scores in and out are ``[n_in]`` and ``[n_out]``, in one unit, whichever.
 
     Raises:
         ValueError: If scores are not one-dimensional, not finite or all alike within both groups,
@@ -136,9 +130,6 @@ def mu_noncentral_t_from_scores(
         >>> inside, outside = 1.0 + rng.standard_normal(500), rng.standard_normal(700)
         >>> 0.8 < mu_noncentral_t_from_scores(inside, outside, 0.05) < 1.0
         True
-
-    References:
-        Johnson and Welch, "Applications of the non-central t-distribution", Biometrika 31, 1940.
     """
     groups = [np.asarray(scores, dtype=np.float64) for scores in (scores_in, scores_out)]
     for name, scores in zip(("scores_in", "scores_out"), groups, strict=True):

@@ -76,15 +76,10 @@ def auroc(scores_in: ArrayLike, scores_out: ArrayLike) -> float:
     .. math:: \frac{1}{n_1 n_0} \sum_{i,j} \bigl(\mathbf 1\{x_i > y_j\}
         + \tfrac12 \mathbf 1\{x_i = y_j\}\bigr)
 
-    Args:
-        scores_in: Scores with the canary in, ``[n_in]``.
-        scores_out: Scores with the canary out, ``[n_out]``.
+    Arguments and errors are those of `roc_curve`.
 
     Returns:
         The area in [0, 1]; .5 where nothing is told apart.
-
-    Raises:
-        ValueError: As `roc_curve`.
 
     Example:
         >>> auroc([1.0, 2.0, 3.0], [0.0, 2.0])
@@ -107,16 +102,10 @@ def tpr_at_fpr(scores_in: ArrayLike, scores_out: ArrayLike, fpr: float) -> float
     That of a threshold: no straight line is drawn between two points of the curve, so that no rate
     is named that no threshold has, and with fewer than 1 / fpr scores "out" none of them may pass.
 
-    Args:
-        scores_in: Scores with the canary in, ``[n_in]``.
-        scores_out: Scores with the canary out, ``[n_out]``.
-        fpr: False positive rate in [0, 1].
+    ``fpr`` is in [0, 1]; the other arguments and the errors are those of `roc_curve`.
 
     Returns:
         The rate in [0, 1], an estimate.
-
-    Raises:
-        ValueError: As `roc_curve`, or if ``fpr`` is not in [0, 1].
 
     Example:
         >>> tpr_at_fpr([1.0, 2.0, 3.0, 4.0], [0.0, 0.5, 1.5, 3.5], fpr=0.25)

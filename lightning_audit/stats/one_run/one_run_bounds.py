@@ -139,9 +139,6 @@ def named_one_run_bound(
         sides: "both" to guess half of them in and half out, "in" to guess all in, as for an attack
             that tells members only. "white_box" and "gaussian_pair" take the last three's defaults.
 
-    Returns:
-        The bound with its labels.
-
     Raises:
         ValueError: An argument out of its range or that the method has not, or scores that are no
             vectors of numbers.

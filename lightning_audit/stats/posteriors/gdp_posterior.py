@@ -2,6 +2,10 @@
 
 As `stats.posteriors.posterior`, with the same reservations: an estimate and not a bound, for
 one threshold fixed beforehand, and never evidence by being positive in the two-sided region.
+
+References:
+    Nasr et al., "Tight auditing of differentially private machine learning", USENIX Security 2023,
+    equation 13.
 """
 
 from __future__ import annotations
@@ -66,10 +70,6 @@ def mu_posterior_cdf(
         >>> counts = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
         >>> round(mu_posterior_cdf(0.751026, counts), 5)
         0.05
-
-    References:
-        Nasr et al., "Tight auditing of differentially private machine learning", USENIX Security
-        2023, equation 13.
     """
     value, flat, shape = broadcast("mu", mu, counts)
     return shaped(_of_mu(flat, region, prior).cdf(value), shape)
@@ -116,10 +116,6 @@ def mu_posterior_quantile(
         >>> counts = ConfusionCounts(fn=10, tp=990, fp=5, tn=995)
         >>> round(mu_posterior_quantile(0.05, counts), 5)
         4.58925
-
-    References:
-        Nasr et al., "Tight auditing of differentially private machine learning", USENIX Security
-        2023, equation 13.
     """
     tail = tail_for(probability)
     return quantile(_of_mu(counts, region, prior, tail), probability, counts)

@@ -97,18 +97,11 @@ def gaussian_pair_epsilon(
     `lightning_audit.stats.tradeoff.gdp.gaussian_epsilon` of the difference of the means in standard
     deviations. Newton's method on the logarithm of the divergence, inside a bracket.
 
-    Args:
-        mean_p: As of `gaussian_pair_delta`, like the next three.
-        std_p: Standard deviation of P > 0.
-        mean_q: Mean of Q.
-        std_q: Standard deviation of Q > 0.
-        delta: Delta in (0, 1). At delta = 0 epsilon would be infinite.
+    ``delta`` is in (0, 1), as epsilon would be infinite at 0; the other arguments and the errors
+    are those of `gaussian_pair_delta`.
 
     Returns:
         Epsilon >= 0: a float for numbers, an array of the broadcast shape for arrays.
-
-    Raises:
-        ValueError: As `gaussian_pair_delta`, or if ``delta`` is not in (0, 1).
 
     Example:
         >>> round(gaussian_pair_epsilon(1.0, 1.0, 0.0, 1.0, 1e-5), 8)

@@ -102,9 +102,6 @@ def gaussian_epsilon(mu: float | NDArray[Any], delta: float | NDArray[Any]) -> f
         4.3771781
         >>> gaussian_epsilon(np.array([0.0, 0.1, 10.0, np.inf]), 1e-5).round(6)
         array([ 0.      ,  0.340669, 91.81729 ,       inf])
-
-    References:
-        As of `gaussian_delta`.
     """
     m, d = np.broadcast_arrays(each(non_negative, "mu", mu), each(delta_in_unit, "delta", delta))
     epsilon = np.zeros(m.shape)
@@ -139,9 +136,6 @@ def gaussian_mu(epsilon: float | NDArray[Any], delta: float | NDArray[Any]) -> f
         1.666
         >>> gaussian_mu(np.array([1.0, 4.0]), 1e-5).round(4)
         array([0.2681, 0.9249])
-
-    References:
-        As of `gaussian_delta`.
     """
     eps, d = np.broadcast_arrays(
         each(non_negative, "epsilon", epsilon), each(delta_in_unit, "delta", delta)

@@ -117,11 +117,10 @@ def test_a_delta_that_no_table_follows_is_refused() -> None:
         attack_strength_posterior(attack_counts(10, 10**6, 10, 10**6), 0.1)
 
 
-# The first thirty draws of seed 7 are unlucky (p = .002 to .008) and its sixty are not (.36); fewer
-# draws are those of another seed.
-@pytest.mark.parametrize(("runs", "seed"), staged(heavy=[(15, 1)], nightly=[(60, 7)]))
-def test_the_interval_holds_its_level_averaged_over_the_prior(runs: int, seed: int) -> None:
-    rng = np.random.default_rng(seed)
+# The heavy stage has the first draws of the nightly's; 200 draws of this seed give p = .12 and .39.
+@pytest.mark.parametrize("runs", staged(heavy=[15], nightly=[60]))
+def test_the_interval_holds_its_level_averaged_over_the_prior(runs: int) -> None:
+    rng = np.random.default_rng(2026)
     ranks = []
     for _ in range(runs):
         epsilon, s = abs(rng.normal(0, np.sqrt(10))), rng.random()
