@@ -19,10 +19,10 @@ from stages import staged
 
 import lightning_audit
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
-from lightning_audit.callbacks.audit_arguments import FINDINGS
 from lightning_audit.canaries import Dirac, Spread
 from lightning_audit.checks.evidence import SHARES
 from lightning_audit.cli import main as cli
+from lightning_audit.config.audit_config import FINDINGS
 from lightning_audit.stats.bounds.named_bounds import METHODS
 from lightning_audit.testing.faults import FAULTS
 

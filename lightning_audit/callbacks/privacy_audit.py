@@ -12,7 +12,7 @@ from lightning_audit.callbacks import audit_arguments as arguments
 from lightning_audit.callbacks._namespaces import Callback, of_its_run, refused_as_lightning_does
 from lightning_audit.callbacks.figures import send_report_figure
 from lightning_audit.callbacks.outcome import raise_for, show, warn_of_end
-from lightning_audit.callbacks.same_training import goes_on, leave
+from lightning_audit.callbacks.same_training import goes_on, note_end
 from lightning_audit.callbacks.strategy_hooks import StrategyHook, show_batches, watch_loaders
 from lightning_audit.callbacks.trainer_refusals import refuse_trainer
 from lightning_audit.canaries.gradient import GradientCanary
@@ -20,7 +20,7 @@ from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.run.audit_run import AuditRun
-from lightning_audit.run.checkpoint import opened
+from lightning_audit.run.checkpoint import verified
 from lightning_audit.stats.bounds.named_bounds import BOUND_NAMES
 from lightning_audit.verdict.pass_blockers import Resolution
 
@@ -139,7 +139,7 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         self._kept: dict[str, Any] = {}
         self._run: AuditRun | None = None
         self._report: AuditReport | None = None
-        self._ended = self._told = False
+        self._ended = self._violation_logged = False
         self._hooks: list[StrategyHook] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -163,14 +163,14 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         again = goes_on(trainer, pl_module, self._kept)
         if not again:
             self._report, self._kept = None, {}
-        self._ended = self._told = False
+        self._ended = self._violation_logged = False
         audits = sum(isinstance(callback, PrivacyAudit) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         refuse_trainer(trainer, audits)
         directory = self.report_dir or Path(trainer.default_root_dir) / "audit"
         run = AuditRun(self.config, trainer, directory)
         run.take_directory(again=again)
         if again:
-            run.keep(opened(self._kept), self._report)
+            run.keep(verified(self._kept), self._report)
         self._run = run
         if not run.ranks.several:  # each process would see its own share of the records
             self._hooks.append(watch_loaders(trainer, run.lints.watch))
@@ -200,7 +200,7 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         Raises:
             MisconfigurationException: it is not as an audit of this version saved it.
         """
-        state = opened(state_dict)
+        state = verified(state_dict)
         self._kept = dict(state_dict)
         if self._run is not None:  # Lightning loads checkpoints after `setup`
             self._run.keep(state)
@@ -210,7 +210,7 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         """Attach to the optimizers and read how the loader samples."""
         run.start(trainer.train_dataloader, trainer.global_step)
         run.optimizers.follow(trainer.optimizers, pl_module)
-        run.remark(trainer)
+        run.note_trainer_settings(trainer)
         if run.way_to_batches(trainer, pl_module) is not None:
             self._hooks.append(show_batches(trainer, pl_module, run))
 
@@ -278,9 +278,9 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         named = {f"{self.log_prefix}/{name}": value for name, value in metrics.items()}
         pl_module.log_dict(named, sync_dist=run.ranks.several)
         if report.verdict.outcome == "VIOLATION":
-            if not self._told and run.ranks.is_first:
+            if not self._violation_logged and run.ranks.is_first:
                 _log.error("privacy audit: %s", report.verdict.summary)
-                self._told = True
+                self._violation_logged = True
             if self.on_violation in ("raise", "stop") and not run.trial:
                 trainer.should_stop = True
 
@@ -341,7 +341,7 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
             run.files.release()
         # Checkpoints may be saved after the training, too.
         self._report, self._kept = run.report, run.optimizers.state()
-        leave(trainer, pl_module, self._kept)
+        note_end(trainer, pl_module, self._kept)
 
     def _unhook(self, run: AuditRun) -> None:
         for hook in self._hooks:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit.accounting.step_history import Phases, StepHistory
+from lightning_audit.accounting.phases import Phase
+from lightning_audit.accounting.step_history import StepHistory
 from lightning_audit.checks.coin_guesses import Guesses
 from lightning_audit.checks.evidence import shared_log_e
 from lightning_audit.checks.integrity import gradient_replaced_result
@@ -98,8 +99,8 @@ class AuditMonitor:
         )
 
     @property
-    def history(self) -> Phases:
-        """Phases of (noise_multiplier, sample_rate, steps), in the order of first appearance."""
+    def history(self) -> tuple[Phase, ...]:
+        """What was claimed of the steps, in the order of first appearance."""
         return self.claims.phases()
 
     def signal_over_noise(self, significance: float) -> SignalOverNoise:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lightning_audit.accounting.spending import History
+from lightning_audit.accounting.phases import Phase
 
 #: What a checkpoint's run goes on with whatever it is now, or is compared elsewhere.
 _NOT_COMPARED = {"claim", "resolution", "canaries", "on_violation", "on_inconclusive", "seed"}
@@ -44,7 +44,7 @@ def describe_changes(kept: Mapping[str, Any], now: Mapping[str, Any], steps: int
 
 
 def refuse_mechanism(
-    kept: Mapping[str, Any], now: Mapping[str, Any], histories: Sequence[History], steps: int
+    kept: Mapping[str, Any], now: Mapping[str, Any], history: Sequence[Phase], steps: int
 ) -> None:
     """Raise if the mechanism that is claimed is not the one that the steps were read against.
 
@@ -54,17 +54,16 @@ def refuse_mechanism(
     Args:
         kept: `AuditConfig.settings` of the checkpoint.
         now: those from now on.
-        histories: phases of the steps so far, of each private optimizer.
+        history: phases of the steps so far, of all private optimizers.
         steps: how many there are.
 
     Raises:
         ValueError: another noise multiplier, clipping norm, batch size or sample rate is claimed,
             and the steps so far do not show that they had it.
     """
-    phases = [phase for history in histories for phase in history]
     seen = {
-        "claim.noise_multiplier": {sigma for sigma, _, _ in phases},
-        "claim.sample_rate": {rate for _, rate, _ in phases},
+        "claim.noise_multiplier": {phase.noise_multiplier for phase in history},
+        "claim.sample_rate": {phase.sample_rate for phase in history},
     }
     for name, before, after in _changes(kept, now):
         if not name.startswith("claim."):

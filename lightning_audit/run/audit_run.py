@@ -71,7 +71,7 @@ class AuditRun:
             RuntimeError: that is so in the first process.
         """
         files = self.files
-        self.ranks.from_first(lambda: files.take(again=again) if files is not None else None)
+        self.ranks.from_first(lambda: files.acquire(again=again) if files is not None else None)
 
     @property
     def session(self) -> AuditSession | None:
@@ -89,7 +89,7 @@ class AuditRun:
         """Change to the directory of the run that a checkpoint is of, if there is one."""
         if self.files is not None:
             if run := self.optimizers.kept.get("run"):
-                self.files.go_on(run)
+                self.files.change_to(run)
             for note in self.files.notes:
                 self.facts.note(note)
 
@@ -97,7 +97,7 @@ class AuditRun:
         """Go on from a checkpoint's state as soon as the optimizers are there.
 
         Args:
-            state: of the audit, as it was before it was sealed.
+            state: of the audit, as it was before it got its checksum.
             report: what was written of it last, if this process wrote it.
         """
         self.optimizers.kept, self.report = state, report
@@ -112,7 +112,7 @@ class AuditRun:
         self.keep({})
         same = isinstance(state, dict) and state.get("run") == held["run"]
         if not same and self.files is not None:  # the report there is another training's
-            self.files.make_room()
+            self.files.set_report_aside()
 
     def take_up(self, trainer: Any, module: torch.nn.Module) -> None:
         """Where nothing is left to train: go on with a checkpoint's audit without a step.
@@ -176,10 +176,10 @@ class AuditRun:
                 "audit's state: earlier steps were not observed"
             )
 
-    def remark(self, trainer: Any) -> None:
+    def note_trainer_settings(self, trainer: Any) -> None:
         """Note what the Trainer's arguments do to the private optimizers."""
         for session in self.sessions:
-            self.lints.remark(session.step.optimizer, trainer)
+            self.lints.note_trainer_settings(session.step.optimizer, trainer)
 
     # ------------------------------------------------------------------ each step and epoch
 

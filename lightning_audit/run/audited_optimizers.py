@@ -22,7 +22,12 @@ from lightning_audit.lints.untrained import fingerprints
 from lightning_audit.record.report_directory import record_name
 from lightning_audit.record.store import ObservationStore, RecordHeader
 from lightning_audit.results.refusal import UnauditableTraining
-from lightning_audit.run.checkpoint import VERSION, cannot_go_on, going_on, sealed
+from lightning_audit.run.checkpoint import (
+    VERSION,
+    refusing_what_does_not_fit,
+    unusable_checkpoint,
+    with_checksum,
+)
 from lightning_audit.run.optimizer_audit import OptimizerAudit, facts_of, label_of, new_session
 from lightning_audit.run.optimizer_refusals import (
     hand_written_step,
@@ -82,9 +87,9 @@ class AuditedOptimizers:
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds of the audit: tensors and plain values."""
         if not self.audits:
-            return sealed(self.kept) if self.kept else {}
+            return with_checksum(self.kept) if self.kept else {}
         first, *others = (audit.state() for audit in self.audits)
-        return sealed(
+        return with_checksum(
             {
                 "version": VERSION,
                 "run": self._name,
@@ -179,7 +184,7 @@ class AuditedOptimizers:
             self._name = kept["run"]
             self.config = replace(self.config, seed=kept["config"]["seed"])
             if len(states) != len(steps):
-                raise cannot_go_on(
+                raise unusable_checkpoint(
                     f"it was saved with {len(states)} private optimizers, the training has "
                     f"{len(steps)}; resume with the same optimizers."
                 )
@@ -205,7 +210,7 @@ class AuditedOptimizers:
         if not kept:
             return
         try:
-            with going_on():
+            with refusing_what_does_not_fit():
                 self._load(kept, states)
         except UnauditableTraining:
             for session in self.sessions:
@@ -219,9 +224,9 @@ class AuditedOptimizers:
             audit.load(state)
         self._untrained = {name: (a, b) for name, (a, b) in kept["untrained"].items()}
         steps = max(session.recorder.steps for session in self.sessions)
-        histories = [session.monitor.history for session in self.sessions]
+        history = [phase for session in self.sessions for phase in session.monitor.history]
         before, now = kept["config"], self.config.settings()
-        refuse_mechanism(before, now, histories, steps)
+        refuse_mechanism(before, now, history, steps)
         for sentence in describe_changes(before, now, steps):
             self._facts.note(sentence)
         self._facts.load(kept)

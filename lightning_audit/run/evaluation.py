@@ -9,6 +9,7 @@ from datetime import datetime
 from importlib import metadata
 from typing import Any
 
+from lightning_audit.accounting.phases import Phase, leaking
 from lightning_audit.accounting.spending import epsilon_at_ratio
 from lightning_audit.checks.evidence import shared_log_e
 from lightning_audit.checks.monitor import AuditMonitor
@@ -107,7 +108,7 @@ def build_report(
         delta=config.delta,
         steps=sum(monitor.steps for monitor in monitors),
         observations=sum(monitor.sensitivity.observations for monitor in monitors),
-        history=tuple(run_history(sessions)),
+        history=tuple(dataclasses.astuple(phase) for phase in run_history(sessions)),
         power=_least_power(powers),
         epochs=tuple(facts.epochs),
         settings=config.settings(),
@@ -201,15 +202,15 @@ def _not_excluded(
     seen = [(model, monitor) for model, monitor in zip(models, monitors, strict=True) if model]
     if not seen or verdict.outcome == "VIOLATION":
         return None
-    scaled: list[tuple[float, float | None, int]] = []
+    scaled: list[Phase] = []
     for model, monitor in seen:
         noise, shift = model.not_excluded()
-        quietest = min(sigma for sigma, *_ in monitor.history)
+        history = monitor.history
+        quietest = min(phase.noise_multiplier for phase in history)
         # Beyond this mu of a single step epsilon runs into the hundreds: nothing was excluded.
         if quietest == 0.0 or noise == 0.0 or shift / (noise * quietest) > 20.0:
             return math.inf
-        ratio = shift / noise
-        scaled += [(sigma / ratio, rate, steps) for sigma, rate, steps in monitor.history]
+        scaled += leaking(history, shift / noise)
     return epsilon_at_ratio(scaled, 1.0, config.delta, config.adjacency, lower=False)
 
 

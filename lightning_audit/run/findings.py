@@ -168,7 +168,8 @@ def _divisor_results(
         # A divisor that the claim states is a constant, whatever it happens to be equal to.
         if not records or not rate or expected is None or expected == stated:
             continue
-        noisy = sum(steps for sigma, _, steps in session.monitor.history if sigma > 0)
+        history = session.monitor.history
+        noisy = sum(phase.steps for phase in history if phase.noise_multiplier > 0)
         released = noisy * sum(slot.numel for slot in session.step.layout)
         found = batch_size_result(expected, records, rate, released, promise)
         if found is not None:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightning_audit.accounting.margin import exceeds
+from lightning_audit.accounting.phases import Phase
 from lightning_audit.accounting.spending import (
     EpsilonClaim,
-    History,
     epsilon_claim,
     epsilon_of_parts,
     epsilon_spent,
@@ -65,8 +65,8 @@ class Epsilons:
         return self.claim.claimed_epsilon
 
 
-def run_history(sessions: Sequence[AuditSession]) -> History:
-    """Phases of (noise_multiplier, sample_rate, steps) of all private optimizers."""
+def run_history(sessions: Sequence[AuditSession]) -> tuple[Phase, ...]:
+    """What was claimed of the steps of all private optimizers."""
     return tuple(phase for session in sessions for phase in session.monitor.history)
 
 

@@ -71,7 +71,7 @@ class RunLints:
         self.detach()  # of loaders that were given before: each batch counts once
         self._taps.append(SamplerTap(loader, check.start_epoch, check.take))
 
-    def remark(self, optimizer: Any, trainer: Any) -> None:
+    def note_trainer_settings(self, optimizer: Any, trainer: Any) -> None:
         """Note what the Trainer's arguments do to a private optimizer."""
         accumulated, clip = trainer.accumulate_grad_batches, trainer.gradient_clip_val
         self._facts.batches_per_step = accumulated

@@ -228,7 +228,7 @@ def _in_tensors(case: Case, monitor: AuditMonitor) -> list[Candidate]:
 def _scale(case: Case, monitor: AuditMonitor, finding: str) -> list[Candidate]:
     """The factor by which noise is too small, known ones first."""
     ratio = _smallest(monitor, finding)
-    sigma, norm = monitor.history[-1][0], monitor.last_norm
+    sigma, norm = monitor.history[-1].noise_multiplier, monitor.last_norm
     batch, root = monitor.last_scale, math.sqrt(case.processes)
     read = f"noise and data are {ratio:.3g} times the claimed noise"
     small = f"noise scale too small: the noise is {ratio:.3g} times the claim or less"

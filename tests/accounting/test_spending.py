@@ -45,9 +45,9 @@ def test_an_accountant_is_asked_once_for_each_history_and_delta() -> None:
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
 def test_steps_are_composed_between_the_data_sets_of_the_claim(adjacency: Any) -> None:
-    seen = [(1.0, 0.1, 10)]
+    seen = [Phase(1.0, 0.1, 10)]
     spent = epsilon_spent(seen, [], DELTA, adjacency)
-    assert spent == epsilon_of_history([Phase(1.0, 0.1, 10)], DELTA, adjacency=adjacency)
+    assert spent == epsilon_of_history(seen, DELTA, adjacency=adjacency)
     # A longer history of the accountant counts between the same data sets.
     more = epsilon_spent(seen, [link((1.0, 0.1, 20))], DELTA, adjacency)
     assert more == epsilon_of_history([Phase(1.0, 0.1, 20)], DELTA, adjacency=adjacency)

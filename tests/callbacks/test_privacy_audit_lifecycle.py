@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -115,5 +116,5 @@ def test_replayed_record_gives_the_reports_e_values(tmp_path: Path, kind: Any) -
     for check in of_record:
         assert again[check.name].log_e_value == check.log_e_value
         assert again[check.name].status == check.status
-    assert monitor.history == report.history
+    assert tuple(map(astuple, monitor.history)) == report.history
     assert monitor.steps == report.steps

@@ -15,6 +15,7 @@ from simulated_record import (
     violated,
 )
 
+from lightning_audit.accounting.phases import Phase
 from lightning_audit.checks.monitor import AuditMonitor, replay
 from lightning_audit.record.store import (
     DROPPED,
@@ -116,7 +117,7 @@ def test_steps_without_noise_are_in_the_history_and_in_no_test() -> None:
     made, entries = simulate(50)
     entries["noise_multiplier"][10:] = 0.0
     monitor = monitor_of((made, entries))
-    assert monitor.history == ((1.0, 0.01, 10), (0.0, 0.01, 40))
+    assert monitor.history == (Phase(1.0, 0.01, 10), Phase(0.0, 0.01, 40))
     assert (monitor.steps, monitor.canary_steps, monitor.lost_steps) == (50, 10, 0)
 
 

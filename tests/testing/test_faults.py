@@ -12,7 +12,7 @@ import torch
 from planted import private
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyViolation
-from lightning_audit.callbacks.audit_arguments import FINDINGS
+from lightning_audit.config.audit_config import FINDINGS
 from lightning_audit.testing import faults, trainings
 from lightning_audit.testing.faults import FAULTS, Fault, plant
 from lightning_audit.testing.opacus_trainings import GhostInParts, PhysicalBatches
