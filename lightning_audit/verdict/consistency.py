@@ -108,7 +108,7 @@ def _of_counted_evidence(report: AuditReport) -> Iterator[str]:
             yield f"checks: {name} has {number} {found}, optimizers has {wanted}"
     last = next((row["e_value"] for row in reversed(report.epochs) if "e_value" in row), 0.0)
     if last > 0 and math.log(last) > shared_log_e(report.checks) + _ROUNDING * abs(math.log(last)):
-        yield f"epochs: an e-value of {last:.3g} was logged, and no check has as much"
+        yield f"epochs: an e-value of {last:.3g} was logged, and no check has one as large"
 
 
 def _ran(one: OptimizerSeen, name: str) -> bool:
@@ -143,7 +143,7 @@ def _of_epsilons(report: AuditReport, asked: Asked) -> Iterator[str]:
         yield f"delta is {delta}, settings.delta {asked.delta}"
     known = bool(report.history) and all(rate is not None for _, rate, _ in report.history)
     if known != (spent is not None):
-        yield f"epsilon_spent is {spent}, and history {'tells' if known else 'does not tell'} it"
+        yield f"epsilon_spent is {spent}, and history {'gives' if known else 'does not give'} it"
     for name, number in (("spent", spent), ("claimed", claimed)):
         if number is not None and number < 0:
             yield f"epsilon_{name} is {number}, below 0"
@@ -167,9 +167,9 @@ def _of_epsilons(report: AuditReport, asked: Asked) -> Iterator[str]:
 def _of_bounds(report: AuditReport, asked: Asked) -> Iterator[str]:
     names = [bound.name for bound in report.bounds]
     if len(set(names)) < len(names):
-        yield "bounds: a name stands twice"
+        yield "bounds: a name occurs twice"
     if (_ANYTIME in names) != (report.steps > 0):
-        yield f"bounds: {_ANYTIME} is {'there' if _ANYTIME in names else 'absent'}"
+        yield f"bounds: {_ANYTIME} is {'present' if _ANYTIME in names else 'absent'}"
     named = report.settings.get("bounds")
     own = {_ANYTIME, _OF_CANARIES}
     if not isinstance(named, list) or not {*names} <= own.union(map(str, named)):
@@ -193,7 +193,7 @@ def _of_bounds(report: AuditReport, asked: Asked) -> Iterator[str]:
     strict = SHARES["epsilon"] * asked.significance <= asked.bound_significance
     for sure in surely:
         if isinstance(sure, int | float) and strict and (lower is None or exceeds(sure, lower)):
-            yield f"bounds: epsilon {sure} is proved at the verdict's significance, {lower} here"
+            yield f"bounds: epsilon {sure} is proved at the verdict's level, {lower} in bounds"
 
 
 def _of_verdict(report: AuditReport, asked: Asked) -> Iterator[str]:
@@ -228,4 +228,4 @@ def _of_verdict(report: AuditReport, asked: Asked) -> Iterator[str]:
     if bool(verdict.faults) != bool(violated):
         yield f"verdict: {len(verdict.faults)} faults of {len(violated)} violated checks"
     if verdict.fault and not verdict.faults:
-        yield "verdict: a fault is named that is not among faults"
+        yield "verdict: fault is not the sentence of one of faults"

@@ -94,14 +94,14 @@ def judge(
         return Verdict(
             "INCONCLUSIVE",
             None,
-            "nothing contradicts the claim, but this run could not have shown enough",
+            "no check failed, but a PASS needs more than this run has shown",
             advice="resolve the items under Missing; on_inconclusive='raise' makes such a run fail",
             missing=tuple(lacks),
         )
     return Verdict(
         "PASS",
         None,
-        f"nothing contradicts the claim; {TARGET:.0%} power against {resolution.noise:g}x noise or "
+        f"no check failed; {TARGET:.0%} power against {resolution.noise:g}x noise or "
         f"{resolution.sensitivity:g}x clipping, at the observed gradient variance",
     )
 
@@ -189,7 +189,7 @@ def _violation(
         summary += f" (also: {', '.join(fault.finding for fault in verdict.further)})"
     if monitor and loses_no_privacy(violated, monitor):
         summary += (
-            "; noise and clipping err together, so this loses no privacy by itself, but the "
-            "mechanism is not the stated one"
+            "; noise and clipping are off by the same factor, so this loses no privacy by itself, "
+            "but the mechanism is not the stated one"
         )
     return dataclasses.replace(verdict, summary=summary)

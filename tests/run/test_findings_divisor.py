@@ -144,7 +144,7 @@ def test_a_cost_within_the_claim_of_private_records_cannot_pass(tmp_path: Path) 
     report = fit(tmp_path, PrivateModule(), audit, max_steps=64)
     assert report.verdict.outcome == "INCONCLUSIVE"
     (lack,) = report.verdict.missing
-    assert "what that and the steps cost together is not known" in lack
+    assert "the epsilon of both together is unknown" in lack
     assert "PrivacyClaim(expected_batch_size=...)" in lack
 
 

@@ -15,7 +15,7 @@ def test_healthy_run_passes_and_says_what_it_would_have_seen(seed: int) -> None:
     verdict = verdict_of(simulate(60, seed=seed, data=0.1))
     assert (verdict.outcome, verdict.kind, verdict.missing) == ("PASS", None, ())
     assert verdict.summary == (
-        "nothing contradicts the claim; 95% power against 0.8x noise or 2x clipping, at the "
+        "no check failed; 95% power against 0.8x noise or 2x clipping, at the "
         "observed gradient variance"
     )
 
@@ -37,7 +37,7 @@ def test_data_that_dominate_are_inconclusive_and_never_a_pass(
 ) -> None:
     verdict = verdict_of(simulate(steps, noise=noise, data=data))
     assert verdict.outcome == "INCONCLUSIVE"
-    assert any("the data's part of the gradient hides it" in item for item in verdict.missing)
+    assert any("the gradient variance of the data hides it" in item for item in verdict.missing)
 
 
 def test_noise_and_clipping_that_err_together_are_a_violation_that_loses_no_privacy() -> None:
@@ -105,7 +105,7 @@ def test_nothing_observed_is_inconclusive() -> None:
 def test_summary_of_a_violation_leads_with_what_was_measured() -> None:
     record = simulate(60, noise=0.5)
     verdict = verdict_of(record)
-    assert verdict.summary.startswith("noise: the noise is at most 0.")
+    assert verdict.summary.startswith("noise: noise std <= 0.")
     assert by_name(monitor_of(record))["noise"].message in verdict.summary
 
 

@@ -23,7 +23,7 @@ def test_resolution_names_a_sensitivity_of_at_most_one(sensitivity: float) -> No
 def test_dead_canary_is_inconclusive_with_its_reason() -> None:
     verdict = verdict_of(simulate(200, shift=0.0))
     assert verdict.outcome == "INCONCLUSIVE"
-    assert any("the canary's own signal was not seen" in item for item in verdict.missing)
+    assert any("the canaries' signal was not detected" in item for item in verdict.missing)
 
 
 def test_clipping_to_less_than_half_is_inconclusive_too() -> None:
