@@ -150,7 +150,7 @@ class OptimizerSeen:
         shift_lower: lower 95 % limit of a canary's own signal, in units of the clipping norm; None
             or -inf if it was not seen.
         power: what the steps could have shown, by part of the resolution; empty while they go on.
-        lacks: what else stands in the way of a pass, in sentences.
+        pass_blockers: what else stands in the way of a pass, in sentences.
     """
 
     label: str
@@ -162,7 +162,7 @@ class OptimizerSeen:
     oversize: float
     shift_lower: float | None
     power: Mapping[str, Power]
-    lacks: tuple[str, ...] = ()
+    pass_blockers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class AuditReport:
         other_records: file names of the observations of further private optimizers; steps,
             observations, history and operating points are those of all of them.
         optimizers: for each private optimizer what the verdict rests on beside the checks.
-        lacks: what else stands in the way of a pass, in sentences.
+        pass_blockers: what else stands in the way of a pass, in sentences.
         schema_version: layout of this report.
     """
 
@@ -217,7 +217,7 @@ class AuditReport:
     operating_points: tuple[OperatingPoint, ...] = ()
     other_records: tuple[str, ...] = ()
     optimizers: tuple[OptimizerSeen, ...] = ()
-    lacks: tuple[str, ...] = ()
+    pass_blockers: tuple[str, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
     @property

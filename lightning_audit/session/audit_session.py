@@ -207,7 +207,7 @@ class AuditSession(StepPlanner):
         """Whether the training's own code shows where its noise is in."""
         return False
 
-    def lacks(self) -> list[str]:
+    def pass_blockers(self) -> list[str]:
         """What stands in the way of a pass, in sentences."""
         if not self.processing.followed and self._settings.signal == 1.0:
             return [*self.missing, _NOT_FOLLOWED]

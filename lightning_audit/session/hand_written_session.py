@@ -190,9 +190,9 @@ class HandWrittenSession(AuditSession):
         self._silent += self._changed_at is None and not self._asked
         return self._empty(NOT_PLANNED)
 
-    def lacks(self) -> list[str]:
+    def pass_blockers(self) -> list[str]:
         """What stands in the way of a pass, in sentences."""
         steps = self.recorder.steps
         if self._silent <= MAX_LOST * steps:
-            return super().lacks()
-        return [*super().lacks(), _SILENT.format(silent=self._silent, steps=steps)]
+            return super().pass_blockers()
+        return [*super().pass_blockers(), _SILENT.format(silent=self._silent, steps=steps)]

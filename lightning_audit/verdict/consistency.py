@@ -19,8 +19,8 @@ from lightning_audit.results.audit_report import KINDS, AuditReport, CheckResult
 from lightning_audit.verdict.check_status import contradictions_of_checks
 from lightning_audit.verdict.pass_blockers import (
     Asked,
-    lacks_of_optimizer,
-    lacks_of_run,
+    blockers_of_optimizer,
+    blockers_of_run,
     outcome_of,
 )
 from lightning_audit.verdict.root import contradictions_of_root
@@ -198,21 +198,21 @@ def _of_bounds(report: AuditReport, asked: Asked) -> Iterator[str]:
 
 def _of_verdict(report: AuditReport, asked: Asked) -> Iterator[str]:
     verdict = report.verdict
-    others = report.lacks
-    lacks = lacks_of_run(
+    others = report.pass_blockers
+    blockers = blockers_of_run(
         asked, report.checks, report.epsilon_spent, others, complete=report.complete
     )
     for one in report.optimizers or (None,):
-        lacks += lacks_of_optimizer(one, asked.resolution)
-    outcome = outcome_of(report.checks, lacks)
+        blockers += blockers_of_optimizer(one, asked.resolution)
+    outcome = outcome_of(report.checks, blockers)
     violated = [check for check in report.checks if check.status == "violated"]
     if verdict.outcome != outcome:
-        why = {"VIOLATION": [f"{c.name} is violated" for c in violated], "INCONCLUSIVE": lacks}
+        why = {"VIOLATION": [f"{c.name} is violated" for c in violated], "INCONCLUSIVE": blockers}
         reason = "; ".join(why.get(outcome, ["nothing is violated and nothing is missing"]))
         yield f"verdict: outcome is {verdict.outcome}, the report gives {outcome}: {reason}"
     if verdict.outcome == "PASS":
-        if verdict.missing:
-            yield f"verdict: outcome is PASS, and missing: {'; '.join(verdict.missing)}"
+        if verdict.pass_blockers:
+            yield f"verdict: outcome is PASS, and missing: {'; '.join(verdict.pass_blockers)}"
         yield from (
             f"verdict: outcome is PASS, and {check.name} has not run"
             for check in report.checks
@@ -220,7 +220,7 @@ def _of_verdict(report: AuditReport, asked: Asked) -> Iterator[str]:
             and check.name in REGISTRY
             and REGISTRY[check.name].must_run
         )
-    if verdict.outcome == "INCONCLUSIVE" and not verdict.missing:
+    if verdict.outcome == "INCONCLUSIVE" and not verdict.pass_blockers:
         yield "verdict: outcome is INCONCLUSIVE, and nothing is missing"
     kind = next((k for k in KINDS if any(check.kind == k for check in violated)), None)
     if verdict.kind != kind:

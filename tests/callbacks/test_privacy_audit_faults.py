@@ -291,7 +291,7 @@ def test_training_without_claimed_noise_cannot_keep_a_claimed_epsilon(tmp_path: 
 def test_training_without_claimed_noise_never_passes_and_is_told_so(tmp_path: Path) -> None:
     report = fit(tmp_path, PrivateModule(noise_multiplier=0.0), PrivacyAudit(seed=1), max_steps=40)
     assert report.verdict.outcome != "PASS"
-    said = " ".join([report.verdict.summary, report.verdict.fault, *report.verdict.missing])
+    said = " ".join([report.verdict.summary, report.verdict.fault, *report.verdict.pass_blockers])
     assert "noise" in said, report.verdict
 
 

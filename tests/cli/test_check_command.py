@@ -179,11 +179,11 @@ def _rated_lower(data: Report) -> None:
             "outcome is PASS, the report gives INCONCLUSIVE: the training has not ended",
         ),
         (
-            lambda data: data["verdict"].update(missing=["more steps"]),
+            lambda data: data["verdict"].update(pass_blockers=["more steps"]),
             "outcome is PASS, and missing: more steps",
         ),
         (
-            lambda data: data.update(lacks=["the loader"]),
+            lambda data: data.update(pass_blockers=["the loader"]),
             "outcome is PASS, the report gives INCONCLUSIVE: the loader",
         ),
         (lambda data: data.update(checks=[]), "checks: noise occurs 0 times, not 1"),
@@ -228,8 +228,8 @@ def test_an_inconclusive_report_is_not_edited_to_pass(
     trained: Callable[[str], str], gate: Gate
 ) -> None:
     def change(data: Report) -> None:
-        data["verdict"].update(outcome="PASS", missing=[])
-        data.update(complete=True, lacks=[])
+        data["verdict"].update(outcome="PASS", pass_blockers=[])
+        data.update(complete=True, pass_blockers=[])
 
     code, errors = gate(with_(trained("broken off"), change))
     assert code == 2
@@ -274,7 +274,10 @@ def test_an_inconclusive_report_is_not_edited_to_pass(
         (lambda text: with_(text, lambda data: data.update(schema_version=3)), "reads 4 only"),
         (lambda text: with_(text, lambda data: data.update(schema_version=10**9)), "upgrade"),
         (lambda text: with_(text, lambda data: data.update(schema_version=True)), "no schema_vers"),
-        (lambda text: with_(text, lambda data: data.pop("lacks")), "field: lacks is absent"),
+        (
+            lambda text: with_(text, lambda data: data.pop("pass_blockers")),
+            "field: pass_blockers is absent",
+        ),
         (
             lambda text: with_(text, lambda data: data["checks"][2].update(share="0.1")),
             "checks[2].share='0.1' must be a number",

@@ -104,7 +104,7 @@ def test_absent_numbers_come_back_as_none() -> None:
         record=None,
         checks=(),
         complete=False,
-        verdict=Verdict("PASS", None, "fine", missing=("more steps", "a claim")),
+        verdict=Verdict("PASS", None, "fine", pass_blockers=("more steps", "a claim")),
     )
     assert AuditReport.from_json(empty.to_json()) == empty
 

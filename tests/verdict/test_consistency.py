@@ -124,7 +124,7 @@ def test_what_cannot_be_in_a_violation_is_told(
 
 
 def test_an_inconclusive_verdict_says_what_is_missing() -> None:
-    found = told(lambda data: data["verdict"].update(missing=[]), "INCONCLUSIVE")
+    found = told(lambda data: data["verdict"].update(pass_blockers=[]), "INCONCLUSIVE")
     assert found == ["verdict: outcome is INCONCLUSIVE, and nothing is missing"]
 
 
