@@ -245,7 +245,9 @@ def _verdict(
     if clipping or noise:
         fault = likely_fault(shifts, noises, goal, len(released.sizes), batch_size)
         if fault.name == "another_unit":
-            return Verdict("INCONCLUSIVE", None, fault.sentence, missing=("the unit of the sum",))
+            return Verdict(
+                "INCONCLUSIVE", None, fault.sentence, pass_blockers=("the unit of the sum",)
+            )
         what = " and ".join(part for part, hit in (("clip", clipping), ("add noise", noise)) if hit)
         return Verdict(
             "VIOLATION",
@@ -259,7 +261,9 @@ def _verdict(
             "INCONCLUSIVE",
             None,
             f"{released.calls:,} calls are too few beside noise of this size: only {reach}",
-            missing=(f"calls: a shift of {_RESOLUTION:g} times C would not be found for sure",),
+            pass_blockers=(
+                f"calls: a shift of {_RESOLUTION:g} times C would not be found for sure",
+            ),
             advice="raise calls or batch_size",
         )
     added = shifts["of norm C"].shift
@@ -269,7 +273,7 @@ def _verdict(
             None,
             f"gradients of norm C add {added:.3g} times C: more noise than is stated, or a sum "
             "that is clipped as a whole, which more calls would show",
-            missing=("gradients that add up as is stated",),
+            pass_blockers=("gradients that add up as is stated",),
             advice="raise calls, or state the clipping norm that is used",
         )
     return Verdict(

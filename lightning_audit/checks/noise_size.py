@@ -152,8 +152,7 @@ class WitnessNoiseCheck:
         return (
             self.pooled.result(
                 "noise and data together are at least the claimed noise",
-                f"the noise is at most {smallest:.3g} times the claim, over the run and where data "
-                "are quiet",
+                f"noise std <= {smallest:.3g}x claimed (quietest tensor)",
                 _ADVICE,
                 evidence,
             ),

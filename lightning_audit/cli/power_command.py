@@ -1,4 +1,4 @@
-"""`lightning-audit power`: observations that it takes to tell that a claim is false."""
+"""`lightning-audit power`: steps and canary readings needed to refute a false claim."""
 
 from __future__ import annotations
 
@@ -51,18 +51,16 @@ class TestPower:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     parser.description = (
-        "Readings of canaries, and steps, after which the audit's tests and the bounds "
-        "of the literature tell that one step is not as private as claimed. For Gaussian noise, "
+        "Canary readings, and steps, after which the audit's tests and the bounds "
+        "of the literature detect that one step is less private than claimed. For Gaussian noise, "
         "without simulation. Exits with 0, or with 2 if it cannot be computed."
     )
-    for name, what in (("claimed", "claimed for one step"), ("true", "that one step really has")):
+    for name, what in (("claimed", "claimed for one step"), ("true", "of one step in truth")):
         parser.add_argument(
             f"--{name}-epsilon", required=True, type=float, metavar="X", help=f"epsilon {what}"
         )
     parser.add_argument("--delta", required=True, type=float, help="delta of both, in (0, 1)")
-    parser.add_argument(
-        "--target", type=float, default=0.95, help="probability to tell (default: 0.95)"
-    )
+    parser.add_argument("--target", type=float, default=0.95, help="power (default: 0.95)")
     parser.add_argument(
         "--significance",
         type=float,
@@ -115,7 +113,7 @@ def _mus(claimed_epsilon: float, true_epsilon: float, delta: float) -> tuple[flo
     if true <= claimed:
         raise ValueError(
             f"true_epsilon={true!r} must exceed claimed_epsilon={claimed!r}; a claim that holds is "
-            "refuted by nothing but a false alarm."
+            "refuted only by a false alarm."
         )
     small = _validate.open_unit("delta", delta, "such as 1e-5; no Gaussian mechanism has delta 0")
     return float(gaussian_mu(claimed, small)), float(gaussian_mu(true, small))
@@ -169,9 +167,9 @@ def _as_text(
     lines = [
         f"claim epsilon {options.claimed_epsilon:g}, truth {options.true_epsilon:g} at delta "
         f"{options.delta:g} (mu {claimed:.5g} and {true:.5g}) for one reading of a canary",
-        f"to tell with probability {options.target:g} ({options.canaries} canaries a step):",
+        f"needed for a power of {options.target:g} ({options.canaries} canaries a step):",
         "",
-        f"{'test':<22}{'sees':<20}{'false alarm':>12}{'readings':>12}{'steps':>10}",
+        f"{'test':<22}{'detects':<20}{'false alarm':>12}{'readings':>12}{'steps':>10}",
     ]
     for test in tests:
         counts = (
@@ -182,11 +180,11 @@ def _as_text(
         )
     lines += [
         "",
-        "audit: every step is looked at; a share of the whole audit's false alarms; the power at "
-        "the last step",
+        "audit: anytime-valid, at a share of the whole audit's significance; the power is at the "
+        "last step",
         "bound: one look, half of the readings with the canary, a threshold fixed midway; "
         "fdp_bayes is credible, no confidence bound",
-        "readings without a data term: data in them cost more",
+        "for readings without a data term; gradients of the data raise the numbers",
     ]
     return "\n".join(lines)
 

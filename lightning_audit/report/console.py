@@ -35,19 +35,19 @@ def print_report(report: AuditReport, path: str | os.PathLike[str] | None = None
 
     Args:
         report: what to show.
-        path: where it was saved, to say so; None if it was not.
+        path: where it was saved; None if it was not.
     """
     try:
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
-    except ImportError:  # the table is a convenience, the text says the same
+    except ImportError:  # the text holds the same
         print(as_text(report, path))
         return
-    # What is shown comes from names and messages: nothing in it is markup or a picture.
+    # Names and messages are shown as they are: nothing in them is markup or an emoji.
     console = Console(markup=False, emoji=False, highlight=False)
     table = Table(title="Checks", title_justify="left")
-    for column in ("check", "result", "evidence", "what was seen"):
+    for column in ("check", "result", "evidence", "observed"):
         table.add_column(column, overflow="fold")
     for check in _shown_checks(report):
         mark = Text(_MARKS[check.status], style=_STYLES[check.status])
@@ -105,8 +105,11 @@ def evidence_of(check: CheckResult) -> str:
 
 
 def _epsilon_lines(report: AuditReport) -> list[str]:
+    # Where the user claims none, it is the one that the accountant has for the same steps.
+    accounted = report.settings.get("claimed_epsilon", 0.0) is None
+    source = " (by the accountant)" if accounted else ""
     numbers = {
-        "claimed {}": report.claimed_epsilon,
+        f"claimed {{}}{source}": report.claimed_epsilon,
         "spent {} (composed from the steps)": report.epsilon_spent,
         "proved at least {} (from the readings)": report.epsilon_lower,
         "not excluded up to {}": report.epsilon_not_excluded,

@@ -56,7 +56,7 @@ def draw_epsilon(axes: Axes, report: AuditReport) -> list[str]:
         report: of which run.
 
     Returns:
-        What is to be said beside the picture, such as that nothing was claimed.
+        Notes for the title, such as that nothing was claimed.
     """
     unit, at = _positions(report.epochs)
     names = [name for name in _names(report.epochs) if name.startswith(_PREFIX)]

@@ -74,7 +74,7 @@ class Verdict:
             not explain.
         fault: the likeliest fault in words; empty if none. It is taken of ``faults`` if not given.
         advice: what to do next; empty where ``look_at`` of the root says it.
-        missing: what an inconclusive audit lacks.
+        pass_blockers: what keeps an inconclusive audit from a pass; shown under "Missing".
         faults: what may be wrong, the root first. One with another finding than those before it is
             a further finding, which none of those explains.
 
@@ -87,7 +87,7 @@ class Verdict:
     summary: str
     fault: str = ""
     advice: str = ""
-    missing: tuple[str, ...] = ()
+    pass_blockers: tuple[str, ...] = ()
     faults: tuple[LikelyFault, ...] = ()
 
     def __post_init__(self) -> None:
@@ -132,7 +132,7 @@ def describe(verdict: Verdict) -> str:
             if fault.shares_finding(root)
         ]
         lines += [f"Also: {_further(fault)}" for fault in verdict.further]
-    lines.extend(f"Missing: {item}" for item in verdict.missing)
+    lines.extend(f"Missing: {item}" for item in verdict.pass_blockers)
     if verdict.advice:
         lines.append(f"Next: {verdict.advice}")
     return "\n".join(visible(line) for line in lines)

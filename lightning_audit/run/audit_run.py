@@ -296,8 +296,8 @@ class AuditRun:
         if self.files is not None:
             stores = [session.store for session in self.sessions if session.store is not None]
             troubles = [store.trouble for store in stores if store.trouble]
-            lacks = [text for name, text in self.files.lacks.items() if name not in besides]
-            self.facts.unwritten = [*troubles, *lacks]
+            failed = [text for name, text in self.files.unwritten.items() if name not in besides]
+            self.facts.unwritten = [*troubles, *failed]
         return build_report(
             self.sessions, self.facts, self.config, epsilons, findings, complete=complete
         )

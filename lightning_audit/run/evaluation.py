@@ -27,7 +27,7 @@ from lightning_audit.run.run_epsilons import Epsilons, run_history
 from lightning_audit.run.run_facts import RunFacts
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.verdict.judge import judge, seen_of, worst
-from lightning_audit.verdict.pass_blockers import NOT_ENDED, lacks_of_run
+from lightning_audit.verdict.pass_blockers import NOT_ENDED, blockers_of_run
 from lightning_audit.verdict.power_model import PowerModel
 from lightning_audit.verdict.root import mark_consequences
 
@@ -89,12 +89,14 @@ def build_report(
     ]
     powers = [model.at(config.resolution) if model else {} for model in models]
     seen = tuple(
-        seen_of(session.monitor, power, session.oversize, session.lacks(), optimizer.label)
+        seen_of(session.monitor, power, session.oversize, session.pass_blockers(), optimizer.label)
         for session, power, optimizer in zip(sessions, powers, facts.optimizers, strict=True)
     )
-    lacks = _lacks(facts, config, complete)
-    missing = lacks_of_run(config, findings.all, epsilons.epsilon_spent, lacks, complete=complete)
-    verdict = _verdict(sessions, facts, config, findings, seen, missing)
+    blockers = _other_blockers(facts, config, complete)
+    pass_blockers = blockers_of_run(
+        config, findings.all, epsilons.epsilon_spent, blockers, complete=complete
+    )
+    verdict = _verdict(sessions, facts, config, findings, seen, pass_blockers)
     monitors = [session.monitor for session in sessions]
     records = [session.store.path.name for session in sessions if session.store]
     return AuditReport(
@@ -119,7 +121,7 @@ def build_report(
         created=datetime.now().astimezone().isoformat(timespec="seconds"),
         complete=complete,
         optimizers=seen,
-        lacks=tuple(lacks),
+        pass_blockers=tuple(blockers),
     )
 
 
@@ -139,22 +141,22 @@ def _verdict(
     config: AuditConfig,
     findings: Findings,
     seen: Sequence[OptimizerSeen],
-    missing: Sequence[str],
+    pass_blockers: Sequence[str],
 ) -> Verdict:
     """The worst verdict over the private optimizers."""
     if not sessions:
-        return judge(findings.all, None, None, config.resolution, missing)
+        return judge(findings.all, None, None, config.resolution, pass_blockers)
     verdicts = [
-        judge(checks, session.monitor, shown, config.resolution, missing, facts.processes)
+        judge(checks, session.monitor, shown, config.resolution, pass_blockers, facts.processes)
         for session, checks, shown in zip(sessions, findings.by_optimizer, seen, strict=True)
     ]
     labels = [optimizer.label for optimizer in facts.optimizers]
     broken = {check.optimizer for check in findings.all if check.status == "violated"}
-    return worst(verdicts, labels, missing, broken)
+    return worst(verdicts, labels, pass_blockers, broken)
 
 
 def _notes(sessions: Sequence[AuditSession], facts: RunFacts, verdict: Verdict) -> list[str]:
-    # Where the verdict is inconclusive they stand under what is missing.
+    # Where the verdict is inconclusive they are among its pass_blockers.
     notes = list(facts.unwritten) if verdict.outcome == "VIOLATION" else []
     for session, optimizer in zip(sessions, facts.optimizers, strict=True):
         notes += [optimizer.named(note) for note in session.planner.notes]
@@ -175,21 +177,21 @@ def _operating_points(monitors: Sequence[AuditMonitor]) -> tuple[OperatingPoint,
     )
 
 
-def _lacks(facts: RunFacts, config: AuditConfig, complete: bool) -> list[str]:
+def _other_blockers(facts: RunFacts, config: AuditConfig, complete: bool) -> list[str]:
     """What stands in the way of a pass that no check and no count shows."""
-    lacks = [*([facts.resumed] if facts.resumed else []), *facts.unwritten]
+    blockers = [*([facts.resumed] if facts.resumed else []), *facts.unwritten]
     if facts.break_off:
-        lacks.append(facts.break_off)
+        blockers.append(facts.break_off)
     elif not complete:
-        lacks.append(NOT_ENDED)
+        blockers.append(NOT_ENDED)
     if facts.unaudited and "unaudited" not in config.allow:
         shown = ", ".join(f"`{parameter}`" for parameter in facts.unaudited[:5])
-        lacks.append(
+        blockers.append(
             f"{shown} changed although the private optimizer does not train it: what it learned "
             "was not audited; if that is nothing of the data (an average of weights, say), "
             "allow='unaudited' says so"
         )
-    return lacks
+    return blockers
 
 
 def _not_excluded(

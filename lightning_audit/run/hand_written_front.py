@@ -87,6 +87,6 @@ class HandWrittenFront:
             return
         tensors = way.released(grads, module, root)
         if way.tap.inside_step and way.is_shown:
-            planner.lack(_RELEASED_TWICE)
+            planner.block_pass(_RELEASED_TWICE)
         else:
             self._session.released(tensors)

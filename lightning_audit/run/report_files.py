@@ -38,7 +38,7 @@ class ReportFiles:
         #: Remarks for the report.
         self.notes: list[str] = []
         #: What could not be written, in sentences, by file name.
-        self.lacks: dict[str, str] = {}
+        self.unwritten: dict[str, str] = {}
 
     @property
     def directory(self) -> Path:
@@ -47,7 +47,7 @@ class ReportFiles:
 
     def shown(self, name: str) -> Path | None:
         """Where a file is, as it is to be shown; None if it could not be written."""
-        if name in self.lacks or self._lock is None:
+        if name in self.unwritten or self._lock is None:
             return None
         path = self.directory / name
         with contextlib.suppress(OSError, ValueError):  # it lies elsewhere, or there is no cwd
@@ -144,11 +144,11 @@ class ReportFiles:
             made = write(self.directory / name)
         except OSError as error:
             sentence = f"{self.directory / name} could not be written: {reason_of(error)}"
-            if self.lacks.get(name) != sentence:
+            if self.unwritten.get(name) != sentence:
                 _log.warning("privacy audit: %s; the training goes on", sentence)
-            self.lacks[name] = sentence
+            self.unwritten[name] = sentence
             return None
-        self.lacks.pop(name, None)
+        self.unwritten.pop(name, None)
         return made
 
     def _acquire_again(self, *, own: bool) -> None:

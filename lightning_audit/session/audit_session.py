@@ -100,17 +100,17 @@ class AuditSession:
         """Norm of the canaries over the clipping norm."""
         return self.source.oversize
 
-    def lacks(self) -> list[str]:
+    def pass_blockers(self) -> list[str]:
         """What stands in the way of a pass, in sentences."""
-        lacks = list(self.planner.missing)
+        blockers = list(self.planner.pass_blockers)
         fine = self.recorder.header.signal == 1.0
         shown = self.way.is_shown or shows_its_noise(self.step.optimizer)
         uncertain = self.releases.late or not shown
         if not self.releases.followed and fine:
-            lacks.append(_NOT_FOLLOWED)
+            blockers.append(_NOT_FOLLOWED)
         elif uncertain and self.recorder.released.tensors.min() < 1.0:
-            lacks.append(f"{_ZEROS}; {SHOW_THE_RELEASE}")
-        return [*lacks, *self.source.lacks()]
+            blockers.append(f"{_ZEROS}; {SHOW_THE_RELEASE}")
+        return [*blockers, *self.source.pass_blockers()]
 
     # ------------------------------------------------------------------ hooks
 
@@ -264,7 +264,7 @@ class AuditSession:
             return
         reading, lack = self.way.judged(reading, asked=self._asked)
         if lack:
-            self.planner.lack(lack)
+            self.planner.block_pass(lack)
         self._observe(reading)
         self.way.end_step()
         self.source.end_step()

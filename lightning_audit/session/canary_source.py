@@ -96,7 +96,7 @@ class CanarySource:
         """Norm of the canaries over the clipping norm."""
         raise NotImplementedError
 
-    def lacks(self) -> list[str]:
+    def pass_blockers(self) -> list[str]:
         """What of this source stands in the way of a pass, in sentences."""
         return []
 

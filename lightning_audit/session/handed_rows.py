@@ -99,7 +99,7 @@ class HandedRows(CanarySource):
         """Norm of the canaries over the clipping norm."""
         return self._planner.oversize
 
-    def lacks(self) -> list[str]:
+    def pass_blockers(self) -> list[str]:
         """Whether too many steps asked for no canary."""
         steps = self._planner.recorder.steps
         if self._silent <= MAX_LOST * steps:

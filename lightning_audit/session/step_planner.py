@@ -69,7 +69,7 @@ class StepPlanner:
         self.copied, self.anyone_copies = False, True
         self.canary_steps = 0
         self.notes = list(placement.skipped)
-        self.missing: list[str] = []
+        self.pass_blockers: list[str] = []
         self.batch_sizes: list[int] = []
         #: The smallest oversize of the run's canaries, which went on with another one.
         self.oversize = config.oversize
@@ -183,7 +183,7 @@ class StepPlanner:
         """Whether the same parameters are trained as at the start; if not, nothing is touched."""
         if self.changed_at is None and not self.step.same_params():
             self.changed_at = self.recorder.steps
-            self.lack(
+            self.block_pass(
                 f"the set of trained parameters changed at step {self.changed_at}; later steps "
                 "are not audited: freeze before the training starts"
             )
@@ -207,10 +207,10 @@ class StepPlanner:
             self.notes.append(sentence)
         return new
 
-    def lack(self, sentence: str) -> None:
+    def block_pass(self, sentence: str) -> None:
         """Add what stands in the way of a pass, once."""
-        if sentence not in self.missing:
-            self.missing.append(sentence)
+        if sentence not in self.pass_blockers:
+            self.pass_blockers.append(sentence)
 
     # ------------------------------------------------------------------ going on
 

@@ -27,8 +27,8 @@ def contradictions_of_checks(report: AuditReport, asked: OutcomeSettings) -> Ite
     yield from _of_names(report, asked, optimizers)
     for check in report.checks:
         if check.name in REGISTRY:
-            told = _of_status(check, asked, optimizers)
-            yield from (f"checks: {check.name} {sentence}" for sentence in told)
+            wrong = _of_status(check, asked, optimizers)
+            yield from (f"checks: {check.name} {sentence}" for sentence in wrong)
 
 
 def _of_names(report: AuditReport, asked: OutcomeSettings, optimizers: int) -> Iterator[str]:
@@ -45,12 +45,12 @@ def _of_names(report: AuditReport, asked: OutcomeSettings, optimizers: int) -> I
             least = most = int(optimizers > 1)
         if not least <= counts[name] <= most:
             wanted = f"{least}" if least == most else f"{least} to {most}"
-            yield f"checks: {name} is there {counts[name]} times, not {wanted}"
+            yield f"checks: {name} occurs {counts[name]} times, not {wanted}"
     labels = [one.label for one in report.optimizers]
     for check in report.checks:
         each = check.name in REGISTRY and REGISTRY[check.name].each
         if check.optimizer not in (labels if each else [""]):
-            yield f"checks: {check.name} is of optimizer {check.optimizer!r}, which is not there"
+            yield f"checks: {check.name} is of optimizer {check.optimizer!r}, which is unknown"
 
 
 def _of_status(check: CheckResult, asked: OutcomeSettings, optimizers: int) -> Iterator[str]:
@@ -75,8 +75,8 @@ def _of_status(check: CheckResult, asked: OutcomeSettings, optimizers: int) -> I
     since = check.evidence.get("violated_at_step", "unknown")
     if crossed != (since is not None):
         yield (
-            f"has the log e-value {check.log_e_value:.4g} with the threshold {threshold:.4g}, and "
-            f"is said to have reached it at step {since}"
+            f"has the log e-value {check.log_e_value:.4g}, the threshold {threshold:.4g}, and "
+            f"violated_at_step {since}"
         )
     fine = ("ok", "not_run") if check.log_e_value == 0.0 else ("ok",)
     unsure = ("undecided",) if known.doubtful else ()
@@ -94,7 +94,7 @@ def _without_e_value(check: CheckResult, wrong: str) -> Iterator[str]:
         found = is_wrong(check.name, check.evidence)
     except (KeyError, TypeError) as error:
         if check.status != "not_run":
-            yield f"is {check.status}, and its evidence does not tell: {error}"
+            yield f"is {check.status}, and its evidence lacks {error}"
         return
     if check.status == "not_run" and not found:
         return

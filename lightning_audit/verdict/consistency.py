@@ -19,8 +19,8 @@ from lightning_audit.results.audit_report import KINDS, AuditReport, CheckResult
 from lightning_audit.verdict.check_status import contradictions_of_checks
 from lightning_audit.verdict.pass_blockers import (
     OutcomeSettings,
-    lacks_of_optimizer,
-    lacks_of_run,
+    blockers_of_optimizer,
+    blockers_of_run,
     outcome_of,
 )
 from lightning_audit.verdict.root import contradictions_of_root
@@ -108,7 +108,7 @@ def _of_counted_evidence(report: AuditReport) -> Iterator[str]:
             yield f"checks: {name} has {number} {found}, optimizers has {wanted}"
     last = next((row["e_value"] for row in reversed(report.epochs) if "e_value" in row), 0.0)
     if last > 0 and math.log(last) > shared_log_e(report.checks) + _ROUNDING * abs(math.log(last)):
-        yield f"epochs: an e-value of {last:.3g} was logged, and no check has as much"
+        yield f"epochs: an e-value of {last:.3g} was logged, and no check has one as large"
 
 
 def _ran(one: OptimizerSeen, name: str) -> bool:
@@ -145,8 +145,8 @@ def _of_epsilons(report: AuditReport, asked: OutcomeSettings) -> Iterator[str]:
         yield f"delta is {delta}, settings.delta {asked.delta}"
     known = bool(report.history) and all(rate is not None for _, rate, _ in report.history)
     if known != (epsilon_spent is not None):
-        tells = "tells" if known else "does not tell"
-        yield f"epsilon_spent is {epsilon_spent}, and history {tells} it"
+        gives = "gives" if known else "does not give"
+        yield f"epsilon_spent is {epsilon_spent}, and history {gives} it"
     epsilons = {"epsilon_spent": epsilon_spent, "claimed_epsilon": claimed_epsilon}
     for name, epsilon in epsilons.items():
         if epsilon is not None and epsilon < 0:
@@ -174,9 +174,9 @@ def _of_epsilons(report: AuditReport, asked: OutcomeSettings) -> Iterator[str]:
 def _of_bounds(report: AuditReport, asked: OutcomeSettings) -> Iterator[str]:
     names = [bound.name for bound in report.bounds]
     if len(set(names)) < len(names):
-        yield "bounds: a name stands twice"
+        yield "bounds: a name occurs twice"
     if (_ANYTIME in names) != (report.steps > 0):
-        yield f"bounds: {_ANYTIME} is {'there' if _ANYTIME in names else 'absent'}"
+        yield f"bounds: {_ANYTIME} is {'present' if _ANYTIME in names else 'absent'}"
     named = report.settings.get("bounds")
     own = {_ANYTIME, _OF_CANARIES}
     if not isinstance(named, list) or not {*names} <= own.union(map(str, named)):
@@ -200,26 +200,26 @@ def _of_bounds(report: AuditReport, asked: OutcomeSettings) -> Iterator[str]:
     strict = SHARES["epsilon"] * asked.significance <= asked.bound_significance
     for sure in surely:
         if isinstance(sure, int | float) and strict and (lower is None or exceeds(sure, lower)):
-            yield f"bounds: epsilon {sure} is proved at the verdict's significance, {lower} here"
+            yield f"bounds: epsilon {sure} is proved at the verdict's level, {lower} in bounds"
 
 
 def _of_verdict(report: AuditReport, asked: OutcomeSettings) -> Iterator[str]:
     verdict = report.verdict
-    others = report.lacks
-    lacks = lacks_of_run(
+    others = report.pass_blockers
+    blockers = blockers_of_run(
         asked, report.checks, report.epsilon_spent, others, complete=report.complete
     )
     for one in report.optimizers or (None,):
-        lacks += lacks_of_optimizer(one, asked.resolution)
-    outcome = outcome_of(report.checks, lacks)
+        blockers += blockers_of_optimizer(one, asked.resolution)
+    outcome = outcome_of(report.checks, blockers)
     violated = [check for check in report.checks if check.status == "violated"]
     if verdict.outcome != outcome:
-        why = {"VIOLATION": [f"{c.name} is violated" for c in violated], "INCONCLUSIVE": lacks}
+        why = {"VIOLATION": [f"{c.name} is violated" for c in violated], "INCONCLUSIVE": blockers}
         reason = "; ".join(why.get(outcome, ["nothing is violated and nothing is missing"]))
         yield f"verdict: outcome is {verdict.outcome}, the report gives {outcome}: {reason}"
     if verdict.outcome == "PASS":
-        if verdict.missing:
-            yield f"verdict: outcome is PASS, and missing: {'; '.join(verdict.missing)}"
+        if verdict.pass_blockers:
+            yield f"verdict: outcome is PASS, and missing: {'; '.join(verdict.pass_blockers)}"
         yield from (
             f"verdict: outcome is PASS, and {check.name} has not run"
             for check in report.checks
@@ -227,7 +227,7 @@ def _of_verdict(report: AuditReport, asked: OutcomeSettings) -> Iterator[str]:
             and check.name in REGISTRY
             and REGISTRY[check.name].must_run
         )
-    if verdict.outcome == "INCONCLUSIVE" and not verdict.missing:
+    if verdict.outcome == "INCONCLUSIVE" and not verdict.pass_blockers:
         yield "verdict: outcome is INCONCLUSIVE, and nothing is missing"
     kind = next((k for k in KINDS if any(check.kind == k for check in violated)), None)
     if verdict.kind != kind:
@@ -235,4 +235,4 @@ def _of_verdict(report: AuditReport, asked: OutcomeSettings) -> Iterator[str]:
     if bool(verdict.faults) != bool(violated):
         yield f"verdict: {len(verdict.faults)} faults of {len(violated)} violated checks"
     if verdict.fault and not verdict.faults:
-        yield "verdict: a fault is named that is not among faults"
+        yield "verdict: fault is not the sentence of one of faults"

@@ -17,7 +17,12 @@ from lightning_audit.results.audit_report import (
     Verdict,
 )
 from lightning_audit.verdict.diagnosis import likely_faults, loses_no_privacy
-from lightning_audit.verdict.pass_blockers import TARGET, Resolution, lacks_of_optimizer, outcome_of
+from lightning_audit.verdict.pass_blockers import (
+    TARGET,
+    Resolution,
+    blockers_of_optimizer,
+    outcome_of,
+)
 from lightning_audit.verdict.root import settled
 
 _ORDER = {"violated": 0, "undecided": 1, "allowed": 2, "warned": 3, "ok": 4, "not_run": 5}
@@ -38,7 +43,7 @@ def seen_of(
     monitor: AuditMonitor,
     power: Mapping[str, Power],
     oversize: float,
-    lacks: Sequence[str] = (),
+    pass_blockers: Sequence[str] = (),
     label: str = "",
 ) -> OptimizerSeen:
     """What the verdict rests on of one private optimizer, beside its checks.
@@ -47,7 +52,7 @@ def seen_of(
         monitor: the checks by e-process after the last step.
         power: what the steps could have shown, by part of the resolution; empty while they go on.
         oversize: norm of the canaries over the clipping norm.
-        lacks: what else stands in the way of a pass, in sentences.
+        pass_blockers: what else stands in the way of a pass, in sentences.
         label: names it where there are others.
     """
     return OptimizerSeen(
@@ -60,7 +65,7 @@ def seen_of(
         oversize=oversize,
         shift_lower=monitor.sensitivity.shift_lower,
         power=power,
-        lacks=tuple(lacks),
+        pass_blockers=tuple(pass_blockers),
     )
 
 
@@ -69,7 +74,7 @@ def judge(
     monitor: AuditMonitor | None,
     seen: OptimizerSeen | None,
     resolution: Resolution,
-    missing: Sequence[str] = (),
+    pass_blockers: Sequence[str] = (),
     processes: int = 1,
 ) -> Verdict:
     """Give the verdict on one private optimizer.
@@ -79,14 +84,14 @@ def judge(
         monitor: the checks by e-process after the last step; None if no step was observed.
         seen: what else the verdict rests on; None if no step was observed.
         resolution: what the run must be able to see to pass.
-        missing: what else stands in the way of a pass, in sentences.
+        pass_blockers: what else stands in the way of a pass, in sentences.
         processes: number of processes that train together.
 
     Returns:
         The verdict, with the likely faults and what to do.
     """
-    lacks = [*missing, *lacks_of_optimizer(seen, resolution)]
-    outcome = outcome_of(checks, lacks)
+    blockers = [*pass_blockers, *blockers_of_optimizer(seen, resolution)]
+    outcome = outcome_of(checks, blockers)
     if outcome == "VIOLATION":
         violated = [check for check in checks if check.status == "violated"]
         return _violation(violated, monitor, seen.oversize if seen else math.inf, processes)
@@ -94,14 +99,14 @@ def judge(
         return Verdict(
             "INCONCLUSIVE",
             None,
-            "nothing contradicts the claim, but this run could not have shown enough",
+            "no check failed, but a PASS needs more than this run has shown",
             advice="resolve the items under Missing; on_inconclusive='raise' makes such a run fail",
-            missing=tuple(lacks),
+            pass_blockers=tuple(blockers),
         )
     return Verdict(
         "PASS",
         None,
-        f"nothing contradicts the claim; {TARGET:.0%} power against {resolution.noise:g}x noise or "
+        f"no check failed; {TARGET:.0%} power against {resolution.noise:g}x noise or "
         f"{resolution.sensitivity:g}x clipping, at the observed gradient variance",
     )
 
@@ -134,12 +139,12 @@ def worst(
     doubtful = [verdict for verdict in verdicts if verdict.outcome == "INCONCLUSIVE"]
     if not doubtful:
         return verdicts[0]
-    lacks = [
+    blockers = [
         item if item in of_all else f"{label}: {item}"
         for label, verdict in named
-        for item in verdict.missing
+        for item in verdict.pass_blockers
     ]
-    return dataclasses.replace(doubtful[0], missing=tuple(dict.fromkeys(lacks)))
+    return dataclasses.replace(doubtful[0], pass_blockers=tuple(dict.fromkeys(blockers)))
 
 
 def _placed(fault: LikelyFault, optimizer: str) -> LikelyFault:
@@ -189,7 +194,7 @@ def _violation(
         summary += f" (also: {', '.join(fault.finding for fault in verdict.further)})"
     if monitor and loses_no_privacy(violated, monitor):
         summary += (
-            "; noise and clipping err together, so this loses no privacy by itself, but the "
-            "mechanism is not the stated one"
+            "; noise and clipping are off by the same factor, so this loses no privacy by itself, "
+            "but the mechanism is not the stated one"
         )
     return dataclasses.replace(verdict, summary=summary)

@@ -147,14 +147,14 @@ def test_claimed_epsilon_without_sample_rate_is_inconclusive(tmp_path: Path) -> 
     report = fit(tmp_path, HandBuilt(), PrivacyAudit(claimed_epsilon=8.0, seed=1), max_steps=64)
     assert report.verdict.outcome == "INCONCLUSIVE"
     assert report.verdict.exit_code == 2
-    assert any("the sample rate is unknown" in lack for lack in report.verdict.missing)
-    assert any("PrivacyClaim(sample_rate=" in lack for lack in report.verdict.missing)
+    assert any("the sample rate is unknown" in lack for lack in report.verdict.pass_blockers)
+    assert any("PrivacyClaim(sample_rate=" in lack for lack in report.verdict.pass_blockers)
 
 
 def test_too_few_steps_are_inconclusive_and_say_how_many_more(tmp_path: Path) -> None:
     report = fit(tmp_path, PrivateModule(), PrivacyAudit(seed=1), max_steps=4)
     assert report.verdict.outcome == "INCONCLUSIVE"
-    assert any("more steps are needed" in lack for lack in report.verdict.missing)
+    assert any("more steps are needed" in lack for lack in report.verdict.pass_blockers)
 
 
 def test_empty_poisson_batches_are_steps_like_others(tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_gradients_that_are_not_finite_never_pass(tmp_path: Path) -> None:
 
     report = fit(tmp_path, Diverging(), PrivacyAudit(seed=1), max_steps=64)
     assert report.verdict.outcome == "INCONCLUSIVE"
-    assert any("24 of 64 steps were lost" in lack for lack in report.verdict.missing)
+    assert any("24 of 64 steps were lost" in lack for lack in report.verdict.pass_blockers)
 
 
 class OtherAudit(PrivacyAudit):

@@ -231,7 +231,7 @@ def test_readings_that_are_not_finite_are_counted(tmp_path: Path) -> None:
     np.savez(path, canaries=np.ones(2), coins=np.array([[1, 0], [1, 0]]), readings=readings)
     arguments = (path, "--method", "eps_cp", "--delta", 1e-5)
     assert answer(*arguments)["dropped"] == 1
-    assert "1 readings were not finite and are no scores" in run(*arguments).stdout
+    assert "1 readings were not finite and were left out" in run(*arguments).stdout
 
 
 def test_a_perfect_attack_on_pure_noise_free_scores_is_infinite_as_json(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_the_text_says_that_it_is_no_bound_and_what_no_difference_reads(npz, cap
     text = capsys.readouterr().out
     value = epsilon_star(TRAIN, POPULATION, 1e-3, Empirical(clip=0.001)).value
     assert text.startswith(f"epsilon* {value:.6g} at delta 0.001 and clip 0.001, 400 training")
-    assert "without a difference of the two: median" in text
+    assert "under random permutations: median" in text
     assert "no bound on the epsilon of its training" in text
 
 

@@ -243,7 +243,7 @@ def test_the_worst_of_a_folders_trainings_counts_and_each_is_shown(
     assert all(f"Report: {path}" in shown for path in paths)
     worst = paths[outcomes.index(expected)]
     last = shown.splitlines()[-1]
-    assert last == f"{expected} is the worst of {len(paths)} trainings, of {worst}"
+    assert last == f"{expected} is the worst verdict of {len(paths)} trainings: {worst}"
     assert check(paths[0]) == EXIT_CODES[outcomes[0]]  # by its own name it stands alone
 
 
@@ -273,7 +273,7 @@ def test_a_training_without_a_report_that_can_be_read_is_inconclusive(
     (tmp_path / "run-2" / left).write_bytes(b"")
     assert check(tmp_path) == 2
     told = capsys.readouterr()
-    assert "INCONCLUSIVE is the worst of 2 trainings" in told.out
+    assert "INCONCLUSIVE is the worst verdict of 2 trainings" in told.out
     lack = "holds the record of a training and no report.json"
     assert f"{str(tmp_path / 'run-2')!r} {lack}" in told.err or left == "report.json"
 
@@ -293,4 +293,4 @@ def test_a_folder_that_cannot_be_searched_is_inconclusive(
 
     monkeypatch.setattr(os, "listdir", refuse)
     assert check(tmp_path) == 2
-    assert "cannot tell which trainings are in" in capsys.readouterr().err
+    assert "cannot list the trainings in" in capsys.readouterr().err

@@ -186,7 +186,7 @@ def test_a_fault_of_the_command_itself_is_no_violation(
     monkeypatch.setattr("lightning_audit.cli.check_command.run", broken)
     assert cli.main(["check", str(tmp_path)]) == 2
     told = capsys.readouterr().err
-    assert told.startswith(r"lightning-audit: a fault of lightning-audit: KeyError: '\x1b[31m' (li")
+    assert told.startswith(r"lightning-audit: a bug in lightning-audit: KeyError: '\x1b[31m' (li")
     assert told.rstrip("\n").isprintable()
 
 

@@ -86,7 +86,7 @@ def test_the_text_says_what_the_numbers_are(tmp_path, capsys) -> None:
     [
         ({"delta": None}, (), "has no delta; add it, or pass --delta"),
         ({"n_in": None}, (), "it must be a JSON object with the lists false_negatives"),
-        ({"notes": "x"}, (), "holds ['notes'], which nothing reads"),
+        ({"notes": "x"}, (), "holds ['notes'], which are unknown"),
         ({"n_in": 20}, (), "false_negatives=25 must be at most n_in=20"),
         ({"false_positives": [0.1, 0.2, 0.3]}, (), "must hold whole numbers >= 0"),
         (

@@ -153,7 +153,9 @@ def test_what_every_check_saw_is_shown_in_words(
 def test_what_an_inconclusive_audit_lacks_is_shown(
     kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    verdict = Verdict("INCONCLUSIVE", None, "too short", missing=("400 more steps", "a claim"))
+    verdict = Verdict(
+        "INCONCLUSIVE", None, "too short", pass_blockers=("400 more steps", "a claim")
+    )
     out = printed(capsys, report(verdict=verdict))
     assert "Missing: 400 more steps\nMissing: a claim" in out
 

@@ -104,7 +104,7 @@ def test_absent_numbers_come_back_as_none() -> None:
         record=None,
         checks=(),
         complete=False,
-        verdict=Verdict("PASS", None, "fine", missing=("more steps", "a claim")),
+        verdict=Verdict("PASS", None, "fine", pass_blockers=("more steps", "a claim")),
     )
     assert AuditReport.from_json(empty.to_json()) == empty
 
@@ -192,9 +192,7 @@ REQUIRED = [
 
 @pytest.mark.parametrize("name", [*REQUIRED, "notes"])
 def test_a_missing_field_is_a_report_error_that_names_it(name: str) -> None:
-    with pytest.raises(
-        ReportError, match=rf"lacks or garbles a field.*{name}.*[Rr]un the training"
-    ):
+    with pytest.raises(ReportError, match=rf"is missing or invalid.*{name}.*[Rr]un the training"):
         AuditReport.from_json(edited(lambda data: data.pop(name)))
 
 
@@ -236,7 +234,7 @@ def test_a_missing_field_is_a_report_error_that_names_it(name: str) -> None:
     ],
 )
 def test_a_garbled_field_is_a_report_error(change: Callable[[dict[str, Any]], Any]) -> None:
-    with pytest.raises(ReportError, match="lacks or garbles a field"):
+    with pytest.raises(ReportError, match="is missing or invalid"):
         AuditReport.from_json(edited(change))
 
 

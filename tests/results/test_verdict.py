@@ -60,7 +60,7 @@ def test_a_verdict_is_described_in_all_its_parts() -> None:
         "VIOLATION (mechanism): too small",
         "Likely fault: no noise",
     ]
-    lacking = Verdict("INCONCLUSIVE", None, "too short", missing=("steps", "a claim"))
+    lacking = Verdict("INCONCLUSIVE", None, "too short", pass_blockers=("steps", "a claim"))
     assert describe(lacking).splitlines() == [
         "INCONCLUSIVE: too short",
         "Missing: steps",

@@ -236,7 +236,7 @@ def test_an_optimizer_that_takes_no_step_is_named(tmp_path: Path) -> None:
 
     report = fit(tmp_path, First(), PrivacyAudit(1000.0, seed=1), max_steps=40)
     assert report.verdict.outcome == "INCONCLUSIVE"
-    (missing,) = [m for m in report.verdict.missing if "no step of a private" in m]
+    (missing,) = [m for m in report.verdict.pass_blockers if "no step of a private" in m]
     assert missing.startswith("optimizer 2 (`net.critic.0.weight`")
 
 

@@ -20,9 +20,9 @@ BROKEN = OperatingPoint(0.5, fn=20, tp=980, fp=25, tn=975)
 
 
 VERDICTS = (
-    Verdict("PASS", None, "nothing contradicts the claim"),
+    Verdict("PASS", None, "no check failed"),
     Verdict("VIOLATION", "mechanism", "the noise is smaller than claimed"),
-    Verdict("INCONCLUSIVE", None, "too short", missing=("400 more steps",)),
+    Verdict("INCONCLUSIVE", None, "too short", pass_blockers=("400 more steps",)),
 )
 
 

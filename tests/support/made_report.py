@@ -46,10 +46,10 @@ def made_report(
     asked = OutcomeSettings(
         None, DELTA, SIGNIFICANCE, 0.05, Resolution(), (), replay_neighbours=False
     )
-    lacks = ("the canary was taken out",) if outcome == "INCONCLUSIVE" else ()
+    blockers = ("the canary was taken out",) if outcome == "INCONCLUSIVE" else ()
     assumptions = ("flat clipping",)
     fields: dict[str, Any] = {
-        "verdict": _verdict(outcome, lacks),
+        "verdict": _verdict(outcome, blockers),
         "checks": _checks(outcome, claimed, spent),
         "bounds": (
             EpsilonBound(
@@ -69,20 +69,20 @@ def made_report(
         "settings": {**dataclasses.asdict(asked), "bounds": []},
         "environment": {},
         "optimizers": (
-            OptimizerSeen("", STEPS, CANARIES, STEPS, 0, 0, 1000.0, SHIFT_LOWER, power, lacks),
+            OptimizerSeen("", STEPS, CANARIES, STEPS, 0, 0, 1000.0, SHIFT_LOWER, power, blockers),
         ),
     }
     return AuditReport(**{**fields, **changes})
 
 
-def _verdict(outcome: Outcome, lacks: tuple[str, ...]) -> Verdict:
+def _verdict(outcome: Outcome, blockers: tuple[str, ...]) -> Verdict:
     half = (LikelyFault("half_noise", "half the noise", "noise", place=Place(step=7)),)
     violated = outcome == "VIOLATION"
     return Verdict(
         outcome,
         "mechanism" if violated else None,
         "noise: seen" if violated else "the summary of the verdict",
-        missing=lacks,
+        pass_blockers=blockers,
         faults=half if violated else (),
     )
 

@@ -42,7 +42,7 @@ def test_a_check_without_e_value_is_judged_by_its_evidence() -> None:
     evidence = {"plain_steps": 3, "private_steps": 100}
     assert told("no_dp", evidence=evidence) == ["checks: no_dp is ok, its evidence says violated"]
     (sentence,) = told("no_dp", evidence={"private_steps": 100})
-    assert "no_dp is ok, and its evidence does not tell: 'plain_steps'" in sentence
+    assert "no_dp is ok, and its evidence lacks 'plain_steps'" in sentence
 
 
 def test_a_share_that_was_never_handed_out_is_told() -> None:
@@ -53,5 +53,5 @@ def test_a_share_that_was_never_handed_out_is_told() -> None:
 def test_a_check_that_is_missing_or_unheard_of_is_told() -> None:
     assert told("noise", name="unheard") == [
         "checks: there is no check 'unheard'",
-        "checks: noise is there 0 times, not 1",
+        "checks: noise occurs 0 times, not 1",
     ]

@@ -13,9 +13,9 @@ from lightning_audit.verdict.pass_blockers import Resolution
 @pytest.mark.parametrize("seed", range(3))
 def test_healthy_run_passes_and_says_what_it_would_have_seen(seed: int) -> None:
     verdict = verdict_of(simulate(60, seed=seed, data=0.1))
-    assert (verdict.outcome, verdict.kind, verdict.missing) == ("PASS", None, ())
+    assert (verdict.outcome, verdict.kind, verdict.pass_blockers) == ("PASS", None, ())
     assert verdict.summary == (
-        "nothing contradicts the claim; 95% power against 0.8x noise or 2x clipping, at the "
+        "no check failed; 95% power against 0.8x noise or 2x clipping, at the "
         "observed gradient variance"
     )
 
@@ -23,7 +23,7 @@ def test_healthy_run_passes_and_says_what_it_would_have_seen(seed: int) -> None:
 def test_too_few_steps_are_inconclusive_and_told_how_many_more_are_needed() -> None:
     verdict = verdict_of(simulate(12))
     assert verdict.outcome == "INCONCLUSIVE"
-    told = [re.search(r"about (\d+) more steps", item) for item in verdict.missing]
+    told = [re.search(r"about (\d+) more steps", item) for item in verdict.pass_blockers]
     more = max(int(found[1]) for found in told if found)
     assert 1 <= more <= 40
     # A few steps on top: the power is taken from the variance that each run shows.
@@ -37,7 +37,9 @@ def test_data_that_dominate_are_inconclusive_and_never_a_pass(
 ) -> None:
     verdict = verdict_of(simulate(steps, noise=noise, data=data))
     assert verdict.outcome == "INCONCLUSIVE"
-    assert any("the data's part of the gradient hides it" in item for item in verdict.missing)
+    assert any(
+        "the gradient variance of the data hides it" in item for item in verdict.pass_blockers
+    )
 
 
 def test_noise_and_clipping_that_err_together_are_a_violation_that_loses_no_privacy() -> None:
@@ -93,19 +95,19 @@ def test_accounting_alone_is_a_violation_of_its_kind() -> None:
 
 
 def test_violation_stands_whatever_is_missing() -> None:
-    assert verdict_of(simulate(3, noise=0.01), missing=["all"]).outcome == "VIOLATION"
+    assert verdict_of(simulate(3, noise=0.01), pass_blockers=["all"]).outcome == "VIOLATION"
 
 
 def test_nothing_observed_is_inconclusive() -> None:
     verdict = judge([], None, None, Resolution())
     assert verdict.outcome == "INCONCLUSIVE"
-    assert verdict.missing == ("no step of a private optimizer was observed",)
+    assert verdict.pass_blockers == ("no step of a private optimizer was observed",)
 
 
 def test_summary_of_a_violation_leads_with_what_was_measured() -> None:
     record = simulate(60, noise=0.5)
     verdict = verdict_of(record)
-    assert verdict.summary.startswith("noise: the noise is at most 0.")
+    assert verdict.summary.startswith("noise: noise std <= 0.")
     assert by_name(monitor_of(record))["noise"].message in verdict.summary
 
 
