@@ -1,4 +1,4 @@
-"""The error rate's bets and their lower limit; naive twins are those of coins of any probability."""
+"""The error rate's bets and their lower limit; the naive twin is that of known coins."""
 
 from __future__ import annotations
 
