@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -16,3 +18,12 @@ def refusals(*cases: tuple[Callable[[], object], str]) -> Callable[..., None]:
             call()
 
     return each_is_refused
+
+
+def refused_changes(
+    function: Callable[..., object],
+    good: Mapping[str, Any],
+    *cases: tuple[Mapping[str, Any], str],
+) -> Callable[..., None]:
+    """The same for one function, by what each call changes of good arguments."""
+    return refusals(*((partial(function, **{**good, **change}), told) for change, told in cases))
