@@ -9,7 +9,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,6 @@ from lightning_audit.results.audit_report import AuditReport, ReportError
 
 HOSTILE = "\x1b[2K\rPASS\x9b31m\x1b]0;t\x07\u202ea\x00b\nPASS: forged"
 SHOWN = r"\x1b[2K\rPASS\x9b31m\x1b]0;t\x07\u202ea\x00b\nPASS: forged"
-
-
-@pytest.fixture(scope="module")
-def command() -> Iterator[Command]:
-    made = Command()
-    yield made
-    made.stop()
 
 
 def pipe(path: Path) -> None:

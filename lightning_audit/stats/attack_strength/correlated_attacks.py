@@ -185,10 +185,6 @@ def pooled_attacks(counts: ConfusionCounts, groups: ArrayLike) -> tuple[Confusio
         >>> pooled, cluster = pooled_attacks(attack_counts([9, 7, 5], 50, [3, 4, 8], 50), [0, 0, 1])
         >>> pooled.fn.tolist(), pooled.n_in.tolist(), cluster
         ([16, 5], [100, 50], 50)
-
-    References:
-        Yıldırım, Kaya, Yıldırım and Savaş, "MCMC for Bayesian estimation of differential privacy
-        from membership inference attacks", 2025, appendix C.
     """
     vector = attack_vector(counts)
     labels = np.asarray(groups)

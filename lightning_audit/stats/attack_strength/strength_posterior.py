@@ -17,7 +17,8 @@ that a positive lower quantile is no evidence of any. Nor is the posterior a cla
 
 References:
     Yıldırım, Kaya, Yıldırım and Savaş, "MCMC for Bayesian estimation of differential privacy from
-    membership inference attacks", 2025: equations 1 to 6 and algorithm 1.
+    membership inference attacks", 2025: equations 1 to 6 and algorithm 1; for a
+    known strength section 4.1.1 and figure 2.
 """
 
 from __future__ import annotations
@@ -198,10 +199,6 @@ def attack_strength_posterior(
         >>> low, high = posterior.epsilon.interval(0.1)
         >>> round(posterior.epsilon.mean, 3), round(low, 3), round(high, 3)
         (3.312, 2.685, 4.992)
-
-    References:
-        Yıldırım, Kaya, Yıldırım and Savaş, "MCMC for Bayesian estimation of differential privacy
-        from membership inference attacks", 2025, equations 1 to 6.
     """
     attacks = Attacks.of(attack_vector(counts))
     delta = delta_or_zero(delta)
@@ -242,10 +239,6 @@ def epsilon_posterior_at_strength(
         0.446 5.741
         0.362 0.866
         0.291 0.512
-
-    References:
-        Yıldırım, Kaya, Yıldırım and Savaş, "MCMC for Bayesian estimation of differential privacy
-        from membership inference attacks", 2025, section 4.1.1 and figure 2.
     """
     attacks = Attacks.of(attack_vector(counts))
     delta = delta_or_zero(delta)

@@ -142,16 +142,8 @@ def measure_cross_fed(
     It needs n models a side instead of n times as many. The decisions are correlated: use
     `correlated_attack_posterior` with ``cluster=n``, not a binomial model.
 
-    Args:
-        losses_out: losses of the record under models without it, at least 3, ``[n]``.
-        losses_in: losses under models with it, at least 3, ``[m]``.
-        alpha: as in `measure_attack`.
-
-    Returns:
-        The counts, of the shape of ``alpha``.
-
-    Raises:
-        ValueError: If an argument is out of its range, or all losses of a side but one are equal.
+    Losses under models without the record and with it are ``[n]`` and ``[m]``, at least 3 a side,
+    not all equal but one. ``alpha``, the result and the errors are those of `measure_attack`.
 
     Example:
         >>> rng = np.random.default_rng(0)

@@ -117,10 +117,9 @@ def tpr_at_fpr(scores_in: ArrayLike, scores_out: ArrayLike, fpr: float) -> float
     inside, outside = _groups(scores_in, scores_out)
     # So many scores "out" may pass; the rounding of a product must not take one away.
     passing = int(np.floor(_rate(fpr) * len(outside) * (1 + 1e-12)))
-    threshold = outside[len(outside) - passing - 1] if passing < len(outside) else -np.inf
     if passing == len(outside):
         return 1.0
-    return float(np.mean(inside > threshold))
+    return float(np.mean(inside > outside[len(outside) - passing - 1]))
 
 
 def tpr_at_fpr_lower(
@@ -136,12 +135,9 @@ def tpr_at_fpr_lower(
     rate of at most ``fpr`` and a true positive rate of at least the result: half of the
     significance goes to a band for each rate, so that the threshold may be chosen afterwards.
 
-    Args:
-        scores_in: Independent scores with the canary in, ``[n_in]``.
-        scores_out: Independent scores with the canary out, ``[n_out]``.
-        fpr: False positive rate in [0, 1].
-        significance: Probability in (0, 1) with which the bound may fail.
-        band: As in `lightning_audit.stats.bounds.bands.simultaneous_upper_limits`.
+    Scores are independent; they and ``fpr`` are those of `tpr_at_fpr`, ``band`` is that of
+    `stats.bounds.bands.simultaneous_upper_limits`, and ``significance`` in (0, 1) is the
+    probability with which the bound may fail.
 
     Returns:
         The bound in [0, 1]; 0 where too few scores "out" were seen to limit a rate to ``fpr``.
