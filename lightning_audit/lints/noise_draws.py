@@ -53,19 +53,18 @@ class NoiseStart:
         self.first: str | None = None
         #: Whether a resumed training began with it again; None if it never stopped.
         self.restarted: bool | None = None
-        self._looked = False
+        #: Whether it was looked in this process.
+        self.seen = False
 
     def look(self, step: DPSGDStep, steps: int, *, warns: bool) -> None:
-        """Before a step: see where the noise generator stands, in this process's first one.
+        """Before this process's first step: see where the noise generator stands.
 
         Args:
             step: the adapter.
             steps: how many steps there were, in earlier processes too.
             warns: whether this process is to say that noise comes again.
         """
-        if self._looked:
-            return
-        self._looked = True
+        self.seen = True
         state = step.noise_state()
         if not steps:
             self.first = state

@@ -57,7 +57,7 @@ class AuditRun:
         )
         #: Of each private optimizer; empty before there is one.
         self.sessions = self.optimizers.sessions
-        self._empty = EmptyBatches()
+        self._empty, self._steps_before = EmptyBatches(), 0
         self._replay: NeighbourReplay | None = None
 
     def take_directory(self, *, again: bool) -> None:
@@ -193,7 +193,7 @@ class AuditRun:
     def start_batch(self, epoch: int) -> None:
         """Forget a step that broke off."""
         self.facts.trained_batches += 1
-        self._empty.start(self._steps())
+        self._steps_before = self._steps()
         for session in self.sessions:
             session.start_batch(epoch)
 
@@ -201,7 +201,8 @@ class AuditRun:
         """Until the next batch nothing is trained."""
         for session in self.sessions:
             session.end_batch()
-        if self.sessions and self._empty.skipped(batch, self._steps()):
+        stepped = self._steps() > self._steps_before
+        if self.sessions and not stepped and self._empty.skipped(batch):
             self.facts.note(SKIPPED)
 
     def _steps(self) -> int:

@@ -45,7 +45,13 @@ class HandWrittenFront:
     def _source(self) -> HandedRows | None:
         """Of the canaries, while they may be asked for."""
         source = self._session.source
-        return source if isinstance(source, HandedRows) and source.open else None
+        return source if isinstance(source, HandedRows) and self._way.trains else None
+
+    @property
+    def _way(self) -> HandWrittenReading:
+        way = self._session.way
+        assert isinstance(way, HandWrittenReading)
+        return way
 
     @property
     def _step(self) -> ManualStep:
@@ -81,8 +87,7 @@ class HandWrittenFront:
 
     def released(self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module) -> None:
         """See `lightning_audit.released`."""
-        way, planner = self._session.way, self._session.planner
-        assert isinstance(way, HandWrittenReading)
+        way, planner = self._way, self._session.planner
         if not way.trains or not planner.layout_holds():
             return
         tensors = way.released(grads, module, root)

@@ -24,7 +24,7 @@ from lightning_audit.session.step_planner import StepPlanner
 from lightning_audit.session.steps import ObservedStep, used_release, zero_entries
 from lightning_audit.taps.gradient_tap import Reading
 from lightning_audit.taps.method_hook import MethodHook
-from lightning_audit.taps.noise_reading import clipped_sum
+from lightning_audit.taps.noise_reading import clipped_sums
 from lightning_audit.taps.step_hooks import StepHooks
 
 _ZEROS = (
@@ -69,6 +69,8 @@ class AuditSession:
         self._epoch = 0
         #: What the noisy sum was divided by where it was read; None for what is stated.
         self._divided_by: float | None = None
+        #: Whether an earlier part of the step was clipped.
+        self._split = False
         #: Whether the step's code had asked for canaries before it was read.
         self._asked = False
         #: Checksum of all that was read; equal in all processes if they share their gradients.
@@ -77,8 +79,6 @@ class AuditSession:
         self.releases = ReleaseWatch()
         self._hooks: list[StepHooks | MethodHook] = []
         self._watch_updates()
-
-    # ------------------------------------------------------------------ what others ask
 
     @property
     def step(self) -> DPSGDStep:
@@ -163,7 +163,6 @@ class AuditSession:
     def end_batch(self) -> None:
         """Until the next batch nothing is trained."""
         self.way.end_batch()
-        self.source.end_batch()
 
     def prepare(self, coming: Backward) -> None:
         """Before a backward pass: lay out the canaries, where that is possible."""
@@ -176,14 +175,17 @@ class AuditSession:
 
     def inject(self) -> None:
         """Put the canaries of the coming step in, before clipping."""
-        # A closure that runs again inside the step is of no step of its own.
-        if not self.way.tap.inside_step:
-            if self.step.final_step_of_batch():
-                if self.planner.layout_holds():
-                    self.source.inject()
-            else:  # a physical batch of a larger logical one
-                self.source.inject_part()
-                self._noise.skip(self.step)
+        if self.way.tap.inside_step:  # a closure that runs again is of no step of its own
+            return
+        if not self.step.final_step_of_batch():  # a physical batch of a larger logical one
+            self.source.inject_part()
+            self._noise.skip(self.step)
+            self._split = True
+        elif self.planner.layout_holds():
+            if self._split:
+                self.step.look_at_parts()
+            self.source.inject()
+            self._split = False
 
     def inject_late(self) -> None:
         """As `inject`, just before clipping, for a step that nobody announced."""
@@ -195,16 +197,15 @@ class AuditSession:
 
     def look_at_noise(self) -> None:
         """Before the first noise in this process: see where its generator stands."""
-        self.noise_start.look(self.step, self.recorder.steps, warns=self._ranks.is_first)
+        if not self.noise_start.seen:
+            self.noise_start.look(self.step, self.recorder.steps, warns=self._ranks.is_first)
 
     # ------------------------------------------------------------------ behind the noise
 
     def noise_is_in(self) -> None:
         """The noise was added: read the gradient before anything else is done to it."""
         planner, step = self.planner, self.step
-        if planner.changed_at is not None:
-            return
-        claim = planner.known_claim()
+        claim = planner.known_claim() if planner.changed_at is None else None
         if claim is None:
             return
         std = claim.noise_multiplier * claim.max_grad_norm
@@ -267,7 +268,6 @@ class AuditSession:
             self.planner.block_pass(lack)
         self._observe(reading)
         self.way.end_step()
-        self.source.end_step()
 
     def _observe(self, reading: Reading) -> None:
         """Record and check a step.
@@ -279,7 +279,7 @@ class AuditSession:
         coordinates = planner.coordinates
         plan = planner.plan or source.unplanned()
         if plan.status == INJECTED and plan.coins.any():
-            source.clear(plan, [clipped_sum(p, p.grad) for p in self.step.params])
+            source.clear(plan, clipped_sums(self.step.params))
         planner.withdraw()  # what the user reads of the gradients from now on is the batch's
         values = reading.values
         if reading.replaced or planner.changed_at is not None:
@@ -304,7 +304,7 @@ class AuditSession:
                 claim=claim,
                 status=plan.recorded,
                 coins=plan.coins,
-                readings=source.readings(plan, sums, reading.dead),
+                readings=source.end_step(plan, sums, reading.dead),
                 witnesses=sums[coordinates.witness_at],
                 epoch=self._epoch,
                 replaced=reading.replaced,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -22,9 +23,6 @@ class CanarySource:
 
     def start_batch(self) -> None:
         """A batch is trained on from now on."""
-
-    def end_batch(self) -> None:
-        """Until the next batch nothing is trained."""
 
     def prepare(self, coming: Backward) -> None:
         """Before a backward pass: lay the canaries out, where that is possible."""
@@ -70,10 +68,12 @@ class CanarySource:
     def clear(self, plan: PlannedStep, sums: Tensors) -> None:
         """Take the canaries out of the clipped sums, which Opacus keeps beyond the step."""
 
-    def readings(
-        self, plan: PlannedStep, values: FloatArray, dead: NDArray[Any] | None
+    def end_step(
+        self, plan: PlannedStep, values: FloatArray, dead: NDArray[np.bool_] | None
     ) -> FloatArray:
-        """Inner products with the canaries' directions; what was taken out counts as read, ``[k]``.
+        """The update is done: inner products with the canaries' directions, ``[k]``.
+
+        What was taken out counts as read.
 
         Args:
             plan: of the step.
@@ -85,9 +85,6 @@ class CanarySource:
     def rows_of_data(self, rows: torch.Tensor | None) -> torch.Tensor | None:
         """Rows of per-sample gradients without the audit's own; None where they are not known."""
         return rows
-
-    def end_step(self) -> None:
-        """The step was observed."""
 
     # ------------------------------------------------------------------ the run
 

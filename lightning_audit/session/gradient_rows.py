@@ -86,7 +86,6 @@ class GradientRows(CanarySource):
         if self._runs_again is not None:
             self._inject_again()
             return
-        planner.step.look_at_parts()
         plan, self._earlier = self._earlier, None
         planner.plan = plan or self._confirmed()
         planner.count_batch()
@@ -227,7 +226,7 @@ class GradientRows(CanarySource):
         """Take the canaries that this process added out of the clipped sums."""
         plan.take_out(sums)
 
-    def readings(
+    def end_step(
         self, plan: PlannedStep, values: FloatArray, dead: NDArray[np.bool_] | None
     ) -> FloatArray:
         """See `PlannedStep.readings`."""

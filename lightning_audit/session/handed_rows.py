@@ -43,16 +43,8 @@ class HandedRows(CanarySource):
         self._way = way
         #: Steps that asked for no canary.
         self._silent = 0
-        #: Whether canaries may be asked for, and whether the step's code has.
-        self.open = self._asked = False
-
-    def start_batch(self) -> None:
-        """From now on canaries may be asked for; a step may take several batches."""
-        self.open = True
-
-    def end_batch(self) -> None:
-        """Until the next batch nobody gets a canary: validation is not training."""
-        self.open = False
+        #: Whether the step's code has asked for canaries.
+        self._asked = False
 
     def enter(self) -> bool:
         """Plan the coming step; whether canaries are in it, and this is the first to ask."""
@@ -84,15 +76,12 @@ class HandedRows(CanarySource):
         """What the canaries that are in add to the gradient under the claim, by coordinate."""
         return plan.amounts(divisor, self._planner.coordinates.size)
 
-    def readings(
+    def end_step(
         self, plan: PlannedStep, values: FloatArray, dead: NDArray[np.bool_] | None
     ) -> FloatArray:
-        """See `PlannedStep.readings`."""
-        return plan.readings(values, dead)
-
-    def end_step(self) -> None:
-        """The coming step's code has not asked yet."""
+        """See `PlannedStep.readings`; the coming step's code has not asked yet."""
         self._asked = False
+        return plan.readings(values, dead)
 
     @property
     def oversize(self) -> float:

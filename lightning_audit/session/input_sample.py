@@ -170,7 +170,6 @@ class InputSample(CanarySource):
         entered = planner.entered
         if entered is not None and entered.status == INJECTED:
             return  # the closure runs again, on the same batch
-        planner.step.look_at_parts()
         planner.plan = self._confirmed()
         planner.count_batch()
         if planner.plan is None:
@@ -218,14 +217,15 @@ class InputSample(CanarySource):
         if self._direction is not None:
             self._direction.take_out(sums, _clipped(self._direction, plan.claim.max_grad_norm))
 
-    def readings(
+    def end_step(
         self, plan: PlannedStep, values: FloatArray, dead: NDArray[np.bool_] | None
     ) -> FloatArray:
-        """The inner product with the canary's direction, the canary included."""
+        """The inner product with the canary's direction, the canary included; both are let go."""
+        reading, self._reading, self._direction = self._reading, math.nan, None
         if plan.status != INJECTED:
             return np.zeros(1)
         # Of a gradient that was replaced nothing is kept.
-        return np.array([math.nan if np.isnan(values).all() else self._reading])
+        return np.array([math.nan if np.isnan(values).all() else reading])
 
     def rows_of_data(self, rows: torch.Tensor | None) -> torch.Tensor | None:
         """Rows of per-sample gradients without the canary's; None where that is not known."""
@@ -235,10 +235,6 @@ class InputSample(CanarySource):
         if plan.status != INJECTED or len(rows) > self._admitted:
             return None
         return torch.cat([rows[:at], rows[at + 1 :]])
-
-    def end_step(self) -> None:
-        """Forget the step's direction, and what was read along it."""
-        self._reading, self._direction = math.nan, None
 
     # ------------------------------------------------------------------ the run
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -37,35 +37,29 @@ Arrives = Callable[[int], None]
 Coordinates = dict[int, IndexArray]
 
 
-class ReadingWay:
+class ReadingWay(Protocol):
     """How a session reads its steps."""
 
     @property
     def tap(self) -> GradientTap:
         """What reads the gradient."""
-        raise NotImplementedError
 
     @property
     def is_sure(self) -> bool:
         """Whether it is known that the update uses the gradient that is read."""
-        raise NotImplementedError
 
     @property
     def is_shown(self) -> bool:
         """Whether the training's own code shows where its noise is in."""
-        raise NotImplementedError
 
     def hooks(self, arrives: Arrives, leaves: Callable[[], None]) -> StepHooks:
         """Hooks on the optimizer that updates; see `StepHooks`."""
-        raise NotImplementedError
 
     def follow(self, step: Any) -> None:
         """Go on with a new optimizer over the same parameters."""
-        raise NotImplementedError
 
     def start_batch(self) -> None:
         """A batch is trained on from now on."""
-        raise NotImplementedError
 
     def end_batch(self) -> None:
         """Until the next batch nothing is trained."""
@@ -75,7 +69,6 @@ class ReadingWay:
 
     def samples(self, plan: PlannedStep | None) -> int | None:
         """Samples that were clipped for a step, canaries included; None if unknown."""
-        raise NotImplementedError
 
     def judged(self, reading: Reading, *, asked: bool) -> tuple[Reading, str]:
         """What counts of a reading, and what stands in the way of a pass by it; or empty.
@@ -84,10 +77,9 @@ class ReadingWay:
             reading: of a step.
             asked: whether the step's code had asked for canaries before it was read.
         """
-        raise NotImplementedError
 
 
-class PrivateReading(ReadingWay):
+class PrivateReading:
     """Reads a private optimizer's steps when the update begins, unless noise is seen before.
 
     Args:
@@ -98,12 +90,7 @@ class PrivateReading(ReadingWay):
     def __init__(self, step: DPSGDStep, coordinates: Coordinates) -> None:
         self._step = step
         self._coordinates = coordinates
-        self._tap = GradientTap(step.inner, step.params, coordinates)
-
-    @property
-    def tap(self) -> GradientTap:
-        """What reads the gradient."""
-        return self._tap
+        self.tap = GradientTap(step.inner, step.params, coordinates)
 
     @property
     def is_sure(self) -> bool:
@@ -117,16 +104,22 @@ class PrivateReading(ReadingWay):
 
     def hooks(self, arrives: Arrives, leaves: Callable[[], None]) -> StepHooks:
         """Hooks around the innermost optimizer's step."""
-        return StepHooks(self._step.inner, self._tap.enters, arrives, leaves)
+        return StepHooks(self._step.inner, self.tap.enters, arrives, leaves)
 
     def follow(self, step: DPSGDStep) -> None:
         """Go on with a new optimizer over the same parameters."""
         self._step = step
-        self._tap = GradientTap(step.inner, step.params, self._coordinates)
+        self.tap = GradientTap(step.inner, step.params, self._coordinates)
 
     def start_batch(self) -> None:
         """Forget a step that broke off."""
-        self._tap.reset()
+        self.tap.reset()
+
+    def end_batch(self) -> None:
+        """Nothing is kept of a batch."""
+
+    def end_step(self) -> None:
+        """Nothing is kept of a step."""
 
     def samples(self, plan: PlannedStep | None) -> int | None:
         """Samples that were clipped for the step, canaries included; None if unknown."""
@@ -137,7 +130,7 @@ class PrivateReading(ReadingWay):
         return reading, _UNCLEAR if reading.unclear else ""
 
 
-class HandWrittenReading(ReadingWay):
+class HandWrittenReading:
     """Reads a plain optimizer's steps when its update has its gradient, clipped and noised by hand.
 
     Args:
@@ -148,37 +141,32 @@ class HandWrittenReading(ReadingWay):
     def __init__(self, step: ManualStep, coordinates: Coordinates) -> None:
         self._step = step
         self._coordinates = coordinates
-        self._tap = UpdateTap(step.inner, step.params, coordinates)
+        self.tap = UpdateTap(step.inner, step.params, coordinates)
         #: Whether a batch is being trained on.
         self.trains = False
 
     @property
-    def tap(self) -> UpdateTap:
-        """What reads the gradient."""
-        return self._tap
-
-    @property
     def is_sure(self) -> bool:
         """Whether it is known where the gradient is made, and that nothing is done to it then."""
-        return not (self._tap.trial or self._tap.opaque)
+        return not (self.tap.trial or self.tap.opaque)
 
     @property
     def is_shown(self) -> bool:
         """Whether the code calls `lightning_audit.released`."""
-        return self._tap.cut_known
+        return self.tap.cut_known
 
     def hooks(self, arrives: Arrives, leaves: Callable[[], None]) -> StepHooks:
         """Hooks around the steps of the optimizer and behind the closures that they are given."""
-        return ClosureHooks(self._step.inner, self._tap.enters, arrives, leaves)
+        return ClosureHooks(self._step.inner, self.tap.enters, arrives, leaves)
 
     def follow(self, step: ManualStep) -> None:
         """Go on with a new optimizer over the same parameters, in the middle of a batch too."""
-        known, self._step = self._tap.cut_known, step
-        self._tap = UpdateTap(step.inner, step.params, self._coordinates, cut_known=known)
+        known, self._step = self.tap.cut_known, step
+        self.tap = UpdateTap(step.inner, step.params, self._coordinates, cut_known=known)
 
     def start_batch(self) -> None:
         """Forget a step that broke off; from now on releases may be shown."""
-        self._tap.reset()
+        self.tap.reset()
         self.trains = True
 
     def end_batch(self) -> None:
@@ -198,11 +186,11 @@ class HandWrittenReading(ReadingWay):
 
     def judged(self, reading: Reading, *, asked: bool) -> tuple[Reading, str]:
         """Nothing of a gradient that need not be the update's: nothing may be concluded from it."""
-        doubtful = self._tap.opaque and not asked and not reading.at_cut
+        doubtful = self.tap.opaque and not asked and not reading.at_cut
         if not (reading.unclear or doubtful):
             return reading, ""
         values = np.full(len(reading.values), np.nan)
-        lack = _NOT_RELEASED if self._tap.cut_known else _UNREADABLE
+        lack = _NOT_RELEASED if self.tap.cut_known else _UNREADABLE
         return replace(reading, values=values, unclear=False), lack
 
     def released(

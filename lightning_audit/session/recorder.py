@@ -62,11 +62,8 @@ class Recorder:
         self._noise = NoiseChannelChecks(significance, fine=header.signal == 1.0)
         self._use = UseOfRelease(significance, header.coin_probability)
         self._waiting: list[ObservedStep] = []
-
-    @property
-    def steps(self) -> int:
-        """Steps taken in."""
-        return self._monitor.steps + len(self._waiting)
+        #: Steps taken in.
+        self.steps = 0
 
     @property
     def monitor(self) -> AuditMonitor:
@@ -86,6 +83,7 @@ class Recorder:
     def take(self, step: ObservedStep) -> None:
         """Take in a step."""
         self._waiting.append(step)
+        self.steps += 1
         self._zeros_are_public |= step.dead is not None and step.dead.proved
         if self._undecided():
             return
@@ -194,6 +192,7 @@ class Recorder:
             )
         significance = self._monitor.significance
         self._monitor, self._reducer = restore(state["monitor"]), restore(state["reducer"])
+        self.steps = self._monitor.steps
         self._noise.load(state["noise"])
         self._use = restore(state["use"])
         self._zeros_are_public = bool(state["zeros_are_public"])

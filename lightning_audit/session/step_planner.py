@@ -142,7 +142,8 @@ class StepPlanner:
         coins = self._toss(rng)
         directions = self._placement.draw(rng)
         located = self.coordinates.locate(directions)
-        return PlannedStep(claim, coins, directions, INJECTED, located, adds=ranks.adds(number))
+        adds = not ranks.several or ranks.adds(number)
+        return PlannedStep(claim, coins, directions, INJECTED, located, adds=adds)
 
     def _toss(self, rng: np.random.Generator) -> FloatArray:
         """The coins of a step, 1 for in, ``[k]``."""

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_audit.layout import FloatArray, IndexArray
-from lightning_audit.taps.tensor_views import numpy_view
+from lightning_audit.taps.tensor_views import numpy_views
 from lightning_audit.taps.weight_watch import Moves, WeightWatch
 
 
@@ -301,9 +301,8 @@ class GradientTap:
         if self._seen and all(map(_unmoved, grads, self._seen)):
             return self._entries
         self._seen = []
-        found = [None if grad is None else numpy_view(grad) for grad in grads]
-        views = [view for view in found if view is not None]
-        if len(views) < len(found):
+        views = numpy_views(grads)
+        if views is None:
             return None
         self._seen = [(grad, grad.data_ptr()) for grad in grads if grad is not None]
         self._entries = views
