@@ -42,12 +42,8 @@ class McmcResult:
     """What the command prints.
 
     Args:
-        epsilon_mean: posterior mean of epsilon.
-        epsilon_interval: equal-tailed credible interval of epsilon.
-        strength_mean: posterior mean of the strength of the attacks.
-        strength_interval: its credible interval.
+        epsilon_mean: posterior mean, as of the strength; the intervals are equal-tailed.
         significance: one minus the level of the intervals.
-        delta: delta that epsilon goes with.
         attacks: number of attacks, after pooling.
         cluster: number of decisions that depend on each other; None for independent ones.
         tau: mean and standard deviation of the correlation within one kind of decisions.

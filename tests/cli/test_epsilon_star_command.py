@@ -153,21 +153,6 @@ def test_wrong_arguments_name_themselves(npz, capsys, options, message) -> None:
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("content", [None, b"", b"no archive", b"PK\x03\x04 cut short"])
-def test_files_that_are_no_archive_are_refused(tmp_path, capsys, content) -> None:
-    path = tmp_path / "s.npz"
-    if content is not None:
-        path.write_bytes(content)
-    assert main(["epsilon-star", str(path), "--delta", "0.1"]) == 2
-    assert "cannot read" in capsys.readouterr().err
-
-
-def test_a_single_array_is_refused_as_no_archive(tmp_path, capsys) -> None:
-    np.save(tmp_path / "s.npy", np.ones(3))
-    assert main(["epsilon-star", str(tmp_path / "s.npy"), "--delta", "0.1"]) == 2
-    assert "cannot read" in capsys.readouterr().err
-
-
 def test_arrays_of_other_names_are_refused(tmp_path, capsys) -> None:
     np.savez(tmp_path / "s.npz", train=np.ones(3))
     assert main(["epsilon-star", str(tmp_path / "s.npz"), "--delta", "0.1"]) == 2

@@ -190,10 +190,6 @@ def tradeoff_upper(
         >>> f = tradeoff_upper(*scores, significance=0.05)
         >>> f.epsilon_at(np.array([1e-5, 1e-2, 0.1])).round(2)
         array([4.01, 3.92, 3.03])
-
-    References:
-        Dong, Roth and Su, "Gaussian differential privacy", JRSS B 84, 2022, Propositions 2.2 and
-        2.12. Bands as of `lightning_audit.stats.bounds.bands`.
     """
     inside, outside = _groups(scores_in, scores_out)
     level = significance_level(significance) / 2

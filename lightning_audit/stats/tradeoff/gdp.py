@@ -121,15 +121,8 @@ def gaussian_mu(epsilon: float | NDArray[Any], delta: float | NDArray[Any]) -> f
     `gaussian_epsilon` in mu. The converse does not hold: (epsilon, delta)-DP does not give mu-GDP.
     The relative error is at most 1e-12 for mu in [1e-3, 50] and delta in [1e-12, 0.5].
 
-    Args:
-        epsilon: Epsilon >= 0; infinity gives infinity. A number or an array.
-        delta: Delta in (0, 1). Broadcast against ``epsilon``.
-
-    Returns:
-        Mu > 0: a float for numbers, an array of the broadcast shape for arrays.
-
-    Raises:
-        ValueError: If ``epsilon`` is negative or not a number, or ``delta`` is not in (0, 1).
+    ``epsilon`` is >= 0, and infinity gives infinity; ``delta``, the result > 0 and the errors are
+    as of `gaussian_epsilon`.
 
     Example:
         >>> round(gaussian_mu(8.0, 1e-5), 4)
