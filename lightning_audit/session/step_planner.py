@@ -216,7 +216,7 @@ class StepPlanner:
     # ------------------------------------------------------------------ going on
 
     #: Attributes that a checkpoint holds as they are.
-    _KEPT = ("anyone_copies", "batch_sizes", "canary_steps", "changed_at", "missing", "notes")
+    _KEPT = ("anyone_copies", "batch_sizes", "canary_steps", "changed_at", "pass_blockers", "notes")
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds."""
