@@ -11,7 +11,7 @@ from lightning_audit.files.printable import visible
 Outcome = Literal["PASS", "VIOLATION", "INCONCLUSIVE"]
 Kind = Literal["mechanism", "epsilon", "accounting"]
 
-#: In the order in which a verdict tells them.
+#: The first that is violated is the verdict's.
 KINDS: tuple[Kind, ...] = ("mechanism", "epsilon", "accounting")
 
 #: Exit codes of the gate.

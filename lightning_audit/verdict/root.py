@@ -84,10 +84,8 @@ def _behind(check: CheckResult, faults: Sequence[LikelyFault]) -> LikelyFault | 
 
 def _meets(fault: LikelyFault, check: CheckResult) -> bool:
     """Whether they are of one optimizer, or one of them is of the run."""
-    return fault.place.optimizer == check.optimizer or "" in (
-        fault.place.optimizer,
-        check.optimizer,
-    )
+    whose = {fault.place.optimizer, check.optimizer}
+    return len(whose) == 1 or "" in whose
 
 
 def _shows(check: CheckResult, fault: LikelyFault) -> bool:

@@ -274,7 +274,7 @@ def test_an_inconclusive_report_is_not_edited_to_pass(
         (lambda text: with_(text, lambda data: data.update(schema_version=True)), "no schema_vers"),
         (
             lambda text: with_(text, lambda data: data.pop("pass_blockers")),
-            "field: pass_blockers is absent",
+            "invalid: pass_blockers is absent",
         ),
         (
             lambda text: with_(text, lambda data: data["checks"][2].update(share="0.1")),
@@ -379,6 +379,25 @@ def test_a_pass_outlives_only_edits_of_what_it_does_not_rest_on(
         if what in ("deleted", "renamed") and isinstance(path[-1], str) and len(path) <= 3:
             # A key that every report has, and no name that a library or a metric happens to have.
             assert code == 2 or path[0] in ("environment", "epochs", "settings"), (what, path)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda fault: fault.update(consequences=fault["consequences"][1:]), "follows from noise"),
+        (lambda fault: fault.update(finding="noise.tensor"), "summary does not begin with"),
+        (lambda fault: fault["place"].update(step=80), "was first seen at step 80, noise at"),
+        (lambda fault: fault["evidence"].update(sd_ratio=0.99), "has sd_ratio 0.99, noise 0.5"),
+        (lambda fault: fault["consequences"].append("accounting"), "cannot follow from noise"),
+    ],
+    ids=["consequence", "finding", "step", "evidence", "unrelated"],
+)
+def test_a_violation_whose_root_was_edited_is_refused(
+    change: Callable[[Report], Any], sentence: str, trained: Callable[[str], str], gate: Gate
+) -> None:
+    code, errors = gate(with_(trained("half noise"), lambda r: change(r["verdict"]["faults"][0])))
+    assert code == 2
+    assert sentence in errors
 
 
 @pytest.mark.parametrize("name", ["correct", "half noise"])

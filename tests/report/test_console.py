@@ -259,3 +259,16 @@ def test_the_verdict_comes_first_and_what_follows_from_it_has_no_row(
     assert "Follows from it: reuse.lag\n" in out
     assert out.count("reuse.lag") == out.count("VIOLATED") == 1
     assert message not in out
+
+
+@pytest.mark.parametrize(
+    ("settings", "claimed"),
+    [
+        ({"claimed_epsilon": None}, "claimed 8 (by the accountant), spent"),
+        ({"claimed_epsilon": 8.0}, "claimed 8, spent"),
+    ],
+)
+def test_an_epsilon_that_the_accountant_claims_says_so(
+    settings: dict[str, Any], claimed: str
+) -> None:
+    assert claimed in as_text(report(settings=settings))
