@@ -180,7 +180,7 @@ class PrivacyAudit(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of the audit; it loads under ``weights_only=True``."""
-        return self._kept if self._run is None else self._run.optimizers.state()
+        return self._kept if self._run is None else self._run.state()
 
     @of_its_run
     def on_load_checkpoint(
@@ -207,7 +207,7 @@ class PrivacyAudit(Callback):
     def on_train_start(self, run: AuditRun, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach to the optimizers and read how the loader samples."""
         run.start(trainer.train_dataloader, trainer.global_step)
-        run.optimizers.follow(trainer.optimizers, pl_module)
+        run.follow(trainer.optimizers, pl_module)
         run.remark(trainer)
         if run.way_to_batches(trainer, pl_module) is not None:
             self._hooks.append(show_batches(trainer, pl_module, run))
@@ -224,12 +224,12 @@ class PrivacyAudit(Callback):
         batch_idx: int,
     ) -> None:
         """Follow optimizers that were made anew."""
-        run.optimizers.follow(trainer.optimizers, pl_module)
+        run.follow(trainer.optimizers, pl_module)
         if batch_idx == 0:
             run.start_epoch()
         if not run.sessions:
             # Not before the first batch: a callback may make the training private until then.
-            run.optimizers.follow_hand_written(pl_module)
+            run.follow_hand_written(pl_module)
         run.start_batch(trainer.current_epoch)
 
     @of_its_run
@@ -238,7 +238,7 @@ class PrivacyAudit(Callback):
     ) -> None:
         """Lay the canaries' rows out before Opacus fills in the others, which spares a copy."""
         # The module, and callbacks after this one, had their on_train_batch_start since.
-        run.optimizers.follow(trainer.optimizers, pl_module)
+        run.follow(trainer.optimizers, pl_module)
         run.lints.look_at_loss(pl_module, loss)
         run.prepare(loss, trainer.accumulate_grad_batches)
 
@@ -310,8 +310,7 @@ class PrivacyAudit(Callback):
     ) -> None:
         """Leave the user's training as it was found, and what was recorded readable."""
         if run.optimizers.attached and not self._ended:
-            run.facts.break_off = f"the training broke off with {type(exception).__name__}"
-            run.ranks.part()
+            run.break_off(f"the training broke off with {type(exception).__name__}")
             try:
                 self._end(run, trainer)
                 warn_of_end(run.report, run.files)
@@ -338,7 +337,7 @@ class PrivacyAudit(Callback):
         if run.files is not None:
             run.files.release()
         # Checkpoints may be saved after the training, too.
-        self._report, self._kept = run.report, run.optimizers.state()
+        self._report, self._kept = run.report, run.state()
         leave(trainer, pl_module, self._kept)
 
     def _unhook(self, run: AuditRun) -> None:
