@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),
 ]
 
-#: What a stranger follows of a step that is only read; ten times as much would be a maze again.
+#: Of a step that waits for its checks: files that run, and calls from one into another.
 MOST_FILES, MOST_CROSSINGS = 30, 165
 
 

@@ -182,7 +182,7 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of the audit; it loads under ``weights_only=True``."""
-        return self._kept if self._run is None else self._run.optimizers.state()
+        return self._kept if self._run is None else self._run.state()
 
     @of_its_run
     def on_load_checkpoint(
@@ -209,7 +209,7 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
     def on_train_start(self, run: AuditRun, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach to the optimizers and read how the loader samples."""
         run.start(trainer.train_dataloader, trainer.global_step)
-        run.optimizers.follow(trainer.optimizers, pl_module)
+        run.follow(trainer.optimizers, pl_module)
         run.note_trainer_settings(trainer)
         if run.way_to_batches(trainer, pl_module) is not None:
             self._hooks.append(show_batches(trainer, pl_module, run))
@@ -226,12 +226,12 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         batch_idx: int,
     ) -> None:
         """Follow optimizers that were made anew."""
-        run.optimizers.follow(trainer.optimizers, pl_module)
+        run.follow(trainer.optimizers, pl_module)
         if batch_idx == 0:
             run.start_epoch()
         if not run.sessions:
             # Not before the first batch: a callback may make the training private until then.
-            run.optimizers.follow_hand_written(pl_module)
+            run.follow_hand_written(pl_module)
         run.start_batch(trainer.current_epoch)
 
     @of_its_run
@@ -240,7 +240,7 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
     ) -> None:
         """Lay the canaries' rows out before Opacus fills in the others, which spares a copy."""
         # The module, and callbacks after this one, had their on_train_batch_start since.
-        run.optimizers.follow(trainer.optimizers, pl_module)
+        run.follow(trainer.optimizers, pl_module)
         run.lints.look_at_loss(pl_module, loss)
         run.prepare(loss, trainer.accumulate_grad_batches)
 
@@ -312,8 +312,7 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
     ) -> None:
         """Leave the user's training as it was found, and what was recorded readable."""
         if run.optimizers.attached and not self._ended:
-            run.facts.break_off = f"the training broke off with {type(exception).__name__}"
-            run.ranks.part()
+            run.break_off(f"the training broke off with {type(exception).__name__}")
             try:
                 self._end(run, trainer)
                 warn_of_end(run.report, run.files)
@@ -340,7 +339,7 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         if run.files is not None:
             run.files.release()
         # Checkpoints may be saved after the training, too.
-        self._report, self._kept = run.report, run.optimizers.state()
+        self._report, self._kept = run.report, run.state()
         note_end(trainer, pl_module, self._kept)
 
     def _unhook(self, run: AuditRun) -> None:

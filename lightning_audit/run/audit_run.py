@@ -14,16 +14,16 @@ from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.dpsgd.protocol import Backward
 from lightning_audit.examine.neighbour_replay import NeighbourReplay
 from lightning_audit.lints.empty_batches import SKIPPED, EmptyBatches
-from lightning_audit.lints.noise_draws import equal_draws
 from lightning_audit.record.report_directory import REPORT_NAME
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.results.refusal import UnauditableTraining
 from lightning_audit.run.audited_optimizers import AuditedOptimizers
+from lightning_audit.run.checkpoint import refusing_what_does_not_fit
 from lightning_audit.run.evaluation import build_report, epoch_metrics
 from lightning_audit.run.findings import Findings, run_checks
 from lightning_audit.run.report_files import ReportFiles
 from lightning_audit.run.run_epsilons import Epsilons, current_epsilons
-from lightning_audit.run.run_facts import RunFacts
+from lightning_audit.run.run_facts import RunCourse, RunFacts, rate_of_all
 from lightning_audit.run.run_lints import RunLints
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.input_sample import InputSample
@@ -48,12 +48,13 @@ class AuditRun:
         writes = self.ranks.is_first and not self.trial
         self.files = ReportFiles(directory) if writes else None
         self.report: AuditReport | None = None
-        self.facts = RunFacts(processes=self.ranks.count)
-        self.lints = RunLints(self.facts, config.significance, self.ranks)
+        self._course = RunCourse()
+        notes = self._course.notes
+        self.lints = RunLints(notes, config.significance, self.ranks)
         self._precision = str(trainer.precision)
         config = replace(config, seed=self.ranks.shared(config.seed))
         self.optimizers = AuditedOptimizers(
-            config, self.files, self._precision, self.ranks, self.facts
+            config, self.files, self._precision, self.ranks, notes, self.lints
         )
         #: Of each private optimizer; empty before there is one.
         self.sessions = self.optimizers.sessions
@@ -91,7 +92,7 @@ class AuditRun:
             if run := self.optimizers.kept.get("run"):
                 self.files.change_to(run)
             for note in self.files.notes:
-                self.facts.note(note)
+                self._course.notes.add(note)
 
     def keep(self, state: dict[str, Any], report: AuditReport | None = None) -> None:
         """Go on from a checkpoint's state as soon as the optimizers are there.
@@ -100,7 +101,8 @@ class AuditRun:
             state: of the audit, as it was before it got its checksum.
             report: what was written of it last, if this process wrote it.
         """
-        self.optimizers.kept, self.report = state, report
+        self.report = report
+        self.optimizers.keep(state)
 
     def forget(self, held: dict[str, Any], state: Any) -> None:
         """Go on with nothing that is held of this training: a checkpoint is loaded.
@@ -122,12 +124,47 @@ class AuditRun:
         if self.report is not None or not self.optimizers.kept:
             return
         self.start(trainer.train_dataloader, trainer.global_step)
-        self.optimizers.follow(trainer.optimizers, module)
+        self.follow(trainer.optimizers, module)
         if not self.sessions:
-            self.optimizers.follow_hand_written(module)
-        for facts in self.facts.optimizers:  # read at each step, of which none comes
+            self.follow_hand_written(module)
+        for facts in self.optimizers.facts:  # read at each step, of which none comes
             facts.current_rate(self.config.claim, 1)
-        self.facts.unaudited = self.optimizers.unaudited(module)
+        self._course.unaudited = self.optimizers.unaudited(module)
+
+    def follow(self, optimizers: Sequence[Any], module: torch.nn.Module) -> None:
+        """See `AuditedOptimizers.follow`."""
+        self.optimizers.follow(optimizers, module)
+        self._go_on()
+
+    def follow_hand_written(self, module: torch.nn.Module) -> None:
+        """See `AuditedOptimizers.follow_hand_written`."""
+        self.optimizers.follow_hand_written(module)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Take up the rest of a checkpoint's state once its optimizers are there."""
+        kept = self.optimizers.kept
+        if not kept or not self.sessions:
+            return
+        try:
+            with refusing_what_does_not_fit():
+                self.lints.load(kept["lints"])
+                self._course.load(kept["course"])
+        except UnauditableTraining:
+            self.optimizers.close_records()
+            raise
+        self.optimizers.keep({})
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds of the audit: tensors and plain values."""
+        rate = rate_of_all(self.optimizers.facts, self.lints.loaders)
+        held = {"lints": self.lints.state(rate), "course": self._course.state()}
+        return self.optimizers.state(held)
+
+    @property
+    def facts(self) -> RunFacts:
+        """What is known now, from each part of the run."""
+        return RunFacts.of(self.optimizers, self.lints, self._course, self.ranks)
 
     # ------------------------------------------------------------------ what a batch goes through
 
@@ -145,7 +182,7 @@ class AuditRun:
                 f"{trainer.world_size} processes; train with devices=1, or use gradient canaries."
             )
         if self.config.replay_neighbours:
-            coupling = self.facts.coupling
+            coupling = self._course.coupling
             self._replay = NeighbourReplay(trainer, module, coupling, lambda: self.sessions)
         return self if by_input or self._replay is not None else None
 
@@ -171,7 +208,7 @@ class AuditRun:
         """Read how the loaders sample, and whether steps were taken that nobody saw."""
         self.lints.start(loaders)
         if global_step > 0 and not self.optimizers.kept:
-            self.facts.resumed = (
+            self._course.resumed = (
                 f"the training was resumed at step {global_step} from a checkpoint without this "
                 "audit's state: earlier steps were not observed"
             )
@@ -192,7 +229,7 @@ class AuditRun:
 
     def start_batch(self, epoch: int) -> None:
         """Forget a step that broke off."""
-        self.facts.trained_batches += 1
+        self._course.trained_batches += 1
         self._steps_before = self._steps()
         for session in self.sessions:
             session.start_batch(epoch)
@@ -203,7 +240,7 @@ class AuditRun:
             session.end_batch()
         stepped = self._steps() > self._steps_before
         if self.sessions and not stepped and self._empty.skipped(batch):
-            self.facts.note(SKIPPED)
+            self._course.notes.add(SKIPPED)
 
     def _steps(self) -> int:
         return sum(session.recorder.steps for session in self.sessions)
@@ -235,7 +272,7 @@ class AuditRun:
         for session in self.sessions:
             session.planner.end_epoch()
         if self.sessions:
-            self.facts.unaudited = self.optimizers.unaudited(module)
+            self._course.unaudited = self.optimizers.unaudited(module)
         self._compare()
         metrics, self.report = self.ranks.from_first(lambda: self._close_epoch(epoch))
         return metrics, self.report
@@ -243,22 +280,14 @@ class AuditRun:
     def _close_epoch(self, epoch: int) -> tuple[dict[str, float], AuditReport]:
         epsilons, findings = self._evaluate()
         metrics = epoch_metrics(self.sessions, epsilons, findings.all)
-        self.facts.end_epoch({"epoch": epoch, **metrics})
+        self._course.end_epoch({"epoch": epoch, **metrics})
         return metrics, self._write(epsilons, findings, complete=False)
 
     def _compare(self) -> None:
         """See whether all processes read the same gradients."""
         session = self.session
-        if session is None or not self.ranks.talk:
-            return
-        draws = session.draws.numbers
-        own = [session.recorder.steps, session.checksum, session.planner.copied, *draws]
-        told = self.ranks.gathered([*own, *session.lost.numbers()])
-        session.lost.hear([row[len(own) :] for row in told])
-        same = all(row[:2] == told[0][:2] for row in told)
-        self.facts.synchronised = same and self.facts.synchronised is not False
-        session.planner.anyone_copies = any(row[2] for row in told)
-        self.facts.noise_equal |= equal_draws([row[3 : len(own)] for row in told])
+        if session is not None and self.ranks.talk:
+            self._course.comparison.compare(session, self.ranks)
 
     # ------------------------------------------------------------------ the end
 
@@ -268,8 +297,13 @@ class AuditRun:
         for session in self.sessions:
             session.recorder.close()
         self.report = self.ranks.from_first(
-            lambda: self._write(*self._evaluate(), complete=not self.facts.break_off)
+            lambda: self._write(*self._evaluate(), complete=not self._course.break_off)
         )
+
+    def break_off(self, why: str) -> None:
+        """The training ends before its time, and other processes may be gone."""
+        self._course.break_off = why
+        self.ranks.part()
 
     def detach(self) -> None:
         """Take all hooks off."""
@@ -277,8 +311,9 @@ class AuditRun:
         self.optimizers.detach()
 
     def _evaluate(self) -> tuple[Epsilons, Findings]:
-        epsilons = current_epsilons(self.sessions, self.facts, self.config)
-        return epsilons, run_checks(self.sessions, self.facts, self.config, epsilons)
+        facts = self.facts
+        epsilons = current_epsilons(self.sessions, facts, self.config)
+        return epsilons, run_checks(self.sessions, facts, self.config, epsilons)
 
     def _write(self, epsilons: Epsilons, findings: Findings, *, complete: bool) -> AuditReport:
         for session in self.sessions:
@@ -298,7 +333,7 @@ class AuditRun:
             stores = [session.store for session in self.sessions if session.store is not None]
             troubles = [store.trouble for store in stores if store.trouble]
             failed = [text for name, text in self.files.unwritten.items() if name not in besides]
-            self.facts.unwritten = [*troubles, *failed]
+            self._course.unwritten = [*troubles, *failed]
         return build_report(
             self.sessions, self.facts, self.config, epsilons, findings, complete=complete
         )

@@ -35,7 +35,8 @@ from lightning_audit.run.optimizer_refusals import (
     refuse_several,
 )
 from lightning_audit.run.report_files import ReportFiles
-from lightning_audit.run.run_facts import OptimizerFacts, RunFacts
+from lightning_audit.run.run_facts import Notes, OptimizerFacts
+from lightning_audit.run.run_lints import RunLints
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.ranks import Ranks
 
@@ -57,7 +58,8 @@ class AuditedOptimizers:
         files: where records go; None to keep none.
         precision: the Trainer's precision.
         ranks: the processes that train together.
-        facts: of the run.
+        notes: remarks on the run.
+        lints: tell whether sizes of batches are needed.
     """
 
     def __init__(
@@ -66,7 +68,8 @@ class AuditedOptimizers:
         files: ReportFiles | None,
         precision: str,
         ranks: Ranks,
-        facts: RunFacts,
+        notes: Notes,
+        lints: RunLints,
     ) -> None:
         self.config = config
         #: Of the private optimizers, in the order in which the Trainer first had them.
@@ -79,13 +82,28 @@ class AuditedOptimizers:
         self._files = files
         self._precision = precision
         self._ranks = ranks
-        self._facts = facts
+        self._notes, self._lints = notes, lints
+        #: Steps of optimizers that are not private, and the class of the last of these.
+        self.plain_steps, self.plain_name = 0, ""
         self._name = uuid.uuid4().hex
         self._plain_handles: list[Any] = []
         self._untrained: dict[str, tuple[float, float]] = {}
 
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of the audit: tensors and plain values."""
+    def keep(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint's state as soon as the optimizers are there; or from none."""
+        self.kept = state
+
+    @property
+    def facts(self) -> list[OptimizerFacts]:
+        """What is known of each private optimizer."""
+        return [audit.facts for audit in self.audits]
+
+    def state(self, run: dict[str, Any]) -> dict[str, Any]:
+        """What a checkpoint holds of the audit: tensors and plain values.
+
+        Args:
+            run: what it holds of the rest of the run.
+        """
         if not self.audits:
             return with_checksum(self.kept) if self.kept else {}
         first, *others = (audit.state() for audit in self.audits)
@@ -97,7 +115,8 @@ class AuditedOptimizers:
                 **first,
                 "others": others,
                 "untrained": {name: list(sums) for name, sums in self._untrained.items()},
-                **self._facts.state(),
+                "plain": [self.plain_steps, self.plain_name],
+                **run,
             }
         )
 
@@ -130,7 +149,7 @@ class AuditedOptimizers:
         claim = self.config.claim
         rate_known = claim is not None and claim.sample_rate is not None
         if not rate_known and any(facts.accountant is None for facts in found):
-            self._facts.note(_NO_ACCOUNTANT)
+            self._notes.add(_NO_ACCOUNTANT)
         if any(s.adapts_its_norm and not f.accountant for s, f in zip(steps, found, strict=True)):
             raise UnauditableTraining(_ADAPTIVE_UNACCOUNTED)
         for audit in self._audits_of(steps, found, module):
@@ -148,7 +167,7 @@ class AuditedOptimizers:
         step = hand_written_step(claim, self.attached, module)
         self._remove_plain_handles()
         if claim.sample_rate is None:
-            self._facts.note(_NO_ACCOUNTANT)
+            self._notes.add(_NO_ACCOUNTANT)
         (audit,) = self._audits_of([step], [OptimizerFacts()], module)
         audit.open_to(module)
 
@@ -188,9 +207,6 @@ class AuditedOptimizers:
                     f"it was saved with {len(states)} private optimizers, the training has "
                     f"{len(steps)}; resume with the same optimizers."
                 )
-        loader, batches = self._facts.loader, self._facts.batches
-        track = (loader is None or loader.kind == "unknown") and batches is None
-        self._facts.optimizers = list(found)
         for number, (step, facts) in enumerate(zip(steps, found, strict=True), 1):
             facts.label = label_of(step, number) if len(steps) > 1 else ""
             entries = states[number - 1]["session"]["entries"] if states else None
@@ -203,7 +219,7 @@ class AuditedOptimizers:
                 partial(facts.current_rate, self.config.claim),
                 partial(self._open_store, files, number, entries) if files is not None else None,
                 self._ranks,
-                track_batch_sizes=track,
+                track_batch_sizes=self._lints.needs_sizes,
             )
             self.sessions.append(session)
             self.audits.append(OptimizerAudit(session, facts))
@@ -213,9 +229,7 @@ class AuditedOptimizers:
             with refusing_what_does_not_fit():
                 self._load(kept, states)
         except UnauditableTraining:
-            for session in self.sessions:
-                if session.store is not None:
-                    session.store.close(archive=False)
+            self.close_records()
             raise
 
     def _load(self, kept: dict[str, Any], states: Sequence[dict[str, Any]]) -> None:
@@ -228,9 +242,14 @@ class AuditedOptimizers:
         before, now = kept["config"], self.config.settings()
         refuse_mechanism(before, now, history, steps)
         for sentence in describe_changes(before, now, steps):
-            self._facts.note(sentence)
-        self._facts.load(kept)
-        self.kept = {}
+            self._notes.add(sentence)
+        self.plain_steps, self.plain_name = kept["plain"]
+
+    def close_records(self) -> None:
+        """Leave records as they are: the run cannot go on."""
+        for session in self.sessions:
+            if session.store is not None:
+                session.store.close(archive=False)
 
     def _open_store(
         self, files: ReportFiles, number: int, entries: int | None, header: RecordHeader
@@ -241,7 +260,7 @@ class AuditedOptimizers:
                 store = ObservationStore.resume(directory, header, name, entries, number)
                 if store is not None:
                     return store
-                self._facts.note(
+                self._notes.add(
                     f"the record of the first {entries} steps is not in {directory}; the checks "
                     "go on from the checkpoint's sums, the record from here"
                 )
@@ -252,8 +271,8 @@ class AuditedOptimizers:
     # ------------------------------------------------------------------ what they do
 
     def _count_plain(self, optimizer: Any, *_: Any) -> None:
-        self._facts.plain_steps += 1
-        self._facts.plain_name = type(optimizer).__name__
+        self.plain_steps += 1
+        self.plain_name = type(optimizer).__name__
 
     def audit_of(self, optimizer: Any) -> OptimizerAudit | None:
         """The audit of an optimizer, or of a wrapper of it; None if it has none."""

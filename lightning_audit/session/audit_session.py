@@ -22,7 +22,7 @@ from lightning_audit.session.noise_watch import NoiseWatch, ReleaseWatch
 from lightning_audit.session.reading_way import ReadingWay
 from lightning_audit.session.step_planner import StepPlanner
 from lightning_audit.session.steps import ObservedStep, used_release, zero_entries
-from lightning_audit.taps.gradient_tap import Reading
+from lightning_audit.taps.gradient_reading import Reading
 from lightning_audit.taps.method_hook import MethodHook
 from lightning_audit.taps.noise_reading import clipped_sums
 from lightning_audit.taps.step_hooks import StepHooks

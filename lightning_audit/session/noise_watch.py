@@ -13,7 +13,7 @@ from lightning_audit.checks.witnesses import REUSE_IN_ALL, Witnesses
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.layout import FloatArray, IndexArray
 from lightning_audit.record.snapshot import restore, snapshot
-from lightning_audit.taps.gradient_tap import Reading
+from lightning_audit.taps.gradient_reading import Reading
 from lightning_audit.taps.moves_outside import MovesOutside
 from lightning_audit.taps.noise_reading import NoiseReading, read_noise
 

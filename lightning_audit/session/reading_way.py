@@ -14,7 +14,8 @@ from lightning_audit.dpsgd.protocol import DPSGDStep
 from lightning_audit.layout import IndexArray
 from lightning_audit.record.store import INJECTED
 from lightning_audit.session.steps import PlannedStep
-from lightning_audit.taps.gradient_tap import GradientTap, Reading
+from lightning_audit.taps.gradient_reading import Reading
+from lightning_audit.taps.gradient_tap import GradientTap
 from lightning_audit.taps.step_hooks import ClosureHooks, StepHooks
 from lightning_audit.taps.update_tap import UpdateTap
 

@@ -1,7 +1,7 @@
 """One step of the optimizer, as it is planned, and as it was observed.
 
-A step is planned, its canaries enter, its gradient is read (`taps.gradient_tap.Reading`), and what
-was observed goes to the record and to the checks.
+A step is planned, its canaries enter, its gradient is read (`taps.gradient_reading.Reading`), and
+what was observed goes to the record and to the checks.
 
 Some entries of a gradient may be no part of its release: neither noise nor canary came out. Updates
 of one block at a time, or noise in a public subspace, leave the other entries exactly zero. Nothing
@@ -26,7 +26,7 @@ from lightning_audit.dpsgd.protocol import StepClaim
 from lightning_audit.layout import Direction, FloatArray
 from lightning_audit.record.store import EARLIER, INJECTED
 from lightning_audit.session.coordinates import Coordinates, Located
-from lightning_audit.taps.gradient_tap import Reading
+from lightning_audit.taps.gradient_reading import Reading
 from lightning_audit.taps.tensor_views import add_along
 
 

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from lightning_audit.layout import FloatArray, IndexArray
-from lightning_audit.taps.gradient_tap import GradientTap, Reading
+from lightning_audit.taps.gradient_reading import Reading
+from lightning_audit.taps.gradient_tap import GradientTap
 from lightning_audit.taps.step_hooks import is_torchs, steps_of
 
 

@@ -155,7 +155,7 @@ def text_for_tensors(state: dict[str, Any]) -> Any:
     "damage",
     [
         lacking("session"),
-        lacking("facts"),
+        lacking("course"),
         lacking("checksum"),
         lacking("version"),
         lambda state: {**state, "version": "1"},
@@ -182,7 +182,7 @@ def test_a_state_that_fits_no_training_is_refused_in_words_too(tmp_path: Path) -
     path = checkpoint(tmp_path)
     real = torch.load(path, weights_only=True)
     state = verified(real["callbacks"][KEY])
-    for place in (("facts",), ("session", "recorder"), ("session", "recorder", "monitor")):
+    for place in (("course",), ("session", "recorder"), ("session", "recorder", "monitor")):
         for value in ({}, None, "text", {"object": "lightning_audit.nowhere:Thing", "state": {}}):
             real["callbacks"][KEY] = with_checksum(put(copied(state, place), place, value))
             torch.save(real, path)

@@ -13,7 +13,7 @@ from lightning_audit.layout import TensorSlot
 from lightning_audit.record.store import DROPPED, INJECTED
 from lightning_audit.session.coordinates import Coordinates
 from lightning_audit.session.steps import PlannedStep, used_release
-from lightning_audit.taps.gradient_tap import Reading
+from lightning_audit.taps.gradient_reading import Reading
 from lightning_audit.taps.weight_watch import Moves
 
 PLACEMENT = place([Dirac()], [TensorSlot("weight", (40,))], np.random.default_rng(0))

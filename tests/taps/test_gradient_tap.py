@@ -11,7 +11,8 @@ from tapped import Tapped, nothing
 from torch import nn
 
 from lightning_audit.layout import Direction, Part
-from lightning_audit.taps.gradient_tap import GradientTap, Reading
+from lightning_audit.taps.gradient_reading import Reading
+from lightning_audit.taps.gradient_tap import GradientTap
 from lightning_audit.taps.update_tap import UpdateTap
 
 SHAPES = [(4, 3), (5,), (2, 3, 2, 2)]

@@ -10,7 +10,7 @@ import torch
 from tapped import Tapped
 from torch import nn
 
-from lightning_audit.taps.gradient_tap import Reading
+from lightning_audit.taps.gradient_reading import Reading
 from lightning_audit.taps.update_tap import UpdateTap
 
 
