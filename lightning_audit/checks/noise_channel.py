@@ -6,6 +6,7 @@ them, and `replay` cannot give these checks again.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from lightning_audit.checks.evidence import Evidence, Warned
+from lightning_audit.checks.check import Check, FaultRule
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.snapshot import restore, snapshot
 from lightning_audit.results.audit_report import CheckResult
@@ -24,13 +25,60 @@ from lightning_audit.stats.evalues.noise_shape import TailBet, TieBet, sign_log_
 from lightning_audit.stats.evalues.recurrence import NoisePast
 from lightning_audit.stats.evalues.sequential import PredictableCentre, SingleStepBet, log_mean_exp
 
-#: Names of the checks that `replay` cannot give.
-FROM_MEMORY = (
+# What most of these look for shows in a step or two, with evidence that needs no larger share.
+NOISE_SHAPE = Check(
     "noise.shape",
-    "reuse.recurrence",
-    "batch_normalised",
+    "noise whose tails are not those of normal noise, or that lies on a lattice",
+    share=0.01,
+    group="channel",
+    needs="no step was read, or all in low precision or beside data too loud for it",
+    each=True,
+    always=True,
+    doubtful=True,
+)
+RECURRENCE = dataclasses.replace(
+    NOISE_SHAPE,
+    name="reuse.recurrence",
+    finds="noise that comes back at irregular steps, as from few seeds",
+    group="reuse",
+)
+BATCH_NORMALISED = dataclasses.replace(
+    NOISE_SHAPE,
+    name="batch_normalised",
+    finds="the noisy sum is divided by the number of records that the batch happens to have "
+    "(Opacus' optimizers in one process; by hand where gradients pass through "
+    "lightning_audit.per_sample and the data leave enough of the noise to see, sometimes as "
+    "`noise.step`; the report says where it could not be told)",
+    needs="no step was read of which it is known what else it may be divided by",
+    faults=(
+        FaultRule(
+            "divides_by_realised_batch",
+            "divided by the realised batch size: the noise of a step depends on how many records "
+            "it drew, and large batches have too little",
+            "what the sum of gradients and noise is divided by: it must be the expected batch "
+            "size, a constant",
+            rank=0,
+            explains=("noise.shape",),
+            explains_groups=("clipping", "reuse", "leakage"),
+        ),
+    ),
+)
+NOISE_MEAN = Check(
     "noise.mean",
-    "noise.excess",
+    "noise whose mean is not zero, or that is larger than claimed (warnings: no privacy is lost, "
+    "no gate fails)",
+    share=0.5,
+    needs="the clipped sums are not known, or the residual is too small to be the claimed noise",
+    each=True,
+    always=True,
+    warns=True,
+)
+# Parts of a batch that are too long, or processes of equal noise, are seen without an e-value.
+NOISE_EXCESS = dataclasses.replace(NOISE_MEAN, name="noise.excess", wrong=lambda _: True)
+
+#: Names of the checks that `replay` cannot give.
+FROM_MEMORY = tuple(
+    check.name for check in (NOISE_SHAPE, RECURRENCE, BATCH_NORMALISED, NOISE_MEAN, NOISE_EXCESS)
 )
 
 #: Probability with which noise as claimed is not taken for noise, in one step.
@@ -146,11 +194,11 @@ class NoiseChannelChecks:
         self._signs = np.zeros(2, dtype=np.int64)
         self._excess = np.zeros(2)
         self._longest, self._long_at = 0.0, -1
-        self.shape = Evidence("noise.shape", significance)
-        self.recurrence = Evidence("reuse.recurrence", significance)
-        self.divisor = Evidence("batch_normalised", significance)
-        self.mean = Warned("noise.mean", significance)
-        self.excess = Warned("noise.excess", significance)
+        self.shape = NOISE_SHAPE.test(significance)
+        self.recurrence = RECURRENCE.test(significance)
+        self.divisor = BATCH_NORMALISED.test(significance)
+        self.mean = NOISE_MEAN.test(significance)
+        self.excess = NOISE_EXCESS.test(significance)
 
     def state(self) -> dict[str, Any]:
         """What `load` needs but the noise: taken off the gradients, it leaves the clipped sums."""
@@ -232,7 +280,8 @@ class NoiseChannelChecks:
         earlier, later = self._recurred
         return (
             self._shape_result(),
-            self.recurrence.result(
+            RECURRENCE.result(
+                self.recurrence,
                 "no step's noise was that of an earlier step",
                 f"readings of step {later} differ from those of step {earlier} by less than fresh "
                 "noise of the claimed size makes them: as if the noise came back",
@@ -245,7 +294,8 @@ class NoiseChannelChecks:
                     ),
                 },
             ),
-            self.divisor.result(
+            BATCH_NORMALISED.result(
+                self.divisor,
                 _BESIDE_DATA if self._beside_data else "the noisy sum is divided by what is stated",
                 "the noisy sum is divided by the number of samples that the batch happens to have, "
                 "so that the size of the gradient and of its noise tells of it",
@@ -263,7 +313,8 @@ class NoiseChannelChecks:
             if lattice
             else "the noise is not spread as normal noise of the claimed size is"
         )
-        return self.shape.result(
+        return NOISE_SHAPE.result(
+            self.shape,
             "the noise has the tails of normal noise, and no lattice",
             f"{what}: some events tell one record more than the claim allows",
             "draw the noise with torch.normal or torch.randn in single precision, and neither "
@@ -274,7 +325,8 @@ class NoiseChannelChecks:
     def _mean_result(self) -> CheckResult:
         positive, negative = self._signs.tolist()
         share = positive / max(positive + negative, 1)
-        return self.mean.result(
+        return NOISE_MEAN.result(
+            self.mean,
             "the noise is as often above zero as below",
             f"the mean of the noise is not zero: {share:.0%} of what was added to the clipped sums "
             "are above zero; that loses no privacy, but biases the training",
@@ -293,17 +345,16 @@ class NoiseChannelChecks:
             "update, looks like noise as well"
         )
         if clips and self._long_at >= 0 and not self.excess.violated:
-            return CheckResult(
-                "noise.excess",
-                "mechanism",
-                "warned",
+            return NOISE_EXCESS.judged(
+                {**evidence, "violated_at_step": self._long_at},
+                "",
                 f"too much noise: clipped sums are up to {self._longest:.3g} times as long as "
                 "clipping allows, so noise is added before a sum is complete, perhaps to each part "
                 "of a split batch; that loses no privacy, but accuracy",
                 advice,
-                evidence={**evidence, "violated_at_step": self._long_at},
             )
-        return self.excess.result(
+        return NOISE_EXCESS.result(
+            self.excess,
             "the noise is no larger than claimed",
             f"too much noise: it is {ratio:.3g} times the claim, or something else was added to "
             "the clipped sums; that loses no privacy, but accuracy",

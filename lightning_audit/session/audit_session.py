@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.checks.registry import SHOW_THE_RELEASE
+from lightning_audit.checks.post_processing import SHOW_THE_RELEASE
 from lightning_audit.checks.release_processing import ReleaseProcessing
 from lightning_audit.checks.witnesses import LAGS, choose_witnesses
 from lightning_audit.config.audit_config import AuditConfig

@@ -9,7 +9,6 @@ import pytest
 from numpy.typing import NDArray
 from stages import most_failures, staged
 
-from lightning_audit.checks.evidence import SHARES, WARNING_SHARES
 from lightning_audit.checks.noise_channel import (
     FROM_MEMORY,
     NoiseChannelChecks,
@@ -17,6 +16,7 @@ from lightning_audit.checks.noise_channel import (
     divisors_of,
     noise_of,
 )
+from lightning_audit.run_checks.registry import shares
 
 FloatArray = NDArray[np.float64]
 NAMES = FROM_MEMORY
@@ -66,10 +66,10 @@ def flagged(checks: NoiseChannelChecks) -> set[str]:
 def test_every_check_has_its_share() -> None:
     checks = run(sound).results(clips=True)
     assert tuple(check.name for check in checks) == NAMES
-    shares = {**SHARES, **WARNING_SHARES}
-    assert [check.share for check in checks] == [shares[name] for name in NAMES]
-    assert sum(SHARES.values()) == pytest.approx(1.0, abs=1e-12)
-    assert sum(WARNING_SHARES.values()) == pytest.approx(1.0, abs=1e-12)
+    handed_out = {**shares(), **shares(warns=True)}
+    assert [check.share for check in checks] == [handed_out[name] for name in NAMES]
+    assert sum(shares().values()) == pytest.approx(1.0, abs=1e-12)
+    assert sum(shares(warns=True).values()) == pytest.approx(1.0, abs=1e-12)
 
 
 def test_a_sound_training_is_left_alone() -> None:
