@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from lightning_audit.checks.check import Check, FaultRule
+from lightning_audit.checks.check import Check, FaultRule, NoiseStatistic
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.snapshot import restore, snapshot
 from lightning_audit.results.audit_report import CheckResult
@@ -75,6 +75,9 @@ NOISE_MEAN = Check(
 )
 # Parts of a batch that are too long, or processes of equal noise, are seen without an e-value.
 NOISE_EXCESS = dataclasses.replace(NOISE_MEAN, name="noise.excess", wrong=lambda _: True)
+
+#: Attributes that are not in a state as they are.
+_NOT_KEPT = ("_past", "_of_noise")
 
 #: Names of the checks that `replay` cannot give.
 FROM_MEMORY = tuple(
@@ -178,11 +181,15 @@ class NoiseChannelChecks:
 
     Args:
         significance: of the whole run.
+        of_noise: further checks, of the noise alone.
         fine: whether gradients are of single precision or better; if not, nothing is tested.
     """
 
-    def __init__(self, significance: float, *, fine: bool = True) -> None:
+    def __init__(
+        self, significance: float, of_noise: Sequence[NoiseStatistic] = (), *, fine: bool = True
+    ) -> None:
         self._fine = fine
+        self._of_noise = tuple(of_noise)
         self._past = NoisePast()
         self._tails, self._ties = TailBet(), TieBet()
         self._recurrence = SingleStepBet()
@@ -202,11 +209,16 @@ class NoiseChannelChecks:
 
     def state(self) -> dict[str, Any]:
         """What `load` needs but the noise: taken off the gradients, it leaves the clipped sums."""
-        return {name: snapshot(value) for name, value in vars(self).items() if name != "_past"}
+        own = {name: value for name, value in vars(self).items() if name not in _NOT_KEPT}
+        of_noise = [vars(one) for one in self._of_noise]
+        return {name: snapshot(value) for name, value in {**own, "of_noise": of_noise}.items()}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
-        vars(self).update({name: restore(value) for name, value in state.items()})
+        own = {name: restore(value) for name, value in state.items()}
+        for one, values in zip(self._of_noise, own.pop("of_noise"), strict=True):
+            vars(one).update(values)
+        vars(self).update(own)
 
     def update(self, seen: NoiseSeen, step: int) -> None:
         """Take in one step."""
@@ -222,6 +234,8 @@ class NoiseChannelChecks:
         noise = noise_of(seen)
         if noise is not None:
             self._update_mean_and_excess(noise, step)
+            for one in self._of_noise:
+                one.update(noise, step)
         if noise is not None or seen.split:
             self._note_sum(seen, step)
         # Readings hold the noise beside the data, so that the tests are valid for them as well.
@@ -303,6 +317,7 @@ class NoiseChannelChecks:
                 {},
             ),
             self._mean_result(),
+            *(one.result() for one in self._of_noise),
             self._excess_result(clips),
         )
 

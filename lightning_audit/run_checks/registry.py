@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from lightning_audit.checks import evidence
-from lightning_audit.checks.check import Check, FaultRule, Group
+from lightning_audit.checks.check import Check, FaultRule, Group, NoiseStatistic
 from lightning_audit.checks.integrity import (
     CLIPPING_NORM,
     FINITE,
@@ -90,6 +90,12 @@ def group(name: Group) -> tuple[str, ...]:
 def entailed(rule: FaultRule) -> tuple[str, ...]:
     """Names of the checks that a fault violates beside its own."""
     return (*rule.explains, *(name for of in rule.explains_groups for name in group(of)))
+
+
+def noise_statistics(significance: float) -> list[NoiseStatistic]:
+    """What is fed the noise of each step, new, for checks at this significance of a run."""
+    made = (check.of_noise for check in REGISTRY.values())
+    return [make(significance) for make in made if make is not None]
 
 
 def in_order(results: Iterable[CheckResult]) -> list[CheckResult]:
