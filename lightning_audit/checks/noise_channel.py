@@ -65,23 +65,23 @@ BATCH_NORMALISED = dataclasses.replace(
 )
 NOISE_MEAN = Check(
     "noise.mean",
-    "noise whose mean is not zero, or that is larger than claimed (warnings: no privacy is lost, "
-    "no gate fails)",
+    "noise whose mean is not zero (a warning: no privacy is lost, no gate fails)",
     share=0.5,
     needs="the clipped sums are not known, or the residual is too small to be the claimed noise",
     each=True,
     always=True,
     warns=True,
 )
-# Parts of a batch that are too long, or processes of equal noise, are seen without an e-value.
-NOISE_EXCESS = dataclasses.replace(NOISE_MEAN, name="noise.excess", wrong=lambda _: True)
-
-#: Attributes that are not in a state as they are.
-_NOT_KEPT = ("_past", "_of_noise")
-
-#: Names of the checks that `replay` cannot give.
-FROM_MEMORY = tuple(
-    check.name for check in (NOISE_SHAPE, RECURRENCE, BATCH_NORMALISED, NOISE_MEAN, NOISE_EXCESS)
+NOISE_EXCESS = Check(
+    "noise.excess",
+    "noise that is larger than claimed (a warning: no privacy is lost, no gate fails)",
+    share=0.5,
+    needs="the clipped sums are not known, or the residual is too small to be the claimed noise",
+    each=True,
+    always=True,
+    # Parts of a batch that are too long, or processes of equal noise, are seen without an e-value.
+    wrong=lambda _: True,
+    warns=True,
 )
 
 #: Probability with which noise as claimed is not taken for noise, in one step.
@@ -209,7 +209,9 @@ class NoiseChannelChecks:
 
     def state(self) -> dict[str, Any]:
         """What `load` needs but the noise: taken off the gradients, it leaves the clipped sums."""
-        own = {name: value for name, value in vars(self).items() if name not in _NOT_KEPT}
+        own = {
+            name: value for name, value in vars(self).items() if name not in ("_past", "_of_noise")
+        }
         of_noise = [vars(one) for one in self._of_noise]
         return {name: snapshot(value) for name, value in {**own, "of_noise": of_noise}.items()}
 

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from stages import most_failures, staged
 
 from lightning_audit.checks.noise_channel import (
-    FROM_MEMORY,
     NoiseChannelChecks,
     NoiseSeen,
     divisors_of,
@@ -19,7 +18,7 @@ from lightning_audit.checks.noise_channel import (
 from lightning_audit.run_checks.registry import noise_statistics, shares
 
 FloatArray = NDArray[np.float64]
-NAMES = FROM_MEMORY
+NAMES = ("noise.shape", "reuse.recurrence", "batch_normalised", "noise.mean", "noise.excess")
 #: Makes the released sum of clipped sums, for a step.
 Release = Callable[[np.random.Generator, FloatArray, int], FloatArray]
 
