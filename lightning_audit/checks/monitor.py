@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lightning_audit.accounting.phases import Phase
 from lightning_audit.accounting.step_history import StepHistory
 from lightning_audit.checks.coin_guesses import Guesses
-from lightning_audit.checks.evidence import shared_log_e
+from lightning_audit.checks.evidence import evidence_in, shared_log_e
 from lightning_audit.checks.integrity import gradient_replaced_result
 from lightning_audit.checks.leakage import (
     LeakageBound,
@@ -122,7 +122,7 @@ class AuditMonitor:
     @property
     def log_e_value(self) -> float:
         """Log of the e-value that the checks of the record share; see `shared_log_e`."""
-        return shared_log_e(self.results())
+        return shared_log_e((test.log_e, test.share) for test in evidence_in(self))
 
     def results(self) -> tuple[CheckResult, ...]:
         """Results of the checks that see the record alone."""

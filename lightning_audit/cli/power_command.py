@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from lightning_audit import _validate
-from lightning_audit.checks.evidence import SHARES
+from lightning_audit.checks.noise_size import NOISE_CANARY
+from lightning_audit.checks.sensitivity import SENSITIVITY
 from lightning_audit.cli.options import whole
 from lightning_audit.cli.output import Refused, as_json
 from lightning_audit.stats.bounds.bound_power import POWER_METHODS, bound_power
@@ -124,9 +125,9 @@ def _tests(options: argparse.Namespace, claimed: float, true: float) -> list[Tes
     whole = _validate.open_unit("audit_significance", options.audit_significance)
     level = _validate.open_unit("significance", options.significance)
     ratio = true / claimed
-    noise = SHARES["noise.canary"] * whole
+    noise = NOISE_CANARY.share * whole
     # The default canaries are of several kinds, which takes a part of the stake.
-    shift = CoinBet.POOLED * SHARES["sensitivity"] * whole
+    shift = CoinBet.POOLED * SENSITIVITY.share * whole
 
     def of_noise(steps: int) -> float:
         return noise_power(k, steps, 1.0 / ratio, 0.0, noise)

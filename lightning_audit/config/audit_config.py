@@ -11,8 +11,8 @@ from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.accounting.composition import Adjacency
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.inputs import InputCanary
-from lightning_audit.checks.registry import REGISTRY
 from lightning_audit.dpsgd.protocol import StepClaim
+from lightning_audit.run_checks.registry import REGISTRY
 from lightning_audit.stats.bounds.named_bounds import BOUND_NAMES
 from lightning_audit.verdict.pass_blockers import OutcomeSettings, Resolution
 
@@ -20,8 +20,10 @@ from lightning_audit.verdict.pass_blockers import OutcomeSettings, Resolution
 ON_VIOLATION = ("raise", "stop", "warn")
 ON_INCONCLUSIVE = ("raise", "warn")
 
-#: Everything that an audit may find.
-FINDINGS = (*REGISTRY, "unaudited")
+
+def findings() -> tuple[str, ...]:
+    """Names of everything that an audit may find."""
+    return (*REGISTRY, "unaudited")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,9 +172,9 @@ def _bounds(bounds: Sequence[str]) -> tuple[str, ...]:
 
 def _refuse_unknown_findings(allow: Sequence[str]) -> None:
     for name in allow:
-        if name not in FINDINGS:
+        if name not in findings():
             raise ValueError(
-                f"allow holds {name!r}; it must hold names of findings, of {sorted(FINDINGS)}."
+                f"allow holds {name!r}; it must hold names of findings, of {sorted(findings())}."
             )
 
 

@@ -49,7 +49,6 @@ _CLASSES: Mapping[str, str] = {
     "trace": "checks.witnesses:_Trace",
     "two_groups": "stats.evalues.two_groups:TwoGroups",
     "use_of_release": "checks.post_processing:UseOfRelease",
-    "warned": "checks.evidence:Warned",
     "witness_noise_check": "checks.noise_size:WitnessNoiseCheck",
     "witness_reducer": "checks.witnesses:WitnessReducer",
 }

@@ -25,6 +25,7 @@ from lightning_audit.run.run_facts import OptimizerFacts, RunFacts
 from lightning_audit.run_checks.accounted_epsilon import accounting_result
 from lightning_audit.run_checks.dataset_size import Promise, batch_size_result
 from lightning_audit.run_checks.loader_sampling import repeated_result, sampling_results
+from lightning_audit.run_checks.registry import in_order
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.verdict.judge import acknowledge
 
@@ -81,7 +82,7 @@ def _own_results(session: AuditSession, facts: RunFacts) -> list[CheckResult]:
     checks = [undecided(check) if check.name in unsure else check for check in checks]
     if (norms := session.step.norms) is not None:
         checks.append(clipping_norm_result(norms.checked, norms.largest_ratio))
-    return [*checks, finite_result(session.lost.count, session.lost.first)]
+    return in_order([*checks, finite_result(session.lost.count, session.lost.first)])
 
 
 def _of_optimizer(check: CheckResult, optimizer: OptimizerFacts, count: int) -> CheckResult:
@@ -138,7 +139,7 @@ def _results_of_run(
     checks += _divisor_results(sessions, facts, config, epsilons.claimed_epsilon)
     if facts.repeated and facts.synchronised:
         checks.append(repeated_result(facts.processes, facts.sample_rate))
-    return checks
+    return in_order(checks)
 
 
 def _hold_batches_to_steps(facts: RunFacts, steps: int) -> None:

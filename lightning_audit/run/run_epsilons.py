@@ -14,7 +14,7 @@ from lightning_audit.accounting.spending import (
     epsilon_of_parts,
     epsilon_spent,
 )
-from lightning_audit.checks.evidence import SHARES
+from lightning_audit.checks.leakage import EPSILON
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.results.audit_report import CheckResult, EpsilonBound
@@ -101,7 +101,7 @@ def current_epsilons(
 def _proved(monitor: AuditMonitor, config: AuditConfig, optimizers: int, within: bool) -> Proved:
     claims, delta = monitor.claims, config.delta
     level = config.bound_significance / optimizers
-    sure = monitor.leakage.front(SHARES["epsilon"] * config.significance / optimizers)
+    sure = monitor.leakage.front(EPSILON.share * config.significance / optimizers)
     sure_ratio = max((ratio for ratio, _ in sure), default=0.0)
     proved = betting_bound(monitor, delta, level)
     return Proved(
@@ -146,7 +146,7 @@ def epsilon_result(epsilons: Epsilons, config: AuditConfig) -> CheckResult:
     """Result of `epsilon`: is more proved to leak than is claimed?"""
     claimed_epsilon = epsilons.claimed_epsilon
     if epsilons.epsilon_spent is None or claimed_epsilon is None:
-        return CheckResult("epsilon", "epsilon", "not_run", "no epsilon can be compared")
+        return EPSILON.not_run("no epsilon can be compared")
     proved = epsilons.proved
     violated = proved.sure_epsilon is not None and exceeds(proved.sure_epsilon, claimed_epsilon)
     claim = f"the claimed {claimed_epsilon:.4g} at delta {config.delta:.3g}"
@@ -161,12 +161,12 @@ def epsilon_result(epsilons: Epsilons, config: AuditConfig) -> CheckResult:
         position = "above" if violated else "within"
         message = f"the run leaks at least epsilon {proved.sure_epsilon:.4g}, {position} {claim}"
     return CheckResult(
-        "epsilon",
-        "epsilon",
+        EPSILON.name,
+        EPSILON.kind,
         "violated" if violated else "ok",
         message,
         "the other findings say whether the noise or the clipping is at fault" if violated else "",
-        share=SHARES["epsilon"],
+        share=EPSILON.share,
         evidence={
             "ratio_lower": proved.sure_ratio,
             "epsilon_lower": proved.sure_epsilon,

@@ -3,10 +3,38 @@
 from __future__ import annotations
 
 import math
-from typing import Final
 
 from lightning_audit.accounting.margin import exceeds
+from lightning_audit.checks.check import Check, FaultRule
 from lightning_audit.results.audit_report import CheckResult
+
+_SPENT_MORE = FaultRule(
+    "wrong_accounting",
+    "wrong accounting: the steps that ran cost more than is claimed",
+    "the number of steps, the sample rate and the noise multiplier that the claim was made for",
+    rank=6,
+)
+_OF_REPLACEMENT = FaultRule(
+    "replacement_accounted_as_removal",
+    "wrong accounting: epsilon is promised where a record is replaced, and the claim covers only a "
+    "record more or less",
+    "which data sets are neighbours for the accountant: Opacus' suppose a record more or less, and "
+    "another record in the place of one moves the sum of the gradients twice as far",
+    rank=6,
+    # The claim would hold if no record were replaced, but one added or removed.
+    applies=lambda seen: (
+        seen.get("epsilon_by_removal") is not None
+        and not exceeds(seen["epsilon_by_removal"], seen["claimed_epsilon"])
+    ),
+)
+ACCOUNTING = Check(
+    "accounting",
+    "the steps that ran cost more than the claim",
+    kind="accounting",
+    always=True,
+    wrong=lambda seen: exceeds(seen["epsilon_spent"], seen["claimed_epsilon"]),
+    faults=(_OF_REPLACEMENT, _SPENT_MORE),
+)
 
 
 def accounting_result(
@@ -30,8 +58,6 @@ def accounting_result(
     Returns:
         The result of the check `accounting`.
     """
-    name: Final = "accounting"
-    kind: Final = "accounting"
     evidence = {
         "epsilon_spent": epsilon_spent,
         "claimed_epsilon": claimed_epsilon,
@@ -39,7 +65,7 @@ def accounting_result(
     }
     if epsilon_spent is None or claimed_epsilon is None:
         lacks = "the sample rate is unknown" if epsilon_spent is None else "no epsilon is claimed"
-        return CheckResult(name, kind, "not_run", f"not compared: {lacks}", evidence=evidence)
+        return ACCOUNTING.not_run(f"not compared: {lacks}", evidence)
     between = ""
     if epsilon_by_removal is not None:
         between = " where a record is replaced"
@@ -49,10 +75,6 @@ def accounting_result(
         f"epsilon {epsilon_spent:.4g} at delta {delta:.3g}{between} as privacy loss distributions "
         f"(spent), {source} says {claimed_epsilon:.4g} (claimed)"
     )
-    if not exceeds(epsilon_spent, claimed_epsilon):
-        return CheckResult(
-            name, kind, "ok", f"the steps so far compose to {numbers}", evidence=evidence
-        )
     advice = (
         "set noise_multiplier above 0"
         if math.isinf(epsilon_spent)
@@ -65,6 +87,9 @@ def accounting_result(
             f"removing one costs {epsilon_by_removal:.4g} only, which is what Opacus' accountants "
             "report"
         )
-    return CheckResult(
-        name, kind, "violated", f"the steps so far cost {numbers}", advice, evidence=evidence
+    return ACCOUNTING.judged(
+        evidence,
+        f"the steps so far compose to {numbers}",
+        f"the steps so far cost {numbers}",
+        advice,
     )

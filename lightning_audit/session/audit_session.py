@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.checks.registry import SHOW_THE_RELEASE
+from lightning_audit.checks.post_processing import SHOW_THE_RELEASE
 from lightning_audit.dpsgd.cut import divisor_at_cut, shows_its_noise, watch_cut
 from lightning_audit.dpsgd.protocol import Backward, DPSGDStep, StepClaim
 from lightning_audit.lints.noise_draws import STEPS, NoiseDraws, NoiseStart

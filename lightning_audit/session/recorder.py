@@ -18,6 +18,7 @@ from lightning_audit.layout import FloatArray
 from lightning_audit.record.snapshot import restore, snapshot
 from lightning_audit.record.store import NOT_PLANNED, ObservationStore, RecordHeader
 from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.run_checks.registry import noise_statistics
 from lightning_audit.session.steps import ObservedStep, ZeroEntries
 
 
@@ -59,7 +60,9 @@ class Recorder:
         self._monitor = AuditMonitor(header, significance)
         self._reducer = WitnessReducer(witnesses)
         #: What is seen of the noise itself; asked for after `digest`.
-        self._noise = NoiseChannelChecks(significance, fine=header.signal == 1.0)
+        self._noise = NoiseChannelChecks(
+            significance, noise_statistics(significance), fine=header.signal == 1.0
+        )
         self._use = UseOfRelease(significance, header.coin_probability)
         self._waiting: list[ObservedStep] = []
         #: Steps taken in.

@@ -6,12 +6,10 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
-from lightning_audit.checks.evidence import SHARES, WARNING_SHARES
-from lightning_audit.checks.registry import REGISTRY, is_wrong
 from lightning_audit.results.audit_report import AuditReport, CheckResult
+from lightning_audit.run_checks.registry import REGISTRY
 from lightning_audit.verdict.pass_blockers import OutcomeSettings
 
-_SHARES = {**SHARES, **WARNING_SHARES}
 #: Relative difference of e-value and threshold within which the last bit may decide.
 _ROUNDING = 1e-9
 
@@ -57,14 +55,14 @@ def _of_status(check: CheckResult, asked: OutcomeSettings, optimizers: int) -> I
     known = REGISTRY[check.name]
     wrong = "warned" if known.warns else "allowed" if check.name in asked.allow else "violated"
     if check.log_e_value is None:
-        if check.share not in (0, _SHARES.get(check.name, 0)):
+        if check.share not in (0, known.share):
             yield f"has the share {check.share} of the significance, and no e-value"
         yield from _without_e_value(check, wrong)
         return
-    if check.name not in _SHARES:
+    if not known.share:
         yield "has an e-value, and such a check has none"
         return
-    share = _SHARES[check.name] / (max(optimizers, 1) if known.each else 1)
+    share = known.share / (max(optimizers, 1) if known.each else 1)
     if not math.isclose(check.share, share):
         yield f"has the share {check.share} of the significance, not {share}"
         return
@@ -91,7 +89,7 @@ def _without_e_value(check: CheckResult, wrong: str) -> Iterator[str]:
     if check.status == "not_run" and (not check.evidence or REGISTRY[check.name].wrong is None):
         return
     try:
-        found = is_wrong(check.name, check.evidence)
+        found = REGISTRY[check.name].is_wrong(check.evidence)
     except (KeyError, TypeError) as error:
         if check.status != "not_run":
             yield f"is {check.status}, and its evidence lacks {error}"

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from lightning_audit.accounting.margin import exceeds
-from lightning_audit.checks.evidence import SHARES, shared_log_e
-from lightning_audit.checks.registry import REGISTRY
+from lightning_audit.checks.leakage import EPSILON
 from lightning_audit.results.audit_report import KINDS, AuditReport, CheckResult, OptimizerSeen
+from lightning_audit.run_checks.registry import REGISTRY, shared_log_e
 from lightning_audit.verdict.check_status import contradictions_of_checks
 from lightning_audit.verdict.pass_blockers import (
     OutcomeSettings,
@@ -197,7 +197,7 @@ def _of_bounds(report: AuditReport, asked: OutcomeSettings) -> Iterator[str]:
             yield f"bounds: {bound.name} is at significance {bound.significance}, not {levels[0]}"
     surely = [check.evidence.get("epsilon_lower") for check in _named(report, "epsilon")]
     lower = report.epsilon_lower
-    strict = SHARES["epsilon"] * asked.significance <= asked.bound_significance
+    strict = EPSILON.share * asked.significance <= asked.bound_significance
     for sure in surely:
         if isinstance(sure, int | float) and strict and (lower is None or exceeds(sure, lower)):
             yield f"bounds: epsilon {sure} is proved at the verdict's level, {lower} in bounds"

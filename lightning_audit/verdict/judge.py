@@ -7,7 +7,6 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.checks.registry import REGISTRY
 from lightning_audit.results.audit_report import (
     KINDS,
     CheckResult,
@@ -16,6 +15,7 @@ from lightning_audit.results.audit_report import (
     Power,
     Verdict,
 )
+from lightning_audit.run_checks.registry import REGISTRY
 from lightning_audit.verdict.diagnosis import likely_faults, loses_no_privacy
 from lightning_audit.verdict.pass_blockers import (
     TARGET,

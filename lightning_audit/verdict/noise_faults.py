@@ -7,10 +7,15 @@ import math
 import numpy as np
 
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.checks.registry import CHANNEL, LEAKAGE, NOISE, REUSE
+from lightning_audit.checks.noise_size import NOISE_STEP
+from lightning_audit.run_checks.registry import group
 from lightning_audit.verdict.candidates import Candidate, Case, named_tensors
 
 #: A residual this much smaller than the plain one speaks for re-used noise, not for small noise.
+#: Few steps come last: they are the finding where nothing else of the noise is.
+NOISE = tuple(sorted(group("noise"), key=lambda name: name == NOISE_STEP.name))
+REUSE, CHANNEL, LEAKAGE = group("reuse"), group("channel"), group("leakage")
+
 _REUSE_GAIN = 0.7
 #: Ratios of reading to claim at which the noise of a tensor is taken to be right.
 _HEALTHY = (0.95, 1.08)

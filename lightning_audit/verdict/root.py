@@ -10,21 +10,17 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from lightning_audit.checks.registry import CHANNEL, LEAKAGE, MEASURED, NOISE, REGISTRY, REUSE
 from lightning_audit.results.audit_report import AuditReport, CheckResult, LikelyFault
+from lightning_audit.run_checks.registry import REGISTRY, entailed, group
 
-_OF_NOISE = (*NOISE, *REUSE, *CHANNEL, *LEAKAGE)
+_NOISE, _REUSE, _LEAKAGE = group("noise"), group("reuse"), group("leakage")
+_OF_NOISE = (*_NOISE, *_REUSE, *group("channel"), *_LEAKAGE)
 #: What a fault may entail, by the finding that shows it; the rules of `diagnosis` narrow it down.
 MAY_ENTAIL: Mapping[str, tuple[str, ...]] = {
-    "gradient_replaced": MEASURED,
-    "unsynchronised": MEASURED,
-    "reuse.resume": ("reuse.lag", "reuse.recurrence"),
-    "clipping.norm": ("sensitivity", *LEAKAGE),
-    "coupling": ("sensitivity", *LEAKAGE),
-    "sensitivity": LEAKAGE,
+    **{check.name: entailed(rule) for check in REGISTRY.values() for rule in check.faults},
+    "sensitivity": _LEAKAGE,
     "batch_normalised": ("sensitivity", *_OF_NOISE),
-    "sampling.not_poisson": ("sampling.rate",),
-    **dict.fromkeys((*NOISE, *REUSE), _OF_NOISE),
+    **dict.fromkeys((*_NOISE, *_REUSE), _OF_NOISE),
 }
 
 #: Entries of a check's evidence that tell at which step it was first seen.

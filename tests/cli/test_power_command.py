@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lightning_audit.checks.evidence import SHARES
+from lightning_audit.checks.noise_size import NOISE_CANARY
 from lightning_audit.cli import power_command
 from lightning_audit.cli.main import main
 from lightning_audit.stats.bounds.bound_power import bound_power
@@ -25,7 +25,7 @@ def test_each_number_of_steps_is_the_first_with_the_power(capsys) -> None:
     told = answer(capsys, *CLAIM, "--canaries", "4", "--target", "0.9")
     tests = {test["name"]: test for test in told["tests"]}
     noise, shift = tests["audit: noise.canary"], tests["audit: sensitivity"]
-    assert noise["significance"] == SHARES["noise.canary"] * 1e-3
+    assert noise["significance"] == NOISE_CANARY.share * 1e-3
     for test, power in (
         (noise, lambda n: noise_power(4, n, CLAIMED / TRUE, 0.0, noise["significance"])),
         (

@@ -6,8 +6,6 @@ import dataclasses
 import math
 from typing import Any
 
-from lightning_audit.checks.evidence import SHARES, WARNING_SHARES
-from lightning_audit.checks.registry import REGISTRY
 from lightning_audit.results.audit_report import (
     AuditReport,
     CheckResult,
@@ -19,6 +17,7 @@ from lightning_audit.results.audit_report import (
     Power,
     Verdict,
 )
+from lightning_audit.run_checks.registry import REGISTRY
 from lightning_audit.verdict.pass_blockers import OutcomeSettings, Resolution
 
 STEPS, CANARIES, DELTA, SIGNIFICANCE = 100, 8, 1e-5, 1e-3
@@ -102,15 +101,14 @@ def _checks(
     if compared:
         numbers["epsilon"] = {"epsilon_lower": None, "claimed_epsilon": claimed}
     checks = []
-    for name in (name for name, known in REGISTRY.items() if known.always):
+    for name, share in ((name, known.share) for name, known in REGISTRY.items() if known.always):
         evidence = numbers.get(name, {})
         if name in ("epsilon", "accounting") and not compared:
             checks.append(
                 CheckResult(name, "accounting", "not_run", "not compared", evidence=evidence)
             )
-        elif name in {*SHARES, *WARNING_SHARES} - {"epsilon", "sampling.not_poisson"}:
+        elif share and name not in ("epsilon", "sampling.not_poisson"):
             violated = name == "noise" and outcome == "VIOLATION"
-            share = {**SHARES, **WARNING_SHARES}[name]
             log_e = 5.0 - math.log(share * SIGNIFICANCE) if violated else 0.0
             evidence = {**evidence, "violated_at_step": 7 if violated else None}
             status: Any = "violated" if violated else "ok"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from made_report import made_report
 
-from lightning_audit.checks.evidence import SHARES
+from lightning_audit.checks.noise_size import NOISE
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.verdict.check_status import contradictions_of_checks
 from lightning_audit.verdict.pass_blockers import OutcomeSettings
@@ -33,7 +33,7 @@ def test_nothing_is_told_of_a_report_as_it_was_written() -> None:
 @pytest.mark.parametrize("beyond", [-0.01, 0.01])
 def test_a_check_is_ok_below_its_threshold_and_at_no_e_value_above(beyond: float) -> None:
     significance = made_report("PASS").settings["significance"]
-    log_e = -math.log(SHARES["noise"] * significance) + beyond
+    log_e = -math.log(NOISE.share * significance) + beyond
     sentences = told("noise", log_e_value=log_e)
     assert any("noise is ok at a log e-value" in text for text in sentences) == (beyond > 0)
 

@@ -10,7 +10,7 @@ from made_report import made_report
 from simulated_record import monitor_of, simulate, verdict_of, violated
 
 from lightning_audit.results.audit_report import AuditReport, CheckResult, LikelyFault, Place
-from lightning_audit.verdict import diagnosis
+from lightning_audit.run_checks.registry import REGISTRY, entailed
 from lightning_audit.verdict.judge import worst
 from lightning_audit.verdict.root import (
     MAY_ENTAIL,
@@ -115,9 +115,9 @@ def test_no_rule_explains_more_than_its_finding_may_entail(record: dict[str, Any
 
 
 def test_rules_that_rest_on_one_check_explain_what_it_may_entail() -> None:
-    rules = [*diagnosis._CERTAIN, diagnosis._DIVISOR, *diagnosis._OF_THE_RUN]
-    for rule in rules:
-        assert set(rule.explains) - {rule.finding} <= set(MAY_ENTAIL.get(rule.finding, ()))
+    for name, check in REGISTRY.items():
+        for rule in check.faults:
+            assert set(entailed(rule)) - {name} <= set(MAY_ENTAIL.get(name, ()))
 
 
 @pytest.mark.parametrize(
