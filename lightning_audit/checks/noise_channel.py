@@ -16,6 +16,7 @@ import numpy as np
 from scipy import special
 
 from lightning_audit.checks.check import Check, FaultRule, NoiseStatistic
+from lightning_audit.checks.noise_reuse import RECURRENCE
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.snapshot import restore, snapshot
 from lightning_audit.results.audit_report import CheckResult
@@ -35,12 +36,6 @@ NOISE_SHAPE = Check(
     each=True,
     always=True,
     doubtful=True,
-)
-RECURRENCE = dataclasses.replace(
-    NOISE_SHAPE,
-    name="reuse.recurrence",
-    finds="noise that comes back at irregular steps, as from few seeds",
-    group="reuse",
 )
 BATCH_NORMALISED = dataclasses.replace(
     NOISE_SHAPE,
@@ -209,16 +204,13 @@ class NoiseChannelChecks:
 
     def state(self) -> dict[str, Any]:
         """What `load` needs but the noise: taken off the gradients, it leaves the clipped sums."""
-        own = {
-            name: value for name, value in vars(self).items() if name not in ("_past", "_of_noise")
-        }
-        of_noise = [vars(one) for one in self._of_noise]
-        return {name: snapshot(value) for name, value in {**own, "of_noise": of_noise}.items()}
+        kept = {**vars(self), "_of_noise": [vars(one) for one in self._of_noise]}
+        return {name: snapshot(value) for name, value in kept.items() if name != "_past"}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
         own = {name: restore(value) for name, value in state.items()}
-        for one, values in zip(self._of_noise, own.pop("of_noise"), strict=True):
+        for one, values in zip(self._of_noise, own.pop("_of_noise"), strict=True):
             vars(one).update(values)
         vars(self).update(own)
 
@@ -293,7 +285,7 @@ class NoiseChannelChecks:
         Args:
             clips: whether nothing contradicts the clipping; if not, a long sum is no sign of noise.
         """
-        earlier, later = self._recurred
+        (earlier, later), recurred = self._recurred, self.recurrence.violated
         return (
             self._shape_result(),
             RECURRENCE.result(
@@ -304,10 +296,8 @@ class NoiseChannelChecks:
                 "look for a generator that is seeded anew from few seeds, or restored, and draw "
                 "all noise from one generator that is seeded once",
                 {
-                    "steps": [earlier, later] if self.recurrence.violated else [],
-                    "difference_ratio": (
-                        self._difference_ratio if self.recurrence.violated else None
-                    ),
+                    "steps": [earlier, later] if recurred else [],
+                    "difference_ratio": self._difference_ratio if recurred else None,
                 },
             ),
             BATCH_NORMALISED.result(
