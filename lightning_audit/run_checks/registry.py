@@ -25,9 +25,9 @@ from lightning_audit.checks.leakage import EPSILON
 from lightning_audit.checks.noise_channel import (
     BATCH_NORMALISED,
     NOISE_EXCESS,
-    NOISE_MEAN,
     NOISE_SHAPE,
 )
+from lightning_audit.checks.noise_mean import NOISE_MEAN
 from lightning_audit.checks.noise_reuse import RECURRENCE, REUSE_BROADCAST, REUSE_LAG, REUSE_PAIR
 from lightning_audit.checks.noise_size import NOISE, NOISE_CANARY, NOISE_STEP, NOISE_TENSOR
 from lightning_audit.checks.sensitivity import SENSITIVITY
