@@ -16,12 +16,13 @@ import numpy as np
 from scipy import special
 
 from lightning_audit.checks.check import Check, FaultRule, NoiseStatistic
+from lightning_audit.checks.noise_reuse import RECURRENCE
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.snapshot import restore, snapshot
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.evalues.divisor import DivisorTest
 from lightning_audit.stats.evalues.noise_scale import excess_log_e
-from lightning_audit.stats.evalues.noise_shape import TailBet, TieBet, sign_log_e
+from lightning_audit.stats.evalues.noise_shape import TailBet, TieBet
 from lightning_audit.stats.evalues.recurrence import NoisePast
 from lightning_audit.stats.evalues.sequential import PredictableCentre, SingleStepBet, log_mean_exp
 
@@ -35,12 +36,6 @@ NOISE_SHAPE = Check(
     each=True,
     always=True,
     doubtful=True,
-)
-RECURRENCE = dataclasses.replace(
-    NOISE_SHAPE,
-    name="reuse.recurrence",
-    finds="noise that comes back at irregular steps, as from few seeds",
-    group="reuse",
 )
 BATCH_NORMALISED = dataclasses.replace(
     NOISE_SHAPE,
@@ -62,15 +57,6 @@ BATCH_NORMALISED = dataclasses.replace(
             explains_groups=("clipping", "reuse", "leakage"),
         ),
     ),
-)
-NOISE_MEAN = Check(
-    "noise.mean",
-    "noise whose mean is not zero (a warning: no privacy is lost, no gate fails)",
-    share=0.5,
-    needs="the clipped sums are not known, or the residual is too small to be the claimed noise",
-    each=True,
-    always=True,
-    warns=True,
 )
 NOISE_EXCESS = Check(
     "noise.excess",
@@ -177,7 +163,7 @@ class _QuietEntries:
 
 
 class NoiseChannelChecks:
-    """`noise.shape`, `reuse.recurrence`, `batch_normalised`; `noise.mean` and `noise.excess` warn.
+    """`noise.shape`, `reuse.recurrence`, `batch_normalised`; `noise.excess` warns.
 
     Args:
         significance: of the whole run.
@@ -198,27 +184,22 @@ class NoiseChannelChecks:
         self._difference_ratio: float | None = None
         self._divisor = DivisorTest()
         self._quiet, self._beside_data = _QuietEntries(), False
-        self._signs = np.zeros(2, dtype=np.int64)
         self._excess = np.zeros(2)
         self._longest, self._long_at = 0.0, -1
         self.shape = NOISE_SHAPE.test(significance)
         self.recurrence = RECURRENCE.test(significance)
         self.divisor = BATCH_NORMALISED.test(significance)
-        self.mean = NOISE_MEAN.test(significance)
         self.excess = NOISE_EXCESS.test(significance)
 
     def state(self) -> dict[str, Any]:
         """What `load` needs but the noise: taken off the gradients, it leaves the clipped sums."""
-        own = {
-            name: value for name, value in vars(self).items() if name not in ("_past", "_of_noise")
-        }
-        of_noise = [vars(one) for one in self._of_noise]
-        return {name: snapshot(value) for name, value in {**own, "of_noise": of_noise}.items()}
+        kept = {**vars(self), "_of_noise": [vars(one) for one in self._of_noise]}
+        return {name: snapshot(value) for name, value in kept.items() if name != "_past"}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
         own = {name: restore(value) for name, value in state.items()}
-        for one, values in zip(self._of_noise, own.pop("of_noise"), strict=True):
+        for one, values in zip(self._of_noise, own.pop("_of_noise"), strict=True):
             vars(one).update(values)
         vars(self).update(own)
 
@@ -235,7 +216,7 @@ class NoiseChannelChecks:
             return
         noise = noise_of(seen)
         if noise is not None:
-            self._update_mean_and_excess(noise, step)
+            self._update_excess(noise, step)
             for one in self._of_noise:
                 one.update(noise, step)
         if noise is not None or seen.split:
@@ -269,9 +250,7 @@ class NoiseChannelChecks:
         self._divisor.update(released, sums, seen.noise_multiplier, seen.divisors)
         self.divisor.update(self._divisor.log_e, step)
 
-    def _update_mean_and_excess(self, noise: FloatArray, step: int) -> None:
-        self._signs += [np.sum(noise > 0), np.sum(noise < 0)]
-        self.mean.update(sign_log_e(*self._signs.tolist()), step)
+    def _update_excess(self, noise: FloatArray, step: int) -> None:
         self._excess += [len(noise), float(noise @ noise)]
         self.excess.update(float(excess_log_e(*self._excess)), step)
 
@@ -288,12 +267,12 @@ class NoiseChannelChecks:
         self._longest = max(self._longest, ratio)
 
     def results(self, *, clips: bool) -> tuple[CheckResult, ...]:
-        """Results of the five checks.
+        """Results of the checks.
 
         Args:
             clips: whether nothing contradicts the clipping; if not, a long sum is no sign of noise.
         """
-        earlier, later = self._recurred
+        (earlier, later), recurred = self._recurred, self.recurrence.violated
         return (
             self._shape_result(),
             RECURRENCE.result(
@@ -304,10 +283,8 @@ class NoiseChannelChecks:
                 "look for a generator that is seeded anew from few seeds, or restored, and draw "
                 "all noise from one generator that is seeded once",
                 {
-                    "steps": [earlier, later] if self.recurrence.violated else [],
-                    "difference_ratio": (
-                        self._difference_ratio if self.recurrence.violated else None
-                    ),
+                    "steps": [earlier, later] if recurred else [],
+                    "difference_ratio": self._difference_ratio if recurred else None,
                 },
             ),
             BATCH_NORMALISED.result(
@@ -318,7 +295,6 @@ class NoiseChannelChecks:
                 "divide by the expected batch size, which is the same at every step",
                 {},
             ),
-            self._mean_result(),
             *(one.result() for one in self._of_noise),
             self._excess_result(clips),
         )
@@ -337,19 +313,6 @@ class NoiseChannelChecks:
             "draw the noise with torch.normal or torch.randn in single precision, and neither "
             "round nor clip it",
             {"log_e_tails": self._tails.log_e, "log_e_ties": self._ties.log_e},
-        )
-
-    def _mean_result(self) -> CheckResult:
-        positive, negative = self._signs.tolist()
-        share = positive / max(positive + negative, 1)
-        return NOISE_MEAN.result(
-            self.mean,
-            "the noise is as often above zero as below",
-            f"the mean of the noise is not zero: {share:.0%} of what was added to the clipped sums "
-            "are above zero; that loses no privacy, but biases the training",
-            "look at the mean that the noise is drawn with, and whether anything else, such as "
-            "momentum or weight decay, is added to the gradient before the update",
-            {"positive": positive, "negative": negative},
         )
 
     def _excess_result(self, clips: bool) -> CheckResult:

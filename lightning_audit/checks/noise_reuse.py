@@ -41,6 +41,14 @@ REUSE_PAIR = dataclasses.replace(
     share=0.08,
     needs="no readings of two tensors were compared with each other",
 )
+RECURRENCE = dataclasses.replace(
+    REUSE_LAG,
+    name="reuse.recurrence",
+    finds="noise that comes back at irregular steps, as from few seeds",
+    # What it looks for shows in a step or two, with evidence that needs no larger share.
+    share=0.01,
+    needs="no step was read, or all in low precision or beside data too loud for it",
+)
 
 
 class ReuseCheck:

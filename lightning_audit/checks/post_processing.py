@@ -16,8 +16,8 @@ import numpy as np
 
 from lightning_audit.checks.integrity import GRADIENT_REPLACED
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.checks.noise_channel import BATCH_NORMALISED, NOISE_SHAPE, RECURRENCE
-from lightning_audit.checks.noise_reuse import REUSE_BROADCAST, REUSE_LAG, REUSE_PAIR
+from lightning_audit.checks.noise_channel import BATCH_NORMALISED, NOISE_SHAPE
+from lightning_audit.checks.noise_reuse import RECURRENCE, REUSE_BROADCAST, REUSE_LAG, REUSE_PAIR
 from lightning_audit.checks.noise_size import NOISE, NOISE_CANARY, NOISE_STEP, NOISE_TENSOR
 from lightning_audit.checks.sensitivity import SENSITIVITY
 from lightning_audit.layout import FloatArray

@@ -25,11 +25,10 @@ from lightning_audit.checks.leakage import EPSILON
 from lightning_audit.checks.noise_channel import (
     BATCH_NORMALISED,
     NOISE_EXCESS,
-    NOISE_MEAN,
     NOISE_SHAPE,
-    RECURRENCE,
 )
-from lightning_audit.checks.noise_reuse import REUSE_BROADCAST, REUSE_LAG, REUSE_PAIR
+from lightning_audit.checks.noise_mean import NOISE_MEAN
+from lightning_audit.checks.noise_reuse import RECURRENCE, REUSE_BROADCAST, REUSE_LAG, REUSE_PAIR
 from lightning_audit.checks.noise_size import NOISE, NOISE_CANARY, NOISE_STEP, NOISE_TENSOR
 from lightning_audit.checks.sensitivity import SENSITIVITY
 from lightning_audit.results.audit_report import CheckResult

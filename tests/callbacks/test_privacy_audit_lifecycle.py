@@ -20,7 +20,7 @@ from lightning_audit import PrivacyAudit
 from lightning_audit.checks.monitor import replay
 from lightning_audit.checks.noise_channel import NoiseChannelChecks
 from lightning_audit.record.store import read_observations
-from lightning_audit.run_checks.registry import noise_statistics
+from lightning_audit.run_checks.registry import REGISTRY, noise_statistics
 from lightning_audit.testing.faulty_noise import HalfNoise
 
 # ------------------------------------------------------------------ the verdict
@@ -100,6 +100,14 @@ def test_report_goes_where_it_is_told(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------ the record
+
+
+def test_checks_stand_in_the_order_of_the_registry(tmp_path: Path) -> None:
+    audit = PrivacyAudit(on_violation="warn", on_inconclusive="warn", seed=1)
+    report = fit(tmp_path, PrivateModule(), audit, max_steps=10)
+    for status in {check.status for check in report.checks}:
+        names = [check.name for check in report.checks if check.status == status]
+        assert names == [name for name in REGISTRY if name in names]
 
 
 @pytest.mark.parametrize("kind", [None, HalfNoise])
