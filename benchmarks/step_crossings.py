@@ -4,7 +4,7 @@ A crossing is a call from one file of the package into another. A call from else
 from torch, is none. After the first hundred steps ten steps at a time go to the checks, so that a
 step that only waits is counted beside one that ends a block of ten.
 
-python benchmarks/step_crossings.py [--list]
+python benchmarks/step_crossings.py
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import lightning_audit
 from lightning_audit import PrivacyAudit
 
 PACKAGE = str(Path(lightning_audit.__file__).parent)
-#: The 158th step of the training only waits to be taken in, the 160th ends a block of ten. Of both
-#: neither the noise nor the weights are read, which every eighth step adds after the hundredth.
+#: The 158th step of the training waits to be taken in, and the 160th ends a block of ten. Neither
+#: is one of the steps after the hundredth, every eighth, whose noise and weights are read.
 STEADY, BLOCK_END = 158, 160
 
 

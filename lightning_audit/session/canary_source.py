@@ -17,7 +17,7 @@ Tensors = Sequence[torch.Tensor | None]
 
 
 class CanarySource:
-    """Where a session's canaries come from; a source leaves out what concerns it not."""
+    """Where a session's canaries come from; a source overrides what it takes part in."""
 
     # ------------------------------------------------------------------ before clipping
 
