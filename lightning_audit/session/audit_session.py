@@ -222,13 +222,11 @@ class AuditSession:
         if self.way.tap.noise_is_in(tensors):
             self._read(self.planner.known_claim())
 
-    @torch.no_grad()
     def _arrive(self, level: int) -> None:
         """The optimizer that updates has its gradient."""
         if self.way.tap.arrives(level):
             self._read(self.planner.known_claim())
 
-    @torch.no_grad()
     def _read(self, now: StepClaim | None) -> None:
         """Read a step's gradient, and take its canaries out.
 
@@ -257,7 +255,6 @@ class AuditSession:
 
     # ------------------------------------------------------------------ the update is done
 
-    @torch.no_grad()
     def _leave(self) -> None:
         """A step of the optimizer that updates is done."""
         reading = self.way.tap.leaves()
