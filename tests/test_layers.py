@@ -25,6 +25,7 @@ LEVELS = {
     "accounting": 2,
     "record": 2,
     "report": 2,
+    "catalogue": 2,
     "checks": 2,
     "run_checks": 2,
     "canaries": 3,
@@ -48,6 +49,7 @@ ONLY = {
     "results": {"results", "files", "_validate"},
     "stats": {"stats", "_validate"},
     "report": {"report", "results", "stats", "files"},
+    "catalogue": {"catalogue", "accounting", "results"},
     "canaries": {"canaries", "layout", "_validate"},
     "taps": {"taps", "layout", "_validate"},
 }
@@ -59,6 +61,7 @@ HEAVY = {"torch", "opacus", *LIGHTNING}
 BARRED = {
     **dict.fromkeys(("_validate", "layout", "files", "results", "stats"), HEAVY),
     **dict.fromkeys(("accounting", "record", "report", "checks", "run_checks"), HEAVY),
+    "catalogue": HEAVY | {"numpy", "scipy"},
     "verdict": HEAVY,
     "cli": HEAVY,
     **dict.fromkeys(("canaries", "taps", "dpsgd", "lints", "examine"), LIGHTNING),

@@ -20,9 +20,9 @@ from stages import staged
 import lightning_audit
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
 from lightning_audit.canaries import Dirac, Spread
+from lightning_audit.catalogue.registry import shares
 from lightning_audit.cli import main as cli
 from lightning_audit.config.audit_config import findings
-from lightning_audit.run_checks.registry import shares
 from lightning_audit.stats.bounds.named_bounds import METHODS
 from lightning_audit.testing.faults import FAULTS
 

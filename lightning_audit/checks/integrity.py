@@ -2,142 +2,18 @@
 
 from __future__ import annotations
 
-from lightning_audit.checks.check import MEASURED, Check, FaultRule
-from lightning_audit.checks.noise_channel import NOISE_EXCESS
+from lightning_audit.catalogue.noise_checks import NOISE_EXCESS
+from lightning_audit.catalogue.reuse_checks import NOISE_RESTARTED, NOISE_SHARED
+from lightning_audit.catalogue.step_checks import (
+    CLIPPING_NORM,
+    FINITE,
+    GRADIENT_REPLACED,
+    LOGICAL_BATCH,
+    LOSS_REDUCTION,
+    NO_DP,
+    UNSYNCHRONISED,
+)
 from lightning_audit.results.audit_report import CheckResult
-
-#: Low precision rounds norms, but not by as much as this.
-NORM_TOLERANCE = 1.1
-
-GRADIENT_REPLACED = Check(
-    "gradient_replaced",
-    "the update used another gradient than the noisy one, or more than it",
-    # The update follows coins whose canaries were taken out; raw gradients show in a step or two.
-    share=0.01,
-    each=True,
-    always=True,
-    must_run=True,
-    wrong=lambda seen: seen["replaced"] > 0,
-    faults=(
-        FaultRule(
-            "gradient_replaced",
-            "gradient replaced: the closure ran again inside the optimizer's step, and the update "
-            "used the raw gradient, without clipping and noise",
-            "whether step() passes its closure on to the inner optimizer, or something writes "
-            "p.grad after the noise was added",
-            rank=-9,
-            explains_groups=MEASURED,
-        ),
-    ),
-)
-NO_DP = Check(
-    "no_dp",
-    "an optimizer steps without clipping and noise",
-    always=True,
-    must_run=True,
-    wrong=lambda seen: seen["plain_steps"] > 0,
-    faults=(
-        FaultRule(
-            "no_dp",
-            "no DP-SGD: an optimizer steps that is not the private one",
-            "what configure_optimizers returns: every optimizer there must come from make_private",
-            rank=-8,
-        ),
-    ),
-)
-FINITE = Check(
-    "finite",
-    "a record's gradient is not a number, and gets past clipping",
-    each=True,
-    always=True,
-    wrong=lambda seen: "records" in seen,
-    faults=(
-        FaultRule(
-            "not_finite",
-            "a record that is not finite: its gradient is not a number, no clipping bounds it, and "
-            "the model shows whether the record was there",
-            "the loss of that record (a logarithm or a quotient of zero, an overflow), and whether "
-            "clipping leaves samples out whose norm is not finite",
-            rank=-7,
-        ),
-    ),
-)
-UNSYNCHRONISED = Check(
-    "unsynchronised",
-    "several processes train, and each updates with a gradient of its own",
-    wrong=lambda seen: seen["synchronised"] is not True,
-    faults=(
-        FaultRule(
-            "unsynchronised",
-            "no synchronised DP-SGD: each process clips, adds noise and trains on its own, and the "
-            "first one's model is kept",
-            "how the module is wrapped for several processes before make_private sees it",
-            rank=-6,
-            explains_groups=MEASURED,
-        ),
-    ),
-)
-NOISE_RESTARTED = Check(
-    "reuse.resume",
-    "a seeded noise generator started again when the training was resumed",
-    wrong=lambda seen: seen["restarted"] is not False,
-    faults=(
-        FaultRule(
-            "noise_restarted",
-            "noise re-used: a seeded generator started again when the training was resumed",
-            "where the noise generator is seeded, and whether its state is in the checkpoint",
-            rank=-5,
-            explains=("reuse.lag", "reuse.recurrence"),
-        ),
-    ),
-)
-CLIPPING_NORM = Check(
-    "clipping.norm",
-    "ghost clipping goes by norms that samples' gradients exceed",
-    each=True,
-    wrong=lambda seen: seen["largest_ratio"] > NORM_TOLERANCE,
-    faults=(
-        FaultRule(
-            "wrong_norms",
-            "clipping by wrong norms: samples are clipped by norms that their gradients exceed",
-            "the norm samplers of ghost clipping: a layer, a bias or a second use may be left out",
-            rank=-4,
-            explains_groups=("clipping", "leakage"),
-        ),
-    ),
-)
-NOISE_SHARED = Check(
-    "reuse.optimizers",
-    "the noise generators of two private optimizers started in one state",
-    wrong=lambda seen: seen["shared"] is not False,
-    faults=(
-        FaultRule(
-            "noise_shared_by_optimizers",
-            "noise re-used: the generators of two optimizers started in the same state",
-            "where the generators of the optimizers are seeded",
-            rank=-3,
-        ),
-    ),
-)
-LOGICAL_BATCH = Check(
-    "logical_batch",
-    "a rest of one logical batch is added to the next, where a record can count twice",
-    wrong=lambda seen: seen["carried_over"] > 0,
-    faults=(
-        FaultRule(
-            "batches_run_together",
-            "logical batches run together: a record can count twice in one step",
-            "how the loader that splits batches ends an epoch",
-            rank=-2,
-        ),
-    ),
-)
-LOSS_REDUCTION = Check(
-    "loss_reduction",
-    "the loss is a sum where the optimizer takes it for a mean, or the reverse (a warning)",
-    warns=True,
-    wrong=lambda seen: seen["loss"] != seen["optimizer"],
-)
 
 
 def gradient_replaced_result(

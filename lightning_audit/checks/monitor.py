@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from lightning_audit.accounting.phases import Phase
 from lightning_audit.accounting.step_history import StepHistory
+from lightning_audit.catalogue.evidence import evidence_in, shared_log_e
 from lightning_audit.checks.coin_guesses import Guesses
-from lightning_audit.checks.evidence import evidence_in, shared_log_e
 from lightning_audit.checks.integrity import gradient_replaced_result
 from lightning_audit.checks.leakage import (
     LeakageBound,

@@ -6,17 +6,17 @@ them, and `replay` cannot give these checks again.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from scipy import special
 
-from lightning_audit.checks.check import Check, FaultRule, NoiseStatistic
-from lightning_audit.checks.noise_reuse import RECURRENCE
+from lightning_audit.catalogue.noise_checks import BATCH_NORMALISED, NOISE_EXCESS, NOISE_SHAPE
+from lightning_audit.catalogue.reuse_checks import RECURRENCE
+from lightning_audit.checks.noise_mean import NoiseMean
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.snapshot import restore, snapshot
 from lightning_audit.results.audit_report import CheckResult
@@ -25,50 +25,6 @@ from lightning_audit.stats.evalues.noise_scale import excess_log_e
 from lightning_audit.stats.evalues.noise_shape import TailBet, TieBet
 from lightning_audit.stats.evalues.recurrence import NoisePast
 from lightning_audit.stats.evalues.sequential import PredictableCentre, SingleStepBet, log_mean_exp
-
-# What most of these look for shows in a step or two, with evidence that needs no larger share.
-NOISE_SHAPE = Check(
-    "noise.shape",
-    "noise whose tails are not those of normal noise, or that lies on a lattice",
-    share=0.01,
-    group="channel",
-    needs="no step was read, or all in low precision or beside data too loud for it",
-    each=True,
-    always=True,
-    doubtful=True,
-)
-BATCH_NORMALISED = dataclasses.replace(
-    NOISE_SHAPE,
-    name="batch_normalised",
-    finds="the noisy sum is divided by the number of records that the batch happens to have "
-    "(Opacus' optimizers in one process; by hand where gradients pass through "
-    "lightning_audit.per_sample and the data leave enough of the noise to see, sometimes as "
-    "`noise.step`; the report says where it could not be told)",
-    needs="no step was read of which it is known what else it may be divided by",
-    faults=(
-        FaultRule(
-            "divides_by_realised_batch",
-            "divided by the realised batch size: the noise of a step depends on how many records "
-            "it drew, and large batches have too little",
-            "what the sum of gradients and noise is divided by: it must be the expected batch "
-            "size, a constant",
-            rank=0,
-            explains=("noise.shape",),
-            explains_groups=("clipping", "reuse", "leakage"),
-        ),
-    ),
-)
-NOISE_EXCESS = Check(
-    "noise.excess",
-    "noise that is larger than claimed (a warning: no privacy is lost, no gate fails)",
-    share=0.5,
-    needs="the clipped sums are not known, or the residual is too small to be the claimed noise",
-    each=True,
-    always=True,
-    # Parts of a batch that are too long, or processes of equal noise, are seen without an e-value.
-    wrong=lambda _: True,
-    warns=True,
-)
 
 #: Probability with which noise as claimed is not taken for noise, in one step.
 _RARE = 1e-9
@@ -162,20 +118,31 @@ class _QuietEntries:
         return np.asarray(residual[quiet])
 
 
+class NoiseStatistic(Protocol):
+    """What a check makes of the noise alone; its attributes go into checkpoints."""
+
+    def update(self, noise: FloatArray, step: int) -> None:
+        """Take in a step's noise in units of its claimed standard deviation, ``[n]``."""
+
+    def result(self) -> CheckResult:
+        """Result of the check."""
+
+
+#: Further checks, of the noise alone: what each makes of it, given the significance of a run.
+OF_NOISE: tuple[Callable[[float], NoiseStatistic], ...] = (NoiseMean,)
+
+
 class NoiseChannelChecks:
     """`noise.shape`, `reuse.recurrence`, `batch_normalised`; `noise.excess` warns.
 
     Args:
         significance: of the whole run.
-        of_noise: further checks, of the noise alone.
         fine: whether gradients are of single precision or better; if not, nothing is tested.
     """
 
-    def __init__(
-        self, significance: float, of_noise: Sequence[NoiseStatistic] = (), *, fine: bool = True
-    ) -> None:
+    def __init__(self, significance: float, *, fine: bool = True) -> None:
         self._fine = fine
-        self._of_noise = tuple(of_noise)
+        self._of_noise = tuple(make(significance) for make in OF_NOISE)
         self._past = NoisePast()
         self._tails, self._ties = TailBet(), TieBet()
         self._recurrence = SingleStepBet()

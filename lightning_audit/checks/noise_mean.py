@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lightning_audit.checks.check import Check
+from lightning_audit.catalogue.noise_checks import NOISE_MEAN
 from lightning_audit.layout import FloatArray
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.evalues.noise_shape import sign_log_e
@@ -39,15 +39,3 @@ class NoiseMean:
             "momentum or weight decay, is added to the gradient before the update",
             {"positive": positive, "negative": negative},
         )
-
-
-NOISE_MEAN = Check(
-    "noise.mean",
-    "noise whose mean is not zero (a warning: no privacy is lost, no gate fails)",
-    share=0.5,
-    needs="the clipped sums are not known, or the residual is too small to be the claimed noise",
-    each=True,
-    always=True,
-    warns=True,
-    of_noise=NoiseMean,
-)

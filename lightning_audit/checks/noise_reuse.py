@@ -7,48 +7,16 @@ readings of the step, the same coordinate of another tensor.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit.checks.check import Check
+from lightning_audit.catalogue.reuse_checks import REUSE_BROADCAST, REUSE_LAG, REUSE_PAIR
 from lightning_audit.record.store import RecordHeader
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.evalues.noise_scale import noise_log_e
 from lightning_audit.stats.evalues.sequential import is_look, log_mean_exp
-
-REUSE_LAG = Check(
-    "reuse.lag",
-    "noise that is not drawn anew",
-    share=0.09,
-    group="reuse",
-    needs="no reading was compared with that of an earlier step",
-    each=True,
-    always=True,
-    doubtful=True,
-)
-REUSE_BROADCAST = dataclasses.replace(
-    REUSE_LAG,
-    name="reuse.broadcast",
-    share=0.1,
-    needs="no readings of one step were compared with each other",
-)
-REUSE_PAIR = dataclasses.replace(
-    REUSE_LAG,
-    name="reuse.pair",
-    share=0.08,
-    needs="no readings of two tensors were compared with each other",
-)
-RECURRENCE = dataclasses.replace(
-    REUSE_LAG,
-    name="reuse.recurrence",
-    finds="noise that comes back at irregular steps, as from few seeds",
-    # What it looks for shows in a step or two, with evidence that needs no larger share.
-    share=0.01,
-    needs="no step was read, or all in low precision or beside data too loud for it",
-)
 
 
 class ReuseCheck:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit.checks.check import Check
+from lightning_audit.catalogue.noise_checks import NOISE, NOISE_CANARY, NOISE_STEP, NOISE_TENSOR
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.store import RecordHeader
 from lightning_audit.results.audit_report import CheckResult
@@ -18,25 +17,6 @@ from lightning_audit.stats.evalues.sequential import (
     SingleStepBet,
     is_look,
     log_mean_exp,
-)
-
-_FINDS = "too little noise: everywhere, in a tensor, in a few steps, on a canary"
-_NO_STEP = "no step was read whose noise is claimed"
-NOISE = Check(
-    "noise",
-    _FINDS,
-    share=0.1,
-    group="noise",
-    needs=_NO_STEP,
-    each=True,
-    always=True,
-    must_run=True,
-    doubtful=True,
-)
-NOISE_TENSOR = dataclasses.replace(NOISE, name="noise.tensor")
-NOISE_STEP = dataclasses.replace(NOISE, name="noise.step")
-NOISE_CANARY = dataclasses.replace(
-    NOISE, name="noise.canary", needs="no step was read that canaries could go into"
 )
 
 _ADVICE = (

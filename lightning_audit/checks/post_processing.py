@@ -14,22 +14,27 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from lightning_audit.checks.integrity import GRADIENT_REPLACED
+from lightning_audit.catalogue.noise_checks import (
+    BATCH_NORMALISED,
+    NOISE,
+    NOISE_CANARY,
+    NOISE_SHAPE,
+    NOISE_STEP,
+    NOISE_TENSOR,
+    SHOW_THE_RELEASE,
+)
+from lightning_audit.catalogue.reuse_checks import (
+    RECURRENCE,
+    REUSE_BROADCAST,
+    REUSE_LAG,
+    REUSE_PAIR,
+)
+from lightning_audit.catalogue.step_checks import GRADIENT_REPLACED, SENSITIVITY
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.checks.noise_channel import BATCH_NORMALISED, NOISE_SHAPE
-from lightning_audit.checks.noise_reuse import RECURRENCE, REUSE_BROADCAST, REUSE_LAG, REUSE_PAIR
-from lightning_audit.checks.noise_size import NOISE, NOISE_CANARY, NOISE_STEP, NOISE_TENSOR
-from lightning_audit.checks.sensitivity import SENSITIVITY
 from lightning_audit.layout import FloatArray
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.evalues.coin_bet import CoinBet
 from lightning_audit.stats.evalues.sequential import log_mean_exp
-
-#: What helps where too little noise can be a fault or a function of correct noise.
-SHOW_THE_RELEASE = (
-    "if more is done to the noisy gradient than to update with it, do it behind Opacus' add_noise, "
-    "or show it where its noise is in: grads = lightning_audit.released(grads, module=self)"
-)
 
 #: Log likelihood ratio at which one of two explanations of small noise is taken for the right one.
 _CLEAR = 3.0

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit.checks.check import Check
+from lightning_audit.catalogue.step_checks import SENSITIVITY
 from lightning_audit.checks.part_shifts import PartShifts, ShiftEstimate
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.store import EARLIER, RecordHeader
@@ -20,20 +20,6 @@ _Z95 = 1.6448536269514722
 _KEPT_NORMS = 64
 #: Part of the stake that is on all parts together, once batches are split.
 _TOGETHER = 0.5
-
-
-SENSITIVITY = Check(
-    "sensitivity",
-    "one record adds more than clipping allows",
-    # It needs the most steps of all: what is left over helps it most.
-    share=0.17,
-    group="clipping",
-    needs="no step was read that canaries could go into",
-    each=True,
-    always=True,
-    must_run=True,
-    doubtful=True,
-)
 
 
 class SensitivityCheck:

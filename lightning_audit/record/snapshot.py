@@ -23,7 +23,7 @@ _CLASSES: Mapping[str, str] = {
     "divisor_test": "stats.evalues.divisor:DivisorTest",
     "epochs": "checks.witnesses:_Epochs",
     "error_rate_bet": "stats.evalues.error_rate_bet:ErrorRateBet",
-    "evidence": "checks.evidence:Evidence",
+    "evidence": "catalogue.evidence:Evidence",
     "following": "checks.post_processing:_Following",
     "guesses": "checks.coin_guesses:Guesses",
     "leakage_bound": "checks.leakage:LeakageBound",

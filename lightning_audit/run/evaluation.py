@@ -11,6 +11,7 @@ from typing import Any
 
 from lightning_audit.accounting.phases import Phase, leaking
 from lightning_audit.accounting.spending import epsilon_at_ratio
+from lightning_audit.catalogue.registry import shared_log_e
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.results.audit_report import (
@@ -24,7 +25,6 @@ from lightning_audit.results.audit_report import (
 from lightning_audit.run.findings import Findings
 from lightning_audit.run.run_epsilons import Epsilons, run_history
 from lightning_audit.run.run_facts import RunFacts
-from lightning_audit.run_checks.registry import shared_log_e
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.verdict.judge import judge, seen_of, worst
 from lightning_audit.verdict.pass_blockers import NOT_ENDED, blockers_of_run

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from lightning_audit.catalogue.registry import in_order
 from lightning_audit.checks.integrity import (
     clipping_norm_result,
     equal_noise_result,
@@ -25,7 +26,6 @@ from lightning_audit.run.run_facts import OptimizerFacts, RunFacts
 from lightning_audit.run_checks.accounted_epsilon import accounting_result
 from lightning_audit.run_checks.dataset_size import Promise, batch_size_result
 from lightning_audit.run_checks.loader_sampling import repeated_result, sampling_results
-from lightning_audit.run_checks.registry import in_order
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.verdict.judge import acknowledge
 

@@ -14,7 +14,7 @@ from lightning_audit.accounting.spending import (
     epsilon_of_parts,
     epsilon_spent,
 )
-from lightning_audit.checks.leakage import EPSILON
+from lightning_audit.catalogue.step_checks import EPSILON
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.results.audit_report import CheckResult, EpsilonBound

@@ -5,36 +5,8 @@ from __future__ import annotations
 import math
 
 from lightning_audit.accounting.margin import exceeds
-from lightning_audit.checks.check import Check, FaultRule
+from lightning_audit.catalogue.claim_checks import ACCOUNTING
 from lightning_audit.results.audit_report import CheckResult
-
-_SPENT_MORE = FaultRule(
-    "wrong_accounting",
-    "wrong accounting: the steps that ran cost more than is claimed",
-    "the number of steps, the sample rate and the noise multiplier that the claim was made for",
-    rank=6,
-)
-_OF_REPLACEMENT = FaultRule(
-    "replacement_accounted_as_removal",
-    "wrong accounting: epsilon is promised where a record is replaced, and the claim covers only a "
-    "record more or less",
-    "which data sets are neighbours for the accountant: Opacus' suppose a record more or less, and "
-    "another record in the place of one moves the sum of the gradients twice as far",
-    rank=6,
-    # The claim would hold if no record were replaced, but one added or removed.
-    applies=lambda seen: (
-        seen.get("epsilon_by_removal") is not None
-        and not exceeds(seen["epsilon_by_removal"], seen["claimed_epsilon"])
-    ),
-)
-ACCOUNTING = Check(
-    "accounting",
-    "the steps that ran cost more than the claim",
-    kind="accounting",
-    always=True,
-    wrong=lambda seen: exceeds(seen["epsilon_spent"], seen["claimed_epsilon"]),
-    faults=(_OF_REPLACEMENT, _SPENT_MORE),
-)
 
 
 def accounting_result(

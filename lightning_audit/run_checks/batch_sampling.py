@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
 import numpy as np
 
-from lightning_audit.checks.check import Check, FaultRule
+from lightning_audit.catalogue.claim_checks import NOT_POISSON, RATE_TOLERANCE, SAMPLING_RATE
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.evalues.batch_sizes import (
     RATE_RATIOS,
@@ -20,44 +19,6 @@ from lightning_audit.stats.evalues.sequential import log_mean_exp
 #: A record's probability above which the tests do not hold.
 _LARGEST_RATE = 0.5
 
-#: A loader's rate is often rounded: no finding for one per cent.
-RATE_TOLERANCE = 1.01
-
-# Of samplers whose type does not tell how they draw; a wrong one is seen in a few batches.
-NOT_POISSON = Check(
-    "sampling.not_poisson",
-    "the loader draws otherwise than the accountant supposes",
-    kind="accounting",
-    share=0.01,
-    always=True,
-    wrong=lambda seen: seen["poisson"] is not True,
-    faults=(
-        FaultRule(
-            "not_poisson",
-            "wrong sampling: the loader is not Poisson although the accountant supposes it",
-            "which loader train_dataloader returns: Lightning does not take the one of "
-            "make_private",
-            rank=2,
-            explains=("sampling.rate",),
-        ),
-    ),
-)
-SAMPLING_RATE = dataclasses.replace(
-    NOT_POISSON,
-    name="sampling.rate",
-    needs="no batch was seen whose rate the accountant was told",
-    always=False,
-    wrong=lambda seen: seen["loader_rate"] > RATE_TOLERANCE * seen["accounted_rate"],
-    faults=(
-        FaultRule(
-            "sampled_too_often",
-            "wrong sampling: the loader draws more often than the accountant is told",
-            "the batch sizes of the loader that is trained on and of the one that make_private was "
-            "given",
-            rank=4,
-        ),
-    ),
-)
 
 _SEEN = {
     "size": "batches are too equal in size: Poisson batches vary by about the root of their size",

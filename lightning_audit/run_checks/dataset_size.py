@@ -8,34 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from lightning_audit.accounting.composition import Adjacency
-from lightning_audit.accounting.margin import exceeds
-from lightning_audit.checks.check import Check, FaultRule
+from lightning_audit.catalogue.claim_checks import EXPECTED_BATCH_SIZE
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.tradeoff.isotropic_divergence import isotropic_pair_epsilon
-
-EXPECTED_BATCH_SIZE = Check(
-    "expected_batch_size",
-    "one record more or less changes the divisor of the gradients, and what that costs (a "
-    "violation only where the number of records is stated as private)",
-    kind="accounting",
-    each=True,
-    # Where the number of records is private, and the divisor tells it at more than is claimed.
-    wrong=lambda seen: (
-        seen.get("private_dataset_size") is True
-        and seen["claimed_epsilon"] is not None
-        and exceeds(seen["epsilon_of_divisor"], seen["claimed_epsilon"])
-    ),
-    faults=(
-        FaultRule(
-            "divisor_tells_the_number_of_records",
-            "divided by a number that is computed of the records: the size of the noise tells how "
-            "many there are, which is stated as private",
-            "what the sum of gradients and noise is divided by: make_private computes it of the "
-            "data set, and it can be set to a constant afterwards",
-            rank=5,
-        ),
-    ),
-)
 
 
 @dataclass(frozen=True)

@@ -7,27 +7,12 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from lightning_audit.checks.check import Check, FaultRule
+from lightning_audit.catalogue.claim_checks import NOT_POISSON, REPEATED, SAMPLING_RATE
 from lightning_audit.results.audit_report import CheckResult
-from lightning_audit.run_checks.batch_sampling import NOT_POISSON, SAMPLING_RATE, BatchCheck
+from lightning_audit.run_checks.batch_sampling import BatchCheck
 
 LoaderKind = Literal["poisson", "not_poisson", "unknown"]
 
-REPEATED = Check(
-    "sampling.repeated",
-    "every process draws from all records, so that one may enter a step several times",
-    kind="accounting",
-    wrong=lambda seen: seen["processes"] > 1,
-    faults=(
-        FaultRule(
-            "sampled_by_every_process",
-            "wrong sampling: every process draws from all records, so a record may enter a step "
-            "several times",
-            "whether the loader deals the records out to the processes",
-            rank=3,
-        ),
-    ),
-)
 
 _WRITE_INSTEAD = (
     "Lightning trains on the loader that the module or data module returns, not on the one that "

@@ -5,26 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from lightning_audit.checks.check import Check, FaultRule
+from lightning_audit.catalogue.step_checks import COUPLING
 from lightning_audit.results.audit_report import CheckResult
-
-COUPLING = Check(
-    "coupling",
-    "a record's gradient depends on the others in its batch (with `replay_neighbours=True`)",
-    wrong=lambda seen: seen["step"] is not None,
-    faults=(
-        FaultRule(
-            "records_coupled",
-            "records are not independent: a record changes the gradients of others, so that "
-            "clipping its own does not bound what it adds",
-            "layers and losses that work over the batch: batch normalisation, statistics of the "
-            "batch, contrastive losses; and layers that order the batch anew, such as packed "
-            "sequences",
-            rank=-1,
-            explains_groups=("clipping", "leakage"),
-        ),
-    ),
-)
 
 #: Relative change of a gradient above which it is said to depend on other records. Batches of one
 #: shape are computed alike row by row, so that sound trainings show 0, or rounding where shapes

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from lightning_audit.catalogue.noise_checks import SHOW_THE_RELEASE
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.checks.post_processing import SHOW_THE_RELEASE
 from lightning_audit.dpsgd.cut import divisor_at_cut, shows_its_noise, watch_cut
 from lightning_audit.dpsgd.protocol import Backward, DPSGDStep, StepClaim
 from lightning_audit.lints.noise_draws import STEPS, NoiseDraws, NoiseStart

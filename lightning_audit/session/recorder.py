@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_audit.checks.evidence import evidence_in, judge_again
+from lightning_audit.catalogue.evidence import evidence_in, judge_again
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.noise_channel import NoiseChannelChecks
 from lightning_audit.checks.post_processing import UseOfRelease
@@ -18,7 +18,6 @@ from lightning_audit.layout import FloatArray
 from lightning_audit.record.snapshot import restore, snapshot
 from lightning_audit.record.store import NOT_PLANNED, ObservationStore, RecordHeader
 from lightning_audit.results.audit_report import CheckResult
-from lightning_audit.run_checks.registry import noise_statistics
 from lightning_audit.session.steps import ObservedStep, ZeroEntries
 
 
@@ -60,9 +59,7 @@ class Recorder:
         self._monitor = AuditMonitor(header, significance)
         self._reducer = WitnessReducer(witnesses)
         #: What is seen of the noise itself; asked for after `digest`.
-        self._noise = NoiseChannelChecks(
-            significance, noise_statistics(significance), fine=header.signal == 1.0
-        )
+        self._noise = NoiseChannelChecks(significance, fine=header.signal == 1.0)
         self._use = UseOfRelease(significance, header.coin_probability)
         self._waiting: list[ObservedStep] = []
         #: Steps taken in.

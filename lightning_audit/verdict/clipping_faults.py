@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from lightning_audit.catalogue.registry import group
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.run_checks.registry import group
 from lightning_audit.verdict.candidates import Candidate, Case, named_tensors
 
 #: Canaries at least this large tell a clipped one from one that is not, whatever the noise.

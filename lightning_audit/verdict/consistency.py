@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from lightning_audit.accounting.margin import exceeds
-from lightning_audit.checks.leakage import EPSILON
+from lightning_audit.catalogue.registry import REGISTRY, shared_log_e
+from lightning_audit.catalogue.step_checks import EPSILON
 from lightning_audit.results.audit_report import KINDS, AuditReport, CheckResult, OptimizerSeen
-from lightning_audit.run_checks.registry import REGISTRY, shared_log_e
 from lightning_audit.verdict.check_status import contradictions_of_checks
 from lightning_audit.verdict.pass_blockers import (
     OutcomeSettings,

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning_audit.checks.check import FaultRule
+from lightning_audit.catalogue.check import FaultRule
+from lightning_audit.catalogue.noise_checks import BATCH_NORMALISED
+from lightning_audit.catalogue.registry import REGISTRY, entailed, group
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.checks.noise_channel import BATCH_NORMALISED
 from lightning_audit.results.audit_report import CheckResult, LikelyFault
-from lightning_audit.run_checks.registry import REGISTRY, entailed, group
 from lightning_audit.verdict.candidates import Candidate, Case
 from lightning_audit.verdict.clipping_faults import clipping_candidates
 from lightning_audit.verdict.noise_faults import noise_candidates, reuse_candidates, reuse_is_seen

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from lightning_audit.catalogue.registry import REGISTRY
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.results.audit_report import (
     KINDS,
@@ -15,7 +16,6 @@ from lightning_audit.results.audit_report import (
     Power,
     Verdict,
 )
-from lightning_audit.run_checks.registry import REGISTRY
 from lightning_audit.verdict.diagnosis import likely_faults, loses_no_privacy
 from lightning_audit.verdict.pass_blockers import (
     TARGET,

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
+from lightning_audit.catalogue.noise_checks import NOISE_STEP
+from lightning_audit.catalogue.registry import group
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.checks.noise_size import NOISE_STEP
-from lightning_audit.run_checks.registry import group
 from lightning_audit.verdict.candidates import Candidate, Case, named_tensors
 
 #: A residual this much smaller than the plain one speaks for re-used noise, not for small noise.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning_audit import _validate
-from lightning_audit.checks.post_processing import SHOW_THE_RELEASE
+from lightning_audit.catalogue.noise_checks import SHOW_THE_RELEASE
 from lightning_audit.files import typed_json as _typed
 from lightning_audit.results.audit_report import CheckResult, OptimizerSeen, Outcome
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lightning_audit.catalogue.registry import REGISTRY
+from lightning_audit.catalogue.step_checks import SENSITIVITY
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.checks.sensitivity import SENSITIVITY
 from lightning_audit.results.audit_report import Power
-from lightning_audit.run_checks.registry import REGISTRY
 from lightning_audit.stats.evalues.coin_bet import CoinBet
 from lightning_audit.stats.evalues.power import noise_power, sensitivity_power, steps_needed
 from lightning_audit.verdict.pass_blockers import TARGET, Resolution

@@ -10,8 +10,8 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from lightning_audit.catalogue.registry import REGISTRY, entailed, group
 from lightning_audit.results.audit_report import AuditReport, CheckResult, LikelyFault
-from lightning_audit.run_checks.registry import REGISTRY, entailed, group
 
 _NOISE, _REUSE, _LEAKAGE = group("noise"), group("reuse"), group("leakage")
 _OF_NOISE = (*_NOISE, *_REUSE, *group("channel"), *_LEAKAGE)

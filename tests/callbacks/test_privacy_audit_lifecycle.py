@@ -17,10 +17,10 @@ from training_support import (
 )
 
 from lightning_audit import PrivacyAudit
+from lightning_audit.catalogue.registry import REGISTRY
 from lightning_audit.checks.monitor import replay
 from lightning_audit.checks.noise_channel import NoiseChannelChecks
 from lightning_audit.record.store import read_observations
-from lightning_audit.run_checks.registry import REGISTRY, noise_statistics
 from lightning_audit.testing.faulty_noise import HalfNoise
 
 # ------------------------------------------------------------------ the verdict
@@ -118,7 +118,7 @@ def test_replayed_record_gives_the_reports_e_values(tmp_path: Path, kind: Any) -
     monitor = replay(header, entries, report.settings["significance"])
     again = {check.name: check for check in monitor.results()}
     tests = [check for check in report.checks if check.log_e_value is not None]
-    of_noise = NoiseChannelChecks(1e-3, noise_statistics(1e-3)).results(clips=True)
+    of_noise = NoiseChannelChecks(1e-3).results(clips=True)
     memory = {*(check.name for check in of_noise), "gradient_replaced"}
     of_record = [check for check in tests if check.name not in memory]
     assert len(of_record) >= 7

@@ -8,7 +8,8 @@ from scipy import stats
 from simulated_record import LABELS, SIGNIFICANCE, header, monitor_of, simulate, violated
 from stages import staged
 
-from lightning_audit.checks.leakage import EPSILON, LeakageBound, SignalOverNoise
+from lightning_audit.catalogue.step_checks import EPSILON
+from lightning_audit.checks.leakage import LeakageBound, SignalOverNoise
 from lightning_audit.checks.monitor import AuditMonitor, replay
 from lightning_audit.record.snapshot import restore, snapshot
 

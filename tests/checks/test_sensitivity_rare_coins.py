@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from simulated_record import SIGNIFICANCE, monitor_of, simulate, verdict_of, violated
 
-from lightning_audit.checks.leakage import EPSILON
+from lightning_audit.catalogue.step_checks import EPSILON
 from lightning_audit.verdict.pass_blockers import Resolution
 from lightning_audit.verdict.power_model import PowerModel
 

@@ -12,9 +12,9 @@ import pytest
 from gate_reports import OUTCOMES, TRAININGS, train
 from report_edits import edits
 
+from lightning_audit.catalogue.registry import REGISTRY
 from lightning_audit.cli import main as cli
 from lightning_audit.results.audit_report import EXIT_CODES, AuditReport, ReportError
-from lightning_audit.run_checks.registry import REGISTRY
 from lightning_audit.verdict.consistency import contradictions
 
 pytestmark = pytest.mark.training

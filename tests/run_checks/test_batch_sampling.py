@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_audit.catalogue.claim_checks import NOT_POISSON
 from lightning_audit.results.audit_report import CheckResult
-from lightning_audit.run_checks.batch_sampling import NOT_POISSON, BatchCheck
+from lightning_audit.run_checks.batch_sampling import BatchCheck
 from lightning_audit.run_checks.loader_sampling import sampling_results
 
 RECORDS, RATE = 512, 1 / 32

@@ -41,9 +41,9 @@ def test_a_session_that_goes_on_has_the_coins_and_remarks_of_one_without_a_stop(
 def test_a_state_is_left_alone_by_the_steps_that_follow() -> None:
     bare = BareSession()
     state = bare.session.state()
-    bare.session.planner.missing.append("something")
+    bare.session.planner.pass_blockers.append("something")
     bare.train(2)
-    assert state["planner"]["missing"] == []
+    assert state["planner"]["pass_blockers"] == []
     assert state["releases"]["late"] == 0
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
+from lightning_audit.catalogue.registry import REGISTRY
 from lightning_audit.results.audit_report import (
     AuditReport,
     CheckResult,
@@ -17,7 +18,6 @@ from lightning_audit.results.audit_report import (
     Power,
     Verdict,
 )
-from lightning_audit.run_checks.registry import REGISTRY
 from lightning_audit.verdict.pass_blockers import OutcomeSettings, Resolution
 
 STEPS, CANARIES, DELTA, SIGNIFICANCE = 100, 8, 1e-5, 1e-3

@@ -13,9 +13,9 @@ import pytest
 from scipy import stats
 from stages import most_failures, staged
 
+from lightning_audit.catalogue.registry import shares
 from lightning_audit.checks.noise_size import PooledSums
 from lightning_audit.checks.witnesses import Witnesses, WitnessReducer
-from lightning_audit.run_checks.registry import shares
 from lightning_audit.stats.evalues import sequential
 from lightning_audit.stats.evalues.coin_bet import CoinBet
 from lightning_audit.stats.evalues.error_rate_bet import ErrorRateBet

@@ -9,8 +9,8 @@ from simulated_record import (
     violated,
 )
 
+from lightning_audit.catalogue.noise_checks import NOISE
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.checks.noise_size import NOISE
 
 
 def test_shared_e_value_reaches_the_threshold_exactly_when_a_check_flags() -> None:

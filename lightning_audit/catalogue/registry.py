@@ -8,35 +8,46 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from lightning_audit.checks import evidence
-from lightning_audit.checks.check import Check, FaultRule, Group, NoiseStatistic
-from lightning_audit.checks.integrity import (
+from lightning_audit.catalogue import evidence
+from lightning_audit.catalogue.check import Check, FaultRule, Group
+from lightning_audit.catalogue.claim_checks import (
+    ACCOUNTING,
+    EXPECTED_BATCH_SIZE,
+    NOT_POISSON,
+    REPEATED,
+    SAMPLING_RATE,
+)
+from lightning_audit.catalogue.noise_checks import (
+    BATCH_NORMALISED,
+    NOISE,
+    NOISE_CANARY,
+    NOISE_EXCESS,
+    NOISE_MEAN,
+    NOISE_SHAPE,
+    NOISE_STEP,
+    NOISE_TENSOR,
+)
+from lightning_audit.catalogue.reuse_checks import (
+    NOISE_RESTARTED,
+    NOISE_SHARED,
+    RECURRENCE,
+    REUSE_BROADCAST,
+    REUSE_LAG,
+    REUSE_PAIR,
+)
+from lightning_audit.catalogue.step_checks import (
     CLIPPING_NORM,
+    COUPLING,
+    EPSILON,
     FINITE,
     GRADIENT_REPLACED,
     LOGICAL_BATCH,
     LOSS_REDUCTION,
     NO_DP,
-    NOISE_RESTARTED,
-    NOISE_SHARED,
+    SENSITIVITY,
     UNSYNCHRONISED,
 )
-from lightning_audit.checks.leakage import EPSILON
-from lightning_audit.checks.noise_channel import (
-    BATCH_NORMALISED,
-    NOISE_EXCESS,
-    NOISE_SHAPE,
-)
-from lightning_audit.checks.noise_mean import NOISE_MEAN
-from lightning_audit.checks.noise_reuse import RECURRENCE, REUSE_BROADCAST, REUSE_LAG, REUSE_PAIR
-from lightning_audit.checks.noise_size import NOISE, NOISE_CANARY, NOISE_STEP, NOISE_TENSOR
-from lightning_audit.checks.sensitivity import SENSITIVITY
 from lightning_audit.results.audit_report import CheckResult
-from lightning_audit.run_checks.accounted_epsilon import ACCOUNTING
-from lightning_audit.run_checks.batch_sampling import NOT_POISSON, SAMPLING_RATE
-from lightning_audit.run_checks.dataset_size import EXPECTED_BATCH_SIZE
-from lightning_audit.run_checks.loader_sampling import REPEATED
-from lightning_audit.run_checks.record_coupling import COUPLING
 
 _CHECKS = (
     NO_DP,
@@ -89,12 +100,6 @@ def group(name: Group) -> tuple[str, ...]:
 def entailed(rule: FaultRule) -> tuple[str, ...]:
     """Names of the checks that a fault violates beside its own."""
     return (*rule.explains, *(name for of in rule.explains_groups for name in group(of)))
-
-
-def noise_statistics(significance: float) -> list[NoiseStatistic]:
-    """What is fed the noise of each step, new, for checks at this significance of a run."""
-    made = (check.of_noise for check in REGISTRY.values())
-    return [make(significance) for make in made if make is not None]
 
 
 def in_order(results: Iterable[CheckResult]) -> list[CheckResult]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from lightning_audit.checks.evidence import Evidence
-from lightning_audit.layout import FloatArray
+from lightning_audit.catalogue.evidence import Evidence
 from lightning_audit.results.audit_report import CheckResult, Kind
 
 #: Checks of the same property: a fault that explains one of them explains the others.
@@ -16,16 +15,6 @@ from lightning_audit.results.audit_report import CheckResult, Kind
 Group = Literal["clipping", "noise", "reuse", "channel", "leakage"]
 #: What is estimated from the gradients of many steps.
 MEASURED: tuple[Group, ...] = ("clipping", "noise", "reuse", "channel", "leakage")
-
-
-class NoiseStatistic(Protocol):
-    """What a check makes of the noise alone; its attributes go into checkpoints."""
-
-    def update(self, noise: FloatArray, step: int) -> None:
-        """Take in a step's noise in units of its claimed standard deviation, ``[n]``."""
-
-    def result(self) -> CheckResult:
-        """Result of the check."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +60,6 @@ class Check:
         must_run: whether a pass rests on it, so that it must have seen something.
         doubtful: whether what is wrong may be undecided; see `checks.post_processing`.
         faults: the rules by which it names a fault alone; the first that applies counts.
-        of_noise: makes, for a significance, what is fed the noise of each step that tells it from
-            the data; None for a check that is fed otherwise.
     """
 
     name: str
@@ -88,7 +75,6 @@ class Check:
     must_run: bool = False
     doubtful: bool = False
     faults: tuple[FaultRule, ...] = ()
-    of_noise: Callable[[float], NoiseStatistic] | None = None
 
     def test(self, significance: float) -> Evidence:
         """An empty e-process of this check, at its share of the significance of a run."""

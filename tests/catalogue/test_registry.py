@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from lightning_audit.checks.check import Check, FaultRule
+from lightning_audit.catalogue.check import Check, FaultRule
+from lightning_audit.catalogue.registry import REGISTRY, entailed, group, in_order, shares
 from lightning_audit.config.audit_config import findings
 from lightning_audit.results.audit_report import CheckResult
-from lightning_audit.run_checks.registry import REGISTRY, entailed, group, in_order, shares
 from lightning_audit.verdict.diagnosis import likely_faults
 
 MADE_UP = Check(

@@ -1,0 +1,118 @@
+"""The checks of the accounting, the sampling and the divisor against the claim."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from lightning_audit.accounting.margin import exceeds
+from lightning_audit.catalogue.check import Check, FaultRule
+
+_SPENT_MORE = FaultRule(
+    "wrong_accounting",
+    "wrong accounting: the steps that ran cost more than is claimed",
+    "the number of steps, the sample rate and the noise multiplier that the claim was made for",
+    rank=6,
+)
+
+_OF_REPLACEMENT = FaultRule(
+    "replacement_accounted_as_removal",
+    "wrong accounting: epsilon is promised where a record is replaced, and the claim covers only a "
+    "record more or less",
+    "which data sets are neighbours for the accountant: Opacus' suppose a record more or less, and "
+    "another record in the place of one moves the sum of the gradients twice as far",
+    rank=6,
+    # The claim would hold if no record were replaced, but one added or removed.
+    applies=lambda seen: (
+        seen.get("epsilon_by_removal") is not None
+        and not exceeds(seen["epsilon_by_removal"], seen["claimed_epsilon"])
+    ),
+)
+
+ACCOUNTING = Check(
+    "accounting",
+    "the steps that ran cost more than the claim",
+    kind="accounting",
+    always=True,
+    wrong=lambda seen: exceeds(seen["epsilon_spent"], seen["claimed_epsilon"]),
+    faults=(_OF_REPLACEMENT, _SPENT_MORE),
+)
+
+#: A loader's rate is often rounded: no finding for one per cent.
+RATE_TOLERANCE = 1.01
+
+# Of samplers whose type does not tell how they draw; a wrong one is seen in a few batches.
+NOT_POISSON = Check(
+    "sampling.not_poisson",
+    "the loader draws otherwise than the accountant supposes",
+    kind="accounting",
+    share=0.01,
+    always=True,
+    wrong=lambda seen: seen["poisson"] is not True,
+    faults=(
+        FaultRule(
+            "not_poisson",
+            "wrong sampling: the loader is not Poisson although the accountant supposes it",
+            "which loader train_dataloader returns: Lightning does not take the one of "
+            "make_private",
+            rank=2,
+            explains=("sampling.rate",),
+        ),
+    ),
+)
+
+SAMPLING_RATE = dataclasses.replace(
+    NOT_POISSON,
+    name="sampling.rate",
+    needs="no batch was seen whose rate the accountant was told",
+    always=False,
+    wrong=lambda seen: seen["loader_rate"] > RATE_TOLERANCE * seen["accounted_rate"],
+    faults=(
+        FaultRule(
+            "sampled_too_often",
+            "wrong sampling: the loader draws more often than the accountant is told",
+            "the batch sizes of the loader that is trained on and of the one that make_private was "
+            "given",
+            rank=4,
+        ),
+    ),
+)
+
+REPEATED = Check(
+    "sampling.repeated",
+    "every process draws from all records, so that one may enter a step several times",
+    kind="accounting",
+    wrong=lambda seen: seen["processes"] > 1,
+    faults=(
+        FaultRule(
+            "sampled_by_every_process",
+            "wrong sampling: every process draws from all records, so a record may enter a step "
+            "several times",
+            "whether the loader deals the records out to the processes",
+            rank=3,
+        ),
+    ),
+)
+
+EXPECTED_BATCH_SIZE = Check(
+    "expected_batch_size",
+    "one record more or less changes the divisor of the gradients, and what that costs (a "
+    "violation only where the number of records is stated as private)",
+    kind="accounting",
+    each=True,
+    # Where the number of records is private, and the divisor tells it at more than is claimed.
+    wrong=lambda seen: (
+        seen.get("private_dataset_size") is True
+        and seen["claimed_epsilon"] is not None
+        and exceeds(seen["epsilon_of_divisor"], seen["claimed_epsilon"])
+    ),
+    faults=(
+        FaultRule(
+            "divisor_tells_the_number_of_records",
+            "divided by a number that is computed of the records: the size of the noise tells how "
+            "many there are, which is stated as private",
+            "what the sum of gradients and noise is divided by: make_private computes it of the "
+            "data set, and it can be set to a constant afterwards",
+            rank=5,
+        ),
+    ),
+)

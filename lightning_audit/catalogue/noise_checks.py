@@ -1,0 +1,93 @@
+"""The checks of the size and the shape of the noise."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from lightning_audit.catalogue.check import Check, FaultRule
+
+#: What helps where too little noise can be a fault or a function of correct noise.
+SHOW_THE_RELEASE = (
+    "if more is done to the noisy gradient than to update with it, do it behind Opacus' add_noise, "
+    "or show it where its noise is in: grads = lightning_audit.released(grads, module=self)"
+)
+
+_FINDS = "too little noise: everywhere, in a tensor, in a few steps, on a canary"
+
+_NO_STEP = "no step was read whose noise is claimed"
+
+NOISE = Check(
+    "noise",
+    _FINDS,
+    share=0.1,
+    group="noise",
+    needs=_NO_STEP,
+    each=True,
+    always=True,
+    must_run=True,
+    doubtful=True,
+)
+
+NOISE_TENSOR = dataclasses.replace(NOISE, name="noise.tensor")
+
+NOISE_STEP = dataclasses.replace(NOISE, name="noise.step")
+
+NOISE_CANARY = dataclasses.replace(
+    NOISE, name="noise.canary", needs="no step was read that canaries could go into"
+)
+
+# What most of these look for shows in a step or two, with evidence that needs no larger share.
+NOISE_SHAPE = Check(
+    "noise.shape",
+    "noise whose tails are not those of normal noise, or that lies on a lattice",
+    share=0.01,
+    group="channel",
+    needs="no step was read, or all in low precision or beside data too loud for it",
+    each=True,
+    always=True,
+    doubtful=True,
+)
+
+BATCH_NORMALISED = dataclasses.replace(
+    NOISE_SHAPE,
+    name="batch_normalised",
+    finds="the noisy sum is divided by the number of records that the batch happens to have "
+    "(Opacus' optimizers in one process; by hand where gradients pass through "
+    "lightning_audit.per_sample and the data leave enough of the noise to see, sometimes as "
+    "`noise.step`; the report says where it could not be told)",
+    needs="no step was read of which it is known what else it may be divided by",
+    faults=(
+        FaultRule(
+            "divides_by_realised_batch",
+            "divided by the realised batch size: the noise of a step depends on how many records "
+            "it drew, and large batches have too little",
+            "what the sum of gradients and noise is divided by: it must be the expected batch "
+            "size, a constant",
+            rank=0,
+            explains=("noise.shape",),
+            explains_groups=("clipping", "reuse", "leakage"),
+        ),
+    ),
+)
+
+NOISE_MEAN = Check(
+    "noise.mean",
+    "noise whose mean is not zero (a warning: no privacy is lost, no gate fails)",
+    share=0.5,
+    needs="the clipped sums are not known, or the residual is too small to be the claimed noise",
+    each=True,
+    always=True,
+    warns=True,
+)
+
+NOISE_EXCESS = Check(
+    "noise.excess",
+    "noise that is larger than claimed (a warning: no privacy is lost, no gate fails)",
+    share=0.5,
+    needs="the clipped sums are not known, or the residual is too small to be the claimed noise",
+    each=True,
+    always=True,
+    # Parts of a batch that are too long, or processes of equal noise, are seen without an e-value.
+    wrong=lambda _: True,
+    warns=True,
+)

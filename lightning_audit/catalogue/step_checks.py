@@ -1,0 +1,170 @@
+"""The checks of clipping, of what a step is made of, and of what leaks."""
+
+from __future__ import annotations
+
+from lightning_audit.accounting.margin import exceeds
+from lightning_audit.catalogue.check import MEASURED, Check, FaultRule
+
+NO_DP = Check(
+    "no_dp",
+    "an optimizer steps without clipping and noise",
+    always=True,
+    must_run=True,
+    wrong=lambda seen: seen["plain_steps"] > 0,
+    faults=(
+        FaultRule(
+            "no_dp",
+            "no DP-SGD: an optimizer steps that is not the private one",
+            "what configure_optimizers returns: every optimizer there must come from make_private",
+            rank=-8,
+        ),
+    ),
+)
+
+#: Low precision rounds norms, but not by as much as this.
+NORM_TOLERANCE = 1.1
+
+CLIPPING_NORM = Check(
+    "clipping.norm",
+    "ghost clipping goes by norms that samples' gradients exceed",
+    each=True,
+    wrong=lambda seen: seen["largest_ratio"] > NORM_TOLERANCE,
+    faults=(
+        FaultRule(
+            "wrong_norms",
+            "clipping by wrong norms: samples are clipped by norms that their gradients exceed",
+            "the norm samplers of ghost clipping: a layer, a bias or a second use may be left out",
+            rank=-4,
+            explains_groups=("clipping", "leakage"),
+        ),
+    ),
+)
+
+SENSITIVITY = Check(
+    "sensitivity",
+    "one record adds more than clipping allows",
+    # It needs the most steps of all: what is left over helps it most.
+    share=0.17,
+    group="clipping",
+    needs="no step was read that canaries could go into",
+    each=True,
+    always=True,
+    must_run=True,
+    doubtful=True,
+)
+
+GRADIENT_REPLACED = Check(
+    "gradient_replaced",
+    "the update used another gradient than the noisy one, or more than it",
+    # The update follows coins whose canaries were taken out; raw gradients show in a step or two.
+    share=0.01,
+    each=True,
+    always=True,
+    must_run=True,
+    wrong=lambda seen: seen["replaced"] > 0,
+    faults=(
+        FaultRule(
+            "gradient_replaced",
+            "gradient replaced: the closure ran again inside the optimizer's step, and the update "
+            "used the raw gradient, without clipping and noise",
+            "whether step() passes its closure on to the inner optimizer, or something writes "
+            "p.grad after the noise was added",
+            rank=-9,
+            explains_groups=MEASURED,
+        ),
+    ),
+)
+
+FINITE = Check(
+    "finite",
+    "a record's gradient is not a number, and gets past clipping",
+    each=True,
+    always=True,
+    wrong=lambda seen: "records" in seen,
+    faults=(
+        FaultRule(
+            "not_finite",
+            "a record that is not finite: its gradient is not a number, no clipping bounds it, and "
+            "the model shows whether the record was there",
+            "the loss of that record (a logarithm or a quotient of zero, an overflow), and whether "
+            "clipping leaves samples out whose norm is not finite",
+            rank=-7,
+        ),
+    ),
+)
+
+UNSYNCHRONISED = Check(
+    "unsynchronised",
+    "several processes train, and each updates with a gradient of its own",
+    wrong=lambda seen: seen["synchronised"] is not True,
+    faults=(
+        FaultRule(
+            "unsynchronised",
+            "no synchronised DP-SGD: each process clips, adds noise and trains on its own, and the "
+            "first one's model is kept",
+            "how the module is wrapped for several processes before make_private sees it",
+            rank=-6,
+            explains_groups=MEASURED,
+        ),
+    ),
+)
+
+COUPLING = Check(
+    "coupling",
+    "a record's gradient depends on the others in its batch (with `replay_neighbours=True`)",
+    wrong=lambda seen: seen["step"] is not None,
+    faults=(
+        FaultRule(
+            "records_coupled",
+            "records are not independent: a record changes the gradients of others, so that "
+            "clipping its own does not bound what it adds",
+            "layers and losses that work over the batch: batch normalisation, statistics of the "
+            "batch, contrastive losses; and layers that order the batch anew, such as packed "
+            "sequences",
+            rank=-1,
+            explains_groups=("clipping", "leakage"),
+        ),
+    ),
+)
+
+LOGICAL_BATCH = Check(
+    "logical_batch",
+    "a rest of one logical batch is added to the next, where a record can count twice",
+    wrong=lambda seen: seen["carried_over"] > 0,
+    faults=(
+        FaultRule(
+            "batches_run_together",
+            "logical batches run together: a record can count twice in one step",
+            "how the loader that splits batches ends an epoch",
+            rank=-2,
+        ),
+    ),
+)
+
+LOSS_REDUCTION = Check(
+    "loss_reduction",
+    "the loss is a sum where the optimizer takes it for a mean, or the reverse (a warning)",
+    warns=True,
+    wrong=lambda seen: seen["loss"] != seen["optimizer"],
+)
+
+EPSILON = Check(
+    "epsilon",
+    "more leaks than claimed, over the run",
+    kind="epsilon",
+    share=0.1,
+    group="leakage",
+    always=True,
+    wrong=lambda seen: (
+        seen["epsilon_lower"] is not None
+        and exceeds(seen["epsilon_lower"], seen["claimed_epsilon"])
+    ),
+    faults=(
+        FaultRule(
+            "leaks_more_than_claimed",
+            "more leaks than the claim allows, by noise and clipping together",
+            "clipping and noise of each step, and the noise multiplier that the accountant is told",
+            rank=1,
+        ),
+    ),
+)
