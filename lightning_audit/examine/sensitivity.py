@@ -1,0 +1,202 @@
+"""How far one record moves what a step releases: the sensitivity, measured on the user's own step.
+
+The step is replayed on its batch and on the batch without one record, with the same random numbers,
+so that the noise of both is the same and their difference is the record's part. DP-SGD promises that
+it is at most the clipping norm, whatever the record.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lightning_audit.canaries.sample_batches import rows, taken, with_scaled_row
+from lightning_audit.examine.step_replay import Replay, StepReplay
+
+#: What an outlier's inputs are multiplied by.
+_OUTLIER = 1e4
+#: Random records of each physical batch, beside the first, the last and the largest.
+_RANDOM = 2
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A batch that differs in one record.
+
+    Args:
+        name: what differs.
+        batches: the physical batches.
+        moved: how many clipped gradients may differ: 1 where a record is left out or put in, 2
+            where another takes its place.
+        made_up: whether the record is none of the data.
+    """
+
+    name: str
+    batches: tuple[Any, ...]
+    moved: int
+    made_up: bool = False
+
+
+@dataclass(frozen=True)
+class SensitivityFinding:
+    """A neighbour whose release is too far off.
+
+    Args:
+        name: what differs between the batches.
+        sensitivity: norm of the difference over the clipping norm; infinite where the number of
+            steps differs.
+        allowed: what the adjacency allows.
+        made_up: whether the record is none of the data, but one with scaled inputs.
+    """
+
+    name: str
+    sensitivity: float
+    allowed: float
+    made_up: bool
+
+
+@dataclass(frozen=True)
+class SensitivityAnswer:
+    """What an examination of the sensitivity found.
+
+    Args:
+        records: neighbours that were replayed.
+        findings: those that are too far off, the farthest first.
+        reason: why the question was not asked; empty where it was.
+    """
+
+    records: int = 0
+    findings: tuple[SensitivityFinding, ...] = ()
+    reason: str = ""
+
+
+def tolerance(dtypes: Sequence[torch.dtype], *, low_precision: bool) -> float:
+    """Rounding of a sensitivity, in units of the clipping norm.
+
+    Args:
+        dtypes: of the trained parameters.
+        low_precision: whether layers compute in bf16 or fp16.
+    """
+    if low_precision or {torch.bfloat16, torch.float16} & set(dtypes):
+        return 0.1
+    return 1e-6 if set(dtypes) == {torch.float64} else 2e-3
+
+
+def examine_sensitivity(
+    replay: StepReplay,
+    batches: Sequence[Any],
+    tolerated: float,
+    seed: int,
+    going_on: Callable[[], bool] = lambda: True,
+) -> SensitivityAnswer:
+    """Replay a step on neighbours of its batches.
+
+    Args:
+        replay: of the step.
+        batches: the physical batches of one logical step.
+        tolerated: rounding, in units of the clipping norm.
+        seed: of the replays, and of the choice of records.
+        going_on: says whether there is time for another replay.
+    """
+    base = replay.run(batches, seed)
+    if base.error:
+        return SensitivityAnswer(reason=f"the step cannot be replayed ({base.error})")
+    again = replay.run(batches, seed)
+    if not base.releases:
+        return SensitivityAnswer(reason="the batch makes no step")
+    if not _equal(base, again):
+        return SensitivityAnswer(reason="the step is not the same when it runs again")
+    found, asked = [], 0
+    for neighbour in _neighbours(batches, base, random.Random(seed)):
+        if not going_on():
+            break
+        other = replay.run(neighbour.batches, seed)
+        if other.error:
+            continue  # a batch that the user's code does not take tells nothing of privacy
+        asked += 1
+        far = distance(base, other)
+        # The rounding of a sum of large numbers is that of the sum, not of the difference.
+        if far > neighbour.moved + tolerated + _rounding(base, replay):
+            found.append(SensitivityFinding(neighbour.name, far, neighbour.moved, neighbour.made_up))
+    found.sort(key=lambda finding: -finding.sensitivity)
+    reason = "" if asked else "no neighbour of the batch could be replayed"
+    return SensitivityAnswer(asked, tuple(found), reason)
+
+
+def distance(one: Replay, other: Replay) -> float:
+    """Norm of the difference of two replays' releases; infinite if their steps are not as many."""
+    if len(one.releases) != len(other.releases):
+        return math.inf
+    return float((torch.cat(one.releases) - torch.cat(other.releases)).norm())
+
+
+def _equal(one: Replay, other: Replay) -> bool:
+    return len(one.releases) == len(other.releases) and all(
+        map(torch.equal, one.releases, other.releases)
+    )
+
+
+def _rounding(base: Replay, replay: StepReplay) -> float:
+    """What rounding of the released sum may add to a difference, in units of the clipping norm."""
+    digits = torch.finfo(replay.dtype).eps
+    return 4.0 * digits * float(torch.cat(base.releases).norm())
+
+
+def _neighbours(
+    batches: Sequence[Any], base: Replay, rng: random.Random
+) -> Iterator[Neighbour]:
+    """Batches that differ in one record; where the step draws numbers, one that is replaced."""
+    norms = torch.cat(base.norms) if base.norms else torch.zeros(0)
+    start = 0
+    for place, batch in enumerate(batches):
+        count = rows(batch)
+        if count < 2:
+            start += count
+            continue
+        own = norms[start : start + count] if len(norms) >= start + count else None
+        for name, row in _chosen(count, own, rng).items():
+            where = f"the {name} record" + (f" of physical batch {place + 1}" * (len(batches) > 1))
+            if base.drew:
+                order = list(range(count))
+                order[row] = (row + count // 2) % count
+                yield _changed(f"another in the place of {where}", batches, place, order, moved=2)
+            else:
+                order = [other for other in range(count) if other != row]
+                yield _changed(f"without {where}", batches, place, order, moved=1)
+        start += count
+    last, count = len(batches) - 1, rows(batches[-1])
+    for factor in (_OUTLIER, -_OUTLIER):
+        if base.drew or not count:
+            break
+        outlier = with_scaled_row(batches[last], 0, factor)
+        name = f"with one more record, the first with inputs times {factor:g}"
+        yield Neighbour(name, (*batches[:last], outlier), moved=1, made_up=True)
+
+
+def _chosen(
+    count: int, norms: torch.Tensor | None, rng: random.Random
+) -> dict[str, int]:
+    """Rows of a batch by the name of what they are."""
+    chosen = {"first": 0, "last": count - 1}
+    if norms is not None:
+        chosen["largest"] = int(norms.argmax())
+        chosen["smallest"] = int(norms.argmin())
+    for number in range(_RANDOM):
+        chosen["random" if not number else "another random"] = rng.randrange(count)
+    distinct: dict[str, int] = {}
+    for name, row in chosen.items():
+        if row not in distinct.values():
+            distinct[name] = row
+    return distinct
+
+
+def _changed(
+    name: str, batches: Sequence[Any], place: int, order: list[int], moved: int
+) -> Neighbour:
+    changed = [taken(b, order) if number == place else b for number, b in enumerate(batches)]
+    return Neighbour(name, tuple(changed), moved)

@@ -1,0 +1,321 @@
+"""Runs the user's whole step on other batches with the same random numbers, and reads its release.
+
+Code of the user runs from `training_step` to the end of the update, as it does in the training.
+What is released is read at the cut, where the noise is in; then everything is put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch.nn.modules.dropout import _DropoutNd
+
+from lightning_audit.dpsgd.cut import divisor_at_cut, watch_cut
+from lightning_audit.dpsgd.hand_over import diverted
+from lightning_audit.dpsgd.opacus import private_optimizer
+from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
+from lightning_audit.examine.training_state import TrainingState
+from lightning_audit.taps.method_hook import MethodHook
+
+Gradients = TypeVar("Gradients", bound=dict[str, torch.Tensor])
+
+#: Apart from one another, so that no two places of a step get the same numbers.
+_AT_CLIPPING, _AT_NOISE = 1_000_003, 2_000_003
+
+
+@dataclass
+class Replay:
+    """What one replay of a step showed.
+
+    Args:
+        releases: the gradient where its noise is in, of each step of the optimizer, in units of
+            the clipping norm, ``[d]``.
+        rows: per-sample gradients that came to be clipped; 0 where none is formed.
+        norms: their norms in units of the clipping norm, ``[rows]``; empty where none is formed.
+        drew: whether a generator was used before the gradients came to be clipped.
+        after: fingerprints of what the step left behind, by name.
+        error: what the user's code raised; empty if nothing.
+        where: the line of it.
+    """
+
+    releases: list[torch.Tensor] = field(default_factory=list)
+    rows: int = 0
+    norms: list[torch.Tensor] = field(default_factory=list)
+    drew: bool = False
+    after: dict[str, bytes] = field(default_factory=dict)
+    error: str = ""
+    where: str = ""
+
+
+class StepReplay:
+    """Replays of the step of one private optimizer.
+
+    Args:
+        take_step: takes the user's step on batches, as the training does.
+        module: the user's module.
+        step: the adapter of its private optimizer.
+        claim: what is claimed of a step, read before one is replayed: faulty code may change what
+            the optimizer states.
+        state: the training, to which it is put back after each replay.
+    """
+
+    def __init__(
+        self,
+        take_step: Callable[[Sequence[Any]], None],
+        module: torch.nn.Module,
+        step: DPSGDStep,
+        claim: StepClaim,
+        state: TrainingState,
+    ) -> None:
+        self._take_step = take_step
+        self._module = module
+        self._step = step
+        self._claim = claim
+        self._state = state
+        self._private = private_optimizer(step.optimizer)
+        self._sizes = [p.numel() for p in step.params]
+        #: Replays so far.
+        self.count = 0
+
+    @property
+    def size(self) -> int:
+        """Number of trained entries, d."""
+        return sum(self._sizes)
+
+    def run(
+        self,
+        batches: Sequence[Any],
+        seed: int,
+        *,
+        rows: torch.Tensor | None = None,
+        released: torch.Tensor | None = None,
+    ) -> Replay:
+        """Replay a step, and put everything back.
+
+        Args:
+            batches: the physical batches of the logical one.
+            seed: of every generator, set when the step begins, again when its gradients come to be
+                clipped, and again when noise is added.
+            rows: per-sample gradients in units of the clipping norm that take the place of those
+                of the last batch, ``[n, d]``.
+            released: what takes the place of the release behind the cut, in its unit, ``[d]``.
+        """
+        found = Replay()
+        self.count += 1
+        try:
+            with self._watched(found, seed, rows, released):
+                self._state.seed(seed)
+                self._begun = torch.get_rng_state()
+                self._take_step(batches)
+            found.after = self._left_behind()
+        except Exception as error:
+            found.error = f"{type(error).__name__}: {error}"
+            frames = traceback.extract_tb(error.__traceback__)
+            found.where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        finally:
+            self._state.put_back()
+        return found
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The coarsest of the trained parameters."""
+        return max((p.dtype for p in self._step.params), key=lambda kind: torch.finfo(kind).eps)
+
+    # ------------------------------------------------------------------ what is watched
+
+    @contextlib.contextmanager
+    def _watched(
+        self, found: Replay, seed: int, rows: torch.Tensor | None, released: torch.Tensor | None
+    ) -> Iterator[None]:
+        for part in self._module.modules():
+            if isinstance(part, _DropoutNd):
+                part.training = False  # the mask of a record that moves would be another one
+        clipped = 0
+
+        def clips() -> None:
+            nonlocal clipped
+            if not clipped:
+                found.drew = not torch.equal(self._begun, torch.get_rng_state())
+            clipped += 1
+            self._state.seed(seed + clipped * _AT_CLIPPING)
+
+        def reads(grads: Sequence[torch.Tensor | None], unit: float) -> None:
+            found.releases.append(self._flat(grads) / unit)
+            if released is not None:
+                self._force(grads, released * unit)
+
+        with contextlib.ExitStack() as stack:
+            if self._private is not None:
+                hooks = self._opacus_hooks(found, seed, rows, clips, reads)
+            else:
+                source = _Source(self._step, found, rows, self._claim, clips, reads)
+                stack.enter_context(diverted(self._module, source))
+                hooks = [self._update_hook(source, reads)]
+            for hook in hooks:
+                stack.callback(hook.remove)
+            yield
+
+    def _opacus_hooks(
+        self,
+        found: Replay,
+        seed: int,
+        rows: torch.Tensor | None,
+        clips: Callable[[], None],
+        reads: Callable[[Sequence[torch.Tensor | None], float], None],
+    ) -> list[Any]:
+        private, params = self._private, self._step.params
+        norm, scale = self._claim.max_grad_norm, self._claim.scale
+        noise_std = self._claim.noise_multiplier * norm
+
+        def before_clipping() -> None:
+            held = [getattr(p, "grad_sample", None) for p in params]
+            last = [h[-1] if isinstance(h, list) and h else h for h in held]
+            tensors = [h for h in last if isinstance(h, torch.Tensor)]
+            if len(tensors) == len(params):
+                _count(found, tensors, norm)
+                if rows is not None and private._check_skip_next_step(pop_next=False) is False:
+                    for p, own in zip(params, self._split(rows * norm), strict=True):
+                        p.grad_sample = own.to(p.dtype).to(p.device)  # type: ignore[attr-defined]
+            clips()
+
+        def noise_is_in() -> None:
+            divisor = divisor_at_cut(private, params, noise_std, scale)
+            reads([p.grad for p in params], norm / divisor)
+
+        noises = 0
+
+        def before_noise() -> None:
+            nonlocal noises
+            noises += 1
+            self._state.seed(seed + noises * _AT_NOISE)
+
+        return [
+            MethodHook(private, "pre_step", before=before_clipping),
+            MethodHook(private, "add_noise", before=before_noise),
+            watch_cut(private, noise_is_in),
+        ]
+
+    def _update_hook(
+        self, source: _Source, reads: Callable[[Sequence[torch.Tensor | None], float], None]
+    ) -> Any:
+        """Reads where the update begins, unless the code has shown its release before."""
+        depth = 0
+        unit = self._claim.max_grad_norm / self._claim.scale
+
+        def pre(*_: Any) -> None:
+            nonlocal depth
+            depth += 1
+            if depth == 1 and not source.shown:  # a subclass that calls super().step() fires twice
+                reads([p.grad for p in self._step.params], unit)
+
+        def post(*_: Any) -> None:
+            nonlocal depth
+            depth -= 1
+            source.shown = source.shown and depth > 0
+
+        inner = self._step.inner
+        return _Handles(inner.register_step_pre_hook(pre), inner.register_step_post_hook(post))
+
+    # ------------------------------------------------------------------ tensors
+
+    def _flat(self, grads: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        parts = [
+            torch.zeros(size, dtype=torch.float64)
+            if grad is None
+            else grad.detach().reshape(-1).to("cpu", torch.float64)
+            for grad, size in zip(grads, self._sizes, strict=True)
+        ]
+        return torch.cat(parts)
+
+    def _split(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        parts = rows.split(self._sizes, dim=1)
+        shapes = [p.shape for p in self._step.params]
+        return [part.reshape(len(rows), *s) for part, s in zip(parts, shapes, strict=True)]
+
+    @torch.no_grad()
+    def _force(self, grads: Sequence[torch.Tensor | None], values: torch.Tensor) -> None:
+        for grad, own in zip(grads, values.split(self._sizes), strict=True):
+            if grad is not None:
+                grad.copy_(own.view_as(grad))
+
+    def _left_behind(self) -> dict[str, bytes]:
+        """Fingerprints of parameters, buffers and the optimizer's state, by name."""
+        digests = self._state.digest()
+        named = [
+            *((f"parameter {name}", p) for name, p in self._module.named_parameters()),
+            *((f"buffer {name}", b) for name, b in self._module.named_buffers()),
+        ]
+        return {name: digests[id(tensor)] for name, tensor in named if id(tensor) in digests}
+
+
+class _Handles:
+    """Hooks that are removed together."""
+
+    def __init__(self, *handles: Any) -> None:
+        self._handles = handles
+
+    def remove(self) -> None:
+        """Take them off."""
+        for handle in self._handles:
+            handle.remove()
+
+
+class _Source:
+    """What a hand-written training gets and shows in a replay."""
+
+    def __init__(
+        self,
+        step: DPSGDStep,
+        found: Replay,
+        rows: torch.Tensor | None,
+        claim: StepClaim,
+        clips: Callable[[], None],
+        reads: Callable[[Sequence[torch.Tensor | None], float], None],
+    ) -> None:
+        self._step, self._found, self._rows = step, found, rows
+        self._claim, self._clips, self._reads = claim, clips, reads
+        #: Whether the release of the present step was shown.
+        self.shown = False
+
+    def per_sample(
+        self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module
+    ) -> Gradients:
+        """Count the gradients, or give others in their place."""
+        _count(self._found, list(grads.values()), self._claim.max_grad_norm)
+        self._clips()
+        if self._rows is None:
+            return grads
+        places: Any = self._step.places(list(grads), module, root)  # type: ignore[attr-defined]
+        params, new = self._step.params, type(grads)()
+        own = self._rows.split([p.numel() for p in params], dim=1)
+        for name, grad in grads.items():
+            values = own[places[name]] * self._claim.max_grad_norm
+            new[name] = values.to(grad).reshape(len(self._rows), *grad.shape[1:])
+        return new
+
+    def rows(self, module: torch.nn.Module, root: torch.nn.Module) -> list[dict[str, torch.Tensor]]:
+        """No canary enters a replay; a loop over samples begins to clip."""
+        self._clips()
+        return []
+
+    def released(self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module) -> None:
+        """Read what is shown."""
+        places: Any = self._step.places(list(grads), module, root)  # type: ignore[attr-defined]
+        tensors: list[torch.Tensor | None] = [None] * len(self._step.params)
+        for name, place in places.items():
+            if place is not None:
+                tensors[place] = grads[name]
+        self.shown = True
+        self._reads(tensors, self._claim.max_grad_norm / self._claim.scale)
+
+
+def _count(found: Replay, grads: Sequence[torch.Tensor], norm: float) -> None:
+    """Take in per-sample gradients that come to be clipped."""
+    found.rows += len(grads[0])
+    squares = [g.detach().reshape(len(g), -1).double().square().sum(1).cpu() for g in grads]
+    found.norms.append(torch.stack(squares).sum(0).sqrt() / norm)
