@@ -43,11 +43,11 @@ class Neighbour:
 
 
 @dataclass(frozen=True)
-class SensitivityFinding:
+class Finding:
     """A neighbour whose release is too far off.
 
     Args:
-        name: what differs between the batches.
+        name: of the neighbour.
         sensitivity: norm of the difference over the clipping norm; infinite where the number of
             steps differs.
         allowed: what the adjacency allows.
@@ -57,21 +57,21 @@ class SensitivityFinding:
     name: str
     sensitivity: float
     allowed: float
-    made_up: bool
+    made_up: bool = False
 
 
 @dataclass(frozen=True)
-class SensitivityAnswer:
-    """What an examination of the sensitivity found.
+class Answer:
+    """What came of a question.
 
     Args:
-        records: neighbours that were replayed.
+        asked: neighbours that were replayed.
         findings: those that are too far off, the farthest first.
         reason: why the question was not asked; empty where it was.
     """
 
-    records: int = 0
-    findings: tuple[SensitivityFinding, ...] = ()
+    asked: int = 0
+    findings: tuple[Finding, ...] = ()
     reason: str = ""
 
 
@@ -93,7 +93,7 @@ def examine_sensitivity(
     tolerated: float,
     seed: int,
     going_on: Callable[[], bool] = lambda: True,
-) -> SensitivityAnswer:
+) -> Answer:
     """Replay a step on neighbours of its batches.
 
     Args:
@@ -105,12 +105,12 @@ def examine_sensitivity(
     """
     base = replay.run(batches, seed)
     if base.error:
-        return SensitivityAnswer(reason=f"the step cannot be replayed ({base.error})")
+        return Answer(reason=f"the step cannot be replayed ({base.error})")
     again = replay.run(batches, seed)
     if not base.releases:
-        return SensitivityAnswer(reason="the batch makes no step")
+        return Answer(reason="the batch makes no step")
     if not _equal(base, again):
-        return SensitivityAnswer(reason="the step is not the same when it runs again")
+        return Answer(reason="the step is not the same when it runs again")
     found, asked = [], 0
     for neighbour in _neighbours(batches, base, random.Random(seed)):
         if not going_on():
@@ -121,11 +121,11 @@ def examine_sensitivity(
         asked += 1
         far = distance(base, other)
         # The rounding of a sum of large numbers is that of the sum, not of the difference.
-        if far > neighbour.moved + tolerated + _rounding(base, replay):
-            found.append(SensitivityFinding(neighbour.name, far, neighbour.moved, neighbour.made_up))
+        if far > neighbour.moved + tolerated + replay.rounding(base):
+            found.append(Finding(neighbour.name, far, neighbour.moved, neighbour.made_up))
     found.sort(key=lambda finding: -finding.sensitivity)
     reason = "" if asked else "no neighbour of the batch could be replayed"
-    return SensitivityAnswer(asked, tuple(found), reason)
+    return Answer(asked, tuple(found), reason)
 
 
 def distance(one: Replay, other: Replay) -> float:
@@ -139,12 +139,6 @@ def _equal(one: Replay, other: Replay) -> bool:
     return len(one.releases) == len(other.releases) and all(
         map(torch.equal, one.releases, other.releases)
     )
-
-
-def _rounding(base: Replay, replay: StepReplay) -> float:
-    """What rounding of the released sum may add to a difference, in units of the clipping norm."""
-    digits = torch.finfo(replay.dtype).eps
-    return 4.0 * digits * float(torch.cat(base.releases).norm())
 
 
 def _neighbours(

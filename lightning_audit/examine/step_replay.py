@@ -78,14 +78,10 @@ class StepReplay:
         self._claim = claim
         self._state = state
         self._private = private_optimizer(step.optimizer)
-        self._sizes = [p.numel() for p in step.params]
+        #: Entries of each trained tensor.
+        self.sizes = [p.numel() for p in step.params]
         #: Replays so far.
         self.count = 0
-
-    @property
-    def size(self) -> int:
-        """Number of trained entries, d."""
-        return sum(self._sizes)
 
     def run(
         self,
@@ -121,10 +117,10 @@ class StepReplay:
             self._state.put_back()
         return found
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The coarsest of the trained parameters."""
-        return max((p.dtype for p in self._step.params), key=lambda kind: torch.finfo(kind).eps)
+    def rounding(self, seen: Replay) -> float:
+        """What rounding of a released sum may add to a difference, in units of the clipping norm."""
+        digits = max(torch.finfo(p.dtype).eps for p in self._step.params)
+        return 4.0 * digits * float(torch.cat(seen.releases).norm()) if seen.releases else 0.0
 
     # ------------------------------------------------------------------ what is watched
 
@@ -228,18 +224,18 @@ class StepReplay:
             torch.zeros(size, dtype=torch.float64)
             if grad is None
             else grad.detach().reshape(-1).to("cpu", torch.float64)
-            for grad, size in zip(grads, self._sizes, strict=True)
+            for grad, size in zip(grads, self.sizes, strict=True)
         ]
         return torch.cat(parts)
 
     def _split(self, rows: torch.Tensor) -> list[torch.Tensor]:
-        parts = rows.split(self._sizes, dim=1)
+        parts = rows.split(self.sizes, dim=1)
         shapes = [p.shape for p in self._step.params]
         return [part.reshape(len(rows), *s) for part, s in zip(parts, shapes, strict=True)]
 
     @torch.no_grad()
     def _force(self, grads: Sequence[torch.Tensor | None], values: torch.Tensor) -> None:
-        for grad, own in zip(grads, values.split(self._sizes), strict=True):
+        for grad, own in zip(grads, values.split(self.sizes), strict=True):
             if grad is not None:
                 grad.copy_(own.view_as(grad))
 

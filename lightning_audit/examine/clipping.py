@@ -1,0 +1,74 @@
+"""What a step's clipping makes of gradients of the audit's own, put where the batch's would be.
+
+The user's clipping and noise run; no forward or backward pass decides the gradients. With the same
+noise, the releases of a batch and of the batch without one gradient differ by that gradient's part,
+which is to be at most the clipping norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lightning_audit.canaries.sample_batches import rows, taken
+from lightning_audit.examine.crafted_gradients import CraftedGradients
+from lightning_audit.examine.sensitivity import Answer, Finding, distance
+from lightning_audit.examine.step_replay import StepReplay
+
+#: Trials of one examination at the most.
+TRIALS = 32
+
+
+def examine_clipping(
+    replay: StepReplay,
+    batch: Any,
+    tolerated: float,
+    seed: int,
+    trials: int = TRIALS,
+    going_on: Callable[[], bool] = lambda: True,
+) -> Answer:
+    """Replay a step with gradients of the audit's own.
+
+    Args:
+        replay: of the step.
+        batch: a physical batch, whose records are repeated to as many as there are gradients.
+        tolerated: rounding, in units of the clipping norm.
+        seed: of the replays and of the gradients.
+        trials: how many gradients are left out.
+        going_on: says whether there is time for another trial.
+    """
+    count = rows(batch)
+    usual = replay.run([batch], seed)
+    if usual.error:
+        return Answer(reason=f"the step cannot be replayed ({usual.error})")
+    if usual.rows != count:
+        return Answer(reason=_no_rows(usual.rows, count))
+    crafted = CraftedGradients(replay.sizes, count, seed)
+    found: list[Finding] = []
+    asked = 0
+    for trial in crafted.trials():
+        if asked >= trials or not going_on():
+            break
+        one, other = (
+            replay.run([_of_size(batch, len(own))], seed, rows=own)
+            for own in (trial.rows, trial.neighbour)
+        )
+        if one.error or other.error:
+            continue
+        asked += 1
+        far = distance(one, other)
+        if far > 1.0 + tolerated + replay.rounding(one):
+            found.append(Finding(trial.name, far, 1.0))
+    return Answer(asked, tuple(found), "" if asked else "no crafted gradient could be replayed")
+
+
+def _no_rows(seen: int, count: int) -> str:
+    if not seen:
+        return "no per-sample gradients are formed, or the training does not hand them over"
+    return f"{seen} gradients of {count} records come to be clipped"
+
+
+def _of_size(batch: Any, size: int) -> Sequence[Any]:
+    """A batch of as many records."""
+    count = rows(batch)
+    return taken(batch, [number % count for number in range(size)])
