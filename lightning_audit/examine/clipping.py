@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lightning_audit.canaries.sample_batches import rows, taken
+from lightning_audit.examine.answers import Answer, Finding, distance
 from lightning_audit.examine.crafted_gradients import CraftedGradients
-from lightning_audit.examine.sensitivity import Answer, Finding, distance
 from lightning_audit.examine.step_replay import StepReplay
 
 #: Trials of one examination at the most.

@@ -7,7 +7,6 @@ it is at most the clipping norm, whatever the record.
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from lightning_audit.canaries.sample_batches import rows, taken, with_scaled_row
+from lightning_audit.examine.answers import Answer, Finding, distance, equal_releases
 from lightning_audit.examine.step_replay import Replay, StepReplay
 
 #: What an outlier's inputs are multiplied by.
@@ -40,39 +40,6 @@ class Neighbour:
     batches: tuple[Any, ...]
     moved: int
     made_up: bool = False
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A neighbour whose release is too far off.
-
-    Args:
-        name: of the neighbour.
-        sensitivity: norm of the difference over the clipping norm; infinite where the number of
-            steps differs.
-        allowed: what the adjacency allows.
-        made_up: whether the record is none of the data, but one with scaled inputs.
-    """
-
-    name: str
-    sensitivity: float
-    allowed: float
-    made_up: bool = False
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What came of a question.
-
-    Args:
-        asked: neighbours that were replayed.
-        findings: those that are too far off, the farthest first.
-        reason: why the question was not asked; empty where it was.
-    """
-
-    asked: int = 0
-    findings: tuple[Finding, ...] = ()
-    reason: str = ""
 
 
 def tolerance(dtypes: Sequence[torch.dtype], *, low_precision: bool) -> float:
@@ -109,7 +76,7 @@ def examine_sensitivity(
     again = replay.run(batches, seed)
     if not base.releases:
         return Answer(reason="the batch makes no step")
-    if not _equal(base, again):
+    if not equal_releases(base, again):
         return Answer(reason="the step is not the same when it runs again")
     found, asked = [], 0
     for neighbour in _neighbours(batches, base, random.Random(seed)):
@@ -126,19 +93,6 @@ def examine_sensitivity(
     found.sort(key=lambda finding: -finding.sensitivity)
     reason = "" if asked else "no neighbour of the batch could be replayed"
     return Answer(asked, tuple(found), reason)
-
-
-def distance(one: Replay, other: Replay) -> float:
-    """Norm of the difference of two replays' releases; infinite if their steps are not as many."""
-    if len(one.releases) != len(other.releases):
-        return math.inf
-    return float((torch.cat(one.releases) - torch.cat(other.releases)).norm())
-
-
-def _equal(one: Replay, other: Replay) -> bool:
-    return len(one.releases) == len(other.releases) and all(
-        map(torch.equal, one.releases, other.releases)
-    )
 
 
 def _neighbours(

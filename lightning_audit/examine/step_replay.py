@@ -17,7 +17,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from lightning_audit.dpsgd.cut import divisor_at_cut, watch_cut
 from lightning_audit.dpsgd.hand_over import diverted
-from lightning_audit.dpsgd.opacus import private_optimizer
+from lightning_audit.dpsgd.opacus import chain, private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.examine.training_state import TrainingState
 from lightning_audit.taps.method_hook import MethodHook
@@ -26,6 +26,8 @@ Gradients = TypeVar("Gradients", bound=dict[str, torch.Tensor])
 
 #: Apart from one another, so that no two places of a step get the same numbers.
 _AT_CLIPPING, _AT_NOISE = 1_000_003, 2_000_003
+#: Of Opacus' adaptive clipping: how many gradients were not clipped, noise included, of how many.
+_COUNTS = ("unclipped_num", "sample_size")
 
 
 @dataclass
@@ -38,7 +40,9 @@ class Replay:
         rows: per-sample gradients that came to be clipped; 0 where none is formed.
         norms: their norms in units of the clipping norm, ``[rows]``; empty where none is formed.
         drew: whether a generator was used before the gradients came to be clipped.
-        after: fingerprints of what the step left behind, by name.
+        counts: what an optimizer that adapts its clipping norm releases beside its gradients.
+        after: what the step left behind that later steps read or a checkpoint holds, by name.
+        later: releases of a second step on the same batches; empty where none was asked for.
         error: what the user's code raised; empty if nothing.
         where: the line of it.
     """
@@ -47,7 +51,9 @@ class Replay:
     rows: int = 0
     norms: list[torch.Tensor] = field(default_factory=list)
     drew: bool = False
-    after: dict[str, bytes] = field(default_factory=dict)
+    counts: dict[str, Any] = field(default_factory=dict)
+    after: dict[str, torch.Tensor] = field(default_factory=dict)
+    later: list[torch.Tensor] = field(default_factory=list)
     error: str = ""
     where: str = ""
 
@@ -89,7 +95,7 @@ class StepReplay:
         seed: int,
         *,
         rows: torch.Tensor | None = None,
-        released: torch.Tensor | None = None,
+        released: Replay | None = None,
     ) -> Replay:
         """Replay a step, and put everything back.
 
@@ -99,16 +105,20 @@ class StepReplay:
                 clipped, and again when noise is added.
             rows: per-sample gradients in units of the clipping norm that take the place of those
                 of the last batch, ``[n, d]``.
-            released: what takes the place of the release behind the cut, in its unit, ``[d]``.
+            released: of which the releases take the place of this one's, behind the cut; then the
+                step is followed by a second one on the same batches, which is left as it is.
         """
-        found = Replay()
+        found, self._later = Replay(), False
         self.count += 1
         try:
             with self._watched(found, seed, rows, released):
                 self._state.seed(seed)
                 self._begun = torch.get_rng_state()
                 self._take_step(batches)
-            found.after = self._left_behind()
+                if released is not None:
+                    found.after = self._left_behind()
+                    self._later = True
+                    self._take_step(batches)
         except Exception as error:
             found.error = f"{type(error).__name__}: {error}"
             frames = traceback.extract_tb(error.__traceback__)
@@ -126,7 +136,7 @@ class StepReplay:
 
     @contextlib.contextmanager
     def _watched(
-        self, found: Replay, seed: int, rows: torch.Tensor | None, released: torch.Tensor | None
+        self, found: Replay, seed: int, rows: torch.Tensor | None, released: Replay | None
     ) -> Iterator[None]:
         for part in self._module.modules():
             if isinstance(part, _DropoutNd):
@@ -141,9 +151,15 @@ class StepReplay:
             self._state.seed(seed + clipped * _AT_CLIPPING)
 
         def reads(grads: Sequence[torch.Tensor | None], unit: float) -> None:
+            if self._later:
+                found.later.append(self._flat(grads) / unit)
+                return
             found.releases.append(self._flat(grads) / unit)
-            if released is not None:
-                self._force(grads, released * unit)
+            number = len(found.releases)
+            if released is not None and number <= len(released.releases):
+                self._force(grads, released.releases[number - 1] * unit)
+                for name, value in released.counts.items():
+                    setattr(self._private, name, value)
 
         with contextlib.ExitStack() as stack:
             if self._private is not None:
@@ -172,7 +188,7 @@ class StepReplay:
             held = [getattr(p, "grad_sample", None) for p in params]
             last = [h[-1] if isinstance(h, list) and h else h for h in held]
             tensors = [h for h in last if isinstance(h, torch.Tensor)]
-            if len(tensors) == len(params):
+            if len(tensors) == len(params) and not self._later:
                 _count(found, tensors, norm)
                 if rows is not None and private._check_skip_next_step(pop_next=False) is False:
                     for p, own in zip(params, self._split(rows * norm), strict=True):
@@ -181,6 +197,8 @@ class StepReplay:
 
         def noise_is_in() -> None:
             divisor = divisor_at_cut(private, params, noise_std, scale)
+            if not found.counts:
+                found.counts = {n: getattr(private, n) for n in _COUNTS if hasattr(private, n)}
             reads([p.grad for p in params], norm / divisor)
 
         noises = 0
@@ -239,14 +257,27 @@ class StepReplay:
             if grad is not None:
                 grad.copy_(own.view_as(grad))
 
-    def _left_behind(self) -> dict[str, bytes]:
-        """Fingerprints of parameters, buffers and the optimizer's state, by name."""
-        digests = self._state.digest()
-        named = [
-            *((f"parameter {name}", p) for name, p in self._module.named_parameters()),
-            *((f"buffer {name}", b) for name, b in self._module.named_buffers()),
-        ]
-        return {name: digests[id(tensor)] for name, tensor in named if id(tensor) in digests}
+    def _left_behind(self) -> dict[str, torch.Tensor]:
+        """What later steps read of this one, and what a checkpoint holds: copies, by name."""
+        names = {id(p): name for name, p in self._module.named_parameters()}
+        kept: dict[str, Any] = dict(self._module.state_dict(keep_vars=True))
+        for optimizer in chain(self._step.optimizer):
+            for p, state in optimizer.state.items():
+                where = names.get(id(p), "another tensor")
+                kept |= {f"optimizer state {key} of {where}": v for key, v in state.items()}
+            for number, group in enumerate(optimizer.param_groups):
+                kept |= {f"{key} of group {number}": v for key, v in group.items()}
+            own = {k: v for k, v in vars(optimizer).items() if k not in _COUNTS}
+            kept |= {f"attribute {key} of the optimizer": v for key, v in own.items()}
+        return {name: _copied(value) for name, value in kept.items() if _is_number(value)}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, torch.Tensor | int | float) and not isinstance(value, bool)
+
+
+def _copied(value: Any) -> torch.Tensor:
+    return torch.as_tensor(value).detach().to("cpu", torch.float64, copy=True).reshape(-1)
 
 
 class _Handles:
@@ -282,9 +313,12 @@ class _Source:
         self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module
     ) -> Gradients:
         """Count the gradients, or give others in their place."""
-        _count(self._found, list(grads.values()), self._claim.max_grad_norm)
+        # Those of a second step are left as they are.
+        later = bool(self._found.after)
+        if not later:
+            _count(self._found, list(grads.values()), self._claim.max_grad_norm)
         self._clips()
-        if self._rows is None:
+        if self._rows is None or later:
             return grads
         places: Any = self._step.places(list(grads), module, root)  # type: ignore[attr-defined]
         params, new = self._step.params, type(grads)()

@@ -10,7 +10,6 @@ are not followed: a replay does not touch them.
 from __future__ import annotations
 
 import functools
-import hashlib
 import random
 import threading
 import types
@@ -87,10 +86,6 @@ class TrainingState:
                     tensor.copy_(value)
         for put in self._back:
             put()
-
-    def digest(self) -> dict[int, bytes]:
-        """A fingerprint of each tensor that is kept, by its identity, as it is now."""
-        return {id(tensor): _digest(tensor) for tensor, _ in self._tensors}
 
     def seed(self, number: int) -> None:
         """Set every generator, the training's own among them, to a state that ``number`` gives."""
@@ -202,12 +197,6 @@ class TrainingState:
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors of one shape are equal; NaN equals nothing, and is copied."""
     return one.shape == other.shape and bool(torch.equal(one, other))
-
-
-def _digest(tensor: torch.Tensor) -> bytes:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    bits = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-    return hashlib.blake2b(bits, digest_size=8).digest()
 
 
 def _set_grad(tensor: torch.Tensor, grad: torch.Tensor | None) -> None:
