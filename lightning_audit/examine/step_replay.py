@@ -96,6 +96,7 @@ class StepReplay:
         *,
         rows: torch.Tensor | None = None,
         released: Replay | None = None,
+        then: Sequence[Any] = (),
     ) -> Replay:
         """Replay a step, and put everything back.
 
@@ -105,8 +106,8 @@ class StepReplay:
                 clipped, and again when noise is added.
             rows: per-sample gradients in units of the clipping norm that take the place of those
                 of the last batch, ``[n, d]``.
-            released: of which the releases take the place of this one's, behind the cut; then the
-                step is followed by a second one on the same batches, which is left as it is.
+            released: of which the releases take the place of this one's, behind the cut.
+            then: batches of a second step, which is left as it is.
         """
         found, self._later = Replay(), False
         self.count += 1
@@ -115,10 +116,9 @@ class StepReplay:
                 self._state.seed(seed)
                 self._begun = torch.get_rng_state()
                 self._take_step(batches)
-                if released is not None:
-                    found.after = self._left_behind()
-                    self._later = True
-                    self._take_step(batches)
+                found.after = self._left_behind() if then else {}
+                self._later = True
+                self._take_step(then)
         except Exception as error:
             found.error = f"{type(error).__name__}: {error}"
             frames = traceback.extract_tb(error.__traceback__)
@@ -260,7 +260,10 @@ class StepReplay:
     def _left_behind(self) -> dict[str, torch.Tensor]:
         """What later steps read of this one, and what a checkpoint holds: copies, by name."""
         names = {id(p): name for name, p in self._module.named_parameters()}
-        kept: dict[str, Any] = dict(self._module.state_dict(keep_vars=True))
+        kept: dict[str, Any] = {
+            f"{'parameters' if id(v) in names else 'buffers'} of {name}": v
+            for name, v in self._module.state_dict(keep_vars=True).items()
+        }
         for optimizer in chain(self._step.optimizer):
             for p, state in optimizer.state.items():
                 where = names.get(id(p), "another tensor")
