@@ -28,6 +28,7 @@ class LightningStep:
             loop.automatic_optimization.optim_progress,
             loop.manual_optimization.optim_step_progress,
             loop.scheduler_progress,
+            loop.batch_progress,
         )
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         wrapped = self._module.optimizers()
@@ -44,12 +45,14 @@ class LightningStep:
     def take(self, batches: Sequence[Any]) -> None:
         """Train on the physical batches of one logical step."""
         with self._quiet():
-            for batch in batches:
-                self._train_on(batch)
+            last = self._trainer.fit_loop.epoch_loop.batch_idx
+            for index, batch in enumerate(batches, start=last + 1 - len(batches)):
+                self._train_on(batch, max(index, 0))
 
-    def _train_on(self, batch: Any) -> None:
+    def _train_on(self, batch: Any, index: int) -> None:
         trainer, module = self._trainer, self._module
-        loop, index = trainer.fit_loop.epoch_loop, trainer.fit_loop.epoch_loop.batch_idx
+        loop = trainer.fit_loop.epoch_loop
+        loop.batch_progress.current.ready = index + 1  # by it the loop knows what it adds up
         module.on_train_batch_start(batch, index)
         arguments = loop._build_kwargs(OrderedDict(), batch, index)
         if module.automatic_optimization:

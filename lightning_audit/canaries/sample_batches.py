@@ -69,6 +69,11 @@ def rows(batch: Any) -> int:
     return _rows(_named_leaves(batch))
 
 
+def leaves(batch: Any) -> list[torch.Tensor]:
+    """The tensors of a batch; arguments and errors are those of `rows`."""
+    return [tensor for _, tensor in _named_leaves(batch)]
+
+
 def sample_of(batch: Any, row: int, input_name: str | None, label_name: str | None) -> Sample:
     """Cut one sample out of a batch.
 
@@ -166,7 +171,7 @@ def taken(batch: Any, chosen: Sequence[int]) -> Any:
         ValueError: the batch holds anything else.
     """
     index = torch.tensor(list(chosen), dtype=torch.long)
-    tensors = [tensor[index.to(tensor.device)] for _, tensor in _named_leaves(batch)]
+    tensors = [tensor[index.to(tensor.device)] for tensor in leaves(batch)]
     return _pytree.tree_unflatten(tensors, _pytree.tree_structure(batch))
 
 
@@ -185,7 +190,7 @@ def with_scaled_row(batch: Any, row: int, factor: float) -> Any:
         ValueError: the batch holds anything else.
     """
     longer = taken(batch, [*range(rows(batch)), row])
-    for _, tensor in _named_leaves(longer):
+    for tensor in leaves(longer):
         if tensor.is_floating_point():
             tensor[-1] *= factor
     return longer

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from lightning_audit.examine.step_replay import Replay
+
+#: Entries that are few when it is asked whether they lie on a lattice.
+_ENTRIES = 500
+#: What few draws can tell of a shift on a lattice.
+_LATTICE_RESOLUTION = 1.15
 
 
 @dataclass(frozen=True)
@@ -44,10 +50,16 @@ class Answer:
 
 
 def distance(one: Replay, other: Replay) -> float:
-    """Norm of the difference of two replays' releases; infinite if their steps are not as many."""
+    """Norm of the difference of two replays' releases; infinite if their steps are not as many.
+
+    It is infinite, too, where one of them is not finite: then a record makes it so.
+    """
     if len(one.releases) != len(other.releases):
         return math.inf
-    return float((torch.cat(one.releases) - torch.cat(other.releases)).norm())
+    if not one.releases:
+        return 0.0
+    far = float((torch.cat(one.releases) - torch.cat(other.releases)).norm())
+    return math.inf if math.isnan(far) else far
 
 
 def equal_releases(one: Replay, other: Replay) -> bool:
@@ -55,3 +67,49 @@ def equal_releases(one: Replay, other: Replay) -> bool:
     return len(one.releases) == len(other.releases) and all(
         map(torch.equal, one.releases, other.releases)
     )
+
+
+def too_coarse(rounding: float, tolerated: float) -> str:
+    """Why rounding hides the sensitivity, or empty.
+
+    Args:
+        rounding: norm of the rounding of a difference, in units of the clipping norm.
+        tolerated: what a sensitivity of 1 may exceed it by.
+    """
+    more = math.hypot(1.0, rounding) - 1.0
+    if more <= tolerated:
+        return ""
+    return f"rounding of the released sum alone adds {more:.2g} to a sensitivity of 1"
+
+
+def on_a_lattice(release: torch.Tensor) -> bool:
+    """Whether the entries of a release are few numbers, as those of integer noise."""
+    entries = release[release != 0.0]
+    if len(entries) < _ENTRIES:
+        return False
+    return len(torch.unique(entries.abs().float())) < len(entries) / 2
+
+
+def shift_by_more_draws(
+    draw: Callable[[int], Sequence[Replay]], seed: int, draws: int = 6
+) -> float:
+    """Norm of a shift that a single release shows in whole steps of its lattice only.
+
+    Releases of other random numbers jump at other places, so that the inner products of their
+    differences are those of the shift alone. So few draws do not show a shift below 1.15.
+
+    Args:
+        draw: gives a replay of either batch under a seed.
+        seed: the first one.
+        draws: how many pairs.
+
+    Returns:
+        The shift in units of the clipping norm; 1 where it may be that.
+    """
+    pairs = [draw(seed + number) for number in range(draws)]
+    if any(one.error or other.error for one, other in pairs):
+        return 1.0
+    gaps = [torch.cat(one.releases) - torch.cat(other.releases) for one, other in pairs]
+    products = [float(a @ b) for k, a in enumerate(gaps) for b in gaps[:k]]
+    shift = math.sqrt(max(0.0, sum(products) / len(products)))
+    return shift if shift > _LATTICE_RESOLUTION else min(shift, 1.0)

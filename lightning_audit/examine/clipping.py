@@ -7,13 +7,23 @@ which is to be at most the clipping norm.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import torch
+
 from lightning_audit.canaries.sample_batches import rows, taken
-from lightning_audit.examine.answers import Answer, Finding, distance
-from lightning_audit.examine.crafted_gradients import CraftedGradients
-from lightning_audit.examine.step_replay import StepReplay
+from lightning_audit.examine.answers import (
+    Answer,
+    Finding,
+    distance,
+    on_a_lattice,
+    shift_by_more_draws,
+    too_coarse,
+)
+from lightning_audit.examine.crafted_gradients import CraftedGradients, Trial
+from lightning_audit.examine.step_replay import Replay, StepReplay
 
 #: Trials of one examination at the most.
 TRIALS = 32
@@ -43,23 +53,32 @@ def examine_clipping(
         return Answer(reason=f"the step cannot be replayed ({usual.error})")
     if usual.rows != count:
         return Answer(reason=_no_rows(usual.rows, count))
+    if reason := too_coarse(replay.rounding(usual), tolerated):
+        return Answer(reason=reason)
     crafted = CraftedGradients(replay.sizes, count, seed)
     found: list[Finding] = []
     asked = 0
     for trial in crafted.trials():
         if asked >= trials or not going_on():
             break
-        one, other = (
-            replay.run([_of_size(batch, len(own))], seed, rows=own)
-            for own in (trial.rows, trial.neighbour)
-        )
+        one, other = _both(replay, batch, trial, seed)
         if one.error or other.error:
             continue
         asked += 1
         far = distance(one, other)
-        if far > 1.0 + tolerated + replay.rounding(one):
+        if far > 1.0 + tolerated and on_a_lattice(torch.cat(one.releases)):
+            far = shift_by_more_draws(partial(_both, replay, batch, trial), seed)
+        if far > 1.0 + tolerated:
             found.append(Finding(trial.name, far, 1.0))
     return Answer(asked, tuple(found), "" if asked else "no crafted gradient could be replayed")
+
+
+def _both(replay: StepReplay, batch: Any, trial: Trial, seed: int) -> list[Replay]:
+    """The step with the gradients of a trial, and without the one."""
+    return [
+        replay.run([_of_size(batch, len(own))], seed, rows=own)
+        for own in (trial.rows, trial.neighbour)
+    ]
 
 
 def _no_rows(seen: int, count: int) -> str:
@@ -68,7 +87,7 @@ def _no_rows(seen: int, count: int) -> str:
     return f"{seen} gradients of {count} records come to be clipped"
 
 
-def _of_size(batch: Any, size: int) -> Sequence[Any]:
+def _of_size(batch: Any, size: int) -> Any:
     """A batch of as many records."""
     count = rows(batch)
     return taken(batch, [number % count for number in range(size)])

@@ -1,8 +1,8 @@
 """How far one record moves what a step releases: the sensitivity, measured on the user's own step.
 
-The step is replayed on its batch and on the batch without one record, with the same random numbers,
-so that the noise of both is the same and their difference is the record's part. DP-SGD promises that
-it is at most the clipping norm, whatever the record.
+The step is replayed on its batch and on the batch without one record, with the same random
+numbers, so that the noise of both is the same and their difference is the record's part. DP-SGD
+promises that it is at most the clipping norm, whatever the record.
 """
 
 from __future__ import annotations
@@ -10,12 +10,21 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from lightning_audit.canaries.sample_batches import rows, taken, with_scaled_row
-from lightning_audit.examine.answers import Answer, Finding, distance, equal_releases
+from lightning_audit.canaries.sample_batches import leaves, rows, taken, with_scaled_row
+from lightning_audit.examine.answers import (
+    Answer,
+    Finding,
+    distance,
+    equal_releases,
+    on_a_lattice,
+    shift_by_more_draws,
+    too_coarse,
+)
 from lightning_audit.examine.step_replay import Replay, StepReplay
 
 #: What an outlier's inputs are multiplied by.
@@ -33,7 +42,7 @@ class Neighbour:
         batches: the physical batches.
         moved: how many clipped gradients may differ: 1 where a record is left out or put in, 2
             where another takes its place.
-        made_up: whether the record is none of the data.
+        made_up: whether it may be that no record of the data is like it.
     """
 
     name: str
@@ -78,6 +87,8 @@ def examine_sensitivity(
         return Answer(reason="the batch makes no step")
     if not equal_releases(base, again):
         return Answer(reason="the step is not the same when it runs again")
+    if reason := too_coarse(replay.rounding(base), tolerated):
+        return Answer(reason=reason)
     found, asked = [], 0
     for neighbour in _neighbours(batches, base, random.Random(seed)):
         if not going_on():
@@ -87,17 +98,22 @@ def examine_sensitivity(
             continue  # a batch that the user's code does not take tells nothing of privacy
         asked += 1
         far = distance(base, other)
-        # The rounding of a sum of large numbers is that of the sum, not of the difference.
-        if far > neighbour.moved + tolerated + replay.rounding(base):
+        if far > neighbour.moved + tolerated and on_a_lattice(torch.cat(base.releases)):
+            far = shift_by_more_draws(partial(_both, replay, batches, neighbour), seed)
+        if far > neighbour.moved + tolerated:
             found.append(Finding(neighbour.name, far, neighbour.moved, neighbour.made_up))
     found.sort(key=lambda finding: -finding.sensitivity)
     reason = "" if asked else "no neighbour of the batch could be replayed"
     return Answer(asked, tuple(found), reason)
 
 
-def _neighbours(
-    batches: Sequence[Any], base: Replay, rng: random.Random
-) -> Iterator[Neighbour]:
+def _both(
+    replay: StepReplay, batches: Sequence[Any], neighbour: Neighbour, seed: int
+) -> list[Replay]:
+    return [replay.run(each, seed) for each in (batches, neighbour.batches)]
+
+
+def _neighbours(batches: Sequence[Any], base: Replay, rng: random.Random) -> Iterator[Neighbour]:
     """Batches that differ in one record; where the step draws numbers, one that is replaced."""
     norms = torch.cat(base.norms) if base.norms else torch.zeros(0)
     start = 0
@@ -118,17 +134,22 @@ def _neighbours(
                 yield _changed(f"without {where}", batches, place, order, moved=1)
         start += count
     last, count = len(batches) - 1, rows(batches[-1])
+    made_up = is_bounded(batches[-1])
     for factor in (_OUTLIER, -_OUTLIER):
         if base.drew or not count:
             break
         outlier = with_scaled_row(batches[last], 0, factor)
         name = f"with one more record, the first with inputs times {factor:g}"
-        yield Neighbour(name, (*batches[:last], outlier), moved=1, made_up=True)
+        yield Neighbour(name, (*batches[:last], outlier), moved=1, made_up=made_up)
 
 
-def _chosen(
-    count: int, norms: torch.Tensor | None, rng: random.Random
-) -> dict[str, int]:
+def is_bounded(batch: Any) -> bool:
+    """Whether inputs look as if they had bounds, as pixels have."""
+    tensors = [t for t in leaves(batch) if t.is_floating_point() and t.numel()]
+    return all(bool(t.min() >= -1.0) and bool(t.max() <= 255.0) for t in tensors)
+
+
+def _chosen(count: int, norms: torch.Tensor | None, rng: random.Random) -> dict[str, int]:
     """Rows of a batch by the name of what they are."""
     chosen = {"first": 0, "last": count - 1}
     if norms is not None:

@@ -68,6 +68,8 @@ class StepReplay:
         claim: what is claimed of a step, read before one is replayed: faulty code may change what
             the optimizer states.
         state: the training, to which it is put back after each replay.
+        skips: of each call of the optimizer's step in a logical step, whether it was skipped, as
+            Opacus' batch memory manager has it; of the last one not.
     """
 
     def __init__(
@@ -77,7 +79,9 @@ class StepReplay:
         step: DPSGDStep,
         claim: StepClaim,
         state: TrainingState,
+        skips: Sequence[bool] = (),
     ) -> None:
+        self._skips = list(skips) if any(skips) else []
         self._take_step = take_step
         self._module = module
         self._step = step
@@ -115,9 +119,11 @@ class StepReplay:
             with self._watched(found, seed, rows, released):
                 self._state.seed(seed)
                 self._begun = torch.get_rng_state()
+                self._announce(len(batches))
                 self._take_step(batches)
                 found.after = self._left_behind() if then else {}
                 self._later = True
+                self._announce(len(then))
                 self._take_step(then)
         except Exception as error:
             found.error = f"{type(error).__name__}: {error}"
@@ -128,9 +134,18 @@ class StepReplay:
         return found
 
     def rounding(self, seen: Replay) -> float:
-        """What rounding of a released sum may add to a difference, in units of the clipping norm."""
+        """Norm of what rounding adds to the difference of two releases, in clipping norms.
+
+        Each entry of a release is rounded to its own size, twice for a difference; that error is
+        independent of the difference, so that their squares add up.
+        """
         digits = max(torch.finfo(p.dtype).eps for p in self._step.params)
-        return 4.0 * digits * float(torch.cat(seen.releases).norm()) if seen.releases else 0.0
+        return 0.5 * digits * float(torch.cat(seen.releases).norm()) if seen.releases else 0.0
+
+    def _announce(self, batches: int) -> None:
+        """Tell Opacus which of the coming physical batches end a logical one, where it asks."""
+        if self._skips and batches:
+            self._private._step_skip_queue[:0] = self._skips[-batches:]  # type: ignore[union-attr]
 
     # ------------------------------------------------------------------ what is watched
 
@@ -150,12 +165,16 @@ class StepReplay:
             clipped += 1
             self._state.seed(seed + clipped * _AT_CLIPPING)
 
-        def reads(grads: Sequence[torch.Tensor | None], unit: float) -> None:
+        def reads(
+            grads: Sequence[torch.Tensor | None], unit: float, *, again: bool = False
+        ) -> None:
+            seen = found.later if self._later else found.releases
+            if again:
+                seen.pop()
+            seen.append(self._flat(grads) / unit)
             if self._later:
-                found.later.append(self._flat(grads) / unit)
                 return
-            found.releases.append(self._flat(grads) / unit)
-            number = len(found.releases)
+            number = len(seen)
             if released is not None and number <= len(released.releases):
                 self._force(grads, released.releases[number - 1] * unit)
                 for name, value in released.counts.items():
@@ -178,9 +197,10 @@ class StepReplay:
         seed: int,
         rows: torch.Tensor | None,
         clips: Callable[[], None],
-        reads: Callable[[Sequence[torch.Tensor | None], float], None],
+        reads: Callable[..., None],
     ) -> list[Any]:
-        private, params = self._private, self._step.params
+        private: Any = self._private
+        params = self._step.params
         norm, scale = self._claim.max_grad_norm, self._claim.scale
         noise_std = self._claim.noise_multiplier * norm
 
@@ -214,9 +234,7 @@ class StepReplay:
             watch_cut(private, noise_is_in),
         ]
 
-    def _update_hook(
-        self, source: _Source, reads: Callable[[Sequence[torch.Tensor | None], float], None]
-    ) -> Any:
+    def _update_hook(self, source: _Source, reads: Callable[..., None]) -> Any:
         """Reads where the update begins, unless the code has shown its release before."""
         depth = 0
         unit = self._claim.max_grad_norm / self._claim.scale
@@ -224,8 +242,9 @@ class StepReplay:
         def pre(*_: Any) -> None:
             nonlocal depth
             depth += 1
-            if depth == 1 and not source.shown:  # a subclass that calls super().step() fires twice
-                reads([p.grad for p in self._step.params], unit)
+            if not source.shown:
+                # A class that clips in its own step and goes on to that of torch's fires twice.
+                reads([p.grad for p in self._step.params], unit, again=depth > 1)
 
         def post(*_: Any) -> None:
             nonlocal depth
@@ -247,13 +266,13 @@ class StepReplay:
         return torch.cat(parts)
 
     def _split(self, rows: torch.Tensor) -> list[torch.Tensor]:
-        parts = rows.split(self.sizes, dim=1)
+        parts = torch.split(rows, self.sizes, dim=1)
         shapes = [p.shape for p in self._step.params]
         return [part.reshape(len(rows), *s) for part, s in zip(parts, shapes, strict=True)]
 
     @torch.no_grad()
     def _force(self, grads: Sequence[torch.Tensor | None], values: torch.Tensor) -> None:
-        for grad, own in zip(grads, values.split(self.sizes), strict=True):
+        for grad, own in zip(grads, torch.split(values, self.sizes), strict=True):
             if grad is not None:
                 grad.copy_(own.view_as(grad))
 
@@ -305,7 +324,7 @@ class _Source:
         rows: torch.Tensor | None,
         claim: StepClaim,
         clips: Callable[[], None],
-        reads: Callable[[Sequence[torch.Tensor | None], float], None],
+        reads: Callable[..., None],
     ) -> None:
         self._step, self._found, self._rows = step, found, rows
         self._claim, self._clips, self._reads = claim, clips, reads
@@ -325,7 +344,7 @@ class _Source:
             return grads
         places: Any = self._step.places(list(grads), module, root)  # type: ignore[attr-defined]
         params, new = self._step.params, type(grads)()
-        own = self._rows.split([p.numel() for p in params], dim=1)
+        own = torch.split(self._rows, [p.numel() for p in params], dim=1)
         for name, grad in grads.items():
             values = own[places[name]] * self._claim.max_grad_norm
             new[name] = values.to(grad).reshape(len(self._rows), *grad.shape[1:])

@@ -91,7 +91,7 @@ class TrainingState:
         """Set every generator, the training's own among them, to a state that ``number`` gives."""
         # Not `torch.manual_seed`, which queues calls for devices that are not there.
         torch.default_generator.manual_seed(number)
-        if torch.cuda.is_initialized():
+        if _cuda():
             torch.cuda.manual_seed_all(number)
         np.random.seed(number % 2**32)
         random.seed(number)
@@ -133,7 +133,9 @@ class TrainingState:
             case types.FunctionType():
                 if not _is_foreign(item.__module__ or ""):
                     yield from self._keep_cells(item.__closure__ or ())
-            case _ if not isinstance(item, _NOT_FOLLOWED) and not _is_foreign(type(item).__module__):
+            case _ if not isinstance(item, _NOT_FOLLOWED) and not _is_foreign(
+                type(item).__module__
+            ):
                 yield from self._keep_object(item)
 
     def _keep_tensor(self, tensor: torch.Tensor) -> Iterator[object]:
@@ -230,7 +232,7 @@ def _refill(held: Any, items: list[Any]) -> None:
 def _global_generators() -> _PutBack:
     """What sets the generators of torch, numpy and Python to where they are now."""
     own, numpy, python = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    devices = torch.cuda.get_rng_state_all() if _cuda() else []
 
     def put_back() -> None:
         torch.set_rng_state(own)
@@ -254,6 +256,10 @@ def _generator(generator: Any) -> _PutBack:
 
 def _is_foreign(module: str) -> bool:
     return module.startswith(_FOREIGN) and not module.startswith(_OWN_TRAININGS)
+
+
+def _cuda() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def _discard(_: object) -> None:
