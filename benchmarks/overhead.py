@@ -54,7 +54,7 @@ class Alternate(pl.Callback):
             audit.detach()
             if self._on:
                 audit.session.follow(audit.session.step)
-                audit.watch(audit.session.step.optimizer)
+                audit.session.watch()
         self._follow(self._audits if self._on else [])
         self._start = time.perf_counter()
 

@@ -21,6 +21,7 @@ NAMES = (
     "drift",
     "epoch_cost",
     "overhead",
+    "step_crossings",
     "two_processes",
     "memory",
     "black_box",

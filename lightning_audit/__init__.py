@@ -44,22 +44,7 @@ _HOMES = {
     "rows": "lightning_audit.dpsgd.hand_over",
 }
 
-__all__ = [
-    "AuditReport",
-    "CanaryScores",
-    "EpsilonStar",
-    "InconclusiveAudit",
-    "PrivacyAudit",
-    "PrivacyClaim",
-    "PrivacyViolation",
-    "Resolution",
-    "Verdict",
-    "assert_privatizes",
-    "audit_mechanism",
-    "per_sample",
-    "released",
-    "rows",
-]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
 import pytest
+from command_worker import Command
 from expected_warnings import EXPECTED_WARNINGS
 from hypothesis import settings
 
@@ -64,3 +66,11 @@ def _training(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("short_report")
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def command() -> Iterator[Command]:
+    """The command in a process of its own, whose memory is measured."""
+    made = Command()
+    yield made
+    made.stop()

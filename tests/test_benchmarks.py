@@ -16,6 +16,9 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),
 ]
 
+#: Of a step that waits for its checks: files that run, and calls from one into another.
+MOST_FILES, MOST_CROSSINGS = 30, 165
+
 
 @pytest.fixture
 def benchmark(monkeypatch):
@@ -33,6 +36,7 @@ def benchmark(monkeypatch):
         "drift",
         "late_faults",
         "black_box",
+        "step_crossings",
     ):
         sys.modules.pop(name, None)
 
@@ -92,3 +96,16 @@ def test_black_box_audits_need_about_as_many_outputs_as_stated(benchmark):
         needed = sorted(black_box.outputs_needed(name, 0.5, seed) for seed in range(9))
         assert 150 < needed[4] < 700
         assert needed[-1] < 2000
+
+
+def test_a_step_runs_through_few_files_of_the_package(benchmark):
+    crossings = benchmark("step_crossings")
+    crossings.quiet()
+    counts = crossings.counted()
+    steady, last = counts[crossings.STEADY], counts[crossings.BLOCK_END]
+    assert len(steady.calls) <= MOST_FILES
+    assert steady.crossings.total() <= MOST_CROSSINGS
+    # The checks of ten steps at once are in the other.
+    assert len(last.calls) > len(steady.calls)
+    assert not any(name.startswith("stats/") for name in steady.calls)
+    assert any(name.startswith("stats/") for name in last.calls)

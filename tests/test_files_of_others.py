@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,13 +73,6 @@ ENDS = [
     "0.9999999999999999",
 ]
 ENDS += ["9" * 400, "9223372036854775807", "9223372036854775808", "0.5", "2", "1e400", "-0.0"]
-
-
-@pytest.fixture(scope="module")
-def command() -> Iterator[Command]:
-    made = Command()
-    yield made
-    made.stop()
 
 
 @dataclass

@@ -32,6 +32,7 @@ LEVELS = {
     "dpsgd": 3,
     "verdict": 3,
     "blackbox": 4,
+    "config": 4,
     "examine": 4,
     "lints": 4,
     "session": 4,
@@ -61,7 +62,7 @@ BARRED = {
     "verdict": HEAVY,
     "cli": HEAVY,
     **dict.fromkeys(("canaries", "taps", "dpsgd", "lints", "examine"), LIGHTNING),
-    **dict.fromkeys(("session", "run"), LIGHTNING),
+    **dict.fromkeys(("config", "session", "run"), LIGHTNING),
 }
 
 

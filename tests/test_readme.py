@@ -19,10 +19,10 @@ from stages import staged
 
 import lightning_audit
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
-from lightning_audit.callbacks.audit_arguments import FINDINGS
 from lightning_audit.canaries import Dirac, Spread
-from lightning_audit.checks.evidence import SHARES
 from lightning_audit.cli import main as cli
+from lightning_audit.config.audit_config import findings
+from lightning_audit.run_checks.registry import shares
 from lightning_audit.stats.bounds.named_bounds import METHODS
 from lightning_audit.testing.faults import FAULTS
 
@@ -34,6 +34,20 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def run(code: str, names: dict | None = None) -> dict:
+    """What a block of the README leaves, with these names given."""
+    names = {} if names is None else names
+    exec(compile(code, "README.md", "exec"), names)
+    return names
+
+
+def trained(kind: type, names: dict, steps: int):
+    """The audit of a block, after a training."""
+    audit = names["audit"]
+    pl.Trainer(max_steps=steps, callbacks=[audit], accelerator="cpu", logger=False).fit(kind())
+    return audit
 
 
 def normalised(text: str) -> set[str]:
@@ -63,8 +77,7 @@ def test_the_ten_lines_audit_a_training_and_the_gate_passes_it(
     assert len([line for line in code.splitlines() if line and not line.startswith("#")]) <= 10
     monkeypatch.chdir(tmp_path)
     model = digits.Digits()
-    names = {"model": model, "data": model.train_dataloader()}
-    exec(compile(code, "README.md", "exec"), names)
+    names = run(code, {"model": model, "data": model.train_dataloader()})
     command = next(b for b in blocks("console") if b.startswith("lightning-audit check")).split()
     script = Path(sysconfig.get_path("scripts")) / command[0]
     done = subprocess.run([script, *command[1:]], capture_output=True, text=True, check=False)
@@ -88,44 +101,33 @@ def hand_written():
 def test_the_line_for_hand_written_dp_sgd_lets_canaries_in(hand_written, tmp_path, monkeypatch):
     _, code, *_ = blocks("python")
     monkeypatch.chdir(tmp_path)
-    names = dict(vars(hand_written))
-    exec(compile(code, "README.md", "exec"), names)
+    names = run(code, dict(vars(hand_written)))
     kind = type("Model", (hand_written.ByVmap,), {"training_step": names["training_step"]})
-    trainer = pl.Trainer(max_steps=12, callbacks=[names["audit"]], accelerator="cpu", logger=False)
-    trainer.fit(kind())
-    assert names["audit"].report.observations == 12 * 8
-    assert not [c.name for c in names["audit"].report.checks if c.status == "violated"]
+    report = trained(kind, names, 12).report
+    assert report.observations == 12 * 8
+    assert not [c.name for c in report.checks if c.status == "violated"]
 
 
 @pytest.mark.heavy
 def test_a_release_that_is_shown_may_be_processed(hand_written, tmp_path, monkeypatch):
     stated, processed = (code for code in blocks("python") if "def training_step" in code)
     monkeypatch.chdir(tmp_path)
-    names = dict(vars(hand_written))
-    exec(compile(stated, "README.md", "exec"), names)
-    exec(compile(processed, "README.md", "exec"), names)
+    names = run(processed, run(stated, dict(vars(hand_written))))
     kind = type("Model", (hand_written.ByVmap,), {"training_step": names["training_step"]})
-    trainer = pl.Trainer(max_steps=60, callbacks=[names["audit"]], accelerator="cpu", logger=False)
-    trainer.fit(kind())
-    assert names["audit"].report.verdict.outcome == "PASS"
+    assert trained(kind, names, 60).report.verdict.outcome == "PASS"
 
 
 def test_the_input_canary_audits_a_module_that_has_a_forward(digits, tmp_path, monkeypatch):
     code = next(block for block in blocks("python") if "Mislabeled" in block)
     monkeypatch.chdir(tmp_path)
-    names = {}
-    exec(compile(code, "README.md", "exec"), names)
-    trainer = pl.Trainer(max_steps=12, callbacks=[names["audit"]], accelerator="cpu", logger=False)
     kind = type("Model", (digits.Digits,), {"forward": lambda self, x: self.net(x)})
-    trainer.fit(kind())
-    assert names["audit"].report.observations == 12
+    assert trained(kind, run(code), 12).report.observations == 12
 
 
 def test_a_planted_fault_fails_the_training_by_name(digits, tmp_path, monkeypatch):
     *_, code = blocks("python")
     monkeypatch.chdir(tmp_path)
-    names = {"Model": digits.Digits}
-    exec(compile(code, "README.md", "exec"), names)
+    names = run(code, {"Model": digits.Digits})
     assert names["trainer"].callbacks[0].report.verdict.exit_code == 1
 
 
@@ -192,12 +194,12 @@ def test_the_failing_audit_ends_as_shown(digits, tmp_path, monkeypatch, capsys):
 
 def test_every_finding_is_explained():
     table = README.split("| finding |")[1].split("\n\n")[0]
-    assert set(re.findall(r"`([a-z_.]+)`", table)) == set(FINDINGS)
+    assert set(re.findall(r"`([a-z_.]+)`", table)) == set(findings())
 
 
 def test_a_mechanism_of_half_the_noise_is_refuted_as_shown(capsys):
     code = next(block for block in blocks("python") if "audit_mechanism" in block)
-    exec(compile(code, "README.md", "exec"), {})
+    run(code)
     shown = re.search(r"print\(audit\)  # (.*)", code).group(1)
     assert " ".join(capsys.readouterr().out.split()).startswith(shown)
 
@@ -232,5 +234,5 @@ def test_the_shares_of_the_significance_are_those_of_the_docs():
     text = (REPOSITORY / "docs" / "design-decisions.md").read_text(encoding="utf-8")
     assert ".17 for `sensitivity`, six shares\nof a tenth, .09 for `reuse.lag`, .08 for" in text
     assert "`reuse.pair`, and .01 for each test of\nthe sampler" in text
-    assert sorted(SHARES.values()) == [0.01] * 6 + [0.08] + [0.09] + [0.1] * 6 + [0.17]
-    assert sum(SHARES.values()) == pytest.approx(1)
+    assert sorted(shares().values()) == [0.01] * 6 + [0.08] + [0.09] + [0.1] * 6 + [0.17]
+    assert sum(shares().values()) == pytest.approx(1)

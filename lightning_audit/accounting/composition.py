@@ -86,8 +86,8 @@ def epsilon_of_history(
         Epsilon >= 0; infinity exactly if a phase has no noise.
 
     Raises:
-        ValueError: If ``delta`` is not in (0, 1), ``grid`` is not positive, or ``adjacency`` is
-            neither of both.
+        ValueError: If ``delta`` is not in (0, 1), ``grid`` is not positive, ``adjacency`` is
+            neither of both, or a sample rate is unknown.
 
     Example:
         >>> round(epsilon_of_history([Phase(1.0, 0.01, 1000)], delta=1e-5), 2)
@@ -133,7 +133,7 @@ def _uniform(phases: Sequence[Phase]) -> Phase:
     """One phase about as costly as many: enough to choose a grid by, and seldom a new one."""
     steps = sum(phase.steps for phase in phases)
     mean = sum(phase.steps * math.expm1(inverse_square(phase)) for phase in phases) / steps
-    rate = sum(phase.steps * phase.sample_rate for phase in phases) / steps
+    rate = sum(phase.steps * phase.known_rate for phase in phases) / steps
     return Phase(1.0 / math.sqrt(math.log1p(mean)), min(bucket_up(rate, _LIKE), 1.0), steps)
 
 
@@ -149,9 +149,7 @@ def _unsampled_epsilon(phases: Sequence[Phase], delta: float, adjacency: Adjacen
 
 
 def _expected_loss(phases: Sequence[Phase]) -> float:
-    return sum(
-        phase.steps * phase.sample_rate / (2 * phase.noise_multiplier**2) for phase in phases
-    )
+    return sum(phase.steps * phase.known_rate / (2 * phase.noise_multiplier**2) for phase in phases)
 
 
 @lru_cache(maxsize=256)
@@ -179,7 +177,7 @@ def _epsilon_on_grid(
     composed = reduce(
         lambda left, right: left.compose(right, tail_mass_truncation=tail_mass),
         (
-            _single_step(phase.noise_multiplier, phase.sample_rate, grid, adjacency).self_compose(
+            _single_step(phase.noise_multiplier, phase.known_rate, grid, adjacency).self_compose(
                 phase.steps, tail_mass_truncation=tail_mass
             )
             for phase in phases
@@ -214,7 +212,7 @@ def _renyi_epsilon(phases: Sequence[Phase], delta: float) -> float:
     accountant = RdpAccountant()
     for phase in phases:
         step = dp_accounting.PoissonSampledDpEvent(
-            phase.sample_rate, dp_accounting.GaussianDpEvent(phase.noise_multiplier)
+            phase.known_rate, dp_accounting.GaussianDpEvent(phase.noise_multiplier)
         )
         accountant.compose(step, phase.steps)
     return float(accountant.get_epsilon(delta))

@@ -6,6 +6,6 @@ from __future__ import annotations
 _RELATIVE, _ABSOLUTE = 1.01, 0.01
 
 
-def exceeds(epsilon: float, claimed: float) -> bool:
+def exceeds(epsilon: float, claimed_epsilon: float) -> bool:
     """Whether ``epsilon`` is above the claim by more than composition's own inaccuracy."""
-    return epsilon > _RELATIVE * claimed + _ABSOLUTE
+    return epsilon > _RELATIVE * claimed_epsilon + _ABSOLUTE

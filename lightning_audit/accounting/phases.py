@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from lightning_audit import _validate
@@ -16,7 +16,8 @@ class Phase:
 
     Args:
         noise_multiplier: Noise standard deviation over sensitivity, >= 0; 0 means no noise.
-        sample_rate: Probability in (0, 1] with which each record joins a step's batch.
+        sample_rate: Probability in (0, 1] with which each record joins a step's batch; None if
+            unknown.
         steps: Number of steps, >= 1.
 
     Raises:
@@ -28,16 +29,39 @@ class Phase:
     """
 
     noise_multiplier: float
-    sample_rate: float
+    sample_rate: float | None
     steps: int
 
     def __post_init__(self) -> None:
         sigma = _validate.non_negative("noise_multiplier", self.noise_multiplier)
-        rate = _validate.rate("sample_rate", self.sample_rate, "use 1.0 for full batches")
+        rate = self.sample_rate
+        if rate is not None:
+            rate = _validate.rate("sample_rate", rate, "use 1.0 for full batches")
         steps = _validate.positive_int("steps", self.steps, "leave out phases without steps")
         object.__setattr__(self, "noise_multiplier", sigma)
         object.__setattr__(self, "sample_rate", rate)
         object.__setattr__(self, "steps", steps)
+
+    @property
+    def known_rate(self) -> float:
+        """The sample rate of steps that are composed.
+
+        Raises:
+            ValueError: It is unknown.
+        """
+        if self.sample_rate is None:
+            raise ValueError("sample_rate=None must be in (0, 1]; use 1.0 for full batches")
+        return self.sample_rate
+
+
+def rates_known(history: Iterable[Phase]) -> bool:
+    """Whether all of these steps can be composed."""
+    return all(phase.sample_rate is not None for phase in history)
+
+
+def leaking(history: Iterable[Phase], ratio: float) -> list[Phase]:
+    """The phases with every noise multiplier divided by ``ratio``, leakage over claim, > 0."""
+    return [replace(phase, noise_multiplier=phase.noise_multiplier / ratio) for phase in history]
 
 
 def bucket_up(sigma: float, ratio: float = 1.02) -> float:
@@ -119,7 +143,7 @@ def compress(
 def _bucketed(
     history: Sequence[Phase], ratio: float, rounding: Literal["up", "mean"]
 ) -> list[Phase]:
-    buckets: dict[tuple[float, float], list[Phase]] = {}
+    buckets: dict[tuple[float, float | None], list[Phase]] = {}
     for phase in history:
         key = (bucket_up(phase.noise_multiplier, ratio), phase.sample_rate)
         buckets.setdefault(key, []).append(phase)
@@ -142,7 +166,7 @@ def inverse_square(phase: Phase) -> float:
 
 def merge(history: Iterable[Phase]) -> list[Phase]:
     """The phases with equal mechanisms added up, in the order of their first appearance."""
-    steps: dict[tuple[float, float], int] = {}
+    steps: dict[tuple[float, float | None], int] = {}
     for phase in history:
         mechanism = (phase.noise_multiplier, phase.sample_rate)
         steps[mechanism] = steps.get(mechanism, 0) + phase.steps

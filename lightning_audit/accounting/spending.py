@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from lightning_audit.accounting.composition import Adjacency, epsilon_of_history
-from lightning_audit.accounting.phases import Phase, compress
+from lightning_audit.accounting.phases import Phase, compress, leaking, merge, rates_known
 from lightning_audit.accounting.step_history import StepHistory
 
 if TYPE_CHECKING:
@@ -23,24 +23,28 @@ _log = logging.getLogger(__name__)
 #: Parts of a run that are composed for one lower bound.
 MOST_COMPOSED = 3
 
-History = Sequence[tuple[float, float | None, int]]
-
-
 #: Steps of which Opacus' prv accountant is asked, and of which lower bounds are composed, at most.
 _LONGEST_ASKED, _LONGEST_PROVED = 10**7, 10**6
 
 
 @dataclass(frozen=True)
-class ClaimedEpsilon:
-    """The claim, and who makes it."""
+class EpsilonClaim:
+    """The claimed epsilon, None if nobody claims one, and in words who claims it."""
 
-    epsilon: float | None
+    claimed_epsilon: float | None
     source: str
 
 
-def claimed_epsilon(
-    stated: float | None, links: Sequence[AccountantLink], delta: float, *, optimizers: int = 1
-) -> ClaimedEpsilon:
+_NOBODY = EpsilonClaim(None, "nobody")
+
+
+def epsilon_claim(
+    claimed_epsilon: float | None,
+    links: Sequence[AccountantLink],
+    delta: float,
+    *,
+    optimizers: int = 1,
+) -> EpsilonClaim:
     """What is claimed: by the user, else by the accountants for the steps so far.
 
     Several accountants are one: the history of all of them, given to an accountant of their kind.
@@ -48,13 +52,13 @@ def claimed_epsilon(
     at equal shares of delta are summed.
 
     Args:
-        stated: the user's claim, None to ask the accountants.
+        claimed_epsilon: the user's claim, None to ask the accountants.
         links: the accountants.
         delta: the delta of the claim.
         optimizers: number of private optimizers.
     """
-    if stated is not None:
-        return ClaimedEpsilon(stated, "the claim")
+    if claimed_epsilon is not None:
+        return EpsilonClaim(claimed_epsilon, "the claim")
     asked = [link.accountant for link in links if link.accountant.history]
     if any(_takes_too_long(accountant) for accountant in asked):
         _log.warning(
@@ -62,27 +66,27 @@ def claimed_epsilon(
             "would take minutes; claimed_epsilon states one",
             _LONGEST_ASKED,
         )
-        return ClaimedEpsilon(None, "nobody")
+        return _NOBODY
     if not asked:
-        return ClaimedEpsilon(None, "nobody")
+        return _NOBODY
     kinds = sorted({accountant.mechanism() for accountant in asked})
     name = f"Opacus' {kinds[0]} accountant"
     if len(asked) > 1:
         name = f"the history of Opacus' {len(asked)} {' and '.join(kinds)} accountants"
     try:
         if optimizers == 1:
-            return ClaimedEpsilon(_epsilon_of(asked[0], delta), name)
-        merged = merged_history([a.history for a in asked])
+            return EpsilonClaim(_epsilon_of(asked[0], delta), name)
+        merged = _steps_of(asked)
         if len(asked) > 1 and (len(kinds) > 1 or (kinds == ["gdp"] and len(merged) > 1)):
             share = delta / len(asked)
-            return ClaimedEpsilon(sum(float(a.get_epsilon(share)) for a in asked), name)
+            return EpsilonClaim(sum(float(a.get_epsilon(share)) for a in asked), name)
         # Steps taken in turn make a phase each, which some accountants take minutes to compose.
         together = copy.copy(asked[0])
-        together.history = merged
-        return ClaimedEpsilon(float(together.get_epsilon(delta)), name)
+        together.history = [astuple(phase) for phase in merged]
+        return EpsilonClaim(float(together.get_epsilon(delta)), name)
     except Exception as error:  # some accountants fail on short histories; training goes on
         _log.warning("%s gave no epsilon: %s", name, error)
-        return ClaimedEpsilon(None, "nobody")
+        return _NOBODY
 
 
 def _takes_too_long(accountant: Any) -> bool:
@@ -91,28 +95,26 @@ def _takes_too_long(accountant: Any) -> bool:
 
 
 #: What accountants said last, for which history and delta.
-_said: WeakKeyDictionary[Any, tuple[object, float]] = WeakKeyDictionary()
+_last_epsilons: WeakKeyDictionary[Any, tuple[object, float]] = WeakKeyDictionary()
 
 
 def _epsilon_of(accountant: Any, delta: float) -> float:
     """Ask an accountant once for a history: a training ends where its last epoch did."""
     asked = (tuple(accountant.history), delta)
-    known = _said.get(accountant)
+    known = _last_epsilons.get(accountant)
     if known is None or known[0] != asked:
-        known = _said[accountant] = (asked, float(accountant.get_epsilon(delta)))
+        known = _last_epsilons[accountant] = (asked, float(accountant.get_epsilon(delta)))
     return known[1]
 
 
-def merged_history(histories: Iterable[Iterable[Any]]) -> list[tuple[float, float, int]]:
-    """Histories of accountants as one, with equal phases added up, in order of appearance."""
-    steps: dict[tuple[float, float], int] = {}
-    for sigma, rate, count in (phase for history in histories for phase in history):
-        steps[sigma, rate] = steps.get((sigma, rate), 0) + int(count)
-    return [(sigma, rate, count) for (sigma, rate), count in steps.items()]
+def _steps_of(accountants: Iterable[Any]) -> list[Phase]:
+    """The steps that accountants were told of, with equal phases added up."""
+    told = (phase for accountant in accountants for phase in accountant.history)
+    return merge(Phase(sigma, rate, int(steps)) for sigma, rate, steps in told if rate)
 
 
 def epsilon_spent(
-    history: History,
+    history: Sequence[Phase],
     links: Sequence[AccountantLink],
     delta: float,
     adjacency: Adjacency = "add_remove",
@@ -124,7 +126,7 @@ def epsilon_spent(
     was trained before, and shorter or of too much noise where they are wrong.
 
     Args:
-        history: phases of (noise_multiplier, sample_rate, steps) that the audit saw.
+        history: phases that the audit saw.
         links: the accountants.
         delta: the delta.
         adjacency: see `lightning_audit.accounting.composition.epsilon_of_history`.
@@ -133,15 +135,17 @@ def epsilon_spent(
         Epsilon, None where a sample rate is unknown.
     """
     seen = _composed(history, delta, "mean", adjacency)
-    recorded: Any = tuple(phase for link in links for phase in link.accountant.history)
-    if seen is None or _merged(recorded) in (set(), _merged(history)):
+    if seen is None:
+        return None
+    recorded = _steps_of(link.accountant for link in links)
+    if not recorded or set(recorded) == set(merge(history)):
         return seen
     told = _composed(recorded, delta, "mean", adjacency)
     return seen if told is None else max(seen, told)
 
 
 def epsilon_at_ratio(
-    history: History,
+    history: Sequence[Phase],
     ratio: float,
     delta: float,
     adjacency: Adjacency = "add_remove",
@@ -151,7 +155,7 @@ def epsilon_at_ratio(
     """Epsilon of a history whose every noise multiplier is divided by ``ratio``.
 
     Args:
-        history: phases of (noise_multiplier, sample_rate, steps).
+        history: phases in any order.
         ratio: a lower bound on leakage over claim, as the betting test gives it; 0 gives 0.
         delta: the delta.
         adjacency: see `accounting.composition.epsilon_of_history`; a lower bound for
@@ -163,10 +167,9 @@ def epsilon_at_ratio(
         Epsilon, None where a sample rate is unknown.
     """
     if ratio == 0.0:
-        return None if any(rate is None for _, rate, _ in history) else 0.0
-    composed = _first(history) if lower else history
-    scaled = [(sigma / ratio, rate, steps) for sigma, rate, steps in composed]
-    return _composed(scaled, delta, "up", adjacency)
+        return 0.0 if rates_known(history) else None
+    composed = _first_steps(history) if lower else history
+    return _composed(leaking(composed, ratio), delta, "up", adjacency)
 
 
 def epsilon_of_parts(
@@ -188,11 +191,11 @@ def epsilon_of_parts(
         Epsilon, 0 where nothing is proved, None where a sample rate is unknown.
     """
     runs = claims.runs()
-    if any(rate is None for _, rate, _ in runs):
+    if not rates_known(runs):
         return None
     if not front:
         return 0.0
-    sigma, rate, counts = np.array(runs, dtype=np.float64).T
+    sigma, rate, counts = np.array([astuple(run) for run in runs], dtype=np.float64).T
     begins = np.cumsum(counts) - counts
 
     def leakage(part: tuple[float, int]) -> float:
@@ -206,30 +209,21 @@ def epsilon_of_parts(
     return max(epsilon for epsilon in found if epsilon is not None)
 
 
-def _first(history: History) -> History:
+def _first_steps(history: Sequence[Phase]) -> list[Phase]:
     """As many steps as can be composed in seconds: they leak no more than all of them."""
     kept, left = [], _LONGEST_PROVED
-    for sigma, rate, steps in history:
+    for phase in history:
         if left > 0:
-            kept.append((sigma, rate, min(steps, left)))
-        left -= steps
+            kept.append(phase if phase.steps <= left else replace(phase, steps=left))
+        left -= phase.steps
     return kept
 
 
 def _composed(
-    history: History, delta: float, rounding: Literal["mean", "up"], adjacency: Adjacency
+    history: Sequence[Phase], delta: float, rounding: Literal["mean", "up"], adjacency: Adjacency
 ) -> float | None:
-    if any(rate is None for _, rate, _ in history):
+    if not rates_known(history):
         return None
     # Twelve buckets leave a noise schedule's epsilon right to half a percent.
-    short = compress(_phases(history), max_phases=12, rounding=rounding)
+    short = compress(history, max_phases=12, rounding=rounding)
     return epsilon_of_history(short, delta, adjacency=adjacency)
-
-
-def _merged(history: History) -> set[Phase]:
-    """The phases with equal ones merged, in no order and without any rounding."""
-    return set(compress(_phases(history), max_phases=max(len(history), 1)))
-
-
-def _phases(history: History) -> list[Phase]:
-    return [Phase(sigma, rate, int(steps)) for sigma, rate, steps in history if rate]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from itertools import pairwise
 
-#: Phases of (noise_multiplier, sample_rate, steps); the sample rate is None where it is unknown.
-Phases = tuple[tuple[float, float | None, int], ...]
+from lightning_audit.accounting.phases import Phase, merge
 
 
 class StepHistory:
@@ -19,7 +18,8 @@ class StepHistory:
         self._ends: list[int] = []
 
     def add(self, noise_multiplier: float, sample_rate: float | None) -> None:
-        """Take in a step."""
+        """Take in a step; a rate of zero, at which no record would join, counts as unknown."""
+        sample_rate = sample_rate or None
         step = self._ends[-1] + 1 if self._ends else 1
         if self._ends and (self._sigmas[-1], self._rates[-1]) == (noise_multiplier, sample_rate):
             self._ends[-1] = step
@@ -34,18 +34,15 @@ class StepHistory:
             return 0.0
         return self._sigmas[-1 if step is None else bisect_left(self._ends, step)]
 
-    def runs(self, steps: int | None = None) -> Phases:
+    def runs(self, steps: int | None = None) -> tuple[Phase, ...]:
         """Runs of equal steps in their order, of the first ``steps`` steps; of all for None."""
         last = len(self._ends) if steps is None else bisect_left(self._ends, steps) + 1
         ends = [0, *self._ends[:last]]
         if steps is not None:
             ends[-1] = min(ends[-1], steps)
         counts = (end - begin for begin, end in pairwise(ends))
-        return tuple(zip(self._sigmas, self._rates, counts, strict=False))
+        return tuple(map(Phase, self._sigmas, self._rates, counts))
 
-    def phases(self, steps: int | None = None) -> Phases:
+    def phases(self, steps: int | None = None) -> tuple[Phase, ...]:
         """The same with equal ones added up, in order of first appearance."""
-        merged: dict[tuple[float, float | None], int] = {}
-        for sigma, rate, count in self.runs(steps):
-            merged[sigma, rate] = merged.get((sigma, rate), 0) + count
-        return tuple((sigma, rate, count) for (sigma, rate), count in merged.items())
+        return tuple(merge(self.runs(steps)))

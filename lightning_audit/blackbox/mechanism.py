@@ -262,7 +262,7 @@ def _verdict(
             "INCONCLUSIVE",
             None,
             f"{drawn} are too few to refute the claim clearly; {proved}",
-            missing=(
+            pass_blockers=(
                 f"outputs: {reach if found >= 0 else 'not even a flawless attack could be found'}, "
                 f"the claim allows {promised:.3g}",
             ),

@@ -61,11 +61,7 @@ _RESOLUTION = 1.5
 
 
 class PrivatizeViolation(AssertionError):
-    """The function does not clip or add noise as is stated.
-
-    Args:
-        audit: what was found.
-    """
+    """The function does not clip or add noise as is stated."""
 
     def __init__(self, audit: PrivatizeAudit) -> None:
         super().__init__(str(audit))
@@ -170,9 +166,6 @@ def audit_privatize(
         arrays: What the function works on.
         seed: Seed of coins and directions; the noise is the function's own.
 
-    Returns:
-        The verdict and what was read.
-
     Raises:
         MechanismError: If the function raises an exception, or returns something else than finite
             numbers of the gradient's shape.
@@ -252,7 +245,9 @@ def _verdict(
     if clipping or noise:
         fault = likely_fault(shifts, noises, goal, len(released.sizes), batch_size)
         if fault.name == "another_unit":
-            return Verdict("INCONCLUSIVE", None, fault.sentence, missing=("the unit of the sum",))
+            return Verdict(
+                "INCONCLUSIVE", None, fault.sentence, pass_blockers=("the unit of the sum",)
+            )
         what = " and ".join(part for part, hit in (("clip", clipping), ("add noise", noise)) if hit)
         return Verdict(
             "VIOLATION",
@@ -266,7 +261,9 @@ def _verdict(
             "INCONCLUSIVE",
             None,
             f"{released.calls:,} calls are too few beside noise of this size: only {reach}",
-            missing=(f"calls: a shift of {_RESOLUTION:g} times C would not be found for sure",),
+            pass_blockers=(
+                f"calls: a shift of {_RESOLUTION:g} times C would not be found for sure",
+            ),
             advice="raise calls or batch_size",
         )
     added = shifts["of norm C"].shift
@@ -276,7 +273,7 @@ def _verdict(
             None,
             f"gradients of norm C add {added:.3g} times C: more noise than is stated, or a sum "
             "that is clipped as a whole, which more calls would show",
-            missing=("gradients that add up as is stated",),
+            pass_blockers=("gradients that add up as is stated",),
             advice="raise calls, or state the clipping norm that is used",
         )
     return Verdict(

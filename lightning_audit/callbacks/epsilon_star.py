@@ -12,7 +12,6 @@ import numpy as np
 
 from lightning_audit import _validate
 from lightning_audit.callbacks._namespaces import Callback, MisconfigurationException
-from lightning_audit.callbacks.audit_arguments import count_or_none
 from lightning_audit.callbacks.record_losses import fixed_loader, losses_of
 from lightning_audit.stats._arguments import delta_or_zero
 from lightning_audit.stats.membership import epsilon_star as statistics
@@ -118,7 +117,9 @@ class EpsilonStar(Callback):
         self.population_dataloader = population_dataloader
         self.losses = losses
         self.every_n_epochs = _validate.positive_int("every_n_epochs", every_n_epochs)
-        self.max_records = count_or_none("max_records", max_records)
+        self.max_records = (
+            None if max_records is None else _validate.positive_int("max_records", max_records)
+        )
         self.permutations = _validate.positive_int("permutations", permutations, "99 are usual")
         self.seed = int(_validate.non_negative("seed", seed))
         self.log_prefix = log_prefix

@@ -1,4 +1,4 @@
-"""What the user is told when an audited training has ended: the report, and the verdict's error."""
+"""The end of an audited training: prints the report, and raises the verdict's error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 def show(report: AuditReport, files: ReportFiles | None) -> None:
-    """Print a report, and where it is; a stream that takes nothing costs a warning only.
+    """Print a report and its path; where printing fails, warn in the log.
 
     Args:
         report: of the training that has ended.
@@ -27,24 +27,24 @@ def show(report: AuditReport, files: ReportFiles | None) -> None:
     try:
         print_report(report, files.shown(REPORT_NAME) if files else None)
         if files is None:
-            print("Report: none is written in a fast_dev_run")
+            print("Report: not written, this is a fast_dev_run")
     except (OSError, ValueError) as error:  # of a full disk, or a stream that is closed
         _log.warning("the audit's report could not be printed (%s)", error)
 
 
 def warn_of_end(report: AuditReport | None, files: ReportFiles | None) -> None:
-    """Say in the log what is known of a training that broke off, and where its report is."""
+    """Warn in the log of the verdict on a training that broke off, with the report's path."""
     if report is not None and files is not None:
         path = files.shown(REPORT_NAME) or "not written"
         _log.warning("privacy audit: %s\nReport: %s", describe(report.verdict), path)
 
 
 def raise_for(report: AuditReport, on_violation: str, on_inconclusive: str) -> None:
-    """Raise what the verdict asks for, where the user asks for it by "raise".
+    """Raise the error of a verdict where its setting is "raise".
 
     Raises:
-        PrivacyViolation: the claim is false.
-        InconclusiveAudit: the audit cannot tell.
+        PrivacyViolation: the verdict is VIOLATION.
+        InconclusiveAudit: the verdict is INCONCLUSIVE.
     """
     outcome = report.verdict.outcome
     if outcome == "VIOLATION" and on_violation == "raise":

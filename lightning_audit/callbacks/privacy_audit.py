@@ -7,20 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lightning_audit._validate import one_of, open_unit
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.callbacks import audit_arguments as arguments
 from lightning_audit.callbacks._namespaces import Callback, of_its_run, refused_as_lightning_does
 from lightning_audit.callbacks.figures import send_report_figure
 from lightning_audit.callbacks.outcome import raise_for, show, warn_of_end
-from lightning_audit.callbacks.same_training import goes_on, leave
+from lightning_audit.callbacks.same_training import goes_on, note_end
 from lightning_audit.callbacks.strategy_hooks import StrategyHook, show_batches, watch_loaders
 from lightning_audit.callbacks.trainer_refusals import refuse_trainer
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.inputs import InputCanary
+from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.run.audit_run import AuditRun
-from lightning_audit.run.checkpoint import opened
+from lightning_audit.run.checkpoint import verified
+from lightning_audit.stats.bounds.named_bounds import BOUND_NAMES
 from lightning_audit.verdict.pass_blockers import Resolution
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class PrivacyAudit(Callback):
+class PrivacyAudit(arguments.AuditArguments, Callback):
     """Audits the privacy of a DP-SGD training while it runs.
 
     Each step carries canary gradients through the user's own clipping and noise; what comes out
@@ -115,29 +116,30 @@ class PrivacyAudit(Callback):
         bounds: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
-        arguments.given("claim", claim, PrivacyClaim)
-        self.claimed_epsilon = arguments.claimed_of(claimed_epsilon, claim)
-        self.delta = arguments.delta_of(delta, claim)
-        self.claim = claim
-        self.canaries = arguments.canaries_of(canaries, num_canaries)
-        self.oversize = arguments.oversize_of(oversize)
-        self.every_n_steps = arguments.count_or_none("every_n_steps", every_n_steps)
-        self.significance = open_unit("significance", significance, "e.g. 0.001")
-        self.bound_significance = open_unit("bound_significance", bound_significance, "e.g. 0.05")
-        self.bounds = arguments.bounds_of(bounds)
-        self.resolution = arguments.given("resolution", resolution, Resolution) or Resolution()
-        self.replay_neighbours = arguments.flag_of("replay_neighbours", replay_neighbours)
-        self.allow = arguments.allowed_of(allow)
-        self.on_violation = one_of("on_violation", on_violation, arguments.ON_VIOLATION)
-        self.on_inconclusive = one_of("on_inconclusive", on_inconclusive, arguments.ON_INCONCLUSIVE)
+        self.config = AuditConfig(
+            claimed_epsilon=claimed_epsilon,
+            delta=arguments.delta_of(delta, claim),
+            claim=claim,
+            canaries=arguments.canaries_of(canaries, num_canaries),
+            oversize=oversize,
+            every_n_steps=every_n_steps,
+            significance=significance,
+            bound_significance=bound_significance,
+            resolution=Resolution() if resolution is None else resolution,
+            allow=arguments.names_of(allow),
+            on_violation=on_violation,
+            on_inconclusive=on_inconclusive,
+            seed=arguments.seed_of(seed),
+            replay_neighbours=replay_neighbours,
+            bounds=BOUND_NAMES if bounds is None else bounds,
+        )
         self.report_dir = report_dir
         self.log_prefix = log_prefix
-        self.seed = arguments.seed_of(seed)
         #: State of a checkpoint from which the next training goes on, or of the last one.
         self._kept: dict[str, Any] = {}
         self._run: AuditRun | None = None
         self._report: AuditReport | None = None
-        self._ended = self._told = False
+        self._ended = self._violation_logged = False
         self._hooks: list[StrategyHook] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -161,14 +163,14 @@ class PrivacyAudit(Callback):
         again = goes_on(trainer, pl_module, self._kept)
         if not again:
             self._report, self._kept = None, {}
-        self._ended = self._told = False
+        self._ended = self._violation_logged = False
         audits = sum(isinstance(callback, PrivacyAudit) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         refuse_trainer(trainer, audits)
         directory = self.report_dir or Path(trainer.default_root_dir) / "audit"
-        run = AuditRun(arguments.terms_of(self), trainer, directory)
+        run = AuditRun(self.config, trainer, directory)
         run.take_directory(again=again)
         if again:
-            run.keep(opened(self._kept), self._report)
+            run.keep(verified(self._kept), self._report)
         self._run = run
         if not run.ranks.several:  # each process would see its own share of the records
             self._hooks.append(watch_loaders(trainer, run.lints.watch))
@@ -180,7 +182,7 @@ class PrivacyAudit(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of the audit; it loads under ``weights_only=True``."""
-        return self._kept if self._run is None else self._run.optimizers.state()
+        return self._kept if self._run is None else self._run.state()
 
     @of_its_run
     def on_load_checkpoint(
@@ -198,7 +200,7 @@ class PrivacyAudit(Callback):
         Raises:
             MisconfigurationException: it is not as an audit of this version saved it.
         """
-        state = opened(state_dict)
+        state = verified(state_dict)
         self._kept = dict(state_dict)
         if self._run is not None:  # Lightning loads checkpoints after `setup`
             self._run.keep(state)
@@ -207,8 +209,8 @@ class PrivacyAudit(Callback):
     def on_train_start(self, run: AuditRun, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach to the optimizers and read how the loader samples."""
         run.start(trainer.train_dataloader, trainer.global_step)
-        run.optimizers.follow(trainer.optimizers, pl_module)
-        run.remark(trainer)
+        run.follow(trainer.optimizers, pl_module)
+        run.note_trainer_settings(trainer)
         if run.way_to_batches(trainer, pl_module) is not None:
             self._hooks.append(show_batches(trainer, pl_module, run))
 
@@ -224,12 +226,12 @@ class PrivacyAudit(Callback):
         batch_idx: int,
     ) -> None:
         """Follow optimizers that were made anew."""
-        run.optimizers.follow(trainer.optimizers, pl_module)
+        run.follow(trainer.optimizers, pl_module)
         if batch_idx == 0:
             run.start_epoch()
         if not run.sessions:
             # Not before the first batch: a callback may make the training private until then.
-            run.optimizers.follow_hand_written(pl_module)
+            run.follow_hand_written(pl_module)
         run.start_batch(trainer.current_epoch)
 
     @of_its_run
@@ -238,7 +240,7 @@ class PrivacyAudit(Callback):
     ) -> None:
         """Lay the canaries' rows out before Opacus fills in the others, which spares a copy."""
         # The module, and callbacks after this one, had their on_train_batch_start since.
-        run.optimizers.follow(trainer.optimizers, pl_module)
+        run.follow(trainer.optimizers, pl_module)
         run.lints.look_at_loss(pl_module, loss)
         run.prepare(loss, trainer.accumulate_grad_batches)
 
@@ -276,9 +278,9 @@ class PrivacyAudit(Callback):
         named = {f"{self.log_prefix}/{name}": value for name, value in metrics.items()}
         pl_module.log_dict(named, sync_dist=run.ranks.several)
         if report.verdict.outcome == "VIOLATION":
-            if not self._told and run.ranks.is_first:
+            if not self._violation_logged and run.ranks.is_first:
                 _log.error("privacy audit: %s", report.verdict.summary)
-                self._told = True
+                self._violation_logged = True
             if self.on_violation in ("raise", "stop") and not run.trial:
                 trainer.should_stop = True
 
@@ -302,7 +304,7 @@ class PrivacyAudit(Callback):
             # No process ends before the report is shown: the end of one may be the end of all.
             run.ranks.from_first(lambda: show(report, run.files))
             if not run.trial:
-                raise_for(report, self.on_violation, self.on_inconclusive)
+                raise_for(report, self.on_violation, self.config.on_inconclusive)
 
     @of_its_run
     def on_exception(
@@ -310,8 +312,7 @@ class PrivacyAudit(Callback):
     ) -> None:
         """Leave the user's training as it was found, and what was recorded readable."""
         if run.optimizers.attached and not self._ended:
-            run.facts.break_off = f"the training broke off with {type(exception).__name__}"
-            run.ranks.part()
+            run.break_off(f"the training broke off with {type(exception).__name__}")
             try:
                 self._end(run, trainer)
                 warn_of_end(run.report, run.files)
@@ -338,8 +339,8 @@ class PrivacyAudit(Callback):
         if run.files is not None:
             run.files.release()
         # Checkpoints may be saved after the training, too.
-        self._report, self._kept = run.report, run.optimizers.state()
-        leave(trainer, pl_module, self._kept)
+        self._report, self._kept = run.report, run.state()
+        note_end(trainer, pl_module, self._kept)
 
     def _unhook(self, run: AuditRun) -> None:
         for hook in self._hooks:

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary, ref
 
 
 @dataclass(frozen=True)
-class _Left:
+class _End:
     """Where a Trainer stood when it let go of an audit."""
 
     run: str
@@ -22,25 +22,25 @@ class _Left:
 
 
 #: Not kept by the callback, which is to be copied and pickled without its Trainer.
-_left: WeakKeyDictionary[Any, _Left] = WeakKeyDictionary()
+_ends: WeakKeyDictionary[Any, _End] = WeakKeyDictionary()
 
 
-def leave(trainer: Any, module: Any, state: Mapping[str, Any]) -> None:
+def note_end(trainer: Any, module: Any, state: Mapping[str, Any]) -> None:
     """Note where a Trainer stands when it lets go of the audit of a module.
 
     The audit's state is empty if it began with nothing.
     """
-    _left.pop(trainer, None)
+    _ends.pop(trainer, None)
     if state:
-        _left[trainer] = _Left(state["run"], trainer.global_step, ref(module))
+        _ends[trainer] = _End(state["run"], trainer.global_step, ref(module))
 
 
 def goes_on(trainer: Any, module: Any, state: Mapping[str, Any]) -> bool:
     """Whether a Trainer goes on where it let go of the audit that has this state."""
-    left = _left.get(trainer)
+    end = _ends.get(trainer)
     return (
-        left is not None
-        and left.run == state.get("run")
-        and 0 < left.step == trainer.global_step
-        and left.module() is module
+        end is not None
+        and end.run == state.get("run")
+        and 0 < end.step == trainer.global_step
+        and end.module() is module
     )

@@ -11,17 +11,3 @@ from lightning_audit.canaries.inputs import Adversarial as Adversarial
 from lightning_audit.canaries.inputs import Blank as Blank
 from lightning_audit.canaries.inputs import InputCanary as InputCanary
 from lightning_audit.canaries.inputs import Mislabeled as Mislabeled
-
-__all__ = [
-    "Adversarial",
-    "Blank",
-    "BlockPair",
-    "Constant",
-    "Crafted",
-    "Dirac",
-    "GradientCanary",
-    "InputCanary",
-    "Mislabeled",
-    "Random",
-    "Spread",
-]

@@ -26,20 +26,13 @@ class Crafted(MovedInput):
 
     The square of the cosine between both gradients is made small, by Adam on the input. What the
     data add to a reading becomes small with it. The label is the one that is least likely when the
-    input is made: a sample that the model has learned has too small a gradient.
+    input is made: a sample that the model has learned has too small a gradient. The other arguments
+    are those of `InputCanary`.
 
     Args:
         steps: of the descent, >= 1. Each takes two passes over the batch's loss.
         step_size: of Adam, > 0.
         remake_every_n_steps: training steps after which the input is made anew, >= 1.
-        amplitude: factor on the input before the descent, > 0.
-        sampling_rate: probability of joining a step's batch, in (0, 1).
-        loss: ``loss(module, batch)``, the loss that is trained; None for the cross entropy of
-            ``module(input)`` with the label.
-        num_classes: number of labels; None to count the outputs of ``module(input)``.
-        input: where a batch holds the input, such as ``"0"`` or ``"image"``; None to search.
-        label: where it holds the label; None to search.
-        game: what a step's epsilon is of, "step" or "subsampled"; see `InputCanary`.
 
     References:
         Nasr et al. 2023 (Tight Auditing of Differentially Private Machine Learning), Algorithm 3.

@@ -112,12 +112,6 @@ def default_mix(num_canaries: int) -> tuple[GradientCanary, ...]:
     Eight of them: three fixed `Dirac` in the largest tensor, one in the last bias, one moving,
     two `Spread` and a `BlockPair`. Fewer take the first ones; more repeat the list.
 
-    Args:
-        num_canaries: how many, at least 1.
-
-    Returns:
-        The canaries, ``[num_canaries]``.
-
     Example:
         >>> default_mix(2)
         (Dirac(moving=False, tensor='largest'), Spread(moving=False))

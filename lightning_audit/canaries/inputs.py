@@ -33,12 +33,12 @@ class InputCanary:
     """Base of all input canaries; it is no dataclass itself, see `GradientCanary`.
 
     Attributes:
-        amplitude: factor on the input. A large one gives a gradient far above the clipping norm,
-            without which a fault of the clipping does not show.
-        sampling_rate: known probability of joining a step's batch, each step by a coin of its own.
-            A small one disturbs the training less and needs more steps: about ``1 / (4 p (1 - p))``
-            times as many as 1/2. With one other than 1/2 the bound `fdp_t` is left out, as a
-            skewed data term would mislead it.
+        amplitude: factor on the input, > 0. A large one gives a gradient far above the clipping
+            norm, without which a fault of the clipping does not show.
+        sampling_rate: known probability in (0, 1) of joining a step's batch, each step by a coin of
+            its own. A small one disturbs the training less and needs more steps: about
+            ``1 / (4 p (1 - p))`` times as many as 1/2. With one other than 1/2 the bound `fdp_t`
+            is left out, as a skewed data term would mislead it.
         game: what the report's bounds on a step's epsilon are of. "step": of telling a batch with
             the canary from one without it. "subsampled": of telling whether the canary is in the
             data, from which it joins a batch with probability ``sampling_rate``. Either game is
@@ -79,14 +79,7 @@ class InputCanary:
     def made(
         self, module: Any, sample: Sample, batch: Any, params: Sequence[torch.Tensor]
     ) -> Sample:
-        """The canary, made of a sample of the data.
-
-        Args:
-            module: the user's module.
-            sample: a sample of the data.
-            batch: the batch of the step.
-            params: the parameters that are trained.
-        """
+        """The canary, made of a sample of the data."""
         raise NotImplementedError
 
     def at_step(self, module: Any, sample: Sample) -> Sample:
@@ -128,15 +121,7 @@ class MovedInput(InputCanary):
 class Mislabeled(InputCanary):
     """A sample of the data whose label is, at every step, the class that is least likely.
 
-    Args:
-        amplitude: factor on the input, > 0.
-        sampling_rate: probability of joining a step's batch, in (0, 1).
-        loss: ``loss(module, batch)``, the loss that is trained; None for the cross entropy of
-            ``module(input)`` with the label.
-        num_classes: number of labels; None to count the outputs of ``module(input)``.
-        input: where a batch holds the input, such as ``"0"`` or ``"image"``; None to search.
-        label: where it holds the label; None to search.
-        game: what a step's epsilon is of, "step" or "subsampled"; see `InputCanary`.
+    The arguments are those of `InputCanary`.
 
     Example:
         >>> Mislabeled(amplitude=100.0).amplitude
@@ -167,15 +152,7 @@ class Mislabeled(InputCanary):
 class Blank(InputCanary):
     """An input of zeros, with the label that is least likely at every step.
 
-    Args:
-        amplitude: of no effect on zeros.
-        sampling_rate: probability of joining a step's batch, in (0, 1).
-        loss: ``loss(module, batch)``, the loss that is trained; None for the cross entropy of
-            ``module(input)`` with the label.
-        num_classes: number of labels; None to count the outputs of ``module(input)``.
-        input: where a batch holds the input, such as ``"0"`` or ``"image"``; None to search.
-        label: where it holds the label; None to search.
-        game: what a step's epsilon is of, "step" or "subsampled"; see `InputCanary`.
+    The arguments are those of `InputCanary`; the amplitude is of no effect.
     """
 
     amplitude: float = 1.0
@@ -197,19 +174,13 @@ class Blank(InputCanary):
 class Adversarial(MovedInput):
     """A sample of the data, moved by projected gradient ascent so that its loss rises.
 
+    The other arguments are those of `InputCanary`; ``num_classes`` is not used.
+
     Args:
         steps: of the ascent, >= 1.
         step_size: by which every entry of the input moves in a step, > 0.
         radius: by which an entry may move in all, > 0.
         remake_every_n_steps: training steps after which the ascent starts again, >= 1.
-        amplitude: factor on the input before the ascent, > 0.
-        sampling_rate: probability of joining a step's batch, in (0, 1).
-        loss: ``loss(module, batch)``, the loss that is trained; None for the cross entropy of
-            ``module(input)`` with the label.
-        num_classes: not used.
-        input: where a batch holds the input, such as ``"0"`` or ``"image"``; None to search.
-        label: where it holds the label; None to search.
-        game: what a step's epsilon is of, "step" or "subsampled"; see `InputCanary`.
     """
 
     steps: int = 10
@@ -266,13 +237,7 @@ def floating_input(canary: InputCanary, sample: Sample) -> torch.Tensor:
 
 
 def loss_of(canary: InputCanary, module: Any, batch: Any, sample: Sample) -> torch.Tensor:
-    """The loss of a batch of the sample's kind.
-
-    Args:
-        canary: says how.
-        module: the user's module.
-        batch: tensors with the samples first.
-        sample: says where a batch holds the input and the label.
+    """The loss of a batch of the sample's kind, which says where its input and label are.
 
     Raises:
         ValueError: the module has no ``forward`` or the batch no label, and ``loss`` is None; or
@@ -298,11 +263,6 @@ def loss_of(canary: InputCanary, module: Any, batch: Any, sample: Sample) -> tor
 
 def with_least_likely_label(canary: InputCanary, module: Any, sample: Sample) -> Sample:
     """The sample with the label of the largest loss; as it is where there is no label.
-
-    Args:
-        canary: says how many labels there are, and what the loss is.
-        module: the user's module.
-        sample: the canary's sample.
 
     Raises:
         ValueError: the module has no ``forward``, and ``num_classes`` is None.

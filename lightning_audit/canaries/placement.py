@@ -97,13 +97,8 @@ def place(
 ) -> Placement:
     """Give every canary coordinates of its own.
 
-    Args:
-        canaries: what to place, in the order of their worth.
-        layout: the trainable tensors.
-        rng: the audit's own generator.
-
-    Returns:
-        The placement, in the order of ``canaries`` less those that found no room.
+    ``canaries`` are in the order of their worth, and so are those of the placement, less those that
+    found no room; ``rng`` is the audit's own.
 
     Raises:
         ValueError: no trainable tensor, an unknown parameter name, or no canary fits.

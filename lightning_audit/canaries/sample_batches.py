@@ -55,16 +55,11 @@ class Sample:
 
 
 def rows(batch: Any) -> int:
-    """Number of samples of a batch.
-
-    Args:
-        batch: tensors with the samples first, in tuples, lists, dicts or named tuples.
-
-    Returns:
-        The first dimension that all its tensors have.
+    """Number of samples of a batch: the first dimension that all its tensors have.
 
     Raises:
-        ValueError: the batch holds anything else.
+        ValueError: the batch holds anything else than tensors with the samples first, in tuples,
+            lists, dicts or named tuples.
     """
     return _rows(_named_leaves(batch))
 
@@ -78,7 +73,7 @@ def sample_of(batch: Any, row: int, input_name: str | None, label_name: str | No
     """Cut one sample out of a batch.
 
     Args:
-        batch: tensors with the samples first, in tuples, lists, dicts or named tuples.
+        batch: as of `rows`.
         row: number of the sample.
         input_name: where the input lies, such as ``"0"`` or ``"image"`` or ``"views.0"``; None for
             the first tensor of floating point numbers, or the first one.
@@ -109,12 +104,7 @@ def sample_of(batch: Any, row: int, input_name: str | None, label_name: str | No
 def appended(batch: Any, sample: Sample) -> Any:
     """A new batch with the sample behind the others; the tensors of ``batch`` are left alone.
 
-    Args:
-        batch: a batch of the kind that the sample was cut out of.
-        sample: what to append.
-
-    Returns:
-        The same containers around new tensors, one row longer.
+    It is one row longer, in the same containers.
 
     Raises:
         ValueError: the batch is of another kind.
@@ -142,15 +132,11 @@ def copies(batch: Any) -> tuple[Any, Any, int]:
     In the second one those samples stay that have an even number of ones in their number's binary
     form: every other one, every fourth and so on has some of both kinds, as has any part of three.
 
-    Args:
-        batch: tensors with the samples first, in tuples, lists, dicts or named tuples.
+    Batch and errors are those of `rows`.
 
     Returns:
         A batch of copies alone; one in which about half of the samples are copies; and how many
         copies that one has. New tensors in the same containers.
-
-    Raises:
-        ValueError: the batch holds anything else.
     """
     size = rows(batch)
     mixed = [row if row.bit_count() % 2 == 0 else 0 for row in range(size)]

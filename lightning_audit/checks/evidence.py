@@ -1,43 +1,12 @@
-"""What all checks by e-process have in common."""
+"""The e-process of a check: how large it was, and when it crossed its threshold."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
-
-from lightning_audit.results.audit_report import CheckResult, Kind
 
 _PACKAGE = __name__.partition(".")[0]
-
-#: How the significance of a run is shared. What is handed out may never exceed 1 (Ville's
-#: inequality for each, the union bound for all).
-SHARES: Mapping[str, float] = {
-    "noise": 0.1,
-    "noise.tensor": 0.1,
-    "noise.step": 0.1,
-    "noise.canary": 0.1,
-    # It needs the most steps of all: what is left over helps it most.
-    "sensitivity": 0.17,
-    "epsilon": 0.1,
-    "reuse.lag": 0.09,
-    "reuse.broadcast": 0.1,
-    "reuse.pair": 0.08,
-    # What these look for shows in a step or two, with evidence that needs no larger share.
-    "reuse.recurrence": 0.01,
-    "noise.shape": 0.01,
-    "batch_normalised": 0.01,
-    # The update follows coins whose canaries were taken out; raw gradients show in a step or two.
-    "gradient_replaced": 0.01,
-    # Of samplers whose type does not tell how they draw; a wrong one is seen in a few batches.
-    "sampling.not_poisson": 0.01,
-    "sampling.rate": 0.01,
-}
-
-#: How a second significance, of the same size, is shared by tests that only warn.
-WARNING_SHARES: Mapping[str, float] = {"noise.mean": 0.5, "noise.excess": 0.5}
-
 
 #: Growth of a log e-value that is kept with its step: by so much, from one on.
 _GROWTH = 1.25
@@ -51,26 +20,20 @@ class Evidence:
     depend on it, so that the test is then judged by the new one from its beginning.
 
     Args:
-        name: a key of `SHARES`.
+        name: of the check.
         significance: of the whole run.
-        kind: which claim the test is about.
+        share: of it that is the test's own; what is handed out of one significance may never
+            exceed 1 (Ville's inequality for each, the union bound for all).
     """
 
     name: str
     significance: float
-    kind: Kind = "mechanism"
+    share: float
     log_e: float = 0.0
     observed: bool = False
     #: Steps at which the log e-value was larger than ever, and how large: the latest, the one at
     #: which the threshold was crossed, and of the others one for each growth by a quarter.
     growth: list[tuple[int, float]] = field(default_factory=list)
-
-    _flag: ClassVar[Literal["violated", "warned"]] = "violated"
-
-    @property
-    def share(self) -> float:
-        """The test's share of the significance."""
-        return SHARES[self.name]
 
     @property
     def threshold(self) -> float:
@@ -111,34 +74,6 @@ class Evidence:
             self.update(log_e, step)
         self.observed = observed
 
-    def result(
-        self, fine: str, wrong: str, advice: str, evidence: Mapping[str, Any]
-    ) -> CheckResult:
-        """The check's result: one sentence if nothing is wrong, another with advice if it is."""
-        status = self._flag if self.violated else "ok" if self.observed else "not_run"
-        messages = {self._flag: wrong, "ok": fine, "not_run": "nothing was observed"}
-        return CheckResult(
-            name=self.name,
-            kind=self.kind,
-            status=status,
-            message=messages[status],
-            advice=advice if self.violated else "",
-            log_e_value=self.log_e,
-            share=self.share,
-            evidence={**evidence, "violated_at_step": self.violated_at},
-        )
-
-
-class Warned(Evidence):
-    """Evidence of what is not as stated, but loses no privacy; its name is in `WARNING_SHARES`."""
-
-    _flag = "warned"
-
-    @property
-    def share(self) -> float:
-        """The test's share of the significance of warnings."""
-        return WARNING_SHARES[self.name]
-
 
 def evidence_in(part: object) -> Iterator[Evidence]:
     """Every test that checks hold, wherever they hold it, so that none can be forgotten.
@@ -177,15 +112,12 @@ def judge_again(tests: Iterable[Evidence], significance: float) -> tuple[list[st
     return new, gone
 
 
-def shared_log_e(checks: Iterable[CheckResult]) -> float:
+def shared_log_e(tests: Iterable[tuple[float, float]]) -> float:
     """Log of the shared e-value: the largest of share times e-value, at least 0.
 
-    The claim is refuted when it reaches ``log(1 / significance)``. Tests that only warn count for
-    nothing.
+    The claim is refuted when it reaches ``log(1 / significance)``.
+
+    Args:
+        tests: log e-value and share, > 0, of each.
     """
-    values = [
-        check.log_e_value + math.log(check.share)
-        for check in checks
-        if check.log_e_value is not None and check.name in SHARES and check.share > 0
-    ]
-    return max([0.0, *values])
+    return max([0.0, *(log_e + math.log(share) for log_e, share in tests)])

@@ -2,8 +2,142 @@
 
 from __future__ import annotations
 
-from lightning_audit.checks.registry import judged
+from lightning_audit.checks.check import MEASURED, Check, FaultRule
+from lightning_audit.checks.noise_channel import NOISE_EXCESS
 from lightning_audit.results.audit_report import CheckResult
+
+#: Low precision rounds norms, but not by as much as this.
+NORM_TOLERANCE = 1.1
+
+GRADIENT_REPLACED = Check(
+    "gradient_replaced",
+    "the update used another gradient than the noisy one, or more than it",
+    # The update follows coins whose canaries were taken out; raw gradients show in a step or two.
+    share=0.01,
+    each=True,
+    always=True,
+    must_run=True,
+    wrong=lambda seen: seen["replaced"] > 0,
+    faults=(
+        FaultRule(
+            "gradient_replaced",
+            "gradient replaced: the closure ran again inside the optimizer's step, and the update "
+            "used the raw gradient, without clipping and noise",
+            "whether step() passes its closure on to the inner optimizer, or something writes "
+            "p.grad after the noise was added",
+            rank=-9,
+            explains_groups=MEASURED,
+        ),
+    ),
+)
+NO_DP = Check(
+    "no_dp",
+    "an optimizer steps without clipping and noise",
+    always=True,
+    must_run=True,
+    wrong=lambda seen: seen["plain_steps"] > 0,
+    faults=(
+        FaultRule(
+            "no_dp",
+            "no DP-SGD: an optimizer steps that is not the private one",
+            "what configure_optimizers returns: every optimizer there must come from make_private",
+            rank=-8,
+        ),
+    ),
+)
+FINITE = Check(
+    "finite",
+    "a record's gradient is not a number, and gets past clipping",
+    each=True,
+    always=True,
+    wrong=lambda seen: "records" in seen,
+    faults=(
+        FaultRule(
+            "not_finite",
+            "a record that is not finite: its gradient is not a number, no clipping bounds it, and "
+            "the model shows whether the record was there",
+            "the loss of that record (a logarithm or a quotient of zero, an overflow), and whether "
+            "clipping leaves samples out whose norm is not finite",
+            rank=-7,
+        ),
+    ),
+)
+UNSYNCHRONISED = Check(
+    "unsynchronised",
+    "several processes train, and each updates with a gradient of its own",
+    wrong=lambda seen: seen["synchronised"] is not True,
+    faults=(
+        FaultRule(
+            "unsynchronised",
+            "no synchronised DP-SGD: each process clips, adds noise and trains on its own, and the "
+            "first one's model is kept",
+            "how the module is wrapped for several processes before make_private sees it",
+            rank=-6,
+            explains_groups=MEASURED,
+        ),
+    ),
+)
+NOISE_RESTARTED = Check(
+    "reuse.resume",
+    "a seeded noise generator started again when the training was resumed",
+    wrong=lambda seen: seen["restarted"] is not False,
+    faults=(
+        FaultRule(
+            "noise_restarted",
+            "noise re-used: a seeded generator started again when the training was resumed",
+            "where the noise generator is seeded, and whether its state is in the checkpoint",
+            rank=-5,
+            explains=("reuse.lag", "reuse.recurrence"),
+        ),
+    ),
+)
+CLIPPING_NORM = Check(
+    "clipping.norm",
+    "ghost clipping goes by norms that samples' gradients exceed",
+    each=True,
+    wrong=lambda seen: seen["largest_ratio"] > NORM_TOLERANCE,
+    faults=(
+        FaultRule(
+            "wrong_norms",
+            "clipping by wrong norms: samples are clipped by norms that their gradients exceed",
+            "the norm samplers of ghost clipping: a layer, a bias or a second use may be left out",
+            rank=-4,
+            explains_groups=("clipping", "leakage"),
+        ),
+    ),
+)
+NOISE_SHARED = Check(
+    "reuse.optimizers",
+    "the noise generators of two private optimizers started in one state",
+    wrong=lambda seen: seen["shared"] is not False,
+    faults=(
+        FaultRule(
+            "noise_shared_by_optimizers",
+            "noise re-used: the generators of two optimizers started in the same state",
+            "where the generators of the optimizers are seeded",
+            rank=-3,
+        ),
+    ),
+)
+LOGICAL_BATCH = Check(
+    "logical_batch",
+    "a rest of one logical batch is added to the next, where a record can count twice",
+    wrong=lambda seen: seen["carried_over"] > 0,
+    faults=(
+        FaultRule(
+            "batches_run_together",
+            "logical batches run together: a record can count twice in one step",
+            "how the loader that splits batches ends an epoch",
+            rank=-2,
+        ),
+    ),
+)
+LOSS_REDUCTION = Check(
+    "loss_reduction",
+    "the loss is a sum where the optimizer takes it for a mean, or the reverse (a warning)",
+    warns=True,
+    wrong=lambda seen: seen["loss"] != seen["optimizer"],
+)
 
 
 def gradient_replaced_result(
@@ -17,9 +151,8 @@ def gradient_replaced_result(
         first_step: the first of the former, None if it is not known.
     """
     if not steps:
-        return CheckResult("gradient_replaced", "mechanism", "not_run", "no step was seen")
-    return judged(
-        "gradient_replaced",
+        return GRADIENT_REPLACED.not_run("no step was seen")
+    return GRADIENT_REPLACED.judged(
         {"replaced": replaced, "steps": steps, "first_step": first_step},
         "every update used the gradient that DP-SGD made",
         f"in {replaced} of {steps} steps the update used another gradient than the one that was "
@@ -40,9 +173,8 @@ def no_dp_result(plain_steps: int, private_steps: int, plain_name: str) -> Check
     evidence = {"plain_steps": plain_steps, "private_steps": private_steps}
     if not plain_steps and not private_steps:
         message = "no private optimizer took a step"
-        return CheckResult("no_dp", "mechanism", "not_run", message, evidence=evidence)
-    return judged(
-        "no_dp",
+        return NO_DP.not_run(message, evidence)
+    return NO_DP.judged(
         evidence,
         "only the private optimizer took steps",
         f"{plain_name} took {plain_steps} steps without clipping and noise",
@@ -58,8 +190,7 @@ def noise_restarted_result(restarted: bool) -> CheckResult:
         restarted: whether, at the first step after the stop, the noise generator was in the state
             that it had at the first step of the training.
     """
-    return judged(
-        "reuse.resume",
+    return NOISE_RESTARTED.judged(
         {"restarted": restarted},
         "the noise did not start again with the training",
         "when the training was resumed its noise generator started again in the state of the first "
@@ -77,9 +208,8 @@ def clipping_norm_result(checked: int, largest_ratio: float) -> CheckResult:
     """
     if not checked:
         message = "no sample's norm was looked at"
-        return CheckResult("clipping.norm", "mechanism", "not_run", message)
-    return judged(
-        "clipping.norm",
+        return CLIPPING_NORM.not_run(message)
+    return CLIPPING_NORM.judged(
         {"checked": checked, "largest_ratio": largest_ratio},
         f"the norms that clipping goes by are those of the gradients, in {checked} samples",
         f"a sample's gradient is {largest_ratio:.3g} times as long as the norm that clips it",
@@ -94,8 +224,7 @@ def noise_shared_result(shared: bool) -> CheckResult:
     Args:
         shared: whether the noise generators of two of them were in one state when they began.
     """
-    return judged(
-        "reuse.optimizers",
+    return NOISE_SHARED.judged(
         {"shared": shared},
         "every optimizer began with noise of its own",
         "two private optimizers began with their noise generators in the same state, so both add "
@@ -111,8 +240,7 @@ def logical_batch_result(carried: int, epochs: int) -> CheckResult:
         carried: epochs that began with the rest of a logical batch of the epoch before.
         epochs: epochs seen since the batches are split.
     """
-    return judged(
-        "logical_batch",
+    return LOGICAL_BATCH.judged(
         {"carried_over": carried, "epochs": epochs},
         "every epoch began with a logical batch of its own",
         f"{carried} of {epochs} epochs began with the rest of a logical batch of the epoch before, "
@@ -132,8 +260,7 @@ def unsynchronised_result(synchronised: bool, processes: int) -> CheckResult:
         synchronised: whether all processes read the same gradients at every step.
         processes: number of processes.
     """
-    return judged(
-        "unsynchronised",
+    return UNSYNCHRONISED.judged(
         {"processes": processes, "synchronised": synchronised},
         f"all {processes} processes updated with the same gradients",
         f"the {processes} processes updated with different gradients, so what the optimizer states "
@@ -152,8 +279,7 @@ def equal_noise_result(processes: int) -> CheckResult:
     Args:
         processes: number of processes.
     """
-    return judged(
-        "noise.excess",
+    return NOISE_EXCESS.judged(
         {"processes": processes},
         "",
         f"too much noise: several of the {processes} processes draw the same noise, whose sum is "
@@ -176,12 +302,11 @@ def finite_result(lost: int, first: tuple[int, int, int] | None) -> CheckResult:
             f"the gradient of {lost} steps was not finite, and it cannot be told whether single "
             "records made it so"
         )
-        return CheckResult("finite", "mechanism", "not_run", message, evidence=evidence)
+        return FINITE.not_run(message, evidence)
     step, records, rows = first or (0, 0, 0)
     if lost:
         evidence |= {"step": step, "records": records, "rows": rows}
-    return judged(
-        "finite",
+    return FINITE.judged(
         evidence,
         "the gradient of every step was finite",
         f"at step {step} the gradients of {records} of {rows} records looked at were not finite, "
@@ -208,8 +333,7 @@ def loss_reduction_result(found: str | None, supposed: str | None) -> tuple[Chec
         if found == "sum"
         else "per-sample gradients are a batch's size too small, and drown in the noise"
     )
-    result = judged(
-        "loss_reduction",
+    result = LOSS_REDUCTION.judged(
         {"loss": found, "optimizer": supposed},
         f"the loss is a {found} over its batch, as the optimizer takes it to be",
         f"the loss is a {found} over its batch where the optimizer takes it for a {supposed}: "

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_audit.accounting.margin import exceeds
+from lightning_audit.checks.check import Check, FaultRule
 from lightning_audit.record.store import RecordHeader
 from lightning_audit.stats.bounds.gaussian import mu_noncentral_t
 from lightning_audit.stats.evalues.error_rate_bet import ErrorRateBet
@@ -27,6 +29,28 @@ _SIGNAL_GRID = np.concatenate(
         [1.03, 1.07, 1.1, 1.2, 1.3, 1.5, 1.75],
         [2.0, 2.5, 3.0, 5.0, 10.0, 30.0, 100.0, 300.0, 1000.0],
     ]
+)
+
+
+EPSILON = Check(
+    "epsilon",
+    "more leaks than claimed, over the run",
+    kind="epsilon",
+    share=0.1,
+    group="leakage",
+    always=True,
+    wrong=lambda seen: (
+        seen["epsilon_lower"] is not None
+        and exceeds(seen["epsilon_lower"], seen["claimed_epsilon"])
+    ),
+    faults=(
+        FaultRule(
+            "leaks_more_than_claimed",
+            "more leaks than the claim allows, by noise and clipping together",
+            "clipping and noise of each step, and the noise multiplier that the accountant is told",
+            rank=1,
+        ),
+    ),
 )
 
 

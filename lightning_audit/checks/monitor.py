@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit.accounting.step_history import Phases, StepHistory
+from lightning_audit.accounting.phases import Phase
+from lightning_audit.accounting.step_history import StepHistory
 from lightning_audit.checks.coin_guesses import Guesses
-from lightning_audit.checks.evidence import shared_log_e
+from lightning_audit.checks.evidence import evidence_in, shared_log_e
 from lightning_audit.checks.integrity import gradient_replaced_result
 from lightning_audit.checks.leakage import (
     LeakageBound,
@@ -98,8 +99,8 @@ class AuditMonitor:
         )
 
     @property
-    def history(self) -> Phases:
-        """Phases of (noise_multiplier, sample_rate, steps), in the order of first appearance."""
+    def history(self) -> tuple[Phase, ...]:
+        """What was claimed of the steps, in the order of first appearance."""
         return self.claims.phases()
 
     def signal_over_noise(self, significance: float) -> SignalOverNoise:
@@ -121,7 +122,7 @@ class AuditMonitor:
     @property
     def log_e_value(self) -> float:
         """Log of the e-value that the checks of the record share; see `shared_log_e`."""
-        return shared_log_e(self.results())
+        return shared_log_e((test.log_e, test.share) for test in evidence_in(self))
 
     def results(self) -> tuple[CheckResult, ...]:
         """Results of the checks that see the record alone."""

@@ -6,6 +6,7 @@ them, and `replay` cannot give these checks again.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,23 +15,59 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from lightning_audit.checks.evidence import Evidence, Warned
+from lightning_audit.checks.check import Check, FaultRule, NoiseStatistic
+from lightning_audit.checks.noise_reuse import RECURRENCE
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.snapshot import restore, snapshot
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.evalues.divisor import DivisorTest
 from lightning_audit.stats.evalues.noise_scale import excess_log_e
-from lightning_audit.stats.evalues.noise_shape import TailBet, TieBet, sign_log_e
+from lightning_audit.stats.evalues.noise_shape import TailBet, TieBet
 from lightning_audit.stats.evalues.recurrence import NoisePast
 from lightning_audit.stats.evalues.sequential import PredictableCentre, SingleStepBet, log_mean_exp
 
-#: Names of the checks that `replay` cannot give.
-FROM_MEMORY = (
+# What most of these look for shows in a step or two, with evidence that needs no larger share.
+NOISE_SHAPE = Check(
     "noise.shape",
-    "reuse.recurrence",
-    "batch_normalised",
-    "noise.mean",
+    "noise whose tails are not those of normal noise, or that lies on a lattice",
+    share=0.01,
+    group="channel",
+    needs="no step was read, or all in low precision or beside data too loud for it",
+    each=True,
+    always=True,
+    doubtful=True,
+)
+BATCH_NORMALISED = dataclasses.replace(
+    NOISE_SHAPE,
+    name="batch_normalised",
+    finds="the noisy sum is divided by the number of records that the batch happens to have "
+    "(Opacus' optimizers in one process; by hand where gradients pass through "
+    "lightning_audit.per_sample and the data leave enough of the noise to see, sometimes as "
+    "`noise.step`; the report says where it could not be told)",
+    needs="no step was read of which it is known what else it may be divided by",
+    faults=(
+        FaultRule(
+            "divides_by_realised_batch",
+            "divided by the realised batch size: the noise of a step depends on how many records "
+            "it drew, and large batches have too little",
+            "what the sum of gradients and noise is divided by: it must be the expected batch "
+            "size, a constant",
+            rank=0,
+            explains=("noise.shape",),
+            explains_groups=("clipping", "reuse", "leakage"),
+        ),
+    ),
+)
+NOISE_EXCESS = Check(
     "noise.excess",
+    "noise that is larger than claimed (a warning: no privacy is lost, no gate fails)",
+    share=0.5,
+    needs="the clipped sums are not known, or the residual is too small to be the claimed noise",
+    each=True,
+    always=True,
+    # Parts of a batch that are too long, or processes of equal noise, are seen without an e-value.
+    wrong=lambda _: True,
+    warns=True,
 )
 
 #: Probability with which noise as claimed is not taken for noise, in one step.
@@ -126,15 +163,19 @@ class _QuietEntries:
 
 
 class NoiseChannelChecks:
-    """`noise.shape`, `reuse.recurrence`, `batch_normalised`; `noise.mean` and `noise.excess` warn.
+    """`noise.shape`, `reuse.recurrence`, `batch_normalised`; `noise.excess` warns.
 
     Args:
         significance: of the whole run.
+        of_noise: further checks, of the noise alone.
         fine: whether gradients are of single precision or better; if not, nothing is tested.
     """
 
-    def __init__(self, significance: float, *, fine: bool = True) -> None:
+    def __init__(
+        self, significance: float, of_noise: Sequence[NoiseStatistic] = (), *, fine: bool = True
+    ) -> None:
         self._fine = fine
+        self._of_noise = tuple(of_noise)
         self._past = NoisePast()
         self._tails, self._ties = TailBet(), TieBet()
         self._recurrence = SingleStepBet()
@@ -143,22 +184,24 @@ class NoiseChannelChecks:
         self._difference_ratio: float | None = None
         self._divisor = DivisorTest()
         self._quiet, self._beside_data = _QuietEntries(), False
-        self._signs = np.zeros(2, dtype=np.int64)
         self._excess = np.zeros(2)
         self._longest, self._long_at = 0.0, -1
-        self.shape = Evidence("noise.shape", significance)
-        self.recurrence = Evidence("reuse.recurrence", significance)
-        self.divisor = Evidence("batch_normalised", significance)
-        self.mean = Warned("noise.mean", significance)
-        self.excess = Warned("noise.excess", significance)
+        self.shape = NOISE_SHAPE.test(significance)
+        self.recurrence = RECURRENCE.test(significance)
+        self.divisor = BATCH_NORMALISED.test(significance)
+        self.excess = NOISE_EXCESS.test(significance)
 
     def state(self) -> dict[str, Any]:
         """What `load` needs but the noise: taken off the gradients, it leaves the clipped sums."""
-        return {name: snapshot(value) for name, value in vars(self).items() if name != "_past"}
+        kept = {**vars(self), "_of_noise": [vars(one) for one in self._of_noise]}
+        return {name: snapshot(value) for name, value in kept.items() if name != "_past"}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
-        vars(self).update({name: restore(value) for name, value in state.items()})
+        own = {name: restore(value) for name, value in state.items()}
+        for one, values in zip(self._of_noise, own.pop("_of_noise"), strict=True):
+            vars(one).update(values)
+        vars(self).update(own)
 
     def update(self, seen: NoiseSeen, step: int) -> None:
         """Take in one step."""
@@ -173,7 +216,9 @@ class NoiseChannelChecks:
             return
         noise = noise_of(seen)
         if noise is not None:
-            self._update_mean_and_excess(noise, step)
+            self._update_excess(noise, step)
+            for one in self._of_noise:
+                one.update(noise, step)
         if noise is not None or seen.split:
             self._note_sum(seen, step)
         # Readings hold the noise beside the data, so that the tests are valid for them as well.
@@ -205,9 +250,7 @@ class NoiseChannelChecks:
         self._divisor.update(released, sums, seen.noise_multiplier, seen.divisors)
         self.divisor.update(self._divisor.log_e, step)
 
-    def _update_mean_and_excess(self, noise: FloatArray, step: int) -> None:
-        self._signs += [np.sum(noise > 0), np.sum(noise < 0)]
-        self.mean.update(sign_log_e(*self._signs.tolist()), step)
+    def _update_excess(self, noise: FloatArray, step: int) -> None:
         self._excess += [len(noise), float(noise @ noise)]
         self.excess.update(float(excess_log_e(*self._excess)), step)
 
@@ -224,35 +267,35 @@ class NoiseChannelChecks:
         self._longest = max(self._longest, ratio)
 
     def results(self, *, clips: bool) -> tuple[CheckResult, ...]:
-        """Results of the five checks.
+        """Results of the checks.
 
         Args:
             clips: whether nothing contradicts the clipping; if not, a long sum is no sign of noise.
         """
-        earlier, later = self._recurred
+        (earlier, later), recurred = self._recurred, self.recurrence.violated
         return (
             self._shape_result(),
-            self.recurrence.result(
+            RECURRENCE.result(
+                self.recurrence,
                 "no step's noise was that of an earlier step",
                 f"readings of step {later} differ from those of step {earlier} by less than fresh "
                 "noise of the claimed size makes them: as if the noise came back",
                 "look for a generator that is seeded anew from few seeds, or restored, and draw "
                 "all noise from one generator that is seeded once",
                 {
-                    "steps": [earlier, later] if self.recurrence.violated else [],
-                    "difference_ratio": (
-                        self._difference_ratio if self.recurrence.violated else None
-                    ),
+                    "steps": [earlier, later] if recurred else [],
+                    "difference_ratio": self._difference_ratio if recurred else None,
                 },
             ),
-            self.divisor.result(
+            BATCH_NORMALISED.result(
+                self.divisor,
                 _BESIDE_DATA if self._beside_data else "the noisy sum is divided by what is stated",
                 "the noisy sum is divided by the number of samples that the batch happens to have, "
                 "so that the size of the gradient and of its noise tells of it",
                 "divide by the expected batch size, which is the same at every step",
                 {},
             ),
-            self._mean_result(),
+            *(one.result() for one in self._of_noise),
             self._excess_result(clips),
         )
 
@@ -263,24 +306,13 @@ class NoiseChannelChecks:
             if lattice
             else "the noise is not spread as normal noise of the claimed size is"
         )
-        return self.shape.result(
+        return NOISE_SHAPE.result(
+            self.shape,
             "the noise has the tails of normal noise, and no lattice",
             f"{what}: some events tell one record more than the claim allows",
             "draw the noise with torch.normal or torch.randn in single precision, and neither "
             "round nor clip it",
             {"log_e_tails": self._tails.log_e, "log_e_ties": self._ties.log_e},
-        )
-
-    def _mean_result(self) -> CheckResult:
-        positive, negative = self._signs.tolist()
-        share = positive / max(positive + negative, 1)
-        return self.mean.result(
-            "the noise is as often above zero as below",
-            f"the mean of the noise is not zero: {share:.0%} of what was added to the clipped sums "
-            "are above zero; that loses no privacy, but biases the training",
-            "look at the mean that the noise is drawn with, and whether anything else, such as "
-            "momentum or weight decay, is added to the gradient before the update",
-            {"positive": positive, "negative": negative},
         )
 
     def _excess_result(self, clips: bool) -> CheckResult:
@@ -293,17 +325,16 @@ class NoiseChannelChecks:
             "update, looks like noise as well"
         )
         if clips and self._long_at >= 0 and not self.excess.violated:
-            return CheckResult(
-                "noise.excess",
-                "mechanism",
-                "warned",
+            return NOISE_EXCESS.judged(
+                {**evidence, "violated_at_step": self._long_at},
+                "",
                 f"too much noise: clipped sums are up to {self._longest:.3g} times as long as "
                 "clipping allows, so noise is added before a sum is complete, perhaps to each part "
                 "of a split batch; that loses no privacy, but accuracy",
                 advice,
-                evidence={**evidence, "violated_at_step": self._long_at},
             )
-        return self.excess.result(
+        return NOISE_EXCESS.result(
+            self.excess,
             "the noise is no larger than claimed",
             f"too much noise: it is {ratio:.3g} times the claim, or something else was added to "
             "the clipped sums; that loses no privacy, but accuracy",

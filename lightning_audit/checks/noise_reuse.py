@@ -7,16 +7,48 @@ readings of the step, the same coordinate of another tensor.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit.checks.evidence import Evidence
+from lightning_audit.checks.check import Check
 from lightning_audit.record.store import RecordHeader
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.evalues.noise_scale import noise_log_e
 from lightning_audit.stats.evalues.sequential import is_look, log_mean_exp
+
+REUSE_LAG = Check(
+    "reuse.lag",
+    "noise that is not drawn anew",
+    share=0.09,
+    group="reuse",
+    needs="no reading was compared with that of an earlier step",
+    each=True,
+    always=True,
+    doubtful=True,
+)
+REUSE_BROADCAST = dataclasses.replace(
+    REUSE_LAG,
+    name="reuse.broadcast",
+    share=0.1,
+    needs="no readings of one step were compared with each other",
+)
+REUSE_PAIR = dataclasses.replace(
+    REUSE_LAG,
+    name="reuse.pair",
+    share=0.08,
+    needs="no readings of two tensors were compared with each other",
+)
+RECURRENCE = dataclasses.replace(
+    REUSE_LAG,
+    name="reuse.recurrence",
+    finds="noise that comes back at irregular steps, as from few seeds",
+    # What it looks for shows in a step or two, with evidence that needs no larger share.
+    share=0.01,
+    needs="no step was read, or all in low precision or beside data too loud for it",
+)
 
 
 class ReuseCheck:
@@ -29,8 +61,8 @@ class ReuseCheck:
         self._lag_count = np.zeros(header.lags + 2)
         self._lag_squares = np.zeros(header.lags + 2)
         self._single = {"broadcast": np.zeros(2), "pair": np.zeros(2)}
-        names = ("reuse.lag", "reuse.broadcast", "reuse.pair")
-        self.evidence = {name: Evidence(name, significance) for name in names}
+        checks = (REUSE_LAG, REUSE_BROADCAST, REUSE_PAIR)
+        self.evidence = {check.name: check.test(significance) for check in checks}
 
     def update(self, entry: NDArray[np.void]) -> None:
         """Take in one entry of the record."""
@@ -95,20 +127,23 @@ class ReuseCheck:
     def results(self) -> tuple[CheckResult, ...]:
         """Results of the three checks."""
         return (
-            self.evidence["reuse.lag"].result(
+            REUSE_LAG.result(
+                self.evidence["reuse.lag"],
                 "no noise comes back at a later step",
                 "readings of different steps differ by less than fresh noise of the claimed size "
                 f"makes them: as if the noise came back {self.period}",
                 "look for a generator that is seeded again, or restored, between steps",
                 {"lag": self.lag, "lags": self._lags},
             ),
-            self.evidence["reuse.broadcast"].result(
+            REUSE_BROADCAST.result(
+                self.evidence["reuse.broadcast"],
                 "coordinates of a step have noise of their own",
                 "the coordinates of a step differ by less than noise of their own makes them",
                 "look for a noise drawn with too small a shape and broadcast over the gradient",
                 {"residual_ratio": self.residual_ratio("reuse.broadcast")},
             ),
-            self.evidence["reuse.pair"].result(
+            REUSE_PAIR.result(
+                self.evidence["reuse.pair"],
                 "tensors have noise of their own",
                 "tensors differ by less than noise of their own makes them",
                 "look for one seed or key that is used for every tensor of a step",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit.checks.evidence import Evidence
+from lightning_audit.checks.check import Check
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.store import RecordHeader
 from lightning_audit.results.audit_report import CheckResult
@@ -17,6 +18,25 @@ from lightning_audit.stats.evalues.sequential import (
     SingleStepBet,
     is_look,
     log_mean_exp,
+)
+
+_FINDS = "too little noise: everywhere, in a tensor, in a few steps, on a canary"
+_NO_STEP = "no step was read whose noise is claimed"
+NOISE = Check(
+    "noise",
+    _FINDS,
+    share=0.1,
+    group="noise",
+    needs=_NO_STEP,
+    each=True,
+    always=True,
+    must_run=True,
+    doubtful=True,
+)
+NOISE_TENSOR = dataclasses.replace(NOISE, name="noise.tensor")
+NOISE_STEP = dataclasses.replace(NOISE, name="noise.step")
+NOISE_CANARY = dataclasses.replace(
+    NOISE, name="noise.canary", needs="no step was read that canaries could go into"
 )
 
 _ADVICE = (
@@ -97,13 +117,13 @@ class WitnessNoiseCheck:
         self._names = header.tensors
         self._counts = np.array(header.witnesses, dtype=np.float64)
         self.sums = PooledSums(len(self._names))
-        self.pooled = Evidence("noise", significance)
-        self.burst = Evidence("noise.step", significance)
+        self.pooled = NOISE.test(significance)
+        self.burst = NOISE_STEP.test(significance)
         self._bet = SingleStepBet()
         self._seen = 0
         #: Largest log e-value of each tensor at any look.
         self._largest = np.zeros(len(self._names))
-        self.single = Evidence("noise.tensor", significance)
+        self.single = NOISE_TENSOR.test(significance)
 
     def update(self, entry: NDArray[np.void]) -> None:
         """Take in one entry of the record."""
@@ -150,14 +170,15 @@ class WitnessNoiseCheck:
         flagged = self.flagged_tensors()
         shown = ", ".join(f"`{name}`" for name in flagged[:5])
         return (
-            self.pooled.result(
+            NOISE.result(
+                self.pooled,
                 "noise and data together are at least the claimed noise",
-                f"the noise is at most {smallest:.3g} times the claim, over the run and where data "
-                "are quiet",
+                f"noise std <= {smallest:.3g}x claimed (quietest tensor)",
                 _ADVICE,
                 evidence,
             ),
-            self.single.result(
+            NOISE_TENSOR.result(
+                self.single,
                 "no tensor has less noise than claimed",
                 f"too little noise on {shown or 'some tensor'} "
                 f"({len(flagged)} of {len(self._names)} tensors; "
@@ -165,7 +186,8 @@ class WitnessNoiseCheck:
                 _ADVICE,
                 {**evidence, "flagged": flagged},
             ),
-            self.burst.result(
+            NOISE_STEP.result(
+                self.burst,
                 "no few steps have less noise than claimed",
                 "some steps have too little noise",
                 _ADVICE,
@@ -181,7 +203,7 @@ class CanaryNoiseCheck:
         self._labels = header.canaries
         self._centre = PredictableCentre((len(self._labels),))
         self.sums = PooledSums(len(self._labels))
-        self.evidence = Evidence("noise.canary", significance)
+        self.evidence = NOISE_CANARY.test(significance)
         self._seen = 0
 
     def update(self, entry: NDArray[np.void]) -> None:
@@ -204,7 +226,8 @@ class CanaryNoiseCheck:
         ratios = self.ratios()
         quietest = int(np.argmin(ratios))
         return (
-            self.evidence.result(
+            NOISE_CANARY.result(
+                self.evidence,
                 "the canaries read at least the claimed noise",
                 f"the noise along {self._labels[quietest]} is at most {ratios[quietest]:.3g} times "
                 "the claim",

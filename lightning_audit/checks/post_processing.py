@@ -14,13 +14,22 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from lightning_audit.checks.evidence import Evidence
+from lightning_audit.checks.integrity import GRADIENT_REPLACED
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.checks.registry import CHANNEL, NOISE, REUSE, SHOW_THE_RELEASE
+from lightning_audit.checks.noise_channel import BATCH_NORMALISED, NOISE_SHAPE
+from lightning_audit.checks.noise_reuse import RECURRENCE, REUSE_BROADCAST, REUSE_LAG, REUSE_PAIR
+from lightning_audit.checks.noise_size import NOISE, NOISE_CANARY, NOISE_STEP, NOISE_TENSOR
+from lightning_audit.checks.sensitivity import SENSITIVITY
 from lightning_audit.layout import FloatArray
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.evalues.coin_bet import CoinBet
 from lightning_audit.stats.evalues.sequential import log_mean_exp
+
+#: What helps where too little noise can be a fault or a function of correct noise.
+SHOW_THE_RELEASE = (
+    "if more is done to the noisy gradient than to update with it, do it behind Opacus' add_noise, "
+    "or show it where its noise is in: grads = lightning_audit.released(grads, module=self)"
+)
 
 #: Log likelihood ratio at which one of two explanations of small noise is taken for the right one.
 _CLEAR = 3.0
@@ -30,7 +39,15 @@ _ERRORS = 2.5
 #: A canary that comes out smaller than this was shrunk, by more than the rounding of its norm.
 _WHOLE = 0.97
 #: Checks that say how large the noise is over many steps.
-_SIZED = ("noise", "noise.tensor", "noise.canary")
+_SIZED = {NOISE.name, NOISE_TENSOR.name, NOISE_CANARY.name}
+#: Checks that suppose noise of the claimed size, drawn anew.
+_OF_NOISE = {
+    *_SIZED,
+    NOISE_STEP.name,
+    *(check.name for check in (REUSE_LAG, REUSE_BROADCAST, REUSE_PAIR, RECURRENCE)),
+    NOISE_SHAPE.name,
+    BATCH_NORMALISED.name,
+}
 
 
 class _Following:
@@ -75,7 +92,7 @@ class UseOfRelease:
     """
 
     def __init__(self, significance: float, coin_probability: float = 0.5) -> None:
-        self.evidence = Evidence("gradient_replaced", significance)
+        self.evidence = GRADIENT_REPLACED.test(significance)
         # Values, and their sizes: a mask that is chosen by what came before the noise keeps more of
         # what a canary was in.
         self._used = [_Following(coin_probability) for _ in range(2)]
@@ -121,7 +138,8 @@ class UseOfRelease:
         """
         if replaced.status == "violated" or not self.evidence.observed:
             return replaced
-        return self.evidence.result(
+        return GRADIENT_REPLACED.result(
+            self.evidence,
             replaced.message,
             "the update follows the canaries' coins although the canaries were taken out of the "
             "noisy gradient: it uses gradients from before the noise",
@@ -156,7 +174,7 @@ def explained_by_processing(
         shares: how much was released of each canary, ``[k]``, and of each tensor; None for all.
     """
     violated = {check.name for check in checks if check.status == "violated"}
-    of_noise = violated & {*NOISE, *REUSE, *CHANNEL}
+    of_noise = violated & _OF_NOISE
     if weights_move:
         return of_noise
     if raw:
@@ -166,29 +184,29 @@ def explained_by_processing(
     if not math.isfinite(seen.error):  # no canary says how much of a gradient comes out
         return set()
     found: set[str] = set()
-    sized = of_noise & set(_SIZED)
+    sized = of_noise & _SIZED
     if sized and seen.shrank_with(_noise_ratio(monitor, sized, tensors), at_cut=at_cut):
         found |= of_noise
     shrunk = seen.shift + _ERRORS * seen.error < _WHOLE
     if at_cut:  # where a class does more in add_noise than to add noise, its canaries tell
-        return found | (of_noise & {"noise.shape"} if shrunk else set())
+        return found | (of_noise & {NOISE_SHAPE.name} if shrunk else set())
     if shrunk:
         found |= of_noise
-    if "noise.shape" in violated:
-        found.add("noise.shape")
+    if NOISE_SHAPE.name in violated:
+        found.add(NOISE_SHAPE.name)
     # What amplifies a canary amplifies the noise of every tensor as much.
     quietest = monitor.witness_noise.smallest_ratio
-    if "sensitivity" in violated and quietest >= seen.shift - _ERRORS * seen.error:
-        found.add("sensitivity")
+    if SENSITIVITY.name in violated and quietest >= seen.shift - _ERRORS * seen.error:
+        found.add(SENSITIVITY.name)
     return found
 
 
 def _noise_ratio(monitor: AuditMonitor, violated: Collection[str], released: FloatArray) -> float:
     """Noise over the claim, where it is smallest of what was flagged and released."""
     ratios = [math.inf]
-    if "noise.canary" in violated:
+    if NOISE_CANARY.name in violated:
         ratios.append(float(monitor.canary_noise.ratios().min()))
-    if {"noise", "noise.tensor"} & set(violated):
+    if {NOISE.name, NOISE_TENSOR.name} & set(violated):
         # What was not released counts as noise of the claimed size.
         squares = monitor.witness_noise.ratios() ** 2 - (1.0 - released)
         ratios.append(math.sqrt(max(float((squares / np.maximum(released, 1e-9)).min()), 0.0)))

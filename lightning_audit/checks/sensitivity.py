@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit.checks.evidence import Evidence
+from lightning_audit.checks.check import Check
 from lightning_audit.checks.part_shifts import PartShifts, ShiftEstimate
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.store import EARLIER, RecordHeader
@@ -20,6 +20,20 @@ _Z95 = 1.6448536269514722
 _KEPT_NORMS = 64
 #: Part of the stake that is on all parts together, once batches are split.
 _TOGETHER = 0.5
+
+
+SENSITIVITY = Check(
+    "sensitivity",
+    "one record adds more than clipping allows",
+    # It needs the most steps of all: what is left over helps it most.
+    share=0.17,
+    group="clipping",
+    needs="no step was read that canaries could go into",
+    each=True,
+    always=True,
+    must_run=True,
+    doubtful=True,
+)
 
 
 class SensitivityCheck:
@@ -44,7 +58,7 @@ class SensitivityCheck:
         self._each = np.zeros((2, 2, self._k))  # out, in: number and sum of residuals, by canary
         # Canaries in, norm of their readings, scale and noise multiplier of the first steps.
         self._norms: list[tuple[float, float, float, float]] = []
-        self.evidence = Evidence("sensitivity", significance)
+        self.evidence = SENSITIVITY.test(significance)
 
     def update(self, entry: NDArray[np.void]) -> None:
         """Take in one entry whose coins count."""
@@ -167,7 +181,8 @@ class SensitivityCheck:
             shifts = {"earlier": self.parts.earlier.shift, "last": self.parts.last.shift}
             by_part = {"shift_by_part": {part: round(x, 3) for part, x in shifts.items()}}
         return (
-            self.evidence.result(
+            SENSITIVITY.result(
+                self.evidence,
                 "a canary adds no more than clipping allows",
                 f"a canary adds {self.largest_shift:.3g} times what clipping to max_grad_norm "
                 "allows",

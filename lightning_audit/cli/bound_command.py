@@ -56,14 +56,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--threshold",
         metavar="CHOICE",
         help="how the threshold is chosen: a number, several with commas, split, multi_split, "
-        "berk_jones, dkw, or max, which is no valid bound (default: 0.5 for observations, split "
+        "berk_jones, dkw, or max, which gives no valid bound (default: 0.5 for observations, split "
         "for scores); none for fdp_t and the methods of one training",
     )
     parser.add_argument(
         "--guesses",
         metavar="N",
-        help="canaries of one training to be guessed, those with the largest and the smallest "
-        "scores; a number fixed beforehand, or several with commas (default: half, an "
+        help="number of canaries of one training to guess, those with the largest and the smallest "
+        "scores, fixed beforehand; several with commas (default: half, an "
         "eighth and a 32nd of them; with --sides in, a quarter, a 16th and a 64th)",
     )
     parser.add_argument(
@@ -71,27 +71,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("both", "in"),
         default="both",
         help="both: half of them are guessed in and half out (default); in: all are guessed in, "
-        "for an attack that tells members only",
+        "for an attack that finds members only",
     )
     parser.add_argument(
-        "--roc", action="store_true", help="tell the AUROC and the TPR at small FPRs as well"
+        "--roc", action="store_true", help="print the AUROC and the TPR at small FPRs, too"
     )
     parser.add_argument("--json", action="store_true", help="print the bound as JSON")
     add_max_values(parser)
 
 
 def run(options: argparse.Namespace) -> str:
-    """Compute the bound.
-
-    Args:
-        options: the parsed arguments.
-
-    Returns:
-        What to print.
-
-    Raises:
-        Refused: the file or an argument is wrong.
-    """
+    """Compute the bound."""
     try:
         scores = CanaryScores.load(options.scores, max_values=options.max_values)
         for side, held in (("with", scores.in_scores), ("without", scores.out_scores)):
@@ -191,7 +181,7 @@ def _as_text(bound: NamedBound, scores: CanaryScores, rates: dict[str, float]) -
         f"{numbers['n_out']} out",
     ]
     if numbers["dropped"]:
-        lines.append(f"{numbers['dropped']} readings were not finite and are no scores")
+        lines.append(f"{numbers['dropped']} readings were not finite and were left out")
     if bound.threshold is not None:
         lines.append(f"threshold {bound.threshold_value:.6g}, {bound.rule}")
     if bound.guesses is not None:
@@ -200,8 +190,8 @@ def _as_text(bound: NamedBound, scores: CanaryScores, rates: dict[str, float]) -
         lines.append(
             "NOT VALID: the threshold was chosen on the scores that the bound is computed from"
             if bound.threshold
-            else "NOT VALID in general: scores that are not Gaussian, and data that differ from "
-            "canary to canary, look like leakage to it"
+            else "NOT VALID in general: scores that are not Gaussian, or data that differ from "
+            "canary to canary, can raise it above the true epsilon"
         )
     lines.extend(f"assumes: {what}" for what in bound.assumptions)
     if rates:

@@ -25,13 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "2 for INCONCLUSIVE or a report that cannot be read."
     )
     parser.add_argument(
-        "report", help="a report.json, or a folder, of whose trainings the worst counts"
+        "report", help="a report.json, or a folder of trainings: the worst verdict counts"
     )
     parser.add_argument(
         "--max-epsilon",
         type=positive,
         metavar="X",
-        help="fail as well if the proved or the spent epsilon exceeds X",
+        help="fail also if the proved or the spent epsilon exceeds X",
     )
 
 
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     if len(paths) > 1:
         names = {code: outcome for outcome, code in EXIT_CODES.items()}
         where = next(path for path in paths if codes[path] == worst)
-        print(f"{names[worst]} is the worst of {len(paths)} trainings, of {where}")
+        print(f"{names[worst]} is the worst verdict of {len(paths)} trainings: {where}")
     return worst
 
 
@@ -55,8 +55,9 @@ def _check(path: str, max_epsilon: float | None) -> int:
     try:
         if not os.path.lexists(path) and holds_training(folder := os.path.dirname(path)):
             raise ReportError(
-                f"{folder!r} holds the record of a training and no report.json: the training goes "
-                "on, was killed, or could not write it; wait for its end, or train again."
+                f"{folder!r} holds the record of a training and no report.json: the training is "
+                "still running, was killed, or could not write it; wait for its end, or train "
+                "again."
             )
         report = agreeing(AuditReport.load(path))
     except ReportError as error:
@@ -79,7 +80,7 @@ def agreeing(report: AuditReport) -> AuditReport:
         lines = [f"  {visible(sentence)}" for sentence in found[:_SHOWN]]
         lines += [f"  and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
         raise ReportError(
-            "INCONCLUSIVE: the report contradicts itself, so its verdict counts for nothing:\n"
+            "INCONCLUSIVE: the report contradicts itself, so its verdict is not valid:\n"
             + "\n".join(lines)
             + "\nIt was edited, or written by another release. Run the training again."
         )
@@ -99,11 +100,11 @@ def _reports_of(name: str) -> list[str]:
     try:
         paths = [os.path.join(directory, REPORT_NAME) for directory in trainings_in(name)]
     except OSError as error:
-        raise ReportError(f"cannot tell which trainings are in {name!r}: {error}") from error
+        raise ReportError(f"cannot list the trainings in {name!r}: {error}") from error
     if not any(os.path.lexists(path) for path in paths):
         raise ReportError(
             f"report={name!r} is a directory without a report.json; name the report that the "
-            "audit wrote, or its directory (report_dir, `audit` unless it is given)."
+            "audit wrote, or its directory (report_dir, `audit` by default)."
         )
     return paths
 

@@ -37,8 +37,8 @@ _NO_BOUND = "it describes this model; it is no bound on the epsilon of its train
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     parser.description = (
-        "Epsilon*: how well a threshold on one model's losses tells training data "
-        "from other data, beside what it reads without any difference. It describes the model and "
+        "Epsilon*: how well a threshold on one model's losses separates training data "
+        "from other data, with its values under random permutations. It describes the model and "
         "is no bound on the epsilon of its training. Exits with 0, or with 2 if it cannot be "
         "computed."
     )
@@ -52,39 +52,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--clip",
         type=float,
         default=0.001,
-        help="least error rate in a denominator, in [0, 0.5) (default: 0.001); it is a part of "
-        "the number",
+        help="smallest error rate in a denominator, in [0, 0.5) (default: 0.001); the value "
+        "depends on it",
     )
     parser.add_argument(
         "--components",
         type=positive_int,
         metavar="N",
-        help="fit mixtures of N Gaussians to each side; without it, the losses' own ranks are used",
+        help="fit mixtures of N Gaussians to each side (default: use the ranks of the losses)",
     )
     parser.add_argument(
         "--permutations",
         type=positive_int,
         default=999,
         metavar="N",
-        help="random deals of the losses to the sides (default: 999)",
+        help="random permutations of the losses over the sides (default: 999)",
     )
-    parser.add_argument("--seed", type=whole, default=0, help="seed of these deals (default: 0)")
+    parser.add_argument(
+        "--seed", type=whole, default=0, help="seed of the permutations (default: 0)"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     add_max_values(parser)
 
 
 def run(options: argparse.Namespace) -> str:
-    """Compute Epsilon* and its null.
-
-    Args:
-        options: the parsed arguments.
-
-    Returns:
-        What to print.
-
-    Raises:
-        Refused: the file or an argument is wrong.
-    """
+    """Compute Epsilon* and its null."""
     train, population = read_losses(options.losses, max_values=options.max_values)
     try:
         method: Method = Empirical(options.clip)
@@ -187,7 +179,7 @@ def _as_text(star: EpsilonStar, null: PermutationNull, sizes: tuple[int, int]) -
     lines = [
         f"epsilon* {star.value:.6g} at delta {star.delta:g} and clip {star.clip:g}, "
         f"{sizes[0]} training losses, {sizes[1]} of the population",
-        f"without a difference of the two: median {null.median:.6g}, 95 % below "
+        f"under random permutations: median {null.median:.6g}, 95 % below "
         f"{null.quantile_95:.6g}; p-value {null.p_value:.3g} ({null.permutations} permutations)",
     ]
     if star.threshold is not None:
@@ -197,7 +189,7 @@ def _as_text(star: EpsilonStar, null: PermutationNull, sizes: tuple[int, int]) -
         )
     decided_by = _decided_by(star, sizes)
     if decided_by == "clip":
-        lines.append("the clip decides the value, not the losses: another clip gives another one")
+        lines.append("the clip decides the value, not the losses: another clip gives another value")
     elif decided_by == "one loss":
         side, size = _denominator(star, sizes)
         where = "up to" if str(star.inequality).endswith("below") else "above"

@@ -10,17 +10,18 @@ from importlib import import_module
 from typing import Any
 
 from lightning_audit import __version__
-from lightning_audit.cli.output import Refused, Unbroken, own_fault, refused
+from lightning_audit.cli.output import IgnoreBrokenPipe, Refused, own_fault, refused
 from lightning_audit.results.audit_report import EXIT_CODES
 
-#: What each command does. Its arguments, and how it runs, stand in a module of its name.
+#: What each command does. A module of its name has `add_arguments`, and `run`, which gives what to
+#: print, or an exit code, and raises `Refused` where a file or an argument is wrong.
 _COMMANDS: Mapping[str, str] = {
     "check": "show a report; exit code 0 for PASS, 1 for VIOLATION, 2 for INCONCLUSIVE",
     "bound": "a lower bound on epsilon from an attack's scores, by name",
-    "epsilon-star": "Epsilon* of one model from the losses of its records; no bound",
+    "epsilon-star": "Epsilon* of one model from its losses (not a bound)",
     "mcmc": "posterior of epsilon and attack strength from the counts of several attacks",
-    "power": "observations that it takes to tell that a claim is false",
-    "selftest": "train every known fault of DP-SGD, and see whether the audit names it",
+    "power": "steps and canary readings needed to refute a false claim",
+    "selftest": "train every known fault of DP-SGD, and check that the audit names it",
 }
 
 
@@ -39,14 +40,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, value in vars(options).items():
         if value in ([], [[]]):  # what argparse makes of `--option=--`
             parser.error(f"--{name.replace('_', '-')} needs a value")
-    output: Any = Unbroken(sys.stdout)
+    output: Any = IgnoreBrokenPipe(sys.stdout)
     with contextlib.redirect_stdout(output):
         try:
             code = _run(options)
         except Refused as error:
             code = refused(error)
         except MemoryError:
-            code = refused("the input takes more memory than there is; give less of it")
+            code = refused("not enough memory for this input; pass a smaller one")
         except Exception as error:  # a traceback's exit code is 1, that of a violation
             code = refused(own_fault(error))
         output.flush()
@@ -78,7 +79,8 @@ class _Command(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="lightning-audit", description="Gate on the privacy of a DP-SGD training."
+        prog="lightning-audit",
+        description="Audits of DP-SGD: reports, bounds, power.",
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Command)

@@ -33,7 +33,7 @@ _EXPECTED = (
 )
 _NO_BOUND = (
     "an estimate under a prior of epsilon and of the attacks' strength, no bound: its interval "
-    "holds its level averaged over both, not for this mechanism"
+    "has its level averaged over the prior, not for this mechanism"
 )
 
 
@@ -42,12 +42,8 @@ class McmcResult:
     """What the command prints.
 
     Args:
-        epsilon_mean: posterior mean of epsilon.
-        epsilon_interval: equal-tailed credible interval of epsilon.
-        strength_mean: posterior mean of the strength of the attacks.
-        strength_interval: its credible interval.
+        epsilon_mean: posterior mean, as of the strength; the intervals are equal-tailed.
         significance: one minus the level of the intervals.
-        delta: delta that epsilon goes with.
         attacks: number of attacks, after pooling.
         cluster: number of decisions that depend on each other; None for independent ones.
         tau: mean and standard deviation of the correlation within one kind of decisions.
@@ -72,8 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     parser.description = (
         "MCMC-DP-Est by quadrature: posterior of epsilon and of the strength of "
-        "attacks that need not be the best ones possible, from their error counts. An estimate, "
-        "no bound. Exits with 0, or with 2 if it cannot be computed."
+        "attacks that may be weaker than the best possible ones, from their error counts. An "
+        "estimate, no bound. Exits with 0, or with 2 if it cannot be computed."
     )
     parser.add_argument(
         "counts",
@@ -114,24 +110,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive_int,
         default=1000,
         metavar="N",
-        help="attacks of different counts that are taken at most; each takes about 0.1 s "
-        "(default: 1000)",
+        help="at most N attacks of different counts; each takes about 0.1 s (default: 1000)",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(options: argparse.Namespace) -> str:
-    """Compute the posterior.
-
-    Args:
-        options: the parsed arguments.
-
-    Returns:
-        What to print.
-
-    Raises:
-        Refused: the file or an argument is wrong.
-    """
+    """Compute the posterior."""
     counts, given = read_counts(options.counts)
     delta = given.get("delta") if options.delta is None else options.delta
     if delta is None:
@@ -170,7 +155,7 @@ def read_counts(path: str | os.PathLike[str]) -> tuple[ConfusionCounts, dict[str
         raise Refused(f"{name!r} holds {held}; {_EXPECTED}.")
     unknown = set(given) - {*_COUNTS, *_OPTIONAL}
     if unknown:
-        raise Refused(f"{name!r} holds {shown(sorted(unknown))}, which nothing reads; {_EXPECTED}.")
+        raise Refused(f"{name!r} holds {shown(sorted(unknown))}, which are unknown; {_EXPECTED}.")
     groups = given.get("groups", [])
     kinds = {type(label) for label in groups} if isinstance(groups, list) else {list}
     if len(kinds) > 1 or not kinds <= {int, str}:  # numpy would take 1 and "1" for one label

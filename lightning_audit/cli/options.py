@@ -19,8 +19,8 @@ def add_max_values(command: argparse.ArgumentParser) -> None:
         type=positive_int,
         default=MAX_VALUES,
         metavar="N",
-        help="numbers that are read of the file at most, whatever it declares; 10^8 take about "
-        "3 GB and half a minute (default: 10^8)",
+        help="read at most N numbers from the file; 10^8 take about 3 GB and half a minute "
+        "(default: 10^8)",
     )
 
 

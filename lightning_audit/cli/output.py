@@ -1,4 +1,4 @@
-"""What the command prints: to a reader that may leave, or about an input that is refused."""
+"""How the command prints its results, refuses an input, and ends where its output is cut off."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, TextIO
 from lightning_audit.files.printable import visible
 from lightning_audit.results.audit_report import EXIT_CODES, plain
 
-#: How a message begins that only a fault of this package can cause.
-OWN_FAULT = "a fault of lightning-audit"
+#: How the message of an unexpected error begins.
+OWN_FAULT = "a bug in lightning-audit"
 
 
 class Refused(Exception):
@@ -21,7 +21,7 @@ class Refused(Exception):
 
 
 def refused(message: object) -> int:
-    """Say on standard error why there is no answer; the exit code of it."""
+    """Print on standard error why there is no answer, and return the exit code."""
     print(f"lightning-audit: {visible(str(message))}", file=sys.stderr)
     return EXIT_CODES["INCONCLUSIVE"]
 
@@ -32,16 +32,16 @@ def as_json(fields: Mapping[str, Any]) -> str:
 
 
 def own_fault(error: Exception) -> str:
-    """What to say of an error that should have been a message, with its place instead of all."""
+    """The message for an unexpected error: the error and the line that raised it."""
     *_, (frame, line) = traceback.walk_tb(error.__traceback__)
     where = f"line {line} of {frame.f_globals.get('__name__')}"
     return f"{OWN_FAULT}: {type(error).__name__}: {error} ({where}); please report it"
 
 
-class Unbroken:
-    """A stream whose writing goes on into nothing once nobody reads it: `| head` is no error.
+class IgnoreBrokenPipe:
+    """A stream that drops its output once the pipe is closed, so that `| head` keeps the exit code.
 
-    What its encoding does not have is written escaped.
+    Characters that its encoding does not have are written escaped.
 
     Args:
         stream: the stream; everything but writing is its own.
@@ -54,7 +54,7 @@ class Unbroken:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write, escaped where the stream's encoding lacks a letter, or drop what nobody reads."""
+        """Write, escaped where the encoding lacks a character; drop it if the pipe is closed."""
         try:
             return self._stream.write(text)
         except UnicodeEncodeError as error:
@@ -65,14 +65,14 @@ class Unbroken:
             return len(text)
 
     def flush(self) -> None:
-        """Hand over what waits, or drop what nobody reads."""
+        """Flush the buffer; drop it if the pipe is closed."""
         try:
             self._stream.flush()
         except BrokenPipeError:
             self._drop()
 
     def _drop(self) -> None:
-        # What waits in the stream is flushed again when the process ends.
+        # The stream's buffer is flushed again when the process ends.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)

@@ -1,4 +1,4 @@
-"""`lightning-audit power`: observations that it takes to tell that a claim is false."""
+"""`lightning-audit power`: steps and canary readings needed to refute a false claim."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from lightning_audit import _validate
-from lightning_audit.checks.evidence import SHARES
+from lightning_audit.checks.noise_size import NOISE_CANARY
+from lightning_audit.checks.sensitivity import SENSITIVITY
 from lightning_audit.cli.options import whole
 from lightning_audit.cli.output import Refused, as_json
 from lightning_audit.stats.bounds.bound_power import POWER_METHODS, bound_power
@@ -51,18 +52,16 @@ class TestPower:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     parser.description = (
-        "Readings of canaries, and steps, after which the audit's tests and the bounds "
-        "of the literature tell that one step is not as private as claimed. For Gaussian noise, "
+        "Canary readings, and steps, after which the audit's tests and the bounds "
+        "of the literature detect that one step is less private than claimed. For Gaussian noise, "
         "without simulation. Exits with 0, or with 2 if it cannot be computed."
     )
-    for name, what in (("claimed", "claimed for one step"), ("true", "that one step really has")):
+    for name, what in (("claimed", "claimed for one step"), ("true", "of one step in truth")):
         parser.add_argument(
             f"--{name}-epsilon", required=True, type=float, metavar="X", help=f"epsilon {what}"
         )
     parser.add_argument("--delta", required=True, type=float, help="delta of both, in (0, 1)")
-    parser.add_argument(
-        "--target", type=float, default=0.95, help="probability to tell (default: 0.95)"
-    )
+    parser.add_argument("--target", type=float, default=0.95, help="power (default: 0.95)")
     parser.add_argument(
         "--significance",
         type=float,
@@ -84,17 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> str:
-    """Compute what each test needs.
-
-    Args:
-        options: the parsed arguments.
-
-    Returns:
-        What to print.
-
-    Raises:
-        Refused: an argument is wrong, or the plot cannot be drawn.
-    """
+    """Compute what each test needs."""
     try:
         plot = None if options.plot is None else _plot_path(options.plot)
         claimed, true = _mus(options.claimed_epsilon, options.true_epsilon, options.delta)
@@ -125,7 +114,7 @@ def _mus(claimed_epsilon: float, true_epsilon: float, delta: float) -> tuple[flo
     if true <= claimed:
         raise ValueError(
             f"true_epsilon={true!r} must exceed claimed_epsilon={claimed!r}; a claim that holds is "
-            "refuted by nothing but a false alarm."
+            "refuted only by a false alarm."
         )
     small = _validate.open_unit("delta", delta, "such as 1e-5; no Gaussian mechanism has delta 0")
     return float(gaussian_mu(claimed, small)), float(gaussian_mu(true, small))
@@ -136,9 +125,9 @@ def _tests(options: argparse.Namespace, claimed: float, true: float) -> list[Tes
     whole = _validate.open_unit("audit_significance", options.audit_significance)
     level = _validate.open_unit("significance", options.significance)
     ratio = true / claimed
-    noise = SHARES["noise.canary"] * whole
+    noise = NOISE_CANARY.share * whole
     # The default canaries are of several kinds, which takes a part of the stake.
-    shift = CoinBet.POOLED * SHARES["sensitivity"] * whole
+    shift = CoinBet.POOLED * SENSITIVITY.share * whole
 
     def of_noise(steps: int) -> float:
         return noise_power(k, steps, 1.0 / ratio, 0.0, noise)
@@ -179,9 +168,9 @@ def _as_text(
     lines = [
         f"claim epsilon {options.claimed_epsilon:g}, truth {options.true_epsilon:g} at delta "
         f"{options.delta:g} (mu {claimed:.5g} and {true:.5g}) for one reading of a canary",
-        f"to tell with probability {options.target:g} ({options.canaries} canaries a step):",
+        f"needed for a power of {options.target:g} ({options.canaries} canaries a step):",
         "",
-        f"{'test':<22}{'sees':<20}{'false alarm':>12}{'readings':>12}{'steps':>10}",
+        f"{'test':<22}{'detects':<20}{'false alarm':>12}{'readings':>12}{'steps':>10}",
     ]
     for test in tests:
         counts = (
@@ -192,11 +181,11 @@ def _as_text(
         )
     lines += [
         "",
-        "audit: every step is looked at; a share of the whole audit's false alarms; the power at "
-        "the last step",
+        "audit: anytime-valid, at a share of the whole audit's significance; the power is at the "
+        "last step",
         "bound: one look, half of the readings with the canary, a threshold fixed midway; "
         "fdp_bayes is credible, no confidence bound",
-        "readings without a data term: data in them cost more",
+        "for readings without a data term; gradients of the data raise the numbers",
     ]
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""`lightning-audit selftest`: trains every known fault and sees whether the audit names it."""
+"""`lightning-audit selftest`: trains every known fault and checks that the audit names it."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _INTERRUPTED = 130
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     parser.description = (
-        "Train known faults of DP-SGD and healthy trainings under audit, in processes "
-        "of their own. Exits with 0 if every fault was found and named "
-        "and no healthy training was accused, with 1 if not, with 2 if it cannot run."
+        "Train known faults of DP-SGD and correct trainings under audit, each in a process "
+        "of its own. Exits with 0 if every fault was found and named "
+        "and no correct training was accused, with 1 if not, with 2 if it cannot run."
     )
     parser.add_argument(
-        "--quick", action="store_true", help="two faults and one healthy training only"
+        "--quick", action="store_true", help="two faults and one correct training only"
     )
     parser.add_argument(
         "--fault",
         action="append",
         metavar="NAME",
-        help="this fault only; may be given several times (docs/faults.md lists them)",
+        help="this fault only; may be repeated (docs/faults.md lists them)",
     )
     parser.add_argument(
         "--jobs",
@@ -49,9 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the selftest and print what came of it.
-
-    Args:
-        options: the parsed arguments.
 
     Returns:
         0 if every fault was found and named, and nothing healthy was accused; 1 if not; 130 if
@@ -74,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
     except OSError as error:
         raise Refused(f"no process can be started: {error}") from error
     except KeyboardInterrupt:
-        print("lightning-audit: interrupted; every training was ended", file=sys.stderr)
+        print("lightning-audit: interrupted; every training was stopped", file=sys.stderr)
         return _INTERRUPTED
     seconds = time.perf_counter() - started
     code = EXIT_CODES["VIOLATION" if any(result.failed for result in results) else "PASS"]

@@ -15,12 +15,7 @@ _REDUCES, _ADDS = "reduce_gradients", "add_noise"
 
 
 def watch_cut(optimizer: DPOptimizer, call: Callable[[], None]) -> MethodHook:
-    """Call back when a step's noise is in, before anything else is done to the gradient.
-
-    Args:
-        optimizer: the private optimizer, of whatever class.
-        call: what to call; the gradient lies in ``p.grad``.
-    """
+    """Call back when a step's noise is in, before anything else is done to the gradient."""
     reduces = callable(getattr(optimizer, _REDUCES, None))
     return MethodHook(optimizer, _REDUCES if reduces else _ADDS, after=call)
 

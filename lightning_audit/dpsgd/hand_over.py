@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     Gradients = TypeVar("Gradients", bound=dict[str, torch.Tensor])
 
 
-class CanarySource(Protocol):
+class HandOver(Protocol):
     """An audit that gives canaries to a hand-written training."""
 
     def per_sample(
@@ -32,22 +32,22 @@ class CanarySource(Protocol):
 
 
 #: LightningModule -> the audit of its training, while that runs.
-_sources: WeakKeyDictionary[torch.nn.Module, CanarySource] = WeakKeyDictionary()
+_sources: WeakKeyDictionary[torch.nn.Module, HandOver] = WeakKeyDictionary()
 
 
-def register(root: torch.nn.Module, source: CanarySource) -> None:
+def register(root: torch.nn.Module, source: HandOver) -> None:
     """Let `per_sample` and `rows` ask ``source`` for this module and its submodules."""
     _sources[root] = source
 
 
-def unregister(source: CanarySource) -> None:
+def unregister(source: HandOver) -> None:
     """Let nobody ask ``source`` any more; nothing happens if nobody did."""
     for root in [root for root, known in _sources.items() if known is source]:
         del _sources[root]
 
 
 @contextlib.contextmanager
-def diverted(root: torch.nn.Module, source: CanarySource) -> Iterator[None]:
+def diverted(root: torch.nn.Module, source: HandOver) -> Iterator[None]:
     """Let `per_sample` and `rows` ask another source for a while."""
     before = _sources.get(root)
     _sources[root] = source

@@ -7,7 +7,6 @@ parameters that the optimizer trains, by their names in the LightningModule.
 from __future__ import annotations
 
 import copy
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -17,7 +16,7 @@ from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.dpsgd.lost_rows import not_finite
 from lightning_audit.dpsgd.protocol import (
     Backward,
-    NormsSeen,
+    DPSGDStep,
     StepClaim,
     UnsupportedOptimizer,
     refuse_repeated_closures,
@@ -54,9 +53,6 @@ def stated_claim(claim: PrivacyClaim) -> StepClaim:
 def updating_optimizer(optimizer: Any) -> torch.optim.Optimizer:
     """Follow optimizers that keep another one over the same parameters, down to the last.
 
-    Args:
-        optimizer: an optimizer, or an object that holds one.
-
     Raises:
         UnsupportedOptimizer: the optimizer that updates the parameters cannot be told or audited.
     """
@@ -91,7 +87,7 @@ def _held(optimizer: Any, seen: Sequence[Any]) -> list[Any]:
     ]
 
 
-class ManualStep:
+class ManualStep(DPSGDStep):
     """Adapter for a plain optimizer whose gradients the user's own code clips and noises.
 
     Args:
@@ -105,7 +101,7 @@ class ManualStep:
 
     def __init__(self, optimizer: Any, names: Mapping[int, str], claim: StepClaim) -> None:
         self.optimizer = optimizer
-        self.norms: NormsSeen | None = None
+        self.norms = None
         self.inner = updating_optimizer(optimizer)
         self.params: Sequence[torch.nn.Parameter] = self._trained()
         self.layout: Layout = [
@@ -125,37 +121,13 @@ class ManualStep:
         groups = self.inner.param_groups
         return [p for group in groups for p in group["params"] if p.requires_grad]
 
-    def same_params(self) -> bool:
-        """Whether the optimizer still trains the parameters that it trained at the start."""
-        now = self._trained()
-        return len(now) == len(self.params) and all(map(operator.is_, now, self.params))
-
     def claim(self, accumulated: int | None = None) -> StepClaim:
         """What the user states; it is the same for every step, of however many batches."""
         return self._claim
 
-    @property
-    def adapts_its_norm(self) -> bool:
-        """The claim is constant."""
-        return False
-
-    def concerns(self, coming: Backward) -> bool:
-        """There is no other optimizer."""
-        return True
-
     def obstacle(self, coming: Backward) -> str:
         """The user's own code makes the gradients: nothing can be laid out for them."""
         return "the training computes per-sample gradients itself"
-
-    def prepare(self, directions: Sequence[Direction], norm: float) -> None:
-        """Not called: see `obstacle`."""
-
-    def conceal(self) -> None:
-        """Nothing was laid out."""
-
-    def confirm(self) -> bool:
-        """Nothing was laid out."""
-        return False
 
     def withdraw(self) -> None:
         """What the user's code has taken is in its sums, and cannot be taken back."""
@@ -167,16 +139,6 @@ class ManualStep:
 
     def holds_canaries(self) -> bool:
         """What the user's code has taken stays where it is."""
-        return True
-
-    def noise_state(self) -> None:
-        """It cannot be told which generator the user's noise comes from."""
-
-    def batch_size(self) -> None:
-        """It cannot be told which samples belong to the step."""
-
-    def final_step_of_batch(self) -> bool:
-        """Every step of the optimizer is a logical one."""
         return True
 
     # ------------------------------------------------------------------ handing over
@@ -241,9 +203,6 @@ class ManualStep:
         self.settle()
         self._held = [tensor.detach() for tensor in grads.values()]
         self.samples += len(self._held[0]) if self._held else 0
-
-    def look_at_parts(self) -> None:
-        """All parts are handed over, and are looked at one by one."""
 
     def settle(self) -> None:
         """Keep of gradients that wait for a later update only whether they are finite."""

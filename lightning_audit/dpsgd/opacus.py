@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import operator
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -22,7 +21,7 @@ from lightning_audit.dpsgd.lost_rows import all_finite, waiting_not_finite
 from lightning_audit.dpsgd.prefill import RowPrefill
 from lightning_audit.dpsgd.protocol import (
     Backward,
-    NormsSeen,
+    DPSGDStep,
     StepClaim,
     UnsupportedOptimizer,
     refuse_repeated_closures,
@@ -39,14 +38,7 @@ _COPIED = "per-sample gradients had to be copied to add canaries, which costs ti
 
 
 def innermost(optimizer: Any) -> torch.optim.Optimizer:
-    """Follow Lightning's and Opacus' wrappers down to the torch optimizer that updates weights.
-
-    Args:
-        optimizer: a torch optimizer or a wrapper of one.
-
-    Returns:
-        The optimizer whose ``step`` changes the parameters.
-    """
+    """Follow Lightning's and Opacus' wrappers down to the torch optimizer that updates weights."""
     last: torch.optim.Optimizer = list(chain(optimizer))[-1]
     return last
 
@@ -67,7 +59,7 @@ def chain(optimizer: Any) -> Iterator[Any]:
         optimizer = inner if inner is not None else getattr(optimizer, "original_optimizer", None)
 
 
-class OpacusStep:
+class OpacusStep(DPSGDStep):
     """Adapter for `DPOptimizer` and its subclasses that clip the rows of ``grad_sample``.
 
     Args:
@@ -89,7 +81,7 @@ class OpacusStep:
         refuse_unsupported(optimizer)
         self.optimizer = optimizer
         self.inner = innermost(optimizer)
-        self.norms: NormsSeen | None = None
+        self.norms = None
         self.params = optimizer.params
         self._prefill = RowPrefill(self.params, modules)
         #: Gradients that hold canaries, and how many; the step that frees them is not held up.
@@ -107,10 +99,9 @@ class OpacusStep:
         """Whether the step sets another clipping norm for the next one when its noise is in."""
         return isinstance(self.optimizer, AdaClipDPOptimizer)
 
-    def same_params(self) -> bool:
-        """Whether the optimizer still trains the parameters that it trained at the start."""
-        now = self.optimizer.params
-        return len(now) == len(self.params) and all(map(operator.is_, now, self.params))
+    def _trained(self) -> Sequence[torch.nn.Parameter]:
+        params: Sequence[torch.nn.Parameter] = self.optimizer.params
+        return params
 
     def claim(self, accumulated: int | None = None) -> StepClaim:
         """What the optimizer states now; ``scale`` is 1 for ``loss_reduction="sum"``.
@@ -149,12 +140,9 @@ class OpacusStep:
         grown = [_like(t, torch.cat([t, t.new_zeros((rows, *t.shape[1:]))])) for t in waiting]
         write_rows(grown, directions, norm)
         # Nothing was changed until here: a failure above leaves the user's gradients as they were.
-        for param, samples in zip(self.params, grown, strict=True):
-            held = param.grad_sample
-            if isinstance(held, list):
-                held[part] = samples  # a new element would count as one more accumulated iteration
-            else:
-                param.grad_sample = samples
+        # Not a new element of a list, which would count as one more accumulated iteration.
+        for param, old, new in zip(self.params, waiting, grown, strict=True):
+            exchange(param, old, new)
         self._enter(grown, rows)
 
     def _enter(self, grown: Sequence[torch.Tensor], rows: int) -> None:

@@ -23,12 +23,7 @@ from lightning_audit.layout import Direction, by_tensor
 
 
 class RowPrefill:
-    """Buffers for the per-sample gradients of one backward pass.
-
-    Args:
-        params: the parameters of the private optimizer.
-        modules: all modules that may compute their gradients.
-    """
+    """Buffers for the per-sample gradients of one backward pass."""
 
     def __init__(
         self, params: Sequence[torch.nn.Parameter], modules: Iterable[torch.nn.Module]

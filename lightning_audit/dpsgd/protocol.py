@@ -1,10 +1,12 @@
-"""What an adapter to some implementation of DP-SGD must offer to the audit."""
+"""What an adapter to some implementation of DP-SGD offers to the audit."""
 
 from __future__ import annotations
 
+import operator
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -71,8 +73,8 @@ class NormsSeen:
     largest_ratio: float = 0.0
 
 
-class DPSGDStep(Protocol):
-    """An implementation of DP-SGD, seen from the audit."""
+class DPSGDStep(ABC):
+    """An implementation of DP-SGD, seen from the audit; as it stands, one that shows nothing."""
 
     layout: Layout
     params: Sequence[torch.nn.Parameter]
@@ -82,37 +84,51 @@ class DPSGDStep(Protocol):
     #: What was seen of norms; None where gradients are formed, and canaries go through their norms.
     norms: NormsSeen | None
 
+    @abstractmethod
+    def _trained(self) -> Sequence[torch.nn.Parameter]:
+        """The parameters that are trained now."""
+
     def same_params(self) -> bool:
         """Whether the parameters in ``params`` are those that are trained now."""
+        now = self._trained()
+        return len(now) == len(self.params) and all(map(operator.is_, now, self.params))
 
+    @abstractmethod
     def claim(self, accumulated: int | None = None) -> StepClaim:
         """Read what the implementation states now, for so many batches or those that wait."""
 
     @property
     def adapts_its_norm(self) -> bool:
         """Whether the step sets another clipping norm for the next one when its noise is in."""
+        return False
 
     def concerns(self, coming: Backward) -> bool:
         """Whether the coming backward pass may be for this step, and not for another optimizer."""
+        return True
 
+    @abstractmethod
     def obstacle(self, coming: Backward) -> str:
         """Why `prepare` cannot serve the coming backward pass, and what that costs; or empty."""
 
-    def prepare(self, directions: Sequence[Direction], norm: float) -> None:
+    def prepare(self, directions: Sequence[Direction], norm: float) -> None:  # noqa: B027
         """Before the backward pass, where `obstacle` is empty: make room for `inject`'s rows."""
 
-    def conceal(self) -> None:
+    def conceal(self) -> None:  # noqa: B027
         """After the backward pass: show nobody what `prepare` laid out, until `confirm`."""
 
     def confirm(self) -> bool:
         """Put what `prepare` laid out into the gradients that wait: all of it (True) or nothing."""
+        return False
 
+    @abstractmethod
     def withdraw(self) -> None:
         """Undo `prepare`, and `inject` where no step was taken."""
 
+    @abstractmethod
     def holds_canaries(self) -> bool:
         """Whether canaries that were put in are in the gradients that wait for clipping."""
 
+    @abstractmethod
     def inject(self, directions: Sequence[Direction], norm: float, part: int = -1) -> None:
         """Add one per-sample gradient ``norm * direction`` for each direction, before clipping.
 
@@ -124,13 +140,16 @@ class DPSGDStep(Protocol):
 
     def noise_state(self) -> str | None:
         """Something that is equal only for equal states of the noise generator; None if unknown."""
+        return None
 
     def batch_size(self) -> int | None:
         """Number of per-sample gradients waiting to be clipped, None if unknown."""
+        return None
 
-    def look_at_parts(self) -> None:
+    def look_at_parts(self) -> None:  # noqa: B027
         """Before clipping: see whether earlier parts of the step have left a finite sum."""
 
+    @abstractmethod
     def lost_rows(self) -> torch.Tensor | None:
         """Before the update: which samples' gradients are not finite, ``[n]``; None if unknown.
 
@@ -139,3 +158,4 @@ class DPSGDStep(Protocol):
 
     def final_step_of_batch(self) -> bool:
         """Whether the coming call of ``step`` ends a logical batch."""
+        return True

@@ -31,14 +31,7 @@ _DRAWS = "training_step draws as many random numbers as its data tell, so they a
 
 
 class NeighbourReplay:
-    """Replays the first batch of the training and of every epoch.
-
-    Args:
-        trainer: the Trainer.
-        module: the user's module.
-        coupling: what is seen is written there.
-        sessions: gives the sessions of the private optimizers.
-    """
+    """Replays the first batch of the training and of every epoch, for ``coupling`` to judge."""
 
     def __init__(
         self,

@@ -131,11 +131,7 @@ class DenseDirection:
 def own_direction(
     loss: torch.Tensor, params: Sequence[torch.nn.Parameter]
 ) -> DenseDirection | None:
-    """The direction of a loss's gradient.
-
-    Args:
-        loss: of one sample.
-        params: the parameters that are trained.
+    """The direction of the gradient of one sample's loss.
 
     Returns:
         The direction; None where the gradient is zero or not finite, and has none.

@@ -49,14 +49,7 @@ class Pass:
 
 
 class Rehearsal:
-    """Passes through a training's step.
-
-    Args:
-        module: the user's module.
-        optimizers: the Trainer's optimizers.
-        wrappers: what the module's code steps in their place.
-        params: the parameters that are trained.
-    """
+    """Passes through a training's step; its code steps ``wrappers`` in the optimizers' place."""
 
     def __init__(
         self,
@@ -74,15 +67,7 @@ class Rehearsal:
         self._records = 0
 
     def run(self, train: Callable[[], Any], records: int) -> Pass:
-        """Run a pass.
-
-        Args:
-            train: calls ``training_step``.
-            records: number of records in its batch.
-
-        Returns:
-            The gradients of the pass.
-        """
+        """Run a pass: ``train`` calls ``training_step`` with a batch of so many records."""
         self._parts, self._records = [], records
         module = self._module
         with (

@@ -21,9 +21,6 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     made exclusively, so that a link laid there beforehand is not followed; where ``path`` itself is
     a link, the link is replaced and its target stays as it is.
 
-    Args:
-        path: the file's name.
-
     Raises:
         OSError: the file cannot be written; the old one is untouched.
     """

@@ -8,12 +8,7 @@ from opacus.optimizers import DPOptimizer
 
 
 def accumulation_remarks(optimizer: Any, accumulate_grad_batches: int) -> list[str]:
-    """A sentence where Lightning and Opacus both divide by the number of accumulated batches.
-
-    Args:
-        optimizer: what steps.
-        accumulate_grad_batches: of the Trainer.
-    """
+    """A sentence where Lightning and Opacus both divide by the number of accumulated batches."""
     both = isinstance(optimizer, DPOptimizer) and optimizer.loss_reduction == "mean"
     if accumulate_grad_batches < 2 or not both:
         return []

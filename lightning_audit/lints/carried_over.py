@@ -19,9 +19,6 @@ def splits_batches(loaders: Any) -> bool:
 def signals_ahead(loaders: Any) -> int:
     """Signals of a batch memory manager that may wait when the first batch of an epoch is there.
 
-    Args:
-        loaders: ``trainer.train_dataloader``.
-
     Returns:
         One for the batch, one for a batch that Lightning may fetch ahead, and those of the workers.
     """

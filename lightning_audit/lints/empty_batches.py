@@ -18,24 +18,13 @@ class EmptyBatches:
     """Sees whether a training that steps once a batch leaves the empty ones out."""
 
     def __init__(self) -> None:
-        self._steps = 0
         self._once_a_batch = True
 
-    def start(self, steps: int) -> None:
-        """A batch begins after so many steps."""
-        self._steps = steps
-
-    def skipped(self, batch: Any, steps: int) -> bool:
-        """Whether the batch was empty and no step was taken, as with every other batch.
-
-        Args:
-            batch: the batch that ends.
-            steps: how many steps there were by now.
-        """
-        taken = steps > self._steps
+    def skipped(self, batch: Any) -> bool:
+        """Whether a batch was empty that ended without a step, as with every other such batch."""
         empty = is_empty(batch)
-        self._once_a_batch &= taken or empty
-        return empty and not taken and self._once_a_batch
+        self._once_a_batch &= empty
+        return empty and self._once_a_batch
 
 
 def is_empty(batch: Any) -> bool:

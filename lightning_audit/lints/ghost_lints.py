@@ -28,11 +28,6 @@ def ghost_remarks(
     Neither is a violation: what is dropped needs no noise, and shortening a sum brings two sums
     closer to each other, never further apart.
 
-    Args:
-        optimizer: the private optimizer.
-        accumulate_grad_batches: of the Trainer.
-        gradient_clip_val: of the Trainer.
-
     Returns:
         Sentences with what to write instead; none for other optimizers.
     """
@@ -58,9 +53,7 @@ def ghost_remarks(
 def adaptive_remark(module: torch.nn.Module, loss: Any) -> str:
     """A sentence if adaptive clipping was set up and this loss, about to go backward, is without.
 
-    Args:
-        module: the module, searched for Opacus' adaptive criterion or engine among its attributes.
-        loss: what goes into the backward pass.
+    Opacus' adaptive criterion or engine is searched for among the attributes of ``module``.
 
     Returns:
         What to write instead; empty if nothing is wrong.

@@ -12,10 +12,6 @@ def fingerprints(
 ) -> dict[str, tuple[float, float]]:
     """Two sums of every parameter that a private optimizer does not train, to see it change.
 
-    Args:
-        module: the module whose parameters are looked at.
-        trained: the parameters of the private optimizer.
-
     Returns:
         Parameter name -> (sum, sum of absolute values).
     """

@@ -109,9 +109,6 @@ def trainings_in(folder: str | os.PathLike[str]) -> Iterator[str]:
     Left out is what was set aside for a later training, ``previous-*``. A link to a directory is
     looked into, but not below, since links may lead round in circles.
 
-    Args:
-        folder: any directory.
-
     Raises:
         OSError: a directory cannot be read, so that it is not known what lies in it.
     """

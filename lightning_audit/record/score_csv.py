@@ -30,9 +30,7 @@ class ScoresError(ValueError):
 def read_scores(path: str | os.PathLike[str], max_values: int) -> tuple[FloatArray, FloatArray]:
     """Read the columns ``score`` and ``in``; other columns are ignored.
 
-    Args:
-        path: the file.
-        max_values: lines that it may have after the first one.
+    ``max_values`` is the number of lines that it may have after the first one.
 
     Returns:
         The scores, finite, ``[n]``, and 1 or 0 for in or out, ``[n]``.

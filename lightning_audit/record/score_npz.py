@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,17 +23,8 @@ _EXPECTED = (
 )
 
 
-@dataclass(frozen=True, eq=False)
-class FoundScores:
-    """What an archive holds.
-
-    Args:
-        in_scores: scores with the canary, ``[n_in]``.
-        out_scores: scores without it, ``[n_out]``.
-        coin_probability: probability with which a canary was in, None if the archive has none.
-        dropped: readings that are not finite, and so no scores.
-        steps: steps that the readings are of, None for scores.
-    """
+class FoundScores(NamedTuple):
+    """What an archive holds, by the names of `CanaryScores`."""
 
     in_scores: NDArray[Any]
     out_scores: NDArray[Any]
@@ -45,10 +35,6 @@ class FoundScores:
 
 def read_score_npz(path: str | os.PathLike[str], max_values: int) -> FoundScores:
     """Read scores_in and scores_out, or the observations of an audit; nothing else is read.
-
-    Args:
-        path: the .npz.
-        max_values: numbers that are read at most.
 
     Raises:
         ScoresError: the file is absent, is no .npz, holds neither, or what contradicts itself.

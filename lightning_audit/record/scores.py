@@ -92,14 +92,8 @@ class CanaryScores:
             ScoresError: The file is absent, is no .npz, holds neither, or too much.
         """
         found = read_score_npz(path, max_values)
-        return cls(
-            found.in_scores,
-            found.out_scores,
-            Split() if found.steps is None else Fixed(0.5),
-            coin_probability=found.coin_probability,
-            dropped=found.dropped,
-            steps=found.steps,
-        )
+        threshold = Split() if found.steps is None else Fixed(0.5)
+        return cls(**found._asdict(), threshold=threshold)
 
     @classmethod
     def from_csv(
@@ -107,9 +101,7 @@ class CanaryScores:
     ) -> CanaryScores:
         """Read the columns ``score`` and ``in`` of a file with commas; other columns are ignored.
 
-        Args:
-            path: the file.
-            max_values: lines that are read at most.
+        ``max_values`` is the number of lines that are read at most.
 
         Raises:
             ScoresError: The file is absent, lacks a column, or holds what is no number.
@@ -146,9 +138,7 @@ class CanaryScores:
     def load(cls, path: str | os.PathLike[str], *, max_values: int = MAX_VALUES) -> CanaryScores:
         """Read a .csv, a report (.json, or its directory) or an .npz, by the ending of its name.
 
-        Args:
-            path: the file or directory.
-            max_values: as the constructor of that kind has it.
+        ``max_values`` is as the constructor of that kind has it.
 
         Raises:
             ScoresError: As the constructor of that kind; or it is an audit's record (.bin).

@@ -35,7 +35,7 @@ _CLASSES: Mapping[str, str] = {
     "quiet_entries": "checks.noise_channel:_QuietEntries",
     "record_header": "record.store:RecordHeader",
     "rejected_looks": "stats.evalues.rejected_looks:RejectedLooks",
-    "released_shares": "session.dead_entries:ReleasedShares",
+    "released_shares": "session.recorder:ReleasedShares",
     "reuse_check": "checks.noise_reuse:ReuseCheck",
     "sensitivity_check": "checks.sensitivity:SensitivityCheck",
     "shift_estimate": "checks.part_shifts:ShiftEstimate",
@@ -49,7 +49,6 @@ _CLASSES: Mapping[str, str] = {
     "trace": "checks.witnesses:_Trace",
     "two_groups": "stats.evalues.two_groups:TwoGroups",
     "use_of_release": "checks.post_processing:UseOfRelease",
-    "warned": "checks.evidence:Warned",
     "witness_noise_check": "checks.noise_size:WitnessNoiseCheck",
     "witness_reducer": "checks.witnesses:WitnessReducer",
 }
@@ -100,9 +99,6 @@ def snapshot(value: Any) -> Any:
 
 def restore(data: Any) -> Any:
     """The value that `snapshot` was given.
-
-    Args:
-        data: what `snapshot` returned.
 
     Returns:
         A value that is equal and shares no array with ``data``.

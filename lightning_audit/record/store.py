@@ -177,12 +177,7 @@ class ObservationStore:
     ) -> ObservationStore | None:
         """Go on with the record of a run that stopped, cut to the entries that are known.
 
-        Args:
-            directory: where the record lies.
-            header: what the entries must mean.
-            run: name of the run.
-            entries: entries that are kept; later ones are of steps that were undone.
-            number: of the optimizer.
+        ``entries`` are kept; later ones are of steps that were undone.
 
         Returns:
             The record, open for the next entry; None where the directory has no record of this run

@@ -1,4 +1,7 @@
-"""A report on the terminal: a table if rich is installed, aligned lines if not."""
+"""A report on the terminal: a table if rich is installed, aligned lines if not.
+
+The verdict stands first, with its root. A check that follows from a finding has no row of its own.
+"""
 
 from __future__ import annotations
 
@@ -32,29 +35,29 @@ def print_report(report: AuditReport, path: str | os.PathLike[str] | None = None
 
     Args:
         report: what to show.
-        path: where it was saved, to say so; None if it was not.
+        path: where it was saved; None if it was not.
     """
     try:
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
-    except ImportError:  # the table is a convenience, the text says the same
+    except ImportError:  # the text holds the same
         print(as_text(report, path))
         return
-    # What is shown comes from names and messages: nothing in it is markup or a picture.
+    # Names and messages are shown as they are: nothing in them is markup or an emoji.
     console = Console(markup=False, emoji=False, highlight=False)
-    table = Table(title="Privacy audit", title_justify="left")
-    for column in ("check", "result", "evidence", "what was seen"):
+    table = Table(title="Checks", title_justify="left")
+    for column in ("check", "result", "evidence", "observed"):
         table.add_column(column, overflow="fold")
-    for check in report.checks:
+    for check in _shown_checks(report):
         mark = Text(_MARKS[check.status], style=_STYLES[check.status])
         name, message = Text(visible(check.name)), Text(visible(check.message))
         table.add_row(name, mark, evidence_of(check), message)
     console.print()  # a progress bar may stand on the line
+    console.print(describe(report.verdict), style=_OUTCOME_STYLES[report.verdict.outcome])
     console.print(table)
     for line in _epsilon_lines(report):
         console.print(line)
-    console.print(describe(report.verdict), style=_OUTCOME_STYLES[report.verdict.outcome])
     for line in _closing_lines(report, path):
         # A path that is broken over lines cannot be copied.
         console.print(line, soft_wrap=True)
@@ -70,23 +73,28 @@ def as_text(report: AuditReport, path: str | os.PathLike[str] | None = None) -> 
     Returns:
         The text, without a final newline.
     """
-    names = [visible(check.name) for check in report.checks]
+    checks = _shown_checks(report)
+    names = [visible(check.name) for check in checks]
     width = max(map(len, names), default=0)
     rows = [
         f"  {name:<{width}}  {_MARKS[check.status]:<8}  {evidence_of(check):<12}  "
         f"{visible(check.message)}"
-        for name, check in zip(names, report.checks, strict=True)
+        for name, check in zip(names, checks, strict=True)
     ]
     return "\n".join(
         [
             "",
-            "Privacy audit",
+            describe(report.verdict),
+            "Checks",
             *rows,
             *_epsilon_lines(report),
-            describe(report.verdict),
             *_closing_lines(report, path),
         ]
     )
+
+
+def _shown_checks(report: AuditReport) -> list[CheckResult]:
+    return [check for check in report.checks if not check.follows_from]
 
 
 def evidence_of(check: CheckResult) -> str:
@@ -97,23 +105,26 @@ def evidence_of(check: CheckResult) -> str:
 
 
 def _epsilon_lines(report: AuditReport) -> list[str]:
+    # Where the user claims none, it is the one that the accountant has for the same steps.
+    accounted = report.settings.get("claimed_epsilon", 0.0) is None
+    source = " (by the accountant)" if accounted else ""
     numbers = {
-        "claimed": report.epsilon_claimed,
-        "spent": report.epsilon_spent,
-        "proved at least": report.epsilon_lower,
-        "largest this run could have missed": report.epsilon_not_excluded,
+        f"claimed {{}}{source}": report.claimed_epsilon,
+        "spent {} (composed from the steps)": report.epsilon_spent,
+        "proved at least {} (from the readings)": report.epsilon_lower,
+        "not excluded up to {}": report.epsilon_not_excluded,
     }
-    shown = [f"{name} {value:.4g}" for name, value in numbers.items() if value is not None]
+    shown = [name.format(f"{x:.4g}") for name, x in numbers.items() if x is not None]
     line = f"epsilon at delta {report.delta:g}: {', '.join(shown) or 'unknown'}"
     steps = f"{report.steps} steps, {report.observations} canary readings"
     return [line, *_mu_lines(report), steps]
 
 
 def _mu_lines(report: AuditReport) -> list[str]:
-    """What the signal and the noise of a step say of its mu, and where that holds."""
+    """The lower bound on mu of one step, and what it assumes."""
     return [
         f"mu of a step: at least {bound.mu_lower:.4g} with {100 - 100 * bound.significance:.4g} % "
-        "confidence, where signal and noise over their claims were constant so far"
+        "confidence, if signal and noise kept a constant ratio to their claims"
         for bound in report.bounds
         if bound.name == "mu" and bound.looks == "single" and bound.mu_lower is not None
     ]

@@ -56,7 +56,7 @@ def draw_epsilon(axes: Axes, report: AuditReport) -> list[str]:
         report: of which run.
 
     Returns:
-        What is to be said beside the picture, such as that nothing was claimed.
+        Notes for the title, such as that nothing was claimed.
     """
     unit, at = _positions(report.epochs)
     names = [name for name in _names(report.epochs) if name.startswith(_PREFIX)]
@@ -71,7 +71,7 @@ def draw_epsilon(axes: Axes, report: AuditReport) -> list[str]:
         "zorder": 5,
     }
     _draw_series(axes, lower, label="proved, anytime", **thick)
-    claim = report.epsilon_claimed
+    claim = report.claimed_epsilon
     if claim is not None and math.isfinite(claim):
         axes.axhline(claim, color=INK, linewidth=1.8, linestyle=(0, (6, 3)), label="claimed")
     used: dict[str, Any] = {"color": GREY, "linewidth": 1.8, "linestyle": "-.", "marker": "d"}
@@ -140,9 +140,9 @@ def _scale_epsilon(axes: Axes, drawn: Sequence[_Series], claim: float | None) ->
 def _notes(report: AuditReport) -> Iterator[str]:
     if not report.epochs:
         yield "no epoch was logged"
-    if report.epsilon_claimed is None:
+    if report.claimed_epsilon is None:
         yield "no epsilon was claimed"
-    elif not math.isfinite(report.epsilon_claimed):
+    elif not math.isfinite(report.claimed_epsilon):
         yield "the claimed epsilon is infinite"
     if report.epsilon_spent is not None and not math.isfinite(report.epsilon_spent):
         yield "the epsilon spent is infinite"

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_audit.files.replacing import replacing
-from lightning_audit.report.drawing import GREEN, GREY, INK, VIOLATION, blank_figure, plain_axes
+from lightning_audit.report.drawing import (
+    GREEN,
+    GREY,
+    INK,
+    VIOLATION,
+    blank_figure,
+    plain,
+    plain_axes,
+)
 from lightning_audit.report.epsilon_panel import draw_epsilon
 from lightning_audit.report.rates_panel import draw_rates
 from lightning_audit.results.audit_report import AuditReport, Verdict
@@ -87,7 +95,19 @@ def save_figure(report: AuditReport, path: str | os.PathLike[str]) -> Path:
 
 def _title(verdict: Verdict, complete: bool) -> str:
     kind = f" ({verdict.kind})" if verdict.kind else ""
-    return f"{verdict.outcome}{kind}{'' if complete else ', training not finished'}"
+    return f"{verdict.outcome}{kind}{_findings(verdict)}" + (
+        "" if complete else ", training not finished"
+    )
+
+
+def _findings(verdict: Verdict) -> str:
+    """The root's finding, and as many further ones as a title has room for."""
+    if verdict.root is None:
+        return ""
+    further = list(dict.fromkeys(plain(fault.finding) for fault in verdict.further))
+    more = f" and {len(further) - 2} more" if len(further) > 2 else ""
+    also = f"; also {', '.join(further[:2])}{more}" if further else ""
+    return f": {plain(verdict.root.finding)}{also}"
 
 
 def _finish(axes: Axes, title: str, notes: Sequence[str], columns: int) -> None:

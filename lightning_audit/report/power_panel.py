@@ -65,8 +65,8 @@ def power_figure(curves: Sequence[PowerCurve], target: float, title: str) -> Fig
     axes.axhline(target, color=INK, linewidth=0.8)
     axes.set_xscale("log")
     axes.set_ylim(-0.02, 1.02)
-    axes.set_xlabel("readings of canaries")
-    axes.set_ylabel("probability of a flag")
+    axes.set_xlabel("canary readings")
+    axes.set_ylabel("power")
     axes.set_title(title, color=INK, fontsize=11)
     axes.legend(frameon=False, fontsize=9, labelcolor=INK, loc="upper left")
     return drawn

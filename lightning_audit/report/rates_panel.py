@@ -39,7 +39,7 @@ def draw_rates(axes: Axes, report: AuditReport) -> list[str]:
         report: of which run.
 
     Returns:
-        What is to be said beside the picture, such as that there is no claim to draw.
+        Notes for the title, such as that there is no claim to draw.
     """
     curve, notes = _claimed_curve(report)
     significance = report.settings.get("bound_significance", 0.05)
@@ -62,7 +62,7 @@ def _claimed_curve(report: AuditReport) -> tuple[GaussianTradeoff | None, list[s
         return None, ["no step was audited"]
     sigma = min(phase[0] for phase in report.history)
     if not sigma > 0:
-        return None, ["a step states no noise: its claim forbids nothing"]
+        return None, ["a step has noise_multiplier 0: it claims no privacy"]
     return GaussianTradeoff(1.0 / sigma), []
 
 
@@ -106,7 +106,7 @@ def _draw_regions(
 
     labels = {
         False: (f"measured, {100.0 * (1.0 - significance):.4g} % region", BLUE, "o", "-"),
-        True: ("measured, wholly forbidden", VIOLATION, "X", "--"),
+        True: ("measured, outside the claim", VIOLATION, "X", "--"),
     }
     for bad, (label, colour, marker, dashes) in labels.items():
         chosen = [region for region in regions if _is_forbidden(region, curve) == bad]

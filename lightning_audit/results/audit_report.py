@@ -1,7 +1,7 @@
-"""What an audit found: plain, frozen and JSON-able, with no heavy import.
+"""The report of an audit: plain, frozen and JSON-able, with no heavy import.
 
 A report holds the verdict, every check with its evidence, the bounds, and the inputs from which
-each number can be computed again; the observations themselves lie beside it.
+each number can be computed again; the observations themselves are in files beside it.
 """
 
 from __future__ import annotations
@@ -102,6 +102,10 @@ class CheckResult:
         log_e_value: largest natural logarithm of the e-value so far, None for a deterministic one.
         share: its share of the significance, 0 for a deterministic one.
         evidence: numbers behind the message.
+        optimizer: label of the private optimizer that it is of; empty where there is no other, or
+            it is of the run.
+        follows_from: of a violated check, the finding whose fault explains it; empty where it is a
+            finding itself.
     """
 
     name: str
@@ -112,6 +116,8 @@ class CheckResult:
     log_e_value: float | None = None
     share: float = 0.0
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: str = ""
+    follows_from: str = ""
 
 
 @dataclass(frozen=True)
@@ -144,7 +150,7 @@ class OptimizerSeen:
         shift_lower: lower 95 % limit of a canary's own signal, in units of the clipping norm; None
             or -inf if it was not seen.
         power: what the steps could have shown, by part of the resolution; empty while they go on.
-        lacks: what else stands in the way of a pass, in sentences.
+        pass_blockers: what else stands in the way of a pass, in sentences.
     """
 
     label: str
@@ -156,7 +162,7 @@ class OptimizerSeen:
     oversize: float
     shift_lower: float | None
     power: Mapping[str, Power]
-    lacks: tuple[str, ...] = ()
+    pass_blockers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -167,7 +173,7 @@ class AuditReport:
         verdict: the answer.
         checks: every check, violated ones first.
         bounds: lower bounds on epsilon.
-        epsilon_claimed: the claim, None if none was made.
+        claimed_epsilon: the claim, None if none was made.
         epsilon_spent: epsilon of the steps that ran, by the accountant's history; None if unknown.
         epsilon_not_excluded: epsilon of the worst mechanism that this run could not have seen.
         delta: the delta of all epsilons.
@@ -186,14 +192,14 @@ class AuditReport:
         other_records: file names of the observations of further private optimizers; steps,
             observations, history and operating points are those of all of them.
         optimizers: for each private optimizer what the verdict rests on beside the checks.
-        lacks: what else stands in the way of a pass, in sentences.
+        pass_blockers: what else stands in the way of a pass, in sentences.
         schema_version: layout of this report.
     """
 
     verdict: Verdict
     checks: tuple[CheckResult, ...]
     bounds: tuple[EpsilonBound, ...]
-    epsilon_claimed: float | None
+    claimed_epsilon: float | None
     epsilon_spent: float | None
     epsilon_not_excluded: float | None
     delta: float
@@ -211,7 +217,7 @@ class AuditReport:
     operating_points: tuple[OperatingPoint, ...] = ()
     other_records: tuple[str, ...] = ()
     optimizers: tuple[OptimizerSeen, ...] = ()
-    lacks: tuple[str, ...] = ()
+    pass_blockers: tuple[str, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -249,7 +255,7 @@ class AuditReport:
         except JsonError as error:
             raise ReportError(
                 f"the report is not complete JSON ({error}); it was cut short or edited, or is "
-                "another file. Run the training again to write it anew."
+                "another file. Run the training again."
             ) from error
         version = data.get("schema_version") if isinstance(data, dict) else None
         if type(version) is not int:
@@ -262,14 +268,14 @@ class AuditReport:
             older = "run the training again, or read it by the release that wrote it"
             raise ReportError(
                 f"the report has schema_version={version}, this lightning-audit reads "
-                f"{SCHEMA_VERSION} alone; {newer if version > SCHEMA_VERSION else older}."
+                f"{SCHEMA_VERSION} only; {newer if version > SCHEMA_VERSION else older}."
             )
         try:
             report: AuditReport = _typed.read(cls, data)
         except ValueError as error:
             raise ReportError(
-                f"the report lacks or garbles a field: {visible(str(error))}; it was edited or "
-                "cut. Run the training again to write it anew."
+                f"a field of the report is missing or invalid: {visible(str(error))}; the file was "
+                "edited or cut short. Run the training again."
             ) from error
         return report
 
@@ -314,11 +320,11 @@ class _EndedByVerdict(Exception):
 
 
 class PrivacyViolation(_EndedByVerdict):
-    """The training does not give the privacy that it claims."""
+    """The training does not have the privacy that it claims."""
 
 
 class InconclusiveAudit(_EndedByVerdict):
-    """The audit could not have seen a violation, and the user asked to be stopped then."""
+    """The audit could not have seen a violation, and `on_inconclusive` is "raise"."""
 
 
 def plain(value: Any) -> Any:

@@ -11,7 +11,7 @@ from lightning_audit.files.printable import visible
 Outcome = Literal["PASS", "VIOLATION", "INCONCLUSIVE"]
 Kind = Literal["mechanism", "epsilon", "accounting"]
 
-#: In the order in which a verdict tells them.
+#: The first that is violated is the verdict's.
 KINDS: tuple[Kind, ...] = ("mechanism", "epsilon", "accounting")
 
 #: Exit codes of the gate.
@@ -46,6 +46,7 @@ class LikelyFault:
         look_at: what to look at in the code, in a sentence.
         evidence: the numbers that speak for it.
         place: where it was seen.
+        consequences: names of the other violated checks that it explains.
     """
 
     name: str
@@ -54,6 +55,12 @@ class LikelyFault:
     look_at: str = ""
     evidence: Mapping[str, Any] = field(default_factory=dict)
     place: Place = Place()
+    consequences: tuple[str, ...] = ()
+
+    def shares_finding(self, other: LikelyFault) -> bool:
+        """Whether the same check of the same optimizer shows both: one of them is the cause."""
+        whose = {self.place.optimizer, other.place.optimizer}
+        return self.finding == other.finding and (len(whose) == 1 or "" in whose)
 
 
 @dataclass(frozen=True)
@@ -63,11 +70,13 @@ class Verdict:
     Args:
         outcome: PASS, VIOLATION or INCONCLUSIVE.
         kind: for a violation, which claim is false.
-        summary: what was seen, in a sentence.
+        summary: what was seen, in a sentence; of a violation the root, and names of what it does
+            not explain.
         fault: the likeliest fault in words; empty if none. It is taken of ``faults`` if not given.
-        advice: what to do next.
-        missing: what an inconclusive audit lacks.
-        faults: what may be wrong, the likeliest first.
+        advice: what to do next; empty where ``look_at`` of the root says it.
+        pass_blockers: what keeps an inconclusive audit from a pass; shown under "Missing".
+        faults: what may be wrong, the root first. One with another finding than those before it is
+            a further finding, which none of those explains.
 
     Raises:
         ValueError: ``fault`` is not the sentence of the first of ``faults``.
@@ -78,7 +87,7 @@ class Verdict:
     summary: str
     fault: str = ""
     advice: str = ""
-    missing: tuple[str, ...] = ()
+    pass_blockers: tuple[str, ...] = ()
     faults: tuple[LikelyFault, ...] = ()
 
     def __post_init__(self) -> None:
@@ -88,6 +97,20 @@ class Verdict:
         if self.fault not in ("", first):
             raise ValueError(f"fault={self.fault!r} must be {first!r}, as faults has it.")
         object.__setattr__(self, "fault", first)
+
+    @property
+    def root(self) -> LikelyFault | None:
+        """The fault that the verdict leads with; None where no check is violated."""
+        return self.faults[0] if self.faults else None
+
+    @property
+    def further(self) -> tuple[LikelyFault, ...]:
+        """The first fault of each finding that the root does not explain."""
+        return tuple(
+            fault
+            for i, fault in enumerate(self.faults)
+            if not any(fault.shares_finding(before) for before in self.faults[:i])
+        )[1:]
 
     @property
     def exit_code(self) -> int:
@@ -101,31 +124,42 @@ def describe(verdict: Verdict) -> str:
     lines = [f"{verdict.outcome}{kind}: {verdict.summary}"]
     if verdict.fault:
         lines.append(f"Likely fault: {verdict.fault}")
-    lines.extend(_details(verdict.faults[0]) if verdict.faults else ())
-    lines.extend(
-        f"Also possible: {_briefly(fault, beside=verdict.faults[0])}"
-        for fault in verdict.faults[1:]
-    )
-    lines.extend(f"Missing: {item}" for item in verdict.missing)
+    if root := verdict.root:
+        lines += _details(root, verdict.advice)
+        lines += [
+            f"Also possible: {_briefly(fault, root.place)}"
+            for fault in verdict.faults[1:]
+            if fault.shares_finding(root)
+        ]
+        lines += [f"Also: {_further(fault)}" for fault in verdict.further]
+    lines.extend(f"Missing: {item}" for item in verdict.pass_blockers)
     if verdict.advice:
         lines.append(f"Next: {verdict.advice}")
     return "\n".join(visible(line) for line in lines)
 
 
-def _details(fault: LikelyFault) -> list[str]:
-    """Place, evidence and what to look at, each in a line if there is anything to say."""
-    place = _in_words(fault.place)
-    evidence = ", ".join(f"{name} {_shown(value)}" for name, value in fault.evidence.items())
-    return [
-        f"  {title}: {text}"
-        for title, text in (("Where", place), ("Evidence", evidence), ("Look at", fault.look_at))
-        if text
-    ]
+def _details(root: LikelyFault, advice: str) -> list[str]:
+    """What is known of the root, each in a line if there is anything to say."""
+    evidence = ", ".join(f"{name} {_shown(value)}" for name, value in root.evidence.items())
+    parts = {
+        "Where": _in_words(root.place),
+        "Evidence": evidence,
+        "Look at": "" if advice else root.look_at,
+        "Follows from it": ", ".join(root.consequences),
+    }
+    return [f"  {title}: {text}" for title, text in parts.items() if text]
 
 
-def _briefly(fault: LikelyFault, beside: LikelyFault) -> str:
-    place = "" if fault.place == beside.place else _in_words(fault.place)
+def _briefly(fault: LikelyFault, beside: Place = Place()) -> str:
+    place = "" if fault.place == beside else _in_words(fault.place)
     return f"{fault.sentence} ({place})" if place else fault.sentence
+
+
+def _further(fault: LikelyFault) -> str:
+    """A finding that the root does not explain, in a line."""
+    follows = f"; follows from it: {', '.join(fault.consequences)}" if fault.consequences else ""
+    look_at = f"; look at: {fault.look_at}" if fault.look_at else ""
+    return f"{fault.finding}: {_briefly(fault)}{look_at}{follows}"
 
 
 def _in_words(place: Place) -> str:

@@ -10,23 +10,23 @@ from typing import Any
 import torch
 
 from lightning_audit.canaries.inputs import InputCanary
+from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.dpsgd.protocol import Backward
 from lightning_audit.examine.neighbour_replay import NeighbourReplay
 from lightning_audit.lints.empty_batches import SKIPPED, EmptyBatches
-from lightning_audit.lints.noise_draws import equal_draws
 from lightning_audit.record.report_directory import REPORT_NAME
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.results.refusal import UnauditableTraining
 from lightning_audit.run.audited_optimizers import AuditedOptimizers
+from lightning_audit.run.checkpoint import refusing_what_does_not_fit
 from lightning_audit.run.evaluation import build_report, epoch_metrics
 from lightning_audit.run.findings import Findings, run_checks
 from lightning_audit.run.report_files import ReportFiles
 from lightning_audit.run.run_epsilons import Epsilons, current_epsilons
-from lightning_audit.run.run_facts import RunFacts
+from lightning_audit.run.run_facts import RunCourse, RunFacts, rate_of_all
 from lightning_audit.run.run_lints import RunLints
-from lightning_audit.run.terms import Terms
 from lightning_audit.session.audit_session import AuditSession
-from lightning_audit.session.input_session import InputSession
+from lightning_audit.session.input_sample import InputSample
 from lightning_audit.session.ranks import Ranks
 
 _FULL_PRECISION = ("32-true", "64-true", "bf16-true")
@@ -36,28 +36,29 @@ class AuditRun:
     """Audits one training.
 
     Args:
-        terms: what is claimed and asked for.
+        config: what is claimed and asked for.
         trainer: of the training.
         directory: where report and records go.
     """
 
-    def __init__(self, terms: Terms, trainer: Any, directory: str | Path) -> None:
+    def __init__(self, config: AuditConfig, trainer: Any, directory: str | Path) -> None:
         self.ranks = Ranks.of(trainer)
         #: Whether this is a fast_dev_run: everything is run, nothing written, nothing failed.
         self.trial = bool(trainer.fast_dev_run)
         writes = self.ranks.is_first and not self.trial
         self.files = ReportFiles(directory) if writes else None
         self.report: AuditReport | None = None
-        self.facts = RunFacts(processes=self.ranks.count)
-        self.lints = RunLints(self.facts, terms.significance, self.ranks)
+        self._course = RunCourse()
+        notes = self._course.notes
+        self.lints = RunLints(notes, config.significance, self.ranks)
         self._precision = str(trainer.precision)
-        terms = replace(terms, seed=self.ranks.shared(terms.seed))
+        config = replace(config, seed=self.ranks.shared(config.seed))
         self.optimizers = AuditedOptimizers(
-            terms, self.files, self._precision, self.ranks, self.facts
+            config, self.files, self._precision, self.ranks, notes, self.lints
         )
         #: Of each private optimizer; empty before there is one.
         self.sessions = self.optimizers.sessions
-        self._empty = EmptyBatches()
+        self._empty, self._steps_before = EmptyBatches(), 0
         self._replay: NeighbourReplay | None = None
 
     def take_directory(self, *, again: bool) -> None:
@@ -71,7 +72,7 @@ class AuditRun:
             RuntimeError: that is so in the first process.
         """
         files = self.files
-        self.ranks.from_first(lambda: files.take(again=again) if files is not None else None)
+        self.ranks.from_first(lambda: files.acquire(again=again) if files is not None else None)
 
     @property
     def session(self) -> AuditSession | None:
@@ -79,9 +80,9 @@ class AuditRun:
         return next(iter(self.sessions), None)
 
     @property
-    def terms(self) -> Terms:
+    def config(self) -> AuditConfig:
         """What is claimed and asked for; a resumed run has the seed of its beginning."""
-        return self.optimizers.terms
+        return self.optimizers.config
 
     # ------------------------------------------------------------------ going on
 
@@ -89,18 +90,19 @@ class AuditRun:
         """Change to the directory of the run that a checkpoint is of, if there is one."""
         if self.files is not None:
             if run := self.optimizers.kept.get("run"):
-                self.files.go_on(run)
+                self.files.change_to(run)
             for note in self.files.notes:
-                self.facts.note(note)
+                self._course.notes.add(note)
 
     def keep(self, state: dict[str, Any], report: AuditReport | None = None) -> None:
         """Go on from a checkpoint's state as soon as the optimizers are there.
 
         Args:
-            state: of the audit, as it was before it was sealed.
+            state: of the audit, as it was before it got its checksum.
             report: what was written of it last, if this process wrote it.
         """
-        self.optimizers.kept, self.report = state, report
+        self.report = report
+        self.optimizers.keep(state)
 
     def forget(self, held: dict[str, Any], state: Any) -> None:
         """Go on with nothing that is held of this training: a checkpoint is loaded.
@@ -112,7 +114,7 @@ class AuditRun:
         self.keep({})
         same = isinstance(state, dict) and state.get("run") == held["run"]
         if not same and self.files is not None:  # the report there is another training's
-            self.files.make_room()
+            self.files.set_report_aside()
 
     def take_up(self, trainer: Any, module: torch.nn.Module) -> None:
         """Where nothing is left to train: go on with a checkpoint's audit without a step.
@@ -122,12 +124,47 @@ class AuditRun:
         if self.report is not None or not self.optimizers.kept:
             return
         self.start(trainer.train_dataloader, trainer.global_step)
-        self.optimizers.follow(trainer.optimizers, module)
+        self.follow(trainer.optimizers, module)
         if not self.sessions:
-            self.optimizers.follow_hand_written(module)
-        for facts in self.facts.optimizers:  # read at each step, of which none comes
-            facts.current_rate(self.terms.claim, 1)
-        self.facts.unaudited = self.optimizers.unaudited(module)
+            self.follow_hand_written(module)
+        for facts in self.optimizers.facts:  # read at each step, of which none comes
+            facts.current_rate(self.config.claim, 1)
+        self._course.unaudited = self.optimizers.unaudited(module)
+
+    def follow(self, optimizers: Sequence[Any], module: torch.nn.Module) -> None:
+        """See `AuditedOptimizers.follow`."""
+        self.optimizers.follow(optimizers, module)
+        self._go_on()
+
+    def follow_hand_written(self, module: torch.nn.Module) -> None:
+        """See `AuditedOptimizers.follow_hand_written`."""
+        self.optimizers.follow_hand_written(module)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Take up the rest of a checkpoint's state once its optimizers are there."""
+        kept = self.optimizers.kept
+        if not kept or not self.sessions:
+            return
+        try:
+            with refusing_what_does_not_fit():
+                self.lints.load(kept["lints"])
+                self._course.load(kept["course"])
+        except UnauditableTraining:
+            self.optimizers.close_records()
+            raise
+        self.optimizers.keep({})
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds of the audit: tensors and plain values."""
+        rate = rate_of_all(self.optimizers.facts, self.lints.loaders)
+        held = {"lints": self.lints.state(rate), "course": self._course.state()}
+        return self.optimizers.state(held)
+
+    @property
+    def facts(self) -> RunFacts:
+        """What is known now, from each part of the run."""
+        return RunFacts.of(self.optimizers, self.lints, self._course, self.ranks)
 
     # ------------------------------------------------------------------ what a batch goes through
 
@@ -137,15 +174,15 @@ class AuditRun:
         Raises:
             UnauditableTraining: several processes, each with a batch of its own.
         """
-        canaries = self.terms.canaries
+        canaries = self.config.canaries
         by_input = isinstance(canaries[0], InputCanary)
         if by_input and trainer.world_size > 1:
             raise UnauditableTraining(
                 f"canaries={list(canaries)!r} would join the batch of each of the "
                 f"{trainer.world_size} processes; train with devices=1, or use gradient canaries."
             )
-        if self.terms.replay_neighbours:
-            coupling = self.facts.coupling
+        if self.config.replay_neighbours:
+            coupling = self._course.coupling
             self._replay = NeighbourReplay(trainer, module, coupling, lambda: self.sessions)
         return self if by_input or self._replay is not None else None
 
@@ -156,14 +193,14 @@ class AuditRun:
 
     def admit(self, batch: Any, module: torch.nn.Module) -> Any:
         """The batch that is trained, with an input canary if it is due."""
-        session = self.session
-        return session.admit(batch, module) if isinstance(session, InputSession) else batch
+        source = self.session.source if self.session is not None else None
+        return source.admit(batch, module) if isinstance(source, InputSample) else batch
 
     def skipped(self) -> None:
         """Automatic optimization is told to take no step."""
-        session = self.session
-        if isinstance(session, InputSession):
-            session.skip()
+        source = self.session.source if self.session is not None else None
+        if isinstance(source, InputSample):
+            source.skip()
 
     # ------------------------------------------------------------------ the start
 
@@ -171,15 +208,15 @@ class AuditRun:
         """Read how the loaders sample, and whether steps were taken that nobody saw."""
         self.lints.start(loaders)
         if global_step > 0 and not self.optimizers.kept:
-            self.facts.resumed = (
+            self._course.resumed = (
                 f"the training was resumed at step {global_step} from a checkpoint without this "
                 "audit's state: earlier steps were not observed"
             )
 
-    def remark(self, trainer: Any) -> None:
+    def note_trainer_settings(self, trainer: Any) -> None:
         """Note what the Trainer's arguments do to the private optimizers."""
         for session in self.sessions:
-            self.lints.remark(session.step.optimizer, trainer)
+            self.lints.note_trainer_settings(session.step.optimizer, trainer)
 
     # ------------------------------------------------------------------ each step and epoch
 
@@ -192,18 +229,18 @@ class AuditRun:
 
     def start_batch(self, epoch: int) -> None:
         """Forget a step that broke off."""
-        self.facts.trained_batches += 1
-        self._empty.start(self._steps())
+        self._course.trained_batches += 1
+        self._steps_before = self._steps()
         for session in self.sessions:
-            session.epoch = epoch
-            session.start_batch()
+            session.start_batch(epoch)
 
     def end_batch(self, batch: Any) -> None:
         """Until the next batch nothing is trained."""
         for session in self.sessions:
             session.end_batch()
-        if self.sessions and self._empty.skipped(batch, self._steps()):
-            self.facts.note(SKIPPED)
+        stepped = self._steps() > self._steps_before
+        if self.sessions and not stepped and self._empty.skipped(batch):
+            self._course.notes.add(SKIPPED)
 
     def _steps(self) -> int:
         return sum(session.recorder.steps for session in self.sessions)
@@ -225,16 +262,17 @@ class AuditRun:
         """After a backward pass, before clipping: put the canaries in."""
         audit = self.optimizers.audit_of(optimizer)
         if audit is not None:
-            audit.inject()
+            audit.session.inject()
+            audit.session.look_at_noise()
 
     def end_epoch(
         self, epoch: int, module: torch.nn.Module
     ) -> tuple[dict[str, float], AuditReport]:
         """Compute and write where things stand; return what is logged, and the report."""
         for session in self.sessions:
-            session.end_epoch()
+            session.planner.end_epoch()
         if self.sessions:
-            self.facts.unaudited = self.optimizers.unaudited(module)
+            self._course.unaudited = self.optimizers.unaudited(module)
         self._compare()
         metrics, self.report = self.ranks.from_first(lambda: self._close_epoch(epoch))
         return metrics, self.report
@@ -242,22 +280,14 @@ class AuditRun:
     def _close_epoch(self, epoch: int) -> tuple[dict[str, float], AuditReport]:
         epsilons, findings = self._evaluate()
         metrics = epoch_metrics(self.sessions, epsilons, findings.all)
-        self.facts.end_epoch({"epoch": epoch, **metrics})
+        self._course.end_epoch({"epoch": epoch, **metrics})
         return metrics, self._write(epsilons, findings, complete=False)
 
     def _compare(self) -> None:
         """See whether all processes read the same gradients."""
         session = self.session
-        if session is None or not self.ranks.talk:
-            return
-        draws = session.draws.numbers
-        own = [session.recorder.steps, session.checksum, session.copied, *draws]
-        told = self.ranks.gathered([*own, *session.lost.numbers()])
-        session.lost.hear([row[len(own) :] for row in told])
-        same = all(row[:2] == told[0][:2] for row in told)
-        self.facts.synchronised = same and self.facts.synchronised is not False
-        session.anyone_copies = any(row[2] for row in told)
-        self.facts.noise_equal |= equal_draws([row[3 : len(own)] for row in told])
+        if session is not None and self.ranks.talk:
+            self._course.comparison.compare(session, self.ranks)
 
     # ------------------------------------------------------------------ the end
 
@@ -267,8 +297,13 @@ class AuditRun:
         for session in self.sessions:
             session.recorder.close()
         self.report = self.ranks.from_first(
-            lambda: self._write(*self._evaluate(), complete=not self.facts.break_off)
+            lambda: self._write(*self._evaluate(), complete=not self._course.break_off)
         )
+
+    def break_off(self, why: str) -> None:
+        """The training ends before its time, and other processes may be gone."""
+        self._course.break_off = why
+        self.ranks.part()
 
     def detach(self) -> None:
         """Take all hooks off."""
@@ -276,8 +311,9 @@ class AuditRun:
         self.optimizers.detach()
 
     def _evaluate(self) -> tuple[Epsilons, Findings]:
-        epsilons = current_epsilons(self.sessions, self.facts, self.terms)
-        return epsilons, run_checks(self.sessions, self.facts, self.terms, epsilons)
+        facts = self.facts
+        epsilons = current_epsilons(self.sessions, facts, self.config)
+        return epsilons, run_checks(self.sessions, facts, self.config, epsilons)
 
     def _write(self, epsilons: Epsilons, findings: Findings, *, complete: bool) -> AuditReport:
         for session in self.sessions:
@@ -296,8 +332,8 @@ class AuditRun:
         if self.files is not None:
             stores = [session.store for session in self.sessions if session.store is not None]
             troubles = [store.trouble for store in stores if store.trouble]
-            lacks = [text for name, text in self.files.lacks.items() if name not in besides]
-            self.facts.unwritten = [*troubles, *lacks]
+            failed = [text for name, text in self.files.unwritten.items() if name not in besides]
+            self._course.unwritten = [*troubles, *failed]
         return build_report(
-            self.sessions, self.facts, self.terms, epsilons, findings, complete=complete
+            self.sessions, self.facts, self.config, epsilons, findings, complete=complete
         )

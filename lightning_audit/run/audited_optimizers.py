@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import uuid
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,27 +12,32 @@ from typing import Any
 
 import torch
 
-from lightning_audit.checks.integrity import noise_restarted_result
+from lightning_audit.config.audit_config import AuditConfig
+from lightning_audit.config.changed_config import describe_changes, refuse_mechanism
 from lightning_audit.dpsgd.adapters import opacus_step
+from lightning_audit.dpsgd.manual import ManualStep
 from lightning_audit.dpsgd.opacus import innermost, private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep, UnsupportedOptimizer
 from lightning_audit.lints.untrained import fingerprints
 from lightning_audit.record.report_directory import record_name
 from lightning_audit.record.store import ObservationStore, RecordHeader
 from lightning_audit.results.refusal import UnauditableTraining
-from lightning_audit.run.checkpoint import VERSION, cannot_go_on, going_on, sealed
+from lightning_audit.run.checkpoint import (
+    VERSION,
+    refusing_what_does_not_fit,
+    unusable_checkpoint,
+    with_checksum,
+)
 from lightning_audit.run.optimizer_audit import OptimizerAudit, facts_of, label_of, new_session
 from lightning_audit.run.optimizer_refusals import (
     hand_written_step,
     private_optimizers,
     refuse_several,
 )
-from lightning_audit.run.other_terms import refuse_mechanism, remarks
 from lightning_audit.run.report_files import ReportFiles
-from lightning_audit.run.run_facts import OptimizerFacts, RunFacts
-from lightning_audit.run.terms import Terms
+from lightning_audit.run.run_facts import Notes, OptimizerFacts
+from lightning_audit.run.run_lints import RunLints
 from lightning_audit.session.audit_session import AuditSession
-from lightning_audit.session.hand_written_session import HandWrittenSession
 from lightning_audit.session.ranks import Ranks
 
 _NO_ACCOUNTANT = (
@@ -50,22 +54,24 @@ class AuditedOptimizers:
     """Follows the Trainer's optimizers, with a session for each private one.
 
     Args:
-        terms: what is claimed and asked for.
+        config: what is claimed and asked for.
         files: where records go; None to keep none.
         precision: the Trainer's precision.
         ranks: the processes that train together.
-        facts: of the run.
+        notes: remarks on the run.
+        lints: tell whether sizes of batches are needed.
     """
 
     def __init__(
         self,
-        terms: Terms,
+        config: AuditConfig,
         files: ReportFiles | None,
         precision: str,
         ranks: Ranks,
-        facts: RunFacts,
+        notes: Notes,
+        lints: RunLints,
     ) -> None:
-        self.terms = terms
+        self.config = config
         #: Of the private optimizers, in the order in which the Trainer first had them.
         self.audits: list[OptimizerAudit] = []
         #: The session of each; empty before there is one.
@@ -76,26 +82,41 @@ class AuditedOptimizers:
         self._files = files
         self._precision = precision
         self._ranks = ranks
-        self._facts = facts
+        self._notes, self._lints = notes, lints
+        #: Steps of optimizers that are not private, and the class of the last of these.
+        self.plain_steps, self.plain_name = 0, ""
         self._name = uuid.uuid4().hex
         self._plain_handles: list[Any] = []
         self._untrained: dict[str, tuple[float, float]] = {}
 
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of the audit: tensors and plain values."""
+    def keep(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint's state as soon as the optimizers are there; or from none."""
+        self.kept = state
+
+    @property
+    def facts(self) -> list[OptimizerFacts]:
+        """What is known of each private optimizer."""
+        return [audit.facts for audit in self.audits]
+
+    def state(self, run: dict[str, Any]) -> dict[str, Any]:
+        """What a checkpoint holds of the audit: tensors and plain values.
+
+        Args:
+            run: what it holds of the rest of the run.
+        """
         if not self.audits:
-            return sealed(self.kept) if self.kept else {}
+            return with_checksum(self.kept) if self.kept else {}
         first, *others = (audit.state() for audit in self.audits)
-        return sealed(
+        return with_checksum(
             {
                 "version": VERSION,
                 "run": self._name,
-                "seed": self.terms.seed,
-                "terms": self.terms.kept(),
+                "config": self.config.settings(),
                 **first,
                 "others": others,
                 "untrained": {name: list(sums) for name, sums in self._untrained.items()},
-                **self._facts.state(),
+                "plain": [self.plain_steps, self.plain_name],
+                **run,
             }
         )
 
@@ -116,7 +137,7 @@ class AuditedOptimizers:
         self._plain_handles = [o.register_step_post_hook(self._count_plain) for o in plain]
         private = private_optimizers(optimizers)
         if not private:
-            if any(isinstance(session, HandWrittenSession) for session in self.sessions):
+            if any(isinstance(session.step, ManualStep) for session in self.sessions):
                 self.follow_hand_written(module)
             return
         names = {id(p): name for name, p in module.named_parameters()}
@@ -125,15 +146,14 @@ class AuditedOptimizers:
         except UnsupportedOptimizer as error:
             raise UnauditableTraining(str(error)) from error
         found = [facts_of(optimizer) for optimizer in private]
-        claim = self.terms.claim
+        claim = self.config.claim
         rate_known = claim is not None and claim.sample_rate is not None
         if not rate_known and any(facts.accountant is None for facts in found):
-            self._facts.note(_NO_ACCOUNTANT)
+            self._notes.add(_NO_ACCOUNTANT)
         if any(s.adapts_its_norm and not f.accountant for s, f in zip(steps, found, strict=True)):
             raise UnauditableTraining(_ADAPTIVE_UNACCOUNTED)
-        audits = self._audits_of(steps, found, module)
-        for audit, optimizer in zip(audits, private, strict=True):
-            audit.watch(optimizer)
+        for audit in self._audits_of(steps, found, module):
+            audit.session.watch()
 
     def follow_hand_written(self, module: Any) -> None:
         """Attach to a plain optimizer, if the claim states DP-SGD and none is private.
@@ -141,16 +161,15 @@ class AuditedOptimizers:
         Raises:
             UnauditableTraining: the optimizers, or what is claimed, cannot be audited.
         """
-        claim = self.terms.claim
+        claim = self.config.claim
         if claim is None or claim.noise_multiplier is None:
             return
         step = hand_written_step(claim, self.attached, module)
         self._remove_plain_handles()
         if claim.sample_rate is None:
-            self._facts.note(_NO_ACCOUNTANT)
+            self._notes.add(_NO_ACCOUNTANT)
         (audit,) = self._audits_of([step], [OptimizerFacts()], module)
-        assert isinstance(audit.session, HandWrittenSession)
-        audit.session.open_to(module)
+        audit.open_to(module)
 
     def _audits_of(
         self, steps: Sequence[DPSGDStep], found: Sequence[OptimizerFacts], module: torch.nn.Module
@@ -158,7 +177,7 @@ class AuditedOptimizers:
         """The audits of steps, which begin now or go on."""
         if self.audits:
             return [self._followed(step, facts) for step, facts in zip(steps, found, strict=True)]
-        refuse_several(len(steps), self.terms.canaries, self._ranks.count)
+        refuse_several(len(steps), self.config.canaries, self._ranks.count)
         self._untrained = fingerprints(module, [p for step in steps for p in step.params])
         self._take_up(steps, found)
         return self.audits
@@ -182,15 +201,12 @@ class AuditedOptimizers:
         states = [kept, *kept["others"]] if kept else []
         if kept:
             self._name = kept["run"]
-            self.terms = replace(self.terms, seed=kept["seed"])
+            self.config = replace(self.config, seed=kept["config"]["seed"])
             if len(states) != len(steps):
-                raise cannot_go_on(
+                raise unusable_checkpoint(
                     f"it was saved with {len(states)} private optimizers, the training has "
                     f"{len(steps)}; resume with the same optimizers."
                 )
-        loader, batches = self._facts.loader, self._facts.batches
-        track = (loader is None or loader.kind == "unknown") and batches is None
-        self._facts.optimizers = list(found)
         for number, (step, facts) in enumerate(zip(steps, found, strict=True), 1):
             facts.label = label_of(step, number) if len(steps) > 1 else ""
             entries = states[number - 1]["session"]["entries"] if states else None
@@ -198,38 +214,42 @@ class AuditedOptimizers:
             session = new_session(
                 step,
                 (number, len(steps)),
-                self.terms,
+                self.config,
                 self._precision,
-                partial(facts.current_rate, self.terms.claim),
+                partial(facts.current_rate, self.config.claim),
                 partial(self._open_store, files, number, entries) if files is not None else None,
                 self._ranks,
+                track_batch_sizes=self._lints.needs_sizes,
             )
-            session.track_batch_sizes = track
             self.sessions.append(session)
-            self.audits.append(OptimizerAudit(session, facts, self._look_at_noise))
+            self.audits.append(OptimizerAudit(session, facts))
         if not kept:
             return
         try:
-            with going_on():
+            with refusing_what_does_not_fit():
                 self._load(kept, states)
         except UnauditableTraining:
-            for session in self.sessions:
-                if session.store is not None:
-                    session.store.close(archive=False)
+            self.close_records()
             raise
 
     def _load(self, kept: dict[str, Any], states: Sequence[dict[str, Any]]) -> None:
-        """Go on with what a checkpoint holds of the optimizers, under the terms of now."""
+        """Go on with what a checkpoint holds of the optimizers, with the configuration of now."""
         for audit, state in zip(self.audits, states, strict=True):
             audit.load(state)
         self._untrained = {name: (a, b) for name, (a, b) in kept["untrained"].items()}
         steps = max(session.recorder.steps for session in self.sessions)
-        histories = [session.monitor.history for session in self.sessions]
-        refuse_mechanism(kept["terms"], self.terms, histories, steps)
-        for sentence in remarks(kept["terms"], self.terms, steps):
-            self._facts.note(sentence)
-        self._facts.load(kept)
-        self.kept = {}
+        history = [phase for session in self.sessions for phase in session.monitor.history]
+        before, now = kept["config"], self.config.settings()
+        refuse_mechanism(before, now, history, steps)
+        for sentence in describe_changes(before, now, steps):
+            self._notes.add(sentence)
+        self.plain_steps, self.plain_name = kept["plain"]
+
+    def close_records(self) -> None:
+        """Leave records as they are: the run cannot go on."""
+        for session in self.sessions:
+            if session.store is not None:
+                session.store.close(archive=False)
 
     def _open_store(
         self, files: ReportFiles, number: int, entries: int | None, header: RecordHeader
@@ -240,7 +260,7 @@ class AuditedOptimizers:
                 store = ObservationStore.resume(directory, header, name, entries, number)
                 if store is not None:
                     return store
-                self._facts.note(
+                self._notes.add(
                     f"the record of the first {entries} steps is not in {directory}; the checks "
                     "go on from the checkpoint's sums, the record from here"
                 )
@@ -251,8 +271,8 @@ class AuditedOptimizers:
     # ------------------------------------------------------------------ what they do
 
     def _count_plain(self, optimizer: Any, *_: Any) -> None:
-        self._facts.plain_steps += 1
-        self._facts.plain_name = type(optimizer).__name__
+        self.plain_steps += 1
+        self.plain_name = type(optimizer).__name__
 
     def audit_of(self, optimizer: Any) -> OptimizerAudit | None:
         """The audit of an optimizer, or of a wrapper of it; None if it has none."""
@@ -264,19 +284,6 @@ class AuditedOptimizers:
         trained = [p for session in self.sessions for p in session.step.params]
         now = fingerprints(module, trained)
         return tuple(name for name, sums in self._untrained.items() if now.get(name, sums) != sums)
-
-    def _look_at_noise(self, audit: OptimizerAudit, state: str | None) -> None:
-        """See whether an optimizer's noise starts as a resumed training's or another's did."""
-        facts = self._facts
-        if not audit.session.recorder.steps:
-            begun = [other.first_noise for other in self.audits if other is not audit]
-            facts.noise_shared = facts.noise_shared or (state is not None and state in begun)
-            audit.first_noise = state
-            return
-        again = state is not None and state == audit.first_noise
-        facts.noise_restarted = facts.noise_restarted or again
-        if again and self._ranks.is_first:
-            warnings.warn(noise_restarted_result(restarted=True).message, stacklevel=2)
 
     def detach(self) -> None:
         """Take all hooks off."""

@@ -19,13 +19,13 @@ VERSION = 1
 _OTHERWISE = "take another checkpoint of this training, or train anew."
 
 
-def sealed(state: dict[str, Any]) -> dict[str, Any]:
-    """The state with a checksum of it, by which `opened` knows that it is whole."""
+def with_checksum(state: dict[str, Any]) -> dict[str, Any]:
+    """The state with a checksum of it, by which `verified` knows that it is whole."""
     return {**state, "checksum": _checksum(state)}
 
 
-def opened(state: Any) -> dict[str, Any]:
-    """The state that `sealed` was given.
+def verified(state: Any) -> dict[str, Any]:
+    """The state that `with_checksum` was given.
 
     The sums of a run depend on each other in ways that no look at single values shows: one that was
     changed would give a verdict about no training at all.
@@ -37,10 +37,12 @@ def opened(state: Any) -> dict[str, Any]:
         UnauditableTraining: it is not what an audit of this version saved.
     """
     if not isinstance(state, dict):
-        raise cannot_go_on(f"the audit's state in it is a {type(state).__name__}; {_OTHERWISE}")
+        raise unusable_checkpoint(
+            f"the audit's state in it is a {type(state).__name__}; {_OTHERWISE}"
+        )
     version = state.get("version")
     if type(version) is int and version > VERSION:
-        raise cannot_go_on(
+        raise unusable_checkpoint(
             f"the audit's state in it has version {version}, this lightning-audit reads up to "
             f"{VERSION}; upgrade lightning-audit to go on from it."
         )
@@ -50,31 +52,31 @@ def opened(state: Any) -> dict[str, Any]:
     except Exception:  # whatever is in it, an audit did not save it
         whole = False
     if not whole:
-        raise cannot_go_on(
+        raise unusable_checkpoint(
             "the audit's state in it is not as it was saved (its checksum differs), so that it was "
             f"edited or damaged; {_OTHERWISE}"
         )
     return inner
 
 
-def cannot_go_on(why: str) -> UnauditableTraining:
+def unusable_checkpoint(why: str) -> UnauditableTraining:
     """The refusal of a checkpoint, which says why and what to do."""
     return UnauditableTraining(f"PrivacyAudit cannot go on from this checkpoint: {why}")
 
 
 @contextlib.contextmanager
-def going_on() -> Iterator[None]:
+def refusing_what_does_not_fit() -> Iterator[None]:
     """Refuse a checkpoint from which the audit cannot go on, whatever it is that fails."""
     try:
         yield
     except UnauditableTraining:
         raise
     except ValueError as error:
-        raise cannot_go_on(str(error)) from error
+        raise unusable_checkpoint(str(error)) from error
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
         why = f"the audit's state in it does not fit this training ({what}); {_OTHERWISE}"
-        raise cannot_go_on(why) from error
+        raise unusable_checkpoint(why) from error
 
 
 def _checksum(state: dict[str, Any]) -> str:

@@ -9,9 +9,10 @@ from datetime import datetime
 from importlib import metadata
 from typing import Any
 
+from lightning_audit.accounting.phases import Phase, leaking
 from lightning_audit.accounting.spending import epsilon_at_ratio
-from lightning_audit.checks.evidence import shared_log_e
 from lightning_audit.checks.monitor import AuditMonitor
+from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.results.audit_report import (
     AuditReport,
     CheckResult,
@@ -23,16 +24,12 @@ from lightning_audit.results.audit_report import (
 from lightning_audit.run.findings import Findings
 from lightning_audit.run.run_epsilons import Epsilons, run_history
 from lightning_audit.run.run_facts import RunFacts
-from lightning_audit.run.terms import Terms
+from lightning_audit.run_checks.registry import shared_log_e
 from lightning_audit.session.audit_session import AuditSession
-from lightning_audit.verdict.judge import (
-    judge,
-    mark_consequences,
-    seen_of,
-    worst,
-)
-from lightning_audit.verdict.pass_blockers import NOT_ENDED, lacks_of_run
+from lightning_audit.verdict.judge import judge, seen_of, worst
+from lightning_audit.verdict.pass_blockers import NOT_ENDED, blockers_of_run
 from lightning_audit.verdict.power_model import PowerModel
+from lightning_audit.verdict.root import mark_consequences
 
 #: Dashboards draw in single precision; a larger e-value tells nothing more.
 _LARGEST_E_VALUE = 1e30
@@ -53,9 +50,9 @@ def epoch_metrics(
     """What is logged at an epoch's end; epsilons that are unknown are left out."""
     proved = epsilons.proved
     metrics: dict[str, float | None] = {
-        "epsilon_lower": proved.lower,
-        "epsilon_spent": epsilons.spent,
-        "epsilon_claimed": epsilons.claimed,
+        "epsilon_lower": proved.epsilon_lower,
+        "epsilon_spent": epsilons.epsilon_spent,
+        "claimed_epsilon": epsilons.claimed_epsilon,
         "violated": float(any(check.status == "violated" for check in checks)),
     }
     if sessions:
@@ -77,7 +74,7 @@ def epoch_metrics(
 def build_report(
     sessions: Sequence[AuditSession],
     facts: RunFacts,
-    terms: Terms,
+    config: AuditConfig,
     epsilons: Epsilons,
     findings: Findings,
     *,
@@ -90,32 +87,33 @@ def build_report(
         else None
         for session in sessions
     ]
-    powers = [model.at(terms.resolution) if model else {} for model in models]
+    powers = [model.at(config.resolution) if model else {} for model in models]
     seen = tuple(
-        seen_of(session.monitor, power, session.oversize, session.lacks(), optimizer.label)
+        seen_of(session.monitor, power, session.oversize, session.pass_blockers(), optimizer.label)
         for session, power, optimizer in zip(sessions, powers, facts.optimizers, strict=True)
     )
-    lacks = _lacks(facts, terms, complete)
-    missing = lacks_of_run(terms.asked, findings.all, epsilons.spent, lacks, complete=complete)
-    verdict = _verdict(sessions, facts, terms, findings, seen, missing)
+    blockers = _other_blockers(facts, config, complete)
+    pass_blockers = blockers_of_run(
+        config, findings.all, epsilons.epsilon_spent, blockers, complete=complete
+    )
+    verdict = _verdict(sessions, facts, config, findings, seen, pass_blockers)
     monitors = [session.monitor for session in sessions]
     records = [session.store.path.name for session in sessions if session.store]
     return AuditReport(
         verdict=verdict,
-        # Of several optimizers one's fault says nothing of another's checks.
-        checks=findings.all if len(sessions) > 1 else mark_consequences(findings.all, verdict),
+        checks=mark_consequences(findings.all, verdict.faults),
         bounds=epsilons.proved.bounds,
         operating_points=_operating_points(monitors),
-        epsilon_claimed=epsilons.claimed,
-        epsilon_spent=epsilons.spent,
-        epsilon_not_excluded=_not_excluded(models, monitors, terms, verdict),
-        delta=terms.delta,
+        claimed_epsilon=epsilons.claimed_epsilon,
+        epsilon_spent=epsilons.epsilon_spent,
+        epsilon_not_excluded=_not_excluded(models, monitors, config, verdict),
+        delta=config.delta,
         steps=sum(monitor.steps for monitor in monitors),
         observations=sum(monitor.sensitivity.observations for monitor in monitors),
-        history=tuple(run_history(sessions)),
+        history=tuple(dataclasses.astuple(phase) for phase in run_history(sessions)),
         power=_least_power(powers),
         epochs=tuple(facts.epochs),
-        settings=terms.settings(),
+        settings=config.settings(),
         environment={name: _version(name) for name in _LIBRARIES},
         notes=(*facts.notes, *_notes(sessions, facts, verdict)),
         record=records[0] if records else None,
@@ -123,7 +121,7 @@ def build_report(
         created=datetime.now().astimezone().isoformat(timespec="seconds"),
         complete=complete,
         optimizers=seen,
-        lacks=tuple(lacks),
+        pass_blockers=tuple(blockers),
     )
 
 
@@ -140,29 +138,28 @@ def _least_power(powers: Sequence[Mapping[str, Power]]) -> dict[str, dict[str, A
 def _verdict(
     sessions: Sequence[AuditSession],
     facts: RunFacts,
-    terms: Terms,
+    config: AuditConfig,
     findings: Findings,
     seen: Sequence[OptimizerSeen],
-    missing: Sequence[str],
+    pass_blockers: Sequence[str],
 ) -> Verdict:
     """The worst verdict over the private optimizers."""
     if not sessions:
-        return judge(findings.all, None, None, terms.resolution, missing)
+        return judge(findings.all, None, None, config.resolution, pass_blockers)
     verdicts = [
-        judge(checks, session.monitor, shown, terms.resolution, missing, facts.processes)
+        judge(checks, session.monitor, shown, config.resolution, pass_blockers, facts.processes)
         for session, checks, shown in zip(sessions, findings.by_optimizer, seen, strict=True)
     ]
     labels = [optimizer.label for optimizer in facts.optimizers]
-    wrong = [check.message for check in findings.all if check.status == "violated"]
-    broken = [name for name in labels if any(text.startswith(f"{name}: ") for text in wrong)]
-    return worst(verdicts, labels, missing, broken)
+    broken = {check.optimizer for check in findings.all if check.status == "violated"}
+    return worst(verdicts, labels, pass_blockers, broken)
 
 
 def _notes(sessions: Sequence[AuditSession], facts: RunFacts, verdict: Verdict) -> list[str]:
-    # Where the verdict is inconclusive they stand under what is missing.
+    # Where the verdict is inconclusive they are among its pass_blockers.
     notes = list(facts.unwritten) if verdict.outcome == "VIOLATION" else []
     for session, optimizer in zip(sessions, facts.optimizers, strict=True):
-        notes += [optimizer.named(note) for note in session.notes]
+        notes += [optimizer.named(note) for note in session.planner.notes]
         if optimizer.label and session.store:
             notes.append(optimizer.named(f"its record is {session.store.path.name}"))
     return notes
@@ -180,43 +177,43 @@ def _operating_points(monitors: Sequence[AuditMonitor]) -> tuple[OperatingPoint,
     )
 
 
-def _lacks(facts: RunFacts, terms: Terms, complete: bool) -> list[str]:
+def _other_blockers(facts: RunFacts, config: AuditConfig, complete: bool) -> list[str]:
     """What stands in the way of a pass that no check and no count shows."""
-    lacks = [*([facts.resumed] if facts.resumed else []), *facts.unwritten]
+    blockers = [*([facts.resumed] if facts.resumed else []), *facts.unwritten]
     if facts.break_off:
-        lacks.append(facts.break_off)
+        blockers.append(facts.break_off)
     elif not complete:
-        lacks.append(NOT_ENDED)
-    if facts.unaudited and "unaudited" not in terms.allow:
+        blockers.append(NOT_ENDED)
+    if facts.unaudited and "unaudited" not in config.allow:
         shown = ", ".join(f"`{parameter}`" for parameter in facts.unaudited[:5])
-        lacks.append(
+        blockers.append(
             f"{shown} changed although the private optimizer does not train it: what it learned "
             "was not audited; if that is nothing of the data (an average of weights, say), "
             "allow='unaudited' says so"
         )
-    return lacks
+    return blockers
 
 
 def _not_excluded(
     models: Sequence[PowerModel | None],
     monitors: Sequence[AuditMonitor],
-    terms: Terms,
+    config: AuditConfig,
     verdict: Verdict,
 ) -> float | None:
     """Epsilon if noise and clipping were as wrong as this run could just not have seen."""
     seen = [(model, monitor) for model, monitor in zip(models, monitors, strict=True) if model]
     if not seen or verdict.outcome == "VIOLATION":
         return None
-    scaled: list[tuple[float, float | None, int]] = []
+    scaled: list[Phase] = []
     for model, monitor in seen:
         noise, shift = model.not_excluded()
-        quietest = min(sigma for sigma, *_ in monitor.history)
+        history = monitor.history
+        quietest = min(phase.noise_multiplier for phase in history)
         # Beyond this mu of a single step epsilon runs into the hundreds: nothing was excluded.
         if quietest == 0.0 or noise == 0.0 or shift / (noise * quietest) > 20.0:
             return math.inf
-        ratio = shift / noise
-        scaled += [(sigma / ratio, rate, steps) for sigma, rate, steps in monitor.history]
-    return epsilon_at_ratio(scaled, 1.0, terms.delta, terms.adjacency, lower=False)
+        scaled += leaking(history, shift / noise)
+    return epsilon_at_ratio(scaled, 1.0, config.delta, config.adjacency, lower=False)
 
 
 def _version(name: str) -> str:

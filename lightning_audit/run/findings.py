@@ -18,13 +18,14 @@ from lightning_audit.checks.integrity import (
     unsynchronised_result,
 )
 from lightning_audit.checks.post_processing import explained_by_processing, undecided
+from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.run.run_epsilons import Epsilons, epsilon_result
 from lightning_audit.run.run_facts import OptimizerFacts, RunFacts
-from lightning_audit.run.terms import Terms
 from lightning_audit.run_checks.accounted_epsilon import accounting_result
 from lightning_audit.run_checks.dataset_size import Promise, batch_size_result
 from lightning_audit.run_checks.loader_sampling import repeated_result, sampling_results
+from lightning_audit.run_checks.registry import in_order
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.verdict.judge import acknowledge
 
@@ -43,7 +44,7 @@ class Findings:
 
 
 def run_checks(
-    sessions: Sequence[AuditSession], facts: RunFacts, terms: Terms, epsilons: Epsilons
+    sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig, epsilons: Epsilons
 ) -> Findings:
     """Results of every check now.
 
@@ -53,15 +54,15 @@ def run_checks(
     steps = sum(session.monitor.steps for session in sessions)
     common = [no_dp_result(facts.plain_steps, steps, facts.plain_name)]
     if not sessions:
-        return Findings(acknowledge(common, terms.allow))
+        return Findings(acknowledge(common, config.allow))
     own = [
         [_of_optimizer(check, optimizer, len(sessions)) for check in _own_results(session, facts)]
         for session, optimizer in zip(sessions, facts.optimizers, strict=True)
     ]
-    late = _results_of_run(sessions, facts, terms, epsilons)
+    late = _results_of_run(sessions, facts, config, epsilons)
     return Findings(
-        acknowledge([*common, *(check for checks in own for check in checks), *late], terms.allow),
-        tuple(acknowledge([*common, *checks, *late], terms.allow) for checks in own),
+        acknowledge([*common, *(check for checks in own for check in checks), *late], config.allow),
+        tuple(acknowledge([*common, *checks, *late], config.allow) for checks in own),
     )
 
 
@@ -73,45 +74,51 @@ def _own_results(session: AuditSession, facts: RunFacts) -> list[CheckResult]:
     unsure = explained_by_processing(
         checks,
         session.monitor,
-        at_cut=not session.late_readings,
-        weights_move=session.weights.like_noise,
-        raw=2 * session.raw_readings > session.monitor.steps,
+        at_cut=not session.releases.late,
+        weights_move=session.releases.weights_move,
+        raw=2 * session.releases.raw > session.monitor.steps,
         shares=(session.recorder.released.canaries, session.recorder.released.tensors),
     )
     checks = [undecided(check) if check.name in unsure else check for check in checks]
     if (norms := session.step.norms) is not None:
         checks.append(clipping_norm_result(norms.checked, norms.largest_ratio))
-    return [*checks, finite_result(session.lost.count, session.lost.first)]
+    return in_order([*checks, finite_result(session.lost.count, session.lost.first)])
 
 
 def _of_optimizer(check: CheckResult, optimizer: OptimizerFacts, count: int) -> CheckResult:
     """A check that is one of several optimizers': it names the optimizer."""
     if count == 1:
         return check
-    message = optimizer.named(check.message)
-    return dataclasses.replace(check, message=message, share=check.share / count)
+    return dataclasses.replace(
+        check,
+        message=optimizer.named(check.message),
+        share=check.share / count,
+        optimizer=optimizer.label,
+    )
 
 
 def _results_of_run(
-    sessions: Sequence[AuditSession], facts: RunFacts, terms: Terms, epsilons: Epsilons
+    sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig, epsilons: Epsilons
 ) -> list[CheckResult]:
     checks = []
     if facts.synchronised is not None:
         checks.append(unsynchronised_result(facts.synchronised, facts.processes))
-    if facts.noise_restarted is not None:
-        checks.append(noise_restarted_result(facts.noise_restarted))
+    restarted = [session.noise_start.restarted for session in sessions]
+    if any(again is not None for again in restarted):
+        checks.append(noise_restarted_result(any(restarted)))
     if len(sessions) > 1:
-        checks.append(noise_shared_result(facts.noise_shared))
-    if terms.replay_neighbours or facts.coupling.replays:
+        begun = [start for session in sessions if (start := session.noise_start.first) is not None]
+        checks.append(noise_shared_result(len(set(begun)) < len(begun)))
+    if config.replay_neighbours or facts.coupling.replays:
         checks.append(facts.coupling.result())
-    checks.append(epsilon_result(epsilons, terms))
+    checks.append(epsilon_result(epsilons, config))
     checks.append(
         accounting_result(
-            epsilons.spent,
-            epsilons.claimed,
-            terms.delta,
-            epsilons.source,
-            epsilons.spent_by_removal,
+            epsilons.epsilon_spent,
+            epsilons.claimed_epsilon,
+            config.delta,
+            epsilons.claim.source,
+            epsilons.epsilon_by_removal,
         )
     )
     _hold_batches_to_steps(facts, max(session.monitor.steps for session in sessions))
@@ -121,7 +128,7 @@ def _results_of_run(
             facts.loader.description,
             facts.loader.sample_rate,
             facts.sample_rate,
-            max((session.batch_sizes for session in sessions), key=len),
+            max((session.planner.batch_sizes for session in sessions), key=len),
             facts.batches,
         )
     if facts.split_epochs:
@@ -129,10 +136,10 @@ def _results_of_run(
     if len(sessions) == 1:  # of several it is not known whose loss it is
         (optimizer,) = facts.optimizers
         checks += loss_reduction_result(facts.loss_reduction, optimizer.loss_reduction)
-    checks += _divisor_results(sessions, facts, terms, epsilons.claimed)
+    checks += _divisor_results(sessions, facts, config, epsilons.claimed_epsilon)
     if facts.repeated and facts.synchronised:
         checks.append(repeated_result(facts.processes, facts.sample_rate))
-    return checks
+    return in_order(checks)
 
 
 def _hold_batches_to_steps(facts: RunFacts, steps: int) -> None:
@@ -148,18 +155,22 @@ def _hold_batches_to_steps(facts: RunFacts, steps: int) -> None:
 
 
 def _divisor_results(
-    sessions: Sequence[AuditSession], facts: RunFacts, terms: Terms, claimed: float | None
+    sessions: Sequence[AuditSession],
+    facts: RunFacts,
+    config: AuditConfig,
+    claimed_epsilon: float | None,
 ) -> Iterator[CheckResult]:
     """What the divisors of the gradients tell of the number of records."""
     records = facts.loader.records if facts.loader else None
-    stated = terms.claim.expected_batch_size if terms.claim else None
-    promise = Promise(claimed, terms.delta, terms.adjacency, terms.private_size)
+    stated = config.claim.expected_batch_size if config.claim else None
+    promise = Promise(claimed_epsilon, config.delta, config.adjacency, config.private_size)
     for session, optimizer in zip(sessions, facts.optimizers, strict=True):
         rate, expected = optimizer.sample_rate, optimizer.expected_batch_size
         # A divisor that the claim states is a constant, whatever it happens to be equal to.
         if not records or not rate or expected is None or expected == stated:
             continue
-        noisy = sum(steps for sigma, _, steps in session.monitor.history if sigma > 0)
+        history = session.monitor.history
+        noisy = sum(phase.steps for phase in history if phase.noise_multiplier > 0)
         released = noisy * sum(slot.numel for slot in session.step.layout)
         found = batch_size_result(expected, records, rate, released, promise)
         if found is not None:

@@ -38,7 +38,7 @@ class ReportFiles:
         #: Remarks for the report.
         self.notes: list[str] = []
         #: What could not be written, in sentences, by file name.
-        self.lacks: dict[str, str] = {}
+        self.unwritten: dict[str, str] = {}
 
     @property
     def directory(self) -> Path:
@@ -47,14 +47,14 @@ class ReportFiles:
 
     def shown(self, name: str) -> Path | None:
         """Where a file is, as it is to be shown; None if it could not be written."""
-        if name in self.lacks or self._lock is None:
+        if name in self.unwritten or self._lock is None:
             return None
         path = self.directory / name
         with contextlib.suppress(OSError, ValueError):  # it lies elsewhere, or there is no cwd
             path = path.relative_to(Path.cwd())
         return path
 
-    def take(self, *, again: bool = False) -> None:
+    def acquire(self, *, again: bool = False) -> None:
         """Make the directory this training's, and put the report of an earlier one aside.
 
         Args:
@@ -75,20 +75,20 @@ class ReportFiles:
                 "default_root_dir)."
             ) from error
         self._base = base
-        self._remark(base)
+        self._note_directory(base)
 
     def _prepare(self, *, again: bool = False) -> None:
         with tempfile.TemporaryFile(dir=self.directory):
             pass
         remove_partials(self.directory)
         if not again:
-            self.make_room()
+            self.set_report_aside()
 
-    def make_room(self) -> None:
+    def set_report_aside(self) -> None:
         """Put an earlier run's report aside, which a gate must not read; its record may go on."""
         self._aside = set_aside(self.directory, but_the_record=True)
 
-    def _remark(self, first: Path) -> None:
+    def _note_directory(self, first: Path) -> None:
         assert self._lock is not None
         notes = []
         if self.directory != first:
@@ -107,7 +107,7 @@ class ReportFiles:
                 _log.warning("privacy audit: %s", note)
         self.notes = notes
 
-    def go_on(self, run: str) -> None:
+    def change_to(self, run: str) -> None:
         """Change to the directory in which a run began that goes on after a stop.
 
         Args:
@@ -126,7 +126,7 @@ class ReportFiles:
                 self._prepare()
         except OSError as error:
             _log.warning("privacy audit: the run cannot go on in %s: %s", at[0], reason_of(error))
-        self._remark(at[0])
+        self._note_directory(at[0])
 
     def write(self, name: str, write: Callable[[Path], _Made], *, beside: bool) -> _Made | None:
         """Write a file of this training; what cannot be written is said, once, and ends nothing.
@@ -140,18 +140,18 @@ class ReportFiles:
             What ``write`` returns, None if the file could not be written.
         """
         try:
-            self._stay(own=beside)
+            self._acquire_again(own=beside)
             made = write(self.directory / name)
         except OSError as error:
             sentence = f"{self.directory / name} could not be written: {reason_of(error)}"
-            if self.lacks.get(name) != sentence:
+            if self.unwritten.get(name) != sentence:
                 _log.warning("privacy audit: %s; the training goes on", sentence)
-            self.lacks[name] = sentence
+            self.unwritten[name] = sentence
             return None
-        self.lacks.pop(name, None)
+        self.unwritten.pop(name, None)
         return made
 
-    def _stay(self, *, own: bool) -> None:
+    def _acquire_again(self, *, own: bool) -> None:
         """Take the directory again if it was removed: it may be another training's since."""
         assert self._lock is not None
         if self._lock.holds:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from lightning_audit.accounting.spending import History, epsilon_at_ratio, epsilon_of_parts
+from lightning_audit.accounting.phases import Phase, rates_known
+from lightning_audit.accounting.spending import epsilon_at_ratio, epsilon_of_parts
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.record.store import RecordHeader
 from lightning_audit.results.audit_report import EpsilonBound
@@ -129,7 +130,8 @@ def literature_bounds(
         names = tuple(name for name in names if name not in _OF_FAIR_COINS)
     if monitor.header.game == "subsampled":
         names = tuple(name for name in names if name not in _OF_KNOWN_COINS)
-    return tuple(_bound(monitor, METHODS[name], delta, significance) for name in names)
+    history = monitor.history  # of a noise schedule as many phases as steps
+    return tuple(_bound(monitor, history, METHODS[name], delta, significance) for name in names)
 
 
 def _coins(header: RecordHeader) -> str:
@@ -154,7 +156,11 @@ def _step_epsilon(header: RecordHeader, mu: float, delta: float) -> float:
 
 
 def _bound(
-    monitor: AuditMonitor, method: BoundMethod, delta: float, significance: float
+    monitor: AuditMonitor,
+    history: Sequence[Phase],
+    method: BoundMethod,
+    delta: float,
+    significance: float,
 ) -> EpsilonBound:
     counts, sigma = monitor.guesses.middle, monitor.guesses.least_noise
     header = monitor.header
@@ -180,7 +186,7 @@ def _bound(
                 rate = header.coin_probability
                 step = subsampled_epsilon_clopper_pearson(counts, rate, delta, significance)
         # Claims of several sigmas are all implied by that of the smallest.
-        epsilon = _composed(monitor.history, mu * sigma, mu, delta)
+        epsilon = _composed(history, mu * sigma, mu, delta)
         assumptions += (_COMPOSED,)
     return EpsilonBound(
         name=method.name,
@@ -196,7 +202,7 @@ def _bound(
     )
 
 
-def _composed(history: History, ratio: float, mu: float, delta: float) -> float | None:
+def _composed(history: Sequence[Phase], ratio: float, mu: float, delta: float) -> float | None:
     if mu > _LARGEST_MU:
-        return None if any(rate is None for _, rate, _ in history) else math.inf
+        return math.inf if rates_known(history) else None
     return epsilon_at_ratio(history, ratio, delta)

@@ -7,18 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightning_audit.accounting.margin import exceeds
+from lightning_audit.accounting.phases import Phase
 from lightning_audit.accounting.spending import (
-    History,
-    claimed_epsilon,
+    EpsilonClaim,
+    epsilon_claim,
     epsilon_of_parts,
     epsilon_spent,
 )
-from lightning_audit.checks.evidence import SHARES
+from lightning_audit.checks.leakage import EPSILON
 from lightning_audit.checks.monitor import AuditMonitor
+from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.results.audit_report import CheckResult, EpsilonBound
 from lightning_audit.run.run_bounds import betting_bound, literature_bounds, mu_bound
 from lightning_audit.run.run_facts import RunFacts
-from lightning_audit.run.terms import Terms
 from lightning_audit.session.audit_session import AuditSession
 
 
@@ -27,17 +28,17 @@ class Proved:
     """What the steps of a private optimizer are proved to leak at least.
 
     Args:
-        lower: epsilon at the significance of the display; None where a sample rate is unknown.
+        epsilon_lower: at the significance of the display; None where a sample rate is unknown.
         mu_lower: the same for the leakiest step's mu; None while there is no noise.
-        ratio_sure: leakage of a step over its claim, at the significance of the verdict.
-        sure: the same as an epsilon; None where it need not be composed.
+        sure_ratio: leakage of a step over its claim, at the significance of the verdict.
+        sure_epsilon: the same as an epsilon; None where it need not be composed.
         bounds: every bound at the significance of the display.
     """
 
-    lower: float | None = None
+    epsilon_lower: float | None = None
     mu_lower: float | None = None
-    ratio_sure: float = 0.0
-    sure: float | None = None
+    sure_ratio: float = 0.0
+    sure_epsilon: float | None = None
     bounds: tuple[EpsilonBound, ...] = ()
 
 
@@ -46,83 +47,89 @@ class Epsilons:
     """The epsilons of a run at one moment; None where no sample rate or claim is known.
 
     Args:
-        claimed: what is claimed.
-        source: who claims it.
-        spent: what the steps cost, between the data sets that the claim is about.
+        claim: what is claimed, and by whom.
+        epsilon_spent: what the steps cost, between the data sets that the claim is about.
         proved: lower bounds.
-        spent_by_removal: where the claim is about replaced records, what the steps cost where a
+        epsilon_by_removal: where the claim is about replaced records, what the steps cost where a
             record is added or removed.
     """
 
-    claimed: float | None
-    source: str
-    spent: float | None
+    claim: EpsilonClaim
+    epsilon_spent: float | None
     proved: Proved = dataclasses.field(default_factory=Proved)
-    spent_by_removal: float | None = None
+    epsilon_by_removal: float | None = None
+
+    @property
+    def claimed_epsilon(self) -> float | None:
+        """What the training claims to spend at most."""
+        return self.claim.claimed_epsilon
 
 
-def run_history(sessions: Sequence[AuditSession]) -> History:
-    """Phases of (noise_multiplier, sample_rate, steps) of all private optimizers."""
+def run_history(sessions: Sequence[AuditSession]) -> tuple[Phase, ...]:
+    """What was claimed of the steps of all private optimizers."""
     return tuple(phase for session in sessions for phase in session.monitor.history)
 
 
-def current_epsilons(sessions: Sequence[AuditSession], facts: RunFacts, terms: Terms) -> Epsilons:
+def current_epsilons(
+    sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig
+) -> Epsilons:
     """Compute the epsilons now.
 
     Of n private optimizers each one's releases are a part of what the run releases, so that a
     lower bound of theirs is one of the run's. Each is computed at an n-th of the significance, and
     the largest counts: all of them hold at once with at least the stated probability.
     """
-    claim = claimed_epsilon(
-        terms.claimed_epsilon, facts.accountants, terms.delta, optimizers=len(sessions)
+    claim = epsilon_claim(
+        config.claimed_epsilon, facts.accountants, config.delta, optimizers=len(sessions)
     )
     monitors = [session.monitor for session in sessions if session.monitor.steps]
     if not monitors:
-        return Epsilons(claim.epsilon, claim.source, None)
+        return Epsilons(claim, None)
     history, accountants = run_history(sessions), facts.accountants
-    spent = epsilon_spent(history, accountants, terms.delta, terms.adjacency)
-    replaced = terms.adjacency == "replace_one"
-    by_removal = epsilon_spent(history, accountants, terms.delta) if replaced else None
+    spent = epsilon_spent(history, accountants, config.delta, config.adjacency)
+    replaced = config.adjacency == "replace_one"
+    by_removal = epsilon_spent(history, accountants, config.delta) if replaced else None
     # A ratio of at most one proves no more than is spent: nothing to compose unless even that is
     # above the claim.
-    within = spent is not None and claim.epsilon is not None and spent <= claim.epsilon
-    each = [_proved(monitor, terms, len(sessions), within) for monitor in monitors]
-    largest = each[0] if len(each) == 1 else _largest(each, terms.bound_significance)
-    return Epsilons(claim.epsilon, claim.source, spent, largest, by_removal)
+    claimed_epsilon = claim.claimed_epsilon
+    within = spent is not None and claimed_epsilon is not None and spent <= claimed_epsilon
+    each = [_proved(monitor, config, len(sessions), within) for monitor in monitors]
+    largest = each[0] if len(each) == 1 else _largest(each, config.bound_significance)
+    return Epsilons(claim, spent, largest, by_removal)
 
 
-def _proved(monitor: AuditMonitor, terms: Terms, optimizers: int, within: bool) -> Proved:
-    claims, delta = monitor.claims, terms.delta
-    level = terms.bound_significance / optimizers
-    sure = monitor.leakage.front(SHARES["epsilon"] * terms.significance / optimizers)
-    ratio_sure = max((ratio for ratio, _ in sure), default=0.0)
+def _proved(monitor: AuditMonitor, config: AuditConfig, optimizers: int, within: bool) -> Proved:
+    claims, delta = monitor.claims, config.delta
+    level = config.bound_significance / optimizers
+    sure = monitor.leakage.front(EPSILON.share * config.significance / optimizers)
+    sure_ratio = max((ratio for ratio, _ in sure), default=0.0)
     proved = betting_bound(monitor, delta, level)
     return Proved(
         proved.epsilon_lower,
         proved.mu_lower if claims.noise_at() > 0 else None,
-        ratio_sure,
-        None if ratio_sure <= 1 and within else epsilon_of_parts(claims, sure, delta),
+        sure_ratio,
+        None if sure_ratio <= 1 and within else epsilon_of_parts(claims, sure, delta),
         (
             proved,
             *mu_bound(monitor, delta, level),
-            *literature_bounds(monitor, delta, level, terms.bounds),
+            *literature_bounds(monitor, delta, level, config.bounds),
         ),
     )
 
 
 def _largest(each: Sequence[Proved], significance: float) -> Proved:
     """The largest of several optimizers' bounds, which all hold together at ``significance``."""
-    surest = max(each, key=lambda proved: (_size(proved.sure), proved.ratio_sure))
+    surest = max(each, key=lambda proved: (_size(proved.sure_epsilon), proved.sure_ratio))
     named: dict[str, EpsilonBound] = {}
     for bound in (bound for proved in each for bound in proved.bounds):
         known = named.get(bound.name)
         if known is None or _strength(bound) > _strength(known):
             named[bound.name] = dataclasses.replace(bound, significance=significance)
     return Proved(
-        max((p.lower for p in each if p.lower is not None), default=None),
+        max((p.epsilon_lower for p in each if p.epsilon_lower is not None), default=None),
         max((p.mu_lower for p in each if p.mu_lower is not None), default=None),
-        surest.ratio_sure,
-        surest.sure,
+        surest.sure_ratio,
+        surest.sure_epsilon,
         tuple(named.values()),
     )
 
@@ -135,33 +142,34 @@ def _size(value: float | None) -> float:
     return -1.0 if value is None else value
 
 
-def epsilon_result(epsilons: Epsilons, terms: Terms) -> CheckResult:
+def epsilon_result(epsilons: Epsilons, config: AuditConfig) -> CheckResult:
     """Result of `epsilon`: is more proved to leak than is claimed?"""
-    if epsilons.spent is None or epsilons.claimed is None:
-        return CheckResult("epsilon", "epsilon", "not_run", "no epsilon can be compared")
+    claimed_epsilon = epsilons.claimed_epsilon
+    if epsilons.epsilon_spent is None or claimed_epsilon is None:
+        return EPSILON.not_run("no epsilon can be compared")
     proved = epsilons.proved
-    violated = proved.sure is not None and exceeds(proved.sure, epsilons.claimed)
-    claim = f"the claimed {epsilons.claimed:.4g} at delta {terms.delta:.3g}"
-    if proved.ratio_sure == 0.0:
+    violated = proved.sure_epsilon is not None and exceeds(proved.sure_epsilon, claimed_epsilon)
+    claim = f"the claimed {claimed_epsilon:.4g} at delta {config.delta:.3g}"
+    if proved.sure_ratio == 0.0:
         message = f"no leakage is proved at the verdict's significance; within {claim}"
-    elif proved.sure is None:
+    elif proved.sure_epsilon is None:
         message = (
-            f"at least {proved.ratio_sure:.2f} times the stated leakage of a step is proved, "
+            f"at least {proved.sure_ratio:.2f} times the stated leakage of a step is proved, "
             f"which stays within {claim}"
         )
     else:
         position = "above" if violated else "within"
-        message = f"the run leaks at least epsilon {proved.sure:.4g}, {position} {claim}"
+        message = f"the run leaks at least epsilon {proved.sure_epsilon:.4g}, {position} {claim}"
     return CheckResult(
-        "epsilon",
-        "epsilon",
+        EPSILON.name,
+        EPSILON.kind,
         "violated" if violated else "ok",
         message,
         "the other findings say whether the noise or the clipping is at fault" if violated else "",
-        share=SHARES["epsilon"],
+        share=EPSILON.share,
         evidence={
-            "ratio_lower": proved.ratio_sure,
-            "epsilon_lower": proved.sure,
-            "epsilon_claimed": epsilons.claimed,
+            "ratio_lower": proved.sure_ratio,
+            "epsilon_lower": proved.sure_epsilon,
+            "claimed_epsilon": claimed_epsilon,
         },
     )

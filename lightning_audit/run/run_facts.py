@@ -1,18 +1,23 @@
-"""What is known of a run beside its observations, and what of it a checkpoint holds."""
+"""What is known of a run beside its observations, at one moment."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.dpsgd.accountant_link import AccountantLink
 from lightning_audit.lints.loader_facts import LoaderFacts
-from lightning_audit.run.checkpoint import to_arrays, to_tensors
+from lightning_audit.lints.noise_draws import equal_draws
 from lightning_audit.run_checks.batch_sampling import BatchCheck
 from lightning_audit.run_checks.record_coupling import Coupling
+from lightning_audit.session.audit_session import AuditSession
+from lightning_audit.session.ranks import Ranks
+
+if TYPE_CHECKING:
+    from lightning_audit.run.audited_optimizers import AuditedOptimizers
+    from lightning_audit.run.run_lints import RunLints
 
 
 @dataclass
@@ -49,66 +54,110 @@ class OptimizerFacts:
         return f"{self.label}: {sentence}" if self.label else sentence
 
 
-@dataclass
+class Notes:
+    """Remarks on a run, each once, in the order in which they came up."""
+
+    def __init__(self) -> None:
+        self.sentences: list[str] = []
+
+    def add(self, sentence: str) -> None:
+        """Add a remark, once."""
+        if sentence not in self.sentences:
+            self.sentences.append(sentence)
+
+    def load(self, kept: Sequence[str]) -> None:
+        """Go on from a checkpoint's remarks; what was noted since stays."""
+        since, self.sentences = self.sentences, list(kept)
+        for sentence in since:
+            self.add(sentence)
+
+
+@dataclass(frozen=True)
 class RunFacts:
-    """What is known of a run beside its observations."""
+    """What is known of a run beside its observations, as its parts tell it at one moment.
 
-    #: Of the private optimizers, in the order of their sessions.
-    optimizers: list[OptimizerFacts] = field(default_factory=list)
+    Args:
+        optimizers: of the private optimizers, in the order of their sessions.
+        plain_steps: steps of optimizers that are not private.
+        plain_name: class of the last of these.
+        unaudited: parameters that no private optimizer trains, and that changed all the same.
+        loader: how the training loader samples; None before that is known.
+        loaders: number of training loaders.
+        repeated: whether each process draws from all records.
+        batches: test of the batches of a sampler whose type does not tell how it draws.
+        batches_per_step: batches whose gradients the Trainer adds up for a step.
+        trained_batches: batches that were trained on.
+        split_epochs: epochs with split batches.
+        carried_over: those of them that began with the rest of a batch.
+        loss_reduction: whether the first loss was a mean over its batch or a sum; None if that
+            cannot be told.
+        processes: that train together.
+        synchronised: whether they read the same gradients so far; None if they were not compared.
+        noise_equal: whether two of them drew the same noise.
+        coupling: what replays of batches showed, if they are asked for.
+        epochs: what was logged at their ends.
+        notes: remarks.
+        break_off: why the training broke off, or empty.
+        resumed: what was not observed before the training was resumed, or empty.
+        unwritten: what could not be written of report and records, in sentences.
+    """
 
-    loader: LoaderFacts | None = None
-    #: Number of training loaders.
-    loaders: int = 1
-    processes: int = 1
-    #: Whether each process draws from all records.
-    repeated: bool = False
+    optimizers: Sequence[OptimizerFacts] = ()
     plain_steps: int = 0
     plain_name: str = ""
-    epochs: list[Mapping[str, float]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    break_off: str = ""
-    #: What could not be written of report and records, in sentences.
-    unwritten: list[str] = field(default_factory=list)
-    resumed: str = ""
-    #: Whether a resumed training's noise repeats that of its beginning; None if it never stopped.
-    noise_restarted: bool | None = None
-    #: Parameters that no private optimizer trains, and that changed all the same.
     unaudited: tuple[str, ...] = ()
-    #: Test of the batches of a sampler whose type does not tell how it draws.
+    loader: LoaderFacts | None = None
+    loaders: int = 1
+    repeated: bool = False
     batches: BatchCheck | None = None
-    #: Batches whose gradients the Trainer adds up for a step.
     batches_per_step: int = 1
     trained_batches: int = 0
-    #: Epochs with split batches, and those that began with the rest of a batch.
     split_epochs: int = 0
     carried_over: int = 0
-    #: Whether all processes read the same gradients so far; None if they were not compared.
-    synchronised: bool | None = None
-    #: Whether the first loss was a mean over its batch or a sum; None if that cannot be told.
     loss_reduction: str | None = None
-    #: Whether two private optimizers began with the noise generator in one state.
-    noise_shared: bool = False
-    #: Whether two processes drew the same noise.
+    processes: int = 1
+    synchronised: bool | None = None
     noise_equal: bool = False
-    #: What replays of batches showed, if they are asked for.
     coupling: Coupling = field(default_factory=Coupling)
+    epochs: Sequence[Mapping[str, float]] = ()
+    notes: Sequence[str] = ()
+    break_off: str = ""
+    resumed: str = ""
+    unwritten: Sequence[str] = ()
 
-    #: What a run that goes on after a stop cannot find out again.
-    _KEPT = (
-        "plain_steps",
-        "plain_name",
-        "epochs",
-        "notes",
-        "resumed",
-        "noise_restarted",
-        "trained_batches",
-        "split_epochs",
-        "carried_over",
-        "synchronised",
-        "noise_shared",
-        "noise_equal",
-        "loss_reduction",
-    )
+    @classmethod
+    def of(
+        cls,
+        optimizers: AuditedOptimizers,
+        lints: RunLints,
+        course: RunCourse,
+        ranks: Ranks,
+    ) -> RunFacts:
+        """What the parts of a run know now."""
+        return cls(
+            optimizers=optimizers.facts,
+            plain_steps=optimizers.plain_steps,
+            plain_name=optimizers.plain_name,
+            unaudited=course.unaudited,
+            loader=lints.loader,
+            loaders=lints.loaders,
+            repeated=lints.repeated,
+            batches=lints.batches,
+            batches_per_step=lints.batches_per_step,
+            trained_batches=course.trained_batches,
+            split_epochs=lints.split_epochs,
+            carried_over=lints.carried_over,
+            loss_reduction=lints.loss_reduction,
+            processes=ranks.count,
+            synchronised=course.comparison.synchronised,
+            noise_equal=course.comparison.noise_equal,
+            coupling=course.coupling,
+            epochs=course.epochs,
+            notes=course.notes.sentences,
+            break_off=course.break_off,
+            resumed=course.resumed,
+            unwritten=course.unwritten,
+        )
 
     @property
     def accountants(self) -> tuple[AccountantLink, ...]:
@@ -118,42 +167,89 @@ class RunFacts:
 
     @property
     def sample_rate(self) -> float | None:
-        """The rate to compare the loader with; None while none is known.
+        """The rate to compare the loader with; see `rate_of_all`."""
+        return rate_of_all(self.optimizers, self.loaders)
 
-        One loader serves all optimizers, and must not draw more often than any of them states.
-        Which of several loaders serves which optimizer cannot be told: there the largest rate
-        counts.
+
+def rate_of_all(optimizers: Sequence[OptimizerFacts], loaders: int) -> float | None:
+    """The rate to compare a run's loaders with; None while none is known.
+
+    One loader serves all optimizers, and must not draw more often than any of them states. Which of
+    several loaders serves which optimizer cannot be told: there the largest rate counts.
+    """
+    rates = [o.sample_rate for o in optimizers if o.sample_rate is not None]
+    if not rates:
+        return None
+    return min(rates) if loaders == 1 else max(rates)
+
+
+class RankComparison:
+    """Whether the processes of a run read the same gradients, and drew noise of their own."""
+
+    def __init__(self) -> None:
+        #: See `RunFacts`, which has them by the same names.
+        self.synchronised: bool | None = None
+        self.noise_equal = False
+
+    def compare(self, session: AuditSession, ranks: Ranks) -> None:
+        """Compare what all of them read so far; each process calls it.
+
+        Args:
+            session: of the only private optimizer.
+            ranks: the processes.
         """
-        rates = [o.sample_rate for o in self.optimizers if o.sample_rate is not None]
-        if not rates:
-            return None
-        return min(rates) if self.loaders == 1 else max(rates)
+        draws = session.draws.numbers
+        own = [session.recorder.steps, session.checksum, session.planner.copied, *draws]
+        told = ranks.gathered([*own, *session.lost.numbers()])
+        session.lost.hear([row[len(own) :] for row in told])
+        same = all(row[:2] == told[0][:2] for row in told)
+        self.synchronised = same and self.synchronised is not False
+        session.planner.anyone_copies = any(row[2] for row in told)
+        self.noise_equal |= equal_draws([row[3 : len(own)] for row in told])
 
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of the facts, and of the test of the batches, if there is one."""
-        kept = {name: copy.deepcopy(getattr(self, name)) for name in self._KEPT}
-        facts = {**kept, "coupling": self.coupling.state()}
-        if self.batches is None:
-            return {"facts": facts, "batches": {}}
-        self.batches.settle(self.sample_rate)
-        return {"facts": facts, "batches": to_tensors(self.batches.state())}
+    def state(self) -> list[bool | None]:
+        """What a checkpoint holds."""
+        return [self.synchronised, self.noise_equal]
 
-    def note(self, sentence: str) -> None:
-        """Add a remark on the run, once."""
-        if sentence not in self.notes:
-            self.notes.append(sentence)
+    def load(self, state: Sequence[bool | None]) -> None:
+        """Go on from a checkpoint's state."""
+        self.synchronised, self.noise_equal = state[0], bool(state[1])
+
+
+@dataclass
+class RunCourse:
+    """How a run went by itself; see `RunFacts`, which has the same names."""
+
+    notes: Notes = field(default_factory=Notes)
+    comparison: RankComparison = field(default_factory=RankComparison)
+    coupling: Coupling = field(default_factory=Coupling)
+    epochs: list[Mapping[str, float]] = field(default_factory=list)
+    trained_batches: int = 0
+    break_off: str = ""
+    resumed: str = ""
+    unaudited: tuple[str, ...] = ()
+    unwritten: list[str] = field(default_factory=list)
 
     def end_epoch(self, row: Mapping[str, float]) -> None:
         """Keep what was logged; a run that goes on in an epoch's end meets that end again."""
         known = [old for old in self.epochs if old["epoch"] != row["epoch"]]
         self.epochs = [*known, row]
 
+    def state(self) -> dict[str, Any]:
+        """What a run that goes on after a stop cannot find out again."""
+        return {
+            "notes": list(self.notes.sentences),
+            "comparison": self.comparison.state(),
+            "coupling": self.coupling.state(),
+            "epochs": [dict(row) for row in self.epochs],
+            "resumed": self.resumed,
+            "trained_batches": self.trained_batches,
+        }
+
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's facts; what was noted since stays."""
-        since, facts = self.notes, state["facts"]
-        for name in self._KEPT:
-            setattr(self, name, copy.deepcopy(facts[name]))
-        self.coupling.load(facts["coupling"])
-        self.notes += [note for note in since if note not in self.notes]
-        if self.batches is not None and state["batches"]:
-            self.batches.load(to_arrays(state["batches"]))
+        """Go on from a checkpoint's state."""
+        self.notes.load(state["notes"])
+        self.comparison.load(state["comparison"])
+        self.coupling.load(state["coupling"])
+        self.epochs = [dict(row) for row in state["epochs"]]
+        self.resumed, self.trained_batches = state["resumed"], state["trained_batches"]

@@ -10,9 +10,15 @@ import torch
 from lightning_audit.lints.accumulation import accumulation_remarks
 from lightning_audit.lints.carried_over import carries_over, signals_ahead, splits_batches
 from lightning_audit.lints.ghost_lints import adaptive_remark, ghost_remarks
-from lightning_audit.lints.loader_facts import draws_from, loader_count, loader_facts
+from lightning_audit.lints.loader_facts import (
+    LoaderFacts,
+    draws_from,
+    loader_count,
+    loader_facts,
+)
 from lightning_audit.lints.loss_lint import reduction_of
-from lightning_audit.run.run_facts import RunFacts
+from lightning_audit.run.checkpoint import to_arrays, to_tensors
+from lightning_audit.run.run_facts import Notes
 from lightning_audit.run_checks.batch_sampling import BatchCheck
 from lightning_audit.session.ranks import Ranks
 from lightning_audit.taps.sampler_tap import SamplerTap, can_be_watched
@@ -24,16 +30,23 @@ _PARTS = (
 
 
 class RunLints:
-    """Reads a run's loaders, loss and Trainer, and writes what they show into its facts.
+    """Reads a run's loaders, loss and Trainer.
 
     Args:
-        facts: of the run.
+        notes: remarks on the run.
         significance: probability of a false alarm over the run.
         ranks: the processes that train together.
     """
 
-    def __init__(self, facts: RunFacts, significance: float, ranks: Ranks) -> None:
-        self._facts = facts
+    def __init__(self, notes: Notes, significance: float, ranks: Ranks) -> None:
+        self._notes = notes
+        #: See `RunFacts`, which has them by the same names.
+        self.loader: LoaderFacts | None = None
+        self.loaders, self.repeated = 1, False
+        self.batches: BatchCheck | None = None
+        self.batches_per_step = 1
+        self.split_epochs = self.carried_over = 0
+        self.loss_reduction: str | None = None
         self._significance = significance
         self._ranks = ranks
         self._taps: list[SamplerTap] = []
@@ -43,16 +56,15 @@ class RunLints:
 
     def start(self, loaders: Any) -> None:
         """Read how the loaders sample."""
-        facts = self._facts
-        facts.loader = loader_facts(loaders)
-        facts.loaders = loader_count(loaders)
-        if facts.batches is not None and facts.loaders > 1:
-            facts.batches.obstacle = "the training has several loaders"
+        self.loader = loader_facts(loaders)
+        self.loaders = loader_count(loaders)
+        if self.batches is not None and self.loaders > 1:
+            self.batches.obstacle = "the training has several loaders"
         self._split, self._ahead = splits_batches(loaders), signals_ahead(loaders)
         if self._ranks.several:
-            facts.repeated = draws_from(loaders, part=False)
+            self.repeated = draws_from(loaders, part=False)
             if draws_from(loaders, part=True):
-                facts.note(_PARTS)
+                self._notes.add(_PARTS)
 
     def watch(self, loader: Any) -> None:
         """Test the batches of a training loader whose type does not tell how it draws them.
@@ -63,36 +75,63 @@ class RunLints:
         found = loader_facts(loader)
         if found.kind != "unknown" or not can_be_watched(loader) or found.records is None:
             return
-        check = self._facts.batches
+        check = self.batches
         if check is None:
-            check = self._facts.batches = BatchCheck(found.records, self._significance)
+            check = self.batches = BatchCheck(found.records, self._significance)
         elif check.records != found.records:
             check.obstacle = "the loader's data set changes"
         self.detach()  # of loaders that were given before: each batch counts once
         self._taps.append(SamplerTap(loader, check.start_epoch, check.take))
 
-    def remark(self, optimizer: Any, trainer: Any) -> None:
+    @property
+    def needs_sizes(self) -> bool:
+        """Whether only the sizes of the steps' batches tell how the loader samples."""
+        return (self.loader is None or self.loader.kind == "unknown") and self.batches is None
+
+    def note_trainer_settings(self, optimizer: Any, trainer: Any) -> None:
         """Note what the Trainer's arguments do to a private optimizer."""
         accumulated, clip = trainer.accumulate_grad_batches, trainer.gradient_clip_val
-        self._facts.batches_per_step = accumulated
+        self.batches_per_step = accumulated
         remarks = ghost_remarks(optimizer, accumulated, clip)
         for sentence in remarks or accumulation_remarks(optimizer, accumulated):
-            self._facts.note(sentence)
+            self._notes.add(sentence)
 
     def start_epoch(self, optimizers: Sequence[Any]) -> None:
         """At the first batch of an epoch: see whether something of the one before is left."""
         if self._split:
-            self._facts.split_epochs += 1
+            self.split_epochs += 1
             carried = [carries_over(optimizer, self._ahead) for optimizer in optimizers]
-            self._facts.carried_over += any(carried)
+            self.carried_over += any(carried)
 
     def look_at_loss(self, module: torch.nn.Module, loss: Any) -> None:
         """Note, at the first loss, how it was made, and whether Lightning took something off it."""
         if not self._loss_known:
             self._loss_known = True
-            self._facts.loss_reduction = reduction_of(loss, self._facts.batches_per_step)
+            self.loss_reduction = reduction_of(loss, self.batches_per_step)
             if sentence := adaptive_remark(module, loss):
-                self._facts.note(sentence)
+                self._notes.add(sentence)
+
+    #: What a run that goes on after a stop cannot find out again.
+    _KEPT = ("carried_over", "loss_reduction", "split_epochs")
+
+    def state(self, rate: float | None) -> dict[str, Any]:
+        """What a checkpoint holds, the test of the batches among it, if there is one.
+
+        Args:
+            rate: that the accountants are told, None while none is known.
+        """
+        kept = {name: getattr(self, name) for name in self._KEPT}
+        if self.batches is None:
+            return {"kept": kept, "batches": {}}
+        self.batches.settle(rate)
+        return {"kept": kept, "batches": to_tensors(self.batches.state())}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint's state."""
+        for name in self._KEPT:
+            setattr(self, name, state["kept"][name])
+        if self.batches is not None and state["batches"]:
+            self.batches.load(to_arrays(state["batches"]))
 
     def detach(self) -> None:
         """Take the hooks off the loaders."""

@@ -3,63 +3,93 @@
 from __future__ import annotations
 
 import math
-from typing import Final
 
 from lightning_audit.accounting.margin import exceeds
+from lightning_audit.checks.check import Check, FaultRule
 from lightning_audit.results.audit_report import CheckResult
+
+_SPENT_MORE = FaultRule(
+    "wrong_accounting",
+    "wrong accounting: the steps that ran cost more than is claimed",
+    "the number of steps, the sample rate and the noise multiplier that the claim was made for",
+    rank=6,
+)
+_OF_REPLACEMENT = FaultRule(
+    "replacement_accounted_as_removal",
+    "wrong accounting: epsilon is promised where a record is replaced, and the claim covers only a "
+    "record more or less",
+    "which data sets are neighbours for the accountant: Opacus' suppose a record more or less, and "
+    "another record in the place of one moves the sum of the gradients twice as far",
+    rank=6,
+    # The claim would hold if no record were replaced, but one added or removed.
+    applies=lambda seen: (
+        seen.get("epsilon_by_removal") is not None
+        and not exceeds(seen["epsilon_by_removal"], seen["claimed_epsilon"])
+    ),
+)
+ACCOUNTING = Check(
+    "accounting",
+    "the steps that ran cost more than the claim",
+    kind="accounting",
+    always=True,
+    wrong=lambda seen: exceeds(seen["epsilon_spent"], seen["claimed_epsilon"]),
+    faults=(_OF_REPLACEMENT, _SPENT_MORE),
+)
 
 
 def accounting_result(
-    spent: float | None,
-    claimed: float | None,
+    epsilon_spent: float | None,
+    claimed_epsilon: float | None,
     delta: float,
     source: str,
-    by_removal: float | None = None,
+    epsilon_by_removal: float | None = None,
 ) -> CheckResult:
     """Compare the composed epsilon with the claim.
 
     Args:
-        spent: epsilon of the steps that ran, composed as privacy loss distributions; None if the
-            sample rate is unknown.
-        claimed: the claim; None if there is none.
+        epsilon_spent: epsilon of the steps that ran, composed as privacy loss distributions; None
+            if the sample rate is unknown.
+        claimed_epsilon: the claim; None if there is none.
         delta: the delta of both.
         source: where the claim comes from, in words.
-        by_removal: where ``spent`` is between data sets with a record replaced, epsilon of the same
-            steps between those with one added or removed; else None.
+        epsilon_by_removal: where ``epsilon_spent`` is between data sets with a record replaced,
+            epsilon of the same steps between those with one added or removed; else None.
 
     Returns:
         The result of the check `accounting`.
     """
-    name: Final = "accounting"
-    kind: Final = "accounting"
-    evidence = {"epsilon_spent": spent, "epsilon_claimed": claimed, "delta": delta}
-    if spent is None or claimed is None:
-        lacks = "the sample rate is unknown" if spent is None else "no epsilon is claimed"
-        return CheckResult(name, kind, "not_run", f"not compared: {lacks}", evidence=evidence)
+    evidence = {
+        "epsilon_spent": epsilon_spent,
+        "claimed_epsilon": claimed_epsilon,
+        "delta": delta,
+    }
+    if epsilon_spent is None or claimed_epsilon is None:
+        lacks = "the sample rate is unknown" if epsilon_spent is None else "no epsilon is claimed"
+        return ACCOUNTING.not_run(f"not compared: {lacks}", evidence)
     between = ""
-    if by_removal is not None:
+    if epsilon_by_removal is not None:
         between = " where a record is replaced"
-        evidence["epsilon_by_removal"] = by_removal
+        evidence["epsilon_by_removal"] = epsilon_by_removal
     # Two ways to compose the same steps differ a little, and so the numbers do.
     numbers = (
-        f"epsilon {spent:.4g} at delta {delta:.3g}{between} as privacy loss distributions (spent), "
-        f"{source} says {claimed:.4g} (claimed)"
+        f"epsilon {epsilon_spent:.4g} at delta {delta:.3g}{between} as privacy loss distributions "
+        f"(spent), {source} says {claimed_epsilon:.4g} (claimed)"
     )
-    if not exceeds(spent, claimed):
-        return CheckResult(
-            name, kind, "ok", f"the steps so far compose to {numbers}", evidence=evidence
-        )
     advice = (
         "set noise_multiplier above 0"
-        if math.isinf(spent)
+        if math.isinf(epsilon_spent)
         else "stop earlier, raise noise_multiplier, lower the sample rate, or claim the epsilon "
         "that the steps cost; of Opacus' accountants, 'gdp' can report less than the truth"
     )
-    if by_removal is not None and not exceeds(by_removal, claimed):
+    if epsilon_by_removal is not None and not exceeds(epsilon_by_removal, claimed_epsilon):
         advice = (
             "claim the epsilon that replacing a record costs, or raise noise_multiplier; adding or "
-            f"removing one costs {by_removal:.4g} only, which is what Opacus' accountants report"
+            f"removing one costs {epsilon_by_removal:.4g} only, which is what Opacus' accountants "
+            "report"
         )
-    return CheckResult(
-        name, kind, "violated", f"the steps so far cost {numbers}", advice, evidence=evidence
+    return ACCOUNTING.judged(
+        evidence,
+        f"the steps so far compose to {numbers}",
+        f"the steps so far cost {numbers}",
+        advice,
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 import numpy as np
 
-from lightning_audit.checks.evidence import Evidence
-from lightning_audit.checks.registry import RATE_TOLERANCE
+from lightning_audit.checks.check import Check, FaultRule
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.evalues.batch_sizes import (
     RATE_RATIOS,
@@ -19,6 +19,45 @@ from lightning_audit.stats.evalues.sequential import log_mean_exp
 
 #: A record's probability above which the tests do not hold.
 _LARGEST_RATE = 0.5
+
+#: A loader's rate is often rounded: no finding for one per cent.
+RATE_TOLERANCE = 1.01
+
+# Of samplers whose type does not tell how they draw; a wrong one is seen in a few batches.
+NOT_POISSON = Check(
+    "sampling.not_poisson",
+    "the loader draws otherwise than the accountant supposes",
+    kind="accounting",
+    share=0.01,
+    always=True,
+    wrong=lambda seen: seen["poisson"] is not True,
+    faults=(
+        FaultRule(
+            "not_poisson",
+            "wrong sampling: the loader is not Poisson although the accountant supposes it",
+            "which loader train_dataloader returns: Lightning does not take the one of "
+            "make_private",
+            rank=2,
+            explains=("sampling.rate",),
+        ),
+    ),
+)
+SAMPLING_RATE = dataclasses.replace(
+    NOT_POISSON,
+    name="sampling.rate",
+    needs="no batch was seen whose rate the accountant was told",
+    always=False,
+    wrong=lambda seen: seen["loader_rate"] > RATE_TOLERANCE * seen["accounted_rate"],
+    faults=(
+        FaultRule(
+            "sampled_too_often",
+            "wrong sampling: the loader draws more often than the accountant is told",
+            "the batch sizes of the loader that is trained on and of the one that make_private was "
+            "given",
+            rank=4,
+        ),
+    ),
+)
 
 _SEEN = {
     "size": "batches are too equal in size: Poisson batches vary by about the root of their size",
@@ -39,8 +78,8 @@ class BatchCheck:
     def __init__(self, records: int, significance: float) -> None:
         self.records = records
         self._bets = PoissonBatchBets(records)
-        self._poisson = Evidence("sampling.not_poisson", significance, "accounting")
-        self._rate = Evidence("sampling.rate", significance, "accounting")
+        self._poisson = NOT_POISSON.test(significance)
+        self._rate = SAMPLING_RATE.test(significance)
         self._rate_wealth = np.zeros((2, len(RATE_RATIOS)))
         self._doubled = 0
         #: Why the batches cannot be tested; empty if they can.
@@ -99,37 +138,33 @@ class BatchCheck:
             rate: the accountant's sample rate, below 1.
         """
         self.settle(rate)
-        name, unknown = self._poisson.name, {"accounted_rate": rate}
+        unknown = {"accounted_rate": rate}
         if self._doubled and self.twice_counts:
             message = f"{description} yields batches in which a record stands twice"
-            found = CheckResult(
-                name,
-                "accounting",
-                "violated",
-                message,
-                evidence={"doubled": True, "poisson": False},
-            )
+            found = NOT_POISSON.judged({"doubled": True, "poisson": False}, "", message, "")
         elif self.obstacle or self._doubled or rate > _LARGEST_RATE:
             twice = "a record stands twice in a batch" if self._doubled else ""
             why = self.obstacle or twice or f"a sample rate of {rate:.3g} is too high to tell"
             message = f"it cannot be read off whether {description} draws Poisson batches: {why}"
-            found = CheckResult(name, "accounting", "not_run", message, evidence=unknown)
+            found = NOT_POISSON.not_run(message, unknown)
         elif not self._poisson.violated and not self._could_have_seen():
             message = (
                 f"{self._bets.batches} batches are too few or too small to tell whether "
                 f"{description} draws Poisson batches"
             )
-            found = CheckResult(name, "accounting", "not_run", message, evidence=unknown)
+            found = NOT_POISSON.not_run(message, unknown)
         else:
             seen = _SEEN[self._bets.NAMES[int(np.argmax(self._bets.wealth))]]
-            found = self._poisson.result(
+            found = NOT_POISSON.result(
+                self._poisson,
                 f"the batches of {description} agree with Poisson sampling",
                 f"the accountant supposes Poisson sampling, but {description} does not draw so: "
                 f"{seen}",
                 "",
                 {"batches": self._bets.batches},
             )
-        return found, self._rate.result(
+        return found, SAMPLING_RATE.result(
+            self._rate,
             f"the batches hold no more records than the accountant's rate {rate:.4g} allows",
             "records come more often than with the probability that the accountant is told, "
             f"{rate:.4g}",

@@ -8,11 +8,34 @@ from dataclasses import dataclass
 from typing import Final
 
 from lightning_audit.accounting.composition import Adjacency
-from lightning_audit.checks.registry import is_wrong
+from lightning_audit.accounting.margin import exceeds
+from lightning_audit.checks.check import Check, FaultRule
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.tradeoff.isotropic_divergence import isotropic_pair_epsilon
 
-NAME: Final = "expected_batch_size"
+EXPECTED_BATCH_SIZE = Check(
+    "expected_batch_size",
+    "one record more or less changes the divisor of the gradients, and what that costs (a "
+    "violation only where the number of records is stated as private)",
+    kind="accounting",
+    each=True,
+    # Where the number of records is private, and the divisor tells it at more than is claimed.
+    wrong=lambda seen: (
+        seen.get("private_dataset_size") is True
+        and seen["claimed_epsilon"] is not None
+        and exceeds(seen["epsilon_of_divisor"], seen["claimed_epsilon"])
+    ),
+    faults=(
+        FaultRule(
+            "divisor_tells_the_number_of_records",
+            "divided by a number that is computed of the records: the size of the noise tells how "
+            "many there are, which is stated as private",
+            "what the sum of gradients and noise is divided by: make_private computes it of the "
+            "data set, and it can be set to a constant afterwards",
+            rank=5,
+        ),
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -20,13 +43,13 @@ class Promise:
     """What is promised of the records.
 
     Args:
-        epsilon: of the whole training; None if nothing is claimed.
+        claimed_epsilon: of the whole training; None if nothing is claimed.
         delta: of that epsilon, in (0, 1).
         adjacency: between which data sets.
         private_size: whether the number of records is private.
     """
 
-    epsilon: float | None
+    claimed_epsilon: float | None
     delta: float
     adjacency: Adjacency = "add_remove"
     private_size: bool = False
@@ -83,21 +106,29 @@ def batch_size_result(
             f"it is not, {priced}: set expected_batch_size to a constant",
             evidence,
         )
-    evidence |= {"private_dataset_size": True, "epsilon_claimed": promise.epsilon}
+    evidence |= {"private_dataset_size": True, "claimed_epsilon": promise.claimed_epsilon}
     advice = (
         "after make_private set optimizer.expected_batch_size to a constant that is not computed "
         f"of the records, and state it: PrivacyClaim(expected_batch_size=...); if {expected:g} is "
         "such a constant, state it"
     )
-    refuted = is_wrong(NAME, evidence)
-    claim = "" if promise.epsilon is None else f", and {promise.epsilon:.4g} is claimed"
+    refuted = EXPECTED_BATCH_SIZE.is_wrong(evidence)
+    claimed = promise.claimed_epsilon
+    claim = "" if claimed is None else f", and {claimed:.4g} is claimed"
     message = f"{divided}, and the number of records is private: {priced}{claim}"
     status: Final = "violated" if refuted else "ok"
-    return CheckResult(NAME, "accounting", status, message, advice, evidence=evidence)
+    return CheckResult(
+        EXPECTED_BATCH_SIZE.name,
+        EXPECTED_BATCH_SIZE.kind,
+        status,
+        message,
+        advice,
+        evidence=evidence,
+    )
 
 
 def _fine(message: str, evidence: Mapping[str, object]) -> CheckResult:
-    return CheckResult(NAME, "accounting", "ok", message, evidence=evidence)
+    return EXPECTED_BATCH_SIZE.judged(evidence, message, "", "")
 
 
 def _cost(expected: float, other: int, coordinates: int, delta: float) -> float:

@@ -7,11 +7,27 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from lightning_audit.checks.registry import judged
+from lightning_audit.checks.check import Check, FaultRule
 from lightning_audit.results.audit_report import CheckResult
-from lightning_audit.run_checks.batch_sampling import BatchCheck
+from lightning_audit.run_checks.batch_sampling import NOT_POISSON, SAMPLING_RATE, BatchCheck
 
 LoaderKind = Literal["poisson", "not_poisson", "unknown"]
+
+REPEATED = Check(
+    "sampling.repeated",
+    "every process draws from all records, so that one may enter a step several times",
+    kind="accounting",
+    wrong=lambda seen: seen["processes"] > 1,
+    faults=(
+        FaultRule(
+            "sampled_by_every_process",
+            "wrong sampling: every process draws from all records, so a record may enter a step "
+            "several times",
+            "whether the loader deals the records out to the processes",
+            rank=3,
+        ),
+    ),
+)
 
 _WRITE_INSTEAD = (
     "Lightning trains on the loader that the module or data module returns, not on the one that "
@@ -43,9 +59,8 @@ def sampling_results(
     Returns:
         Results of `sampling.not_poisson` and, for a Poisson loader, `sampling.rate`.
     """
-    name = "sampling.not_poisson"
     if accounted_rate is None or accounted_rate >= 1.0:
-        return (CheckResult(name, "accounting", "not_run", "no subsampling is accounted for"),)
+        return (NOT_POISSON.not_run("no subsampling is accounted for"),)
     if kind == "unknown" and batches is not None:
         return tuple(
             dataclasses.replace(result, advice=result.advice or _WRITE_INSTEAD)
@@ -61,13 +76,13 @@ def sampling_results(
             f"trainer's loader is not Poisson: {description}"
         )
         evidence: dict[str, Any] = {"loader": description, "poisson": False}
-        return (judged(name, evidence, "", message, _WRITE_INSTEAD, "accounting"),)
+        return (NOT_POISSON.judged(evidence, "", message, _WRITE_INSTEAD),)
     if kind == "unknown":
         message = f"it cannot be read off whether {description} draws Poisson batches"
         evidence = {"accounted_rate": accounted_rate}
-        return (CheckResult(name, "accounting", "not_run", message, evidence=evidence),)
+        return (NOT_POISSON.not_run(message, evidence),)
     message = f"the loader is Poisson: {description}"
-    poisson = judged(name, {"poisson": True}, message, "", "", "accounting")
+    poisson = NOT_POISSON.judged({"poisson": True}, message, "", "")
     return (poisson,) if loader_rate is None else (poisson, _rates(loader_rate, accounted_rate))
 
 
@@ -78,7 +93,7 @@ def _rates(loader_rate: float, accounted_rate: float) -> CheckResult:
         f"the loader's sample rate is {loader_rate:.4g}, the accountant's {accounted_rate:.4g}"
     )
     advice = "give the loader and the accountant the same rate: 1 / len(loader)"
-    return judged("sampling.rate", evidence, message, message, advice, "accounting")
+    return SAMPLING_RATE.judged(evidence, message, message, advice)
 
 
 def repeated_result(processes: int, accounted_rate: float | None) -> CheckResult:
@@ -88,18 +103,15 @@ def repeated_result(processes: int, accounted_rate: float | None) -> CheckResult
         processes: number of processes.
         accounted_rate: the accountant's rate, None if nothing is accounted.
     """
-    name = "sampling.repeated"
     if accounted_rate is None or accounted_rate >= 1.0:
-        return CheckResult(name, "accounting", "not_run", "no subsampling is accounted for")
-    return judged(
-        name,
+        return REPEATED.not_run("no subsampling is accounted for")
+    return REPEATED.judged(
         {"processes": processes, "accounted_rate": accounted_rate},
         "",
         f"each of {processes} processes draws from all records at rate {accounted_rate:.4g}, so a "
         "record may be clipped and added several times in a step that is accounted as once",
         "write DPDataLoader.from_data_loader(loader, distributed=True), which deals the records "
         "out to the processes",
-        "accounting",
     )
 
 

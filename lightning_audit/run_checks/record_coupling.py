@@ -5,8 +5,26 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from lightning_audit.checks.registry import judged
+from lightning_audit.checks.check import Check, FaultRule
 from lightning_audit.results.audit_report import CheckResult
+
+COUPLING = Check(
+    "coupling",
+    "a record's gradient depends on the others in its batch (with `replay_neighbours=True`)",
+    wrong=lambda seen: seen["step"] is not None,
+    faults=(
+        FaultRule(
+            "records_coupled",
+            "records are not independent: a record changes the gradients of others, so that "
+            "clipping its own does not bound what it adds",
+            "layers and losses that work over the batch: batch normalisation, statistics of the "
+            "batch, contrastive losses; and layers that order the batch anew, such as packed "
+            "sequences",
+            rank=-1,
+            explains_groups=("clipping", "leakage"),
+        ),
+    ),
+)
 
 #: Relative change of a gradient above which it is said to depend on other records. Batches of one
 #: shape are computed alike row by row, so that sound trainings show 0, or rounding where shapes
@@ -66,9 +84,8 @@ class Coupling:
         evidence = self.state()
         if not self.replays and not self.violated:
             message = self.reason or "no batch with two records or more was replayed"
-            return CheckResult("coupling", "mechanism", "not_run", message, evidence=evidence)
-        return judged(
-            "coupling",
+            return COUPLING.not_run(message, evidence)
+        return COUPLING.judged(
             evidence,
             f"in {self.replays} batches no record's gradient depended on the others",
             f"at step {self.step} a record's gradient changed by {self.change:.2g} of its norm "

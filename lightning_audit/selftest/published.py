@@ -56,9 +56,6 @@ class NoiseOfEpsilon217(ScaledNoise):
 def violations(name: str) -> dict[str, Fault]:
     """The violations that are a fault of the registry with the paper's settings.
 
-    Args:
-        name: of the fault.
-
     Returns:
         The faults by the figure that shows them.
     """

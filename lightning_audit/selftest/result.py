@@ -87,12 +87,7 @@ def finding_of(row: Row, report: AuditReport) -> CheckResult | None:
 
 
 def status_of(row: Row, report: AuditReport) -> tuple[Status, bool | None]:
-    """The answer, and whether the fault has its name.
-
-    Args:
-        row: what was trained.
-        report: the audit's.
-    """
+    """The answer, and whether the fault has its name."""
     fault, accused = row.fault, report.verdict.outcome == "VIOLATION"
     if row.healthy or (fault.warn_only and accused):
         return ("accused" if accused else "not accused"), None

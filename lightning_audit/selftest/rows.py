@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, Literal
 
 from lightning_audit.selftest import configurations, published
@@ -73,9 +72,6 @@ def planned(faults: Collection[str] = (), *, quick: bool = False) -> tuple[Row, 
         faults: names of faults; empty for all, and for the healthy trainings.
         quick: two faults and one healthy training only, or the named faults in their own trainings.
 
-    Returns:
-        The rows, faults first.
-
     Raises:
         ValueError: there is no fault of a given name.
     """
@@ -133,28 +129,18 @@ def _healthy() -> list[Row]:
         _sound("by hand", trainings.HandWritten, by_hand),
         _sound("input canary", trainings.Training, INPUT_CANARY),
         _sound("by hand, input canary", trainings.HandWritten, {**by_hand, **INPUT_CANARY}),
-        Row(
-            "healthy", _no_fault(published.PublishedSettings, steps=published.STEPS), "figures 7-9"
-        ),
+        _sound("figures 7-9", published.PublishedSettings, steps=published.STEPS),
     ]
 
 
 def _sound(
     configuration: str,
     training: type[trainings.Training],
-    audit: Mapping[str, Any] = MappingProxyType({}),
-    settings: Mapping[str, float] = MappingProxyType({}),
-) -> Row:
-    return Row("healthy", _no_fault(training, dict(audit), dict(settings)), configuration)
-
-
-def _no_fault(
-    training: type[trainings.Training],
     audit: Mapping[str, Any] | None = None,
     settings: Mapping[str, float] | None = None,
     steps: int | None = None,
-) -> Fault:
-    return Fault(
+) -> Row:
+    fault = Fault(
         "healthy",
         "nothing",
         "",
@@ -165,6 +151,7 @@ def _no_fault(
         steps=steps or _steps(training),
         ends="PASS",
     )
+    return Row("healthy", fault, configuration)
 
 
 def _steps(training: type[trainings.Training]) -> int:

@@ -18,14 +18,7 @@ from lightning_audit.testing.runs import train
 
 
 def run_row(row: Row) -> Result:
-    """Train, and see what the audit says.
-
-    Args:
-        row: what to train.
-
-    Returns:
-        The result; it depends on nothing but the row.
-    """
+    """Train, and see what the audit says."""
     with tempfile.TemporaryDirectory(prefix="row-") as name:
         return train_row(row, Path(name))
 

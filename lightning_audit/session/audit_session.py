@@ -1,47 +1,32 @@
-"""One private optimizer under audit: coins, injection, observation, record."""
+"""One private optimizer under audit: its steps are planned, read, recorded and checked."""
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import zlib
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.checks.registry import SHOW_THE_RELEASE
-from lightning_audit.checks.release_processing import ReleaseProcessing
-from lightning_audit.checks.witnesses import LAGS, choose_witnesses
-from lightning_audit.dpsgd.cut import divisor_at_cut, shows_its_noise
-from lightning_audit.dpsgd.lost_rows import all_finite
-from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
-from lightning_audit.layout import FloatArray
-from lightning_audit.lints.noise_draws import STEPS, NoiseDraws
+from lightning_audit.checks.post_processing import SHOW_THE_RELEASE
+from lightning_audit.dpsgd.cut import divisor_at_cut, shows_its_noise, watch_cut
+from lightning_audit.dpsgd.protocol import Backward, DPSGDStep, StepClaim
+from lightning_audit.lints.noise_draws import STEPS, NoiseDraws, NoiseStart
 from lightning_audit.record.snapshot import restore, snapshot
-from lightning_audit.record.store import INJECTED, ObservationStore, RecordHeader
-from lightning_audit.session.coordinates import Coordinates
-from lightning_audit.session.dead_entries import dead_entries
+from lightning_audit.record.store import INJECTED, ObservationStore
+from lightning_audit.session.canary_source import CanarySource
 from lightning_audit.session.lost_steps import LostSteps
-from lightning_audit.session.noise_watch import NoiseWatch
-from lightning_audit.session.ranks import Ranks
-from lightning_audit.session.recorder import Recorder, SeenStep
-from lightning_audit.session.settings import SessionSettings
-from lightning_audit.session.step_plan import StepPlan
+from lightning_audit.session.noise_watch import NoiseWatch, ReleaseWatch
+from lightning_audit.session.reading_way import ReadingWay
 from lightning_audit.session.step_planner import StepPlanner
-from lightning_audit.session.used_step import used_step
-from lightning_audit.taps.gradient_tap import GradientTap, Reading
-from lightning_audit.taps.moves_outside import MovesOutside
-from lightning_audit.taps.noise_reading import clipped_sum
+from lightning_audit.session.steps import ObservedStep, used_release, zero_entries
+from lightning_audit.taps.gradient_reading import Reading
+from lightning_audit.taps.method_hook import MethodHook
+from lightning_audit.taps.noise_reading import clipped_sums
+from lightning_audit.taps.step_hooks import StepHooks
 
-_UNCLEAR = (
-    "the inner optimizer changes p.grad inside its step, so it cannot be told which gradient the "
-    "update used; change a copy there, or use one of torch's optimizers"
-)
 _ZEROS = (
     "entries of the gradient were exactly zero, noise included; where a canary that had entered "
     "came out as zero as well, they are taken for no part of the release"
@@ -52,81 +37,53 @@ _NOT_FOLLOWED = (
 )
 
 
-class AuditSession(StepPlanner):
+class AuditSession:
     """Audits the steps of one private optimizer.
 
+    A step goes one way: it is planned and its canaries enter (`source`), its gradient is read when
+    the noise is in (`way`), and when the update is done, what was observed is recorded and checked
+    (`recorder`). Hooks tell the session where a step is; it asks its parts, and they ask nobody.
+
     Args:
-        step: the adapter.
-        settings: what to audit, and how.
-        rng: the audit's own generator.
+        planner: plans the steps.
+        source: of the canaries.
+        way: how the steps are read.
+        noise: reads the noise beside its sums.
         sample_rate: gives a step's sample rate for its number of accumulated batches, None if
             unknown.
-        open_store: opens the record, given its header, and gives None if it cannot; None to keep
-            none.
-        ranks: the processes that train together.
     """
-
-    #: Attributes that a checkpoint holds as they are.
-    kept: ClassVar[tuple[str, ...]] = (
-        "_canary_steps",
-        "_changed_at",
-        "anyone_copies",
-        "batch_sizes",
-        "checksum",
-        "late_readings",
-        "missing",
-        "notes",
-        "raw_readings",
-    )
-    #: What reads the gradient.
-    _tap_kind: type[GradientTap] = GradientTap
 
     def __init__(
         self,
-        step: DPSGDStep,
-        settings: SessionSettings,
-        rng: np.random.Generator,
+        planner: StepPlanner,
+        source: CanarySource,
+        way: ReadingWay,
+        noise: NoiseWatch,
         sample_rate: Callable[[int], float | None],
-        open_store: Callable[[RecordHeader], ObservationStore | None] | None,
-        ranks: Ranks,
     ) -> None:
-        super().__init__(step, settings, rng, ranks)
+        self.planner, self.source, self.way = planner, source, way
+        self.recorder = planner.recorder
+        self._noise = noise
         self._sample_rate = sample_rate
-        witnesses = choose_witnesses(step.layout, self._placement.support(), rng)
-        self._coordinates = Coordinates(witnesses, self._placement)
-        names = tuple(slot.name for slot in step.layout)
-        labels, signal = self._placement.labels, settings.signal
-        header = RecordHeader(labels, names, witnesses.counts, LAGS, signal=signal)
-        header = self._with_game(header)
-        self._noise = NoiseWatch(witnesses, alone=not self._ranks.several)
-        self._key = int(rng.integers(2**63)) if self._ranks.several else 0
-        #: Checksum of all that was read; equal in all processes if they share their gradients.
-        self.checksum = 0
-        store = open_store(header) if open_store else None
-        (own,) = rng.spawn(1)  # the coins stay what the seed makes them
-        self.recorder = Recorder(header, settings.significance, witnesses, store, own)
-        self.lost, self.draws = LostSteps(), NoiseDraws()
-        self._canary_count = len(header.canaries)
-        self.epoch = 0
+        self._ranks = planner.ranks
+        self._epoch = 0
         #: What the noisy sum was divided by where it was read; None for what is stated.
         self._divided_by: float | None = None
-        #: Steps that were not read where the noise is known to be in.
-        self.late_readings = 0
-        #: Steps whose gradient was what a backward pass left.
-        self.raw_readings = 0
-        self.weights, self.processing = MovesOutside(), ReleaseProcessing()
-        #: The smallest oversize of the run's canaries, which went on with another one.
-        self._smallest = settings.oversize
-        self._tap = self._attach()
-
-    def _with_game(self, header: RecordHeader) -> RecordHeader:
-        """The header, with the canary, its coin and the game, where they are not the default."""
-        return header
+        #: Whether an earlier part of the step was clipped.
+        self._split = False
+        #: Whether the step's code had asked for canaries before it was read.
+        self._asked = False
+        #: Checksum of all that was read; equal in all processes if they share their gradients.
+        self.checksum = 0
+        self.lost, self.draws, self.noise_start = LostSteps(), NoiseDraws(), NoiseStart()
+        self.releases = ReleaseWatch()
+        self._hooks: list[StepHooks | MethodHook] = []
+        self._watch_updates()
 
     @property
-    def oversize(self) -> float:
-        """Norm of the canaries over the clipping norm."""
-        return self._smallest
+    def step(self) -> DPSGDStep:
+        """The adapter."""
+        return self.planner.step
 
     @property
     def monitor(self) -> AuditMonitor:
@@ -138,19 +95,242 @@ class AuditSession(StepPlanner):
         """The record on disk, if one is kept."""
         return self.recorder.store
 
+    @property
+    def oversize(self) -> float:
+        """Norm of the canaries over the clipping norm."""
+        return self.source.oversize
+
+    def pass_blockers(self) -> list[str]:
+        """What stands in the way of a pass, in sentences."""
+        blockers = list(self.planner.pass_blockers)
+        fine = self.recorder.header.signal == 1.0
+        shown = self.way.is_shown or shows_its_noise(self.step.optimizer)
+        uncertain = self.releases.late or not shown
+        if not self.releases.followed and fine:
+            blockers.append(_NOT_FOLLOWED)
+        elif uncertain and self.recorder.released.tensors.min() < 1.0:
+            blockers.append(f"{_ZEROS}; {SHOW_THE_RELEASE}")
+        return [*blockers, *self.source.pass_blockers()]
+
+    # ------------------------------------------------------------------ hooks
+
+    def _watch_updates(self) -> None:
+        self._hooks = [self.way.hooks(self._arrive, self._leave)]
+
+    def watch(self) -> None:
+        """Follow a private optimizer's own steps: before it clips, and behind its noise.
+
+        Lightning announces a step only where it takes it itself.
+        """
+        optimizer = self.step.optimizer
+        self._hooks += [
+            MethodHook(optimizer, "pre_step", self.inject_late, self.source.end_part),
+            watch_cut(optimizer, self.noise_is_in),
+        ]
+
+    def follow(self, step: DPSGDStep) -> bool:
+        """Go on with a new optimizer over the same parameters; False if they differ."""
+        same = [id(p) for p in step.params] == [id(p) for p in self.step.params]
+        if same:
+            self._unhook()
+            step.norms = self.step.norms
+            self.planner.step = step
+            self.way.follow(step)
+            self._watch_updates()
+        return same
+
+    def detach(self) -> None:
+        """Take the hooks off; what was observed stays."""
+        self._unhook()
+        self.end_batch()
+        self.source.give_up()
+
+    def _unhook(self) -> None:
+        for hook in reversed(self._hooks):
+            hook.remove()
+        self._hooks = []
+        self.way.tap.remove()
+        self.planner.withdraw()
+
+    # ------------------------------------------------------------------ before clipping
+
+    def start_batch(self, epoch: int = 0) -> None:
+        """Forget a step that broke off, where none can be under way."""
+        self._epoch = epoch
+        self.way.start_batch()
+        self.source.start_batch()
+
+    def end_batch(self) -> None:
+        """Until the next batch nothing is trained."""
+        self.way.end_batch()
+
+    def prepare(self, coming: Backward) -> None:
+        """Before a backward pass: lay out the canaries, where that is possible."""
+        if not self.way.tap.inside_step:
+            self.source.prepare(coming)
+
+    def conceal(self) -> None:
+        """After a backward pass: what was laid out is seen by nobody until it is put in."""
+        self.source.conceal()
+
+    def inject(self) -> None:
+        """Put the canaries of the coming step in, before clipping."""
+        if self.way.tap.inside_step:  # a closure that runs again is of no step of its own
+            return
+        if not self.step.final_step_of_batch():  # a physical batch of a larger logical one
+            self.source.inject_part()
+            self._noise.skip(self.step)
+            self._split = True
+        elif self.planner.layout_holds():
+            if self._split:
+                self.step.look_at_parts()
+            self.source.inject()
+            self._split = False
+
+    def inject_late(self) -> None:
+        """As `inject`, just before clipping, for a step that nobody announced."""
+        if self.source.is_late():
+            self.inject()
+        if self._ranks.several and self.recorder.steps < STEPS:
+            self.draws.start(self.step.noise_state())
+        self.look_at_noise()
+
+    def look_at_noise(self) -> None:
+        """Before the first noise in this process: see where its generator stands."""
+        if not self.noise_start.seen:
+            self.noise_start.look(self.step, self.recorder.steps, warns=self._ranks.is_first)
+
+    # ------------------------------------------------------------------ behind the noise
+
+    def noise_is_in(self) -> None:
+        """The noise was added: read the gradient before anything else is done to it."""
+        planner, step = self.planner, self.step
+        claim = planner.known_claim() if planner.changed_at is None else None
+        if claim is None:
+            return
+        std = claim.noise_multiplier * claim.max_grad_norm
+        self._divided_by = divisor_at_cut(step.optimizer, step.params, std, claim.scale)
+        if self.way.tap.noise_is_in():
+            self._read(claim)
+
+    def released(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        """The training's code shows its noisy gradients: read them now.
+
+        Args:
+            tensors: one for each parameter, of its shape, edited in place.
+        """
+        if self.way.tap.noise_is_in(tensors):
+            self._read(self.planner.known_claim())
+
+    @torch.no_grad()
+    def _arrive(self, level: int) -> None:
+        """The optimizer that updates has its gradient."""
+        if self.way.tap.arrives(level):
+            self._read(self.planner.known_claim())
+
+    @torch.no_grad()
+    def _read(self, now: StepClaim | None) -> None:
+        """Read a step's gradient, and take its canaries out.
+
+        Args:
+            now: what is claimed when the noise is in; None if that cannot be told.
+        """
+        planner, tap, number = self.planner, self.way.tap, self.recorder.steps
+        if self._ranks.several and number < STEPS:
+            self.draws.end(number, self.step.noise_state())
+        self._asked = planner.plan is not None and planner.plan.asked
+        self._noise.read(self.step, number, self.way.samples(planner.plan), tap.grads())
+        if planner.plan is not None and planner.plan.prepared:
+            planner.withdraw()  # clipping is over, and nobody put the canaries in
+        planner.settle(now)
+        plan, taken = planner.plan, None
+        if plan is not None:
+            taken = self.source.take_out(plan, self._divisor(plan.claim), tap.grads())
+        # Elsewhere the gradient that is read need not be the one that is released.
+        known = self.way.is_sure
+        if not tap.read(taken) and known and planner.changed_at is None:
+            self.lost.look(self.step, number, self.source.rows_of_data)
+
+    def _divisor(self, claim: StepClaim) -> float:
+        """What the noisy sum was divided by where it is read."""
+        return claim.scale if self._divided_by is None else self._divided_by
+
+    # ------------------------------------------------------------------ the update is done
+
+    @torch.no_grad()
+    def _leave(self) -> None:
+        """A step of the optimizer that updates is done."""
+        reading = self.way.tap.leaves()
+        if reading is None:
+            return
+        reading, lack = self.way.judged(reading, asked=self._asked)
+        if lack:
+            self.planner.block_pass(lack)
+        self._observe(reading)
+        self.way.end_step()
+
+    def _observe(self, reading: Reading) -> None:
+        """Record and check a step.
+
+        Args:
+            reading: of its gradient.
+        """
+        planner, source = self.planner, self.source
+        coordinates = planner.coordinates
+        plan = planner.plan or source.unplanned()
+        if plan.status == INJECTED and plan.coins.any():
+            source.clear(plan, clipped_sums(self.step.params))
+        planner.withdraw()  # what the user reads of the gradients from now on is the batch's
+        values = reading.values
+        if reading.replaced or planner.changed_at is not None:
+            # Raw gradients, or those of another set of parameters: nothing to test or to keep.
+            values = np.full(len(values), np.nan)
+        if self._ranks.several:
+            read = bytes([reading.replaced]) + values.tobytes()
+            self.checksum = zlib.crc32(read, self.checksum)
+        claim = plan.claim
+        divisor, self._divided_by = self._divisor(claim), None
+        unit, noise = self._noise.seen(claim, int(plan.coins.sum()), divisor, reading.factor)
+        readable = not reading.unclear and bool(np.isfinite(values).all())
+        sums = values * unit
+        self.releases.update(reading, sums, claim.noise_multiplier, coordinates.witness_at)
+        dead = None
+        if reading.dead is not None:
+            planner.note(_ZEROS)
+            dead = zero_entries(plan, reading.dead, coordinates)
+        fine = self.recorder.header.signal == 1.0  # low precision leaves a rest of each canary
+        self.recorder.take(
+            ObservedStep(
+                claim=claim,
+                status=plan.recorded,
+                coins=plan.coins,
+                readings=source.end_step(plan, sums, reading.dead),
+                witnesses=sums[coordinates.witness_at],
+                epoch=self._epoch,
+                replaced=reading.replaced,
+                sample_rate=self._sample_rate(claim.accumulated),
+                noise=noise if readable else None,
+                dead=dead,
+                used=used_release(plan, reading, coordinates) if fine else None,
+            )
+        )
+        planner.canary_steps += plan.status == INJECTED
+
+    # ------------------------------------------------------------------ going on
+
     def state(self) -> dict[str, Any]:
         """Everything that `load` needs to go on with this run, as plain data and arrays."""
         recorder = self.recorder.state()  # feeds the steps that wait, before entries are counted
         return {
             "recorder": recorder,
-            "coins": self._rng.bit_generator.state,
             "entries": self.store.entries if self.store else 0,
-            "kept": {name: copy.copy(getattr(self, name)) for name in self.kept},
+            "planner": self.planner.state(),
+            "source": self.source.state(),
+            "checksum": self.checksum,
+            "noise_start": self.noise_start.state(),
+            "releases": self.releases.state(),
             "lost": self.lost.state(),
             "norms": snapshot(self.step.norms),
-            "usual_parts": self._parts.usual,
-            "moves_outside": snapshot(self.weights),
-            "oversize": self._smallest,
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -159,192 +339,12 @@ class AuditSession(StepPlanner):
         Raises:
             ValueError: the run had other canaries, or was audited by another version.
         """
-        header = restore(state["recorder"]["header"])
-        if header != self.recorder.header:
-            raise ValueError(
-                f"the checkpoint's audit has canaries {list(header.canaries)} over "
-                f"{len(header.tensors)} tensors, this one {list(self.recorder.header.canaries)} "
-                f"over {len(self.recorder.header.tensors)}; resume with the same canaries, "
-                "num_canaries and precision."
-            )
         changed = self.recorder.load(state["recorder"])
-        self._rng.bit_generator.state = state["coins"]
-        since = [*self.notes, *changed]
-        for name in self.kept:
-            setattr(self, name, copy.copy(state["kept"][name]))
-        self.notes += [note for note in since if note not in self.notes]
+        self.planner.load(state["planner"], changed)
+        self.source.load(state["source"])
+        self.checksum = state["checksum"]
+        self.noise_start.load(state["noise_start"])
+        self.releases.load(state["releases"])
         self.lost.load(state["lost"])
-        self._parts.usual = state["usual_parts"]
-        self.weights = restore(state["moves_outside"])
-        self._smallest = min(self._smallest, state["oversize"])
         if self.step.norms is not None and state["norms"] is not None:
             self.step.norms = restore(state["norms"])
-
-    def _attach(self) -> GradientTap:
-        return self._tap_kind(
-            self.step.inner,
-            self.step.params,
-            self._coordinates.by_tensor,
-            self._before,
-            self._after,
-            self._look_at_lost,
-        )
-
-    def follow(self, step: DPSGDStep) -> bool:
-        """Go on with a new optimizer over the same parameters; False if they differ."""
-        same = [id(p) for p in step.params] == [id(p) for p in self.step.params]
-        if same:
-            earlier, self._earlier = self._earlier, None
-            self.detach()
-            self._earlier = earlier
-            step.norms = self.step.norms
-            self.step = step
-            self._tap = self._attach()
-        return same
-
-    @property
-    def _shown(self) -> bool:
-        """Whether the training's own code shows where its noise is in."""
-        return False
-
-    def lacks(self) -> list[str]:
-        """What stands in the way of a pass, in sentences."""
-        if not self.processing.followed and self._settings.signal == 1.0:
-            return [*self.missing, _NOT_FOLLOWED]
-        certain = not self.late_readings and (self._shown or shows_its_noise(self.step.optimizer))
-        if not certain and self.recorder.released.tensors.min() < 1.0:
-            return [*self.missing, f"{_ZEROS}; {SHOW_THE_RELEASE}"]
-        return self.missing
-
-    def start_batch(self) -> None:
-        """Forget a step that broke off: with a new batch none is under way."""
-        self._tap.reset()
-        self._withdraw()
-
-    def inject_late(self) -> None:
-        """See `StepPlanner.inject_late`; what follows is clipping and noise."""
-        super().inject_late()
-        if self._ranks.several and self.recorder.steps < STEPS:
-            self.draws.start(self.step.noise_state())
-
-    def end_batch(self) -> None:
-        """A batch was trained on."""
-
-    def end_epoch(self) -> None:
-        """Forget the size of the epoch's last batch, which is smaller for many loaders."""
-        del self.batch_sizes[-1:]
-
-    def detach(self) -> None:
-        """Take the hooks off; what was observed stays."""
-        self._tap.remove()
-        self._withdraw()
-        self._take_back()
-
-    def noise_is_in(self) -> None:
-        """The noise was added: read the gradient before anything else is done to it."""
-        if self._changed_at is not None:
-            return
-        with contextlib.suppress(ValueError):
-            claim = self._claim()
-            std = claim.noise_multiplier * claim.max_grad_norm
-            step = self.step
-            self._divided_by = divisor_at_cut(step.optimizer, step.params, std, claim.scale)
-            self._tap.read_now()
-
-    def _before(self) -> FloatArray | None:
-        """What the canaries that are in add to the gradient under the claim, by coordinate."""
-        number = self.recorder.steps
-        if self._ranks.several and number < STEPS:
-            self.draws.end(number, self.step.noise_state())
-        self._noise.read(self.step, number, self._rows_of_step(), self._tap.grads())
-        if self._plan is not None and self._plan.prepared:
-            self._withdraw()  # clipping is over, and nobody put the canaries in
-        if self._plan is None:
-            return None
-        # What is stated when the noise is in: modules may change it after the canaries went in. Of
-        # two noise multipliers the smaller counts, so that raising it for a moment gains nothing.
-        with contextlib.suppress(ValueError):
-            now, planned = self._claim(), self._plan.claim
-            sigma = min(now.noise_multiplier, planned.noise_multiplier)
-            if self.step.adapts_its_norm:
-                now = replace(now, max_grad_norm=planned.max_grad_norm)
-            self._plan = replace(self._plan, claim=replace(now, noise_multiplier=sigma))
-        return self._plan.amounts(self._divisor(self._plan.claim), self._coordinates.size)
-
-    def _divisor(self, claim: StepClaim) -> float:
-        """What the noisy sum was divided by where it is read."""
-        return claim.scale if self._divided_by is None else self._divided_by
-
-    def _rows_of_step(self) -> int | None:
-        """Samples that were clipped for the step, canaries included; None if unknown."""
-        return self.step.batch_size()
-
-    def _look_at_lost(self) -> None:
-        """Before an update whose gradient was not read as finite: see which records made it so."""
-        params = self.step.params
-        if self._changed_at is None and not all_finite([p.grad for p in params]):
-            rows = self._rows_of_data(self.step.lost_rows()) if all_finite(params) else None
-            self.lost.add(self.recorder.steps, rows)
-
-    def _rows_of_data(self, rows: torch.Tensor | None) -> torch.Tensor | None:
-        """Rows of per-sample gradients without the audit's own."""
-        return rows
-
-    def _after(self, reading: Reading) -> None:
-        plan = self._plan or self._unplanned()
-        if plan.status == INJECTED and plan.coins.any():
-            self._clear_sums(plan)
-        self._withdraw()  # the update is done; what the user reads of the gradients is the batch's
-        if reading.unclear:
-            self._lack(_UNCLEAR)
-        values = reading.values
-        if reading.replaced or self._changed_at is not None:
-            # Raw gradients, or those of another set of parameters: nothing to test or to keep.
-            values = np.full(len(values), np.nan)
-        if self._ranks.several:
-            read = bytes([reading.replaced]) + values.tobytes()
-            self.checksum = zlib.crc32(read, self.checksum)
-        claim = plan.claim
-        divisor, self._divided_by = self._divisor(claim), None
-        self.late_readings += not reading.at_cut
-        self.raw_readings += reading.raw
-        unit, noise = self._noise.seen(claim, int(plan.coins.sum()), divisor, reading.factor)
-        readable = not reading.unclear and bool(np.isfinite(values).all())
-        sums = values * unit
-        if reading.moves is not None and claim.noise_multiplier > 0:
-            self.weights.update(reading.moves, sums / claim.noise_multiplier)
-        dead = None
-        if reading.dead is not None:
-            self._note(_ZEROS)
-            dead = dead_entries(plan, reading.dead, self._coordinates)
-        fine = self._settings.signal == 1.0  # low precision leaves a rest of each canary
-        at = self._coordinates.witness_at
-        if reading.at_cut and not reading.replaced:
-            used = None if reading.used is None else reading.used[at]
-            self.processing.update(reading.values[at], used)
-        self.recorder.take(
-            SeenStep(
-                claim=claim,
-                status=plan.recorded,
-                coins=plan.coins,
-                readings=self._readings(plan, sums, reading.dead),
-                witnesses=sums[at],
-                epoch=self.epoch,
-                replaced=reading.replaced,
-                sample_rate=self._sample_rate(claim.accumulated),
-                noise=noise if readable else None,
-                dead=dead,
-                used=used_step(plan, reading, self._coordinates) if fine else None,
-            )
-        )
-        self._canary_steps += plan.status == INJECTED
-
-    def _clear_sums(self, plan: StepPlan) -> None:
-        """Leave no canary in the clipped sums, which Opacus keeps until it zeroes the gradients."""
-        plan.take_out([clipped_sum(p, p.grad) for p in self.step.params])
-
-    def _readings(
-        self, plan: StepPlan, values: FloatArray, dead: NDArray[np.bool_] | None
-    ) -> FloatArray:
-        """Inner products with the canaries' directions; what was taken out counts as read."""
-        return plan.readings(values, dead)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+from lightning_audit.dpsgd.lost_rows import all_finite
+from lightning_audit.dpsgd.protocol import DPSGDStep
 
 
 class LostSteps:
@@ -22,6 +25,23 @@ class LostSteps:
         self.count = 0
         self._own: dict[int, tuple[int, int]] = {}
         self._told: dict[int, tuple[int, int]] = {}
+
+    def look(
+        self,
+        step: DPSGDStep,
+        number: int,
+        of_data: Callable[[torch.Tensor | None], torch.Tensor | None],
+    ) -> None:
+        """Before an update whose gradient was not read as finite: see which records made it so.
+
+        Args:
+            step: the adapter.
+            number: how many steps came before.
+            of_data: leaves the audit's own rows out; None where they are not known.
+        """
+        if not all_finite([p.grad for p in step.params]):
+            rows = of_data(step.lost_rows()) if all_finite(step.params) else None
+            self.add(number, rows)
 
     def add(self, step: int, rows: torch.Tensor | None) -> None:
         """Take in a step.

@@ -34,6 +34,8 @@ class Ranks:
     def __init__(self, rank: int = 0, count: int = 1, strategy: Any = None) -> None:
         self.rank = rank
         self.count = count
+        #: Whether more than one process trains, and whether this one is the one that writes.
+        self.several, self.is_first = count > 1, rank == 0
         self._strategy = strategy if count > 1 else None
 
     @classmethod
@@ -42,19 +44,9 @@ class Ranks:
         return cls(trainer.global_rank, trainer.world_size, trainer.strategy)
 
     @property
-    def several(self) -> bool:
-        """Whether more than one process trains."""
-        return self.count > 1
-
-    @property
     def talk(self) -> bool:
         """Whether the processes can still reach each other."""
         return self._strategy is not None
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this process is the one that writes."""
-        return self.rank == 0
 
     def adds(self, step: int) -> bool:
         """Whether it is this process's turn to add the canaries of a step."""

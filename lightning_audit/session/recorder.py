@@ -4,54 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from lightning_audit.checks.evidence import evidence_in, judge_again
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.checks.noise_channel import NoiseChannelChecks, NoiseSeen
+from lightning_audit.checks.noise_channel import NoiseChannelChecks
 from lightning_audit.checks.post_processing import UseOfRelease
 from lightning_audit.checks.witnesses import Witnesses, WitnessReducer
-from lightning_audit.dpsgd.protocol import StepClaim
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.snapshot import restore, snapshot
 from lightning_audit.record.store import NOT_PLANNED, ObservationStore, RecordHeader
 from lightning_audit.results.audit_report import CheckResult
-from lightning_audit.session.dead_entries import DeadEntries, ReleasedShares
-from lightning_audit.session.used_step import UsedStep
-
-
-@dataclass(frozen=True)
-class SeenStep:
-    """One step of the optimizer, as it was read.
-
-    Args:
-        claim: what was claimed of it.
-        status: NOT_PLANNED, INJECTED, DROPPED or EARLIER.
-        coins: whether each canary was in, ``[k]``.
-        readings: inner products with the canaries' directions, in units of the signal, ``[k]``.
-        witnesses: entries of the gradient that carry no canary, in the same unit, ``[n]``.
-        epoch: number of the epoch.
-        replaced: whether the update used another gradient than the one that was read.
-        sample_rate: None if unknown.
-        noise: the gradient beside the sums that it was made of, None if it was not read.
-        dead: what of the step is exactly zero; None if nothing is.
-        used: what was made of the release; None if that is not known.
-    """
-
-    claim: StepClaim
-    status: int
-    coins: FloatArray
-    readings: FloatArray
-    witnesses: FloatArray
-    epoch: int
-    replaced: bool
-    sample_rate: float | None
-    noise: NoiseSeen | None = None
-    dead: DeadEntries | None = None
-    used: UsedStep | None = None
+from lightning_audit.run_checks.registry import noise_statistics
+from lightning_audit.session.steps import ObservedStep, ZeroEntries
 
 
 class Recorder:
@@ -92,14 +60,13 @@ class Recorder:
         self._monitor = AuditMonitor(header, significance)
         self._reducer = WitnessReducer(witnesses)
         #: What is seen of the noise itself; asked for after `digest`.
-        self._noise = NoiseChannelChecks(significance, fine=header.signal == 1.0)
+        self._noise = NoiseChannelChecks(
+            significance, noise_statistics(significance), fine=header.signal == 1.0
+        )
         self._use = UseOfRelease(significance, header.coin_probability)
-        self._waiting: list[SeenStep] = []
-
-    @property
-    def steps(self) -> int:
-        """Steps taken in."""
-        return self._monitor.steps + len(self._waiting)
+        self._waiting: list[ObservedStep] = []
+        #: Steps taken in.
+        self.steps = 0
 
     @property
     def monitor(self) -> AuditMonitor:
@@ -116,9 +83,10 @@ class Recorder:
         own = (use.result(c) if c.name == use.evidence.name else c for c in monitor.results())
         return (*own, *noise)
 
-    def take(self, step: SeenStep) -> None:
+    def take(self, step: ObservedStep) -> None:
         """Take in a step."""
         self._waiting.append(step)
+        self.steps += 1
         self._zeros_are_public |= step.dead is not None and step.dead.proved
         if self._undecided():
             return
@@ -132,7 +100,7 @@ class Recorder:
         zeros = any(step.dead is not None for step in self._waiting)
         return zeros and not self._zeros_are_public and len(self._waiting) < self.PATIENCE
 
-    def _without_dead(self, step: SeenStep) -> SeenStep:
+    def _without_dead(self, step: ObservedStep) -> ObservedStep:
         """The step's readings where something was released."""
         dead, sigma = step.dead, step.claim.noise_multiplier
         silent = step.status == NOT_PLANNED and dead is not None and dead.whole
@@ -172,7 +140,7 @@ class Recorder:
         if self.store is not None:
             self.store.close()
 
-    def _entry(self, step: SeenStep) -> Any:
+    def _entry(self, step: ObservedStep) -> Any:
         claim = step.claim
         fields = {
             "step": self._monitor.steps,
@@ -215,11 +183,19 @@ class Recorder:
             What another significance than the state's changes, in sentences.
 
         Raises:
-            ValueError: the state is of another version of this package, or of another
-                significance.
+            ValueError: the run had other canaries, or was audited by another version.
         """
+        header = restore(state["header"])
+        if header != self.header:
+            raise ValueError(
+                f"the checkpoint's audit has canaries {list(header.canaries)} over "
+                f"{len(header.tensors)} tensors, this one {list(self.header.canaries)} over "
+                f"{len(self.header.tensors)}; resume with the same canaries, num_canaries and "
+                "precision."
+            )
         significance = self._monitor.significance
         self._monitor, self._reducer = restore(state["monitor"]), restore(state["reducer"])
+        self.steps = self._monitor.steps
         self._noise.load(state["noise"])
         self._use = restore(state["use"])
         self._zeros_are_public = bool(state["zeros_are_public"])
@@ -243,7 +219,42 @@ class Recorder:
         return said
 
 
-def _is_striking(step: SeenStep) -> bool:
+def _is_striking(step: ObservedStep) -> bool:
     """Whether a reading is ten standard deviations off, or the update used another gradient."""
     off = np.abs(step.readings - step.coins).max(initial=0.0)
     return step.replaced or not off <= 1.0 + 10.0 * step.claim.noise_multiplier
+
+
+class ReleasedShares:
+    """How much of what is read was released, over the steps that said so.
+
+    Args:
+        witnesses: number of witnesses of each tensor.
+        canaries: number of canaries of a step.
+    """
+
+    def __init__(self, witnesses: Sequence[int], canaries: int) -> None:
+        self._tensor = np.repeat(np.arange(len(witnesses)), witnesses)
+        self._counts = np.maximum(np.asarray(witnesses, dtype=np.float64), 1.0)
+        self._filled = np.zeros(len(witnesses))
+        self._live = np.zeros(canaries)
+        self._steps = 0
+
+    def update(self, dead: ZeroEntries | None) -> None:
+        """Take in a step; None where all of it was released."""
+        self._steps += 1
+        if dead is None:
+            self._live += 1.0
+            return
+        self._live += dead.live
+        self._filled += np.bincount(self._tensor[dead.witnesses], minlength=len(self._filled))
+
+    @property
+    def canaries(self) -> FloatArray:
+        """Share of each canary's square norm, ``[k]``."""
+        return np.asarray(self._live / self._steps) if self._steps else np.ones(len(self._live))
+
+    @property
+    def tensors(self) -> FloatArray:
+        """Share of each tensor's witnesses."""
+        return np.asarray(1.0 - self._filled / (self._counts * max(self._steps, 1)))

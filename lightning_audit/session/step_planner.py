@@ -1,37 +1,24 @@
-"""What enters each step of a private optimizer: when canaries are due, their coins, their claim."""
+"""What a session's steps are planned by: claims, coins, directions, and which steps are due."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from lightning_audit.canaries.gradient import GradientCanary
-from lightning_audit.canaries.placement import Placement, place
-from lightning_audit.dpsgd.protocol import Backward, DPSGDStep, StepClaim
+from lightning_audit.canaries.placement import Placement
+from lightning_audit.config.audit_config import AuditConfig
+from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.layout import FloatArray
-from lightning_audit.record.store import DROPPED, INJECTED, NOT_PLANNED
-from lightning_audit.session.batch_parts import PartChoice, draw_part
+from lightning_audit.record.store import INJECTED, NOT_PLANNED
 from lightning_audit.session.coordinates import Coordinates
-from lightning_audit.session.noise_watch import NoiseWatch
 from lightning_audit.session.ranks import Ranks
 from lightning_audit.session.recorder import Recorder
-from lightning_audit.session.settings import SessionSettings
-from lightning_audit.session.step_plan import StepPlan
-from lightning_audit.taps.gradient_tap import GradientTap
+from lightning_audit.session.steps import PlannedStep
 
 _log = logging.getLogger(__name__)
-
-_UNANNOUNCED = (
-    "the optimizer was stepped without Lightning's on_before_optimizer_step, so no canary could "
-    "enter; in manual optimization step what self.optimizers() returns"
-)
-_ONE_FAILED = (
-    "process {} could not add the canaries of step {} ({}); the other processes count on them, so "
-    "the training cannot go on: train in one process (devices=1) to audit"
-)
 
 #: Where rows must be copied and the user does not say how often: steps that all carry canaries,
 #: enough for the power that a pass needs at common noise multipliers, and one in so many later.
@@ -39,308 +26,219 @@ FULL_STEPS, THINNED = 500, 10
 
 
 class StepPlanner:
-    """Plans the steps of one private optimizer, and puts their canaries in.
+    """Plans the steps of one private optimizer, for the source of its canaries.
 
     Args:
         step: the adapter.
-        settings: what to audit, and how.
+        config: what to audit, and how.
+        placement: where canaries lie in the gradient.
+        coordinates: of what is read.
         rng: the audit's own generator.
         ranks: the processes that train together.
+        recorder: knows how many steps there were, and whether clipping is broken.
+        track_batch_sizes: whether sizes are kept, as where the loader's type does not tell how it
+            samples.
     """
-
-    recorder: Recorder
-    _coordinates: Coordinates
-    _tap: GradientTap
-    _noise: NoiseWatch
-    #: Number of canaries of a step.
-    _canary_count: int
-    #: Of the same seed, and so the same in every process.
-    _key: int
 
     def __init__(
         self,
         step: DPSGDStep,
-        settings: SessionSettings,
+        config: AuditConfig,
+        placement: Placement,
+        coordinates: Coordinates,
         rng: np.random.Generator,
         ranks: Ranks,
+        recorder: Recorder,
+        *,
+        track_batch_sizes: bool = False,
     ) -> None:
         self.step = step
-        self._ranks = ranks
-        self._settings = settings
-        self._rng = rng
-        self._placement = self._place()
+        self.config = config
+        self.coordinates = coordinates
+        self.ranks = ranks
+        self.recorder = recorder
+        self.rng = rng
+        self._placement = placement
+        #: Of the same seed, and so the same in every process.
+        self._key = int(rng.integers(2**63)) if ranks.several else 0
+        #: The coming step; None before it is planned.
+        self.plan: PlannedStep | None = None
+        #: The plan whose canaries were put in, until the step is taken; a closure may run again.
+        self.entered: PlannedStep | None = None
         #: Whether a process had to copy rows; until all have said so, one may have.
         self.copied, self.anyone_copies = False, True
-        self._canary_steps = 0
-        self.notes = list(self._placement.skipped)
-        #: Sizes are kept only where the loader's type does not tell how it samples.
-        self.track_batch_sizes = False
+        self.canary_steps = 0
+        self.notes = list(placement.skipped)
+        self.pass_blockers: list[str] = []
         self.batch_sizes: list[int] = []
-        self.missing: list[str] = []
-        self._changed_at: int | None = None
-        self._plan: StepPlan | None = None
-        #: The plan whose canaries were put in, until the step is taken; a closure may run again.
-        self._entered: StepPlan | None = None
-        #: The coming step's plan once its canaries are in an earlier part of a split batch.
-        self._earlier: StepPlan | None = None
-        self._parts, self._part_announced = PartChoice(), False
+        #: The smallest oversize of the run's canaries, which went on with another one.
+        self.oversize = config.oversize
+        self._track = track_batch_sizes
+        self.changed_at: int | None = None
         # Without a claim nothing is tested: noise multiplier 0 until one was read.
         self._last_claim = StepClaim(noise_multiplier=0.0, max_grad_norm=1.0, scale=1.0)
 
-    def _place(self) -> Placement:
-        """Where canaries lie in the gradient beforehand."""
-        rows = [c for c in self._settings.canaries if isinstance(c, GradientCanary)]
-        return place(rows, self.step.layout, self._rng)
+    # ------------------------------------------------------------------ the claim
 
-    def _withdraw(self) -> None:
-        """Give up a step that was planned, and leave no canary in the gradients that wait."""
-        if self._plan is not None and self._plan.status == INJECTED:
-            self.step.withdraw()
-        self._plan = self._entered = None
+    def claim(self, accumulated: int | None = None) -> StepClaim:
+        """What is claimed of the coming step: by the optimizer, unless stated otherwise.
 
-    def prepare(self, coming: Backward) -> None:
-        """Before a backward pass: lay out the canaries, where that is possible."""
-        if self._tap.inside_step:
-            return
-        again = self._runs_again
-        if self._plan is not None and not self._plan.prepared and not again:
-            self._withdraw()  # a step that broke off before the optimizer took it
-        if again is None and (self._plan is not None or not self._may_inject()):
-            return
-        if again is None and not self._is_due(free=True):
-            return
-        # The coins are not flipped before it is known whether they are used: one seed gives one
-        # record, copied or not.
-        if obstacle := self.step.obstacle(coming):
-            self._note(obstacle)
-            self.copied = True
-            return
+        Raises:
+            ValueError: nothing can be claimed of it.
+        """
+        return self.config.claim_of_step(self.step.claim(accumulated))
+
+    def known_claim(self) -> StepClaim | None:
+        """As `claim`; None if nothing can be claimed."""
         try:
-            claim = self._claim(accumulated=1)
-        except ValueError:  # said where the canaries would go in
-            return
-        plan = again or self._flip(claim)
-        self.step.prepare(plan.chosen, self._norm(claim))
-        self._plan = replace(plan, prepared=True)
+            return self.claim()
+        except ValueError:
+            return None
 
-    def conceal(self) -> None:
-        """After a backward pass: what was laid out is seen by nobody until it is put in."""
-        if self._plan is not None and self._plan.prepared:
-            self.step.conceal()
-
-    def inject(self) -> None:
-        """Flip the coins of the coming step and put the canaries in, before clipping."""
-        # A closure that runs again inside the step, or a physical batch of a larger logical one.
-        if self._tap.inside_step:
-            return
-        if not self.step.final_step_of_batch():
-            self._enter_earlier()
-            self._noise.skip(self.step)
-            self._parts.passed()
-            self._part_announced = True
-            return
-        self._parts.ended()
-        if not self._layout_holds():
-            return
-        if self._runs_again is not None:
-            self._enter_again()
-            return
-        self.step.look_at_parts()
-        plan, self._earlier = self._earlier, None
-        plan = plan or self._confirmed()
-        size = self.step.batch_size() if self.track_batch_sizes else None
-        if size is not None:
-            own = plan is not None and not plan.earlier
-            self.batch_sizes.append(size - (int(plan.coins.sum()) if plan and own else 0))
-        self._plan = plan
+    def claim_now(self) -> StepClaim | None:
+        """What is claimed of a step that is about to be clipped; None if that cannot be told."""
         try:
-            claim = self._last_claim = self._claim()
+            self._last_claim = self.claim()
         except ValueError as error:
             _log.warning("nothing can be claimed of step %d: %s", self.recorder.steps, error)
-            return
-        if plan is not None:
-            # Of several backward passes the first one was prepared.
-            first = claim.accumulated > 1 and self._parts_are_equal
-            self._plan = replace(plan, claim=claim, earlier=plan.earlier or first)
-        else:
-            self._plan = self._late(claim)
-        self._entered = self._plan
+            return None
+        return self._last_claim
 
-    @property
-    def _runs_again(self) -> StepPlan | None:
-        """The plan of a step whose closure runs again before the optimizer takes it.
-
-        Optimizers that mix gradients of several places run it so. The step's coins stay: each of
-        its gradients holds the same canaries, and any mixture of them too.
-        """
-        entered = self._entered
-        return entered if entered is not None and entered.status == INJECTED else None
-
-    def _enter_again(self) -> None:
-        """Put the canaries of a step into what its closure computed when it ran again."""
-        plan = self._plan
-        if plan is not None and plan.prepared:
-            self._plan = plan = replace(plan, prepared=False)
-            if self.step.confirm():
-                return
-        # A run that computed nothing, as the closure of manual optimization, leaves nothing to do.
-        computed = not self.step.holds_canaries() and self.step.batch_size() is not None
-        if plan is not None and computed:
-            try:
-                self.step.inject(plan.chosen, self._norm(plan.claim))
-            except (ValueError, RuntimeError) as error:
-                self._note(f"no canary entered a step: {error}")
-                self._plan = replace(plan, status=DROPPED)
-
-    def _enter_earlier(self) -> None:
-        """Put the canaries into a part of a split batch that is not the last, if it is chosen."""
-        if not self._may_inject():
-            return
-        plan = self._confirmed()
-        if plan is None:
-            with contextlib.suppress(ValueError):  # said where the step ends
-                plan = self._late(self._claim())
-        if plan is not None and plan.status == INJECTED:
-            self._earlier = replace(plan, earlier=True)
-
-    def end_part(self) -> None:
-        """When a part of a split batch is clipped: leave no canary in its gradients."""
-        if self._plan is None:
-            self.step.withdraw()
-
-    def _take_back(self) -> None:
-        """Take the canaries out of the sum of a split batch that is not completed."""
-        plan, self._earlier = self._earlier, None
-        if plan is not None:
-            plan.take_out([getattr(p, "summed_grad", None) for p in self.step.params])
-
-    def _late(self, claim: StepClaim) -> StepPlan:
-        """Put the canaries into a step whose backward passes are done."""
-        if not self._is_due(free=False) or self.recorder.clipping_is_broken:
-            return self._without_canary(claim)
-        number, plan, part = self.recorder.steps, self._flip(claim), -1
-        if claim.accumulated > 1 and self._parts_are_equal:
-            part = draw_part(claim.accumulated, self._rng)
-            plan = replace(plan, earlier=part >= 0)
-        try:
-            # Also where all coins say "out": whether a step counts must not depend on its coins.
-            self.step.inject(plan.chosen, self._norm(claim), part)
-        except (ValueError, RuntimeError) as error:
-            if self._ranks.several:
-                raise RuntimeError(_ONE_FAILED.format(self._ranks.rank, number, error)) from error
-            if self._note(f"no canary entered a step: {error}"):
-                _log.warning("no canary entered step %d: %s", number, error)
-            plan = replace(plan, status=DROPPED)
-        return plan
-
-    def _without_canary(self, claim: StepClaim, status: int = NOT_PLANNED) -> StepPlan:
-        return StepPlan(claim, np.zeros(self._canary_count), (), status)
-
-    def inject_late(self) -> None:
-        """As `inject`, just before clipping, for a step that nobody announced."""
-        announced, self._part_announced = self._part_announced, False
-        if announced and not self.step.final_step_of_batch():
-            return
-        if self._plan is None and self._may_inject():
-            self._note(self.step.obstacle(Backward(None, announced=False)))
-        if self._plan is None or self._plan.prepared:
-            self.inject()
-        else:
-            self._claim_again()
-
-    def _claim_again(self) -> None:
+    def claim_again(self) -> None:
         """Just before clipping: hooks of the user's own may have set this step's noise by now."""
-        if self._plan is not None and self.step.final_step_of_batch():
-            with contextlib.suppress(ValueError):
-                self._plan = replace(self._plan, claim=self._claim())
+        if self.plan is None or not self.step.final_step_of_batch():
+            return
+        if (claim := self.known_claim()) is not None:
+            self._last_claim = claim
+            self.plan = replace(self.plan, claim=claim)
 
-    def _may_inject(self) -> bool:
-        """Whether canaries may enter the part of the batch that is clipped next."""
-        chosen = self._earlier is None and (
-            self.step.final_step_of_batch()
-            or (self._parts_are_equal and self._parts.chosen(self._rng))
-        )
-        return chosen and self._layout_holds() and not self.recorder.clipping_is_broken
+    def settle(self, now: StepClaim | None) -> None:
+        """Hold the planned step to what is claimed of it when its noise is in, too.
 
-    @property
-    def _parts_are_equal(self) -> bool:
-        """Whether canaries may enter any part of a step.
+        Modules may change it after the canaries went in. Of two noise multipliers the smaller
+        counts, so that raising it for a moment gains nothing.
 
-        Several processes do not know of each other's parts, and of adaptive clipping the norm that
-        an earlier part was clipped to is not that of the step.
+        Args:
+            now: what is claimed by then; None if that cannot be told.
         """
-        return not (self._ranks.several or self.step.adapts_its_norm)
+        if self.plan is None or now is None:
+            return
+        planned = self.plan.claim
+        sigma = min(now.noise_multiplier, planned.noise_multiplier)
+        if self.step.adapts_its_norm:
+            now = replace(now, max_grad_norm=planned.max_grad_norm)
+        self.plan = replace(self.plan, claim=replace(now, noise_multiplier=sigma))
 
-    def _flip(self, claim: StepClaim) -> StepPlan:
+    def norm(self, claim: StepClaim) -> float:
+        """Norm of a canary's row, in the unit of a per-sample gradient."""
+        return self.config.oversize * claim.max_grad_norm
+
+    # ------------------------------------------------------------------ plans
+
+    def flip(self, claim: StepClaim) -> PlannedStep:
         """Draw the coins and directions of a step."""
-        ranks, number = self._ranks, self.recorder.steps
-        rng = ranks.coins(self._key, number) if ranks.several else self._rng
+        ranks, number = self.ranks, self.recorder.steps
+        rng = ranks.coins(self._key, number) if ranks.several else self.rng
         coins = self._toss(rng)
         directions = self._placement.draw(rng)
-        located = self._coordinates.locate(directions)
-        return StepPlan(claim, coins, directions, INJECTED, located, adds=ranks.adds(number))
+        located = self.coordinates.locate(directions)
+        adds = not ranks.several or ranks.adds(number)
+        return PlannedStep(claim, coins, directions, INJECTED, located, adds=adds)
 
     def _toss(self, rng: np.random.Generator) -> FloatArray:
         """The coins of a step, 1 for in, ``[k]``."""
-        return rng.integers(0, 2, size=self._canary_count).astype(np.float64)
+        header = self.recorder.header
+        count, rate = len(header.canaries), header.coin_probability
+        if rate == 0.5:
+            return rng.integers(0, 2, size=count).astype(np.float64)
+        return (rng.random(count) < rate).astype(np.float64)
 
-    def _norm(self, claim: StepClaim) -> float:
-        return self._settings.oversize * claim.max_grad_norm
+    def without_canary(self, claim: StepClaim, status: int = NOT_PLANNED) -> PlannedStep:
+        """The plan of a step that no canary enters."""
+        return PlannedStep(claim, np.zeros(len(self.recorder.header.canaries)), (), status)
 
-    def _is_due(self, *, free: bool) -> bool:
+    def empty(self, status: int) -> PlannedStep:
+        """The plan of a step that no canary enters, by what is claimed now."""
+        # No per-sample gradients where the optimizer was stepped around Opacus.
+        self._last_claim = self.known_claim() or self._last_claim
+        return self.without_canary(self._last_claim, status)
+
+    def is_due(self, *, free: bool) -> bool:
         """Whether canaries enter this step, if their rows cost a copy or are free of one."""
-        every = self._settings.every_n_steps
-        if self._ranks.several:  # all must decide alike, although rows may be free in some only
+        every = self.config.every_n_steps
+        if self.ranks.several:  # all must decide alike, although rows may be free in some only
             free = not self.anyone_copies
         if every is None:
-            every = 1 if free or self._canary_steps < FULL_STEPS else THINNED
+            every = 1 if free or self.canary_steps < FULL_STEPS else THINNED
         return self.recorder.steps % every == 0
 
-    def _confirmed(self) -> StepPlan | None:
-        """The plan whose rows were laid out beforehand, if they are in the step's gradients."""
-        plan = self._plan
-        if plan is None or not plan.prepared:
-            self._withdraw()
-            return None
-        self._plan = None
-        # If not, the backward pass was another one than it seemed, or its gradients were dropped.
-        return replace(plan, prepared=False) if self.step.confirm() else None
+    def withdraw(self) -> None:
+        """Give up a step that was planned, and leave no canary in the gradients that wait."""
+        if self.plan is not None and self.plan.status == INJECTED:
+            self.step.withdraw()
+        self.plan = self.entered = None
 
-    def _layout_holds(self) -> bool:
+    # ------------------------------------------------------------------ what is seen meanwhile
+
+    def layout_holds(self) -> bool:
         """Whether the same parameters are trained as at the start; if not, nothing is touched."""
-        if self._changed_at is None and not self.step.same_params():
-            self._changed_at = self.recorder.steps
-            self.missing.append(
-                f"the set of trained parameters changed at step {self._changed_at}; later steps "
+        if self.changed_at is None and not self.step.same_params():
+            self.changed_at = self.recorder.steps
+            self.block_pass(
+                f"the set of trained parameters changed at step {self.changed_at}; later steps "
                 "are not audited: freeze before the training starts"
             )
-        return self._changed_at is None
+        return self.changed_at is None
 
-    def _claim(self, accumulated: int | None = None) -> StepClaim:
-        """What is claimed of the coming step: by the optimizer, unless stated otherwise."""
-        return self._settings.stated(self.step.claim(accumulated))
+    def count_batch(self) -> None:
+        """Keep the number of the planned step's samples, where sizes are kept."""
+        size, plan = self.step.batch_size() if self._track else None, self.plan
+        if size is not None:
+            own = plan is not None and not plan.earlier
+            self.batch_sizes.append(size - (int(plan.coins.sum()) if plan and own else 0))
 
-    def _note(self, sentence: str) -> bool:
+    def end_epoch(self) -> None:
+        """Forget the size of the epoch's last batch, which is smaller for many loaders."""
+        del self.batch_sizes[-1:]
+
+    def note(self, sentence: str) -> bool:
         """Add a remark, once; whether it is new."""
         new = sentence not in self.notes
         if new:
             self.notes.append(sentence)
         return new
 
-    def _unplanned(self) -> StepPlan:
-        """For a step that came without the hook that injects: witnesses are read all the same."""
-        if self._changed_at is None:
-            self._note(_UNANNOUNCED)
-        return self._empty(DROPPED)
-
-    def _empty(self, status: int) -> StepPlan:
-        """The plan of a step that no canary enters, by what is claimed now."""
-        # No per-sample gradients where the optimizer was stepped around Opacus.
-        with contextlib.suppress(ValueError):
-            self._last_claim = self._claim()
-        return self._without_canary(self._last_claim, status)
-
-    def _lack(self, sentence: str) -> None:
+    def block_pass(self, sentence: str) -> None:
         """Add what stands in the way of a pass, once."""
-        if sentence not in self.missing:
-            self.missing.append(sentence)
+        if sentence not in self.pass_blockers:
+            self.pass_blockers.append(sentence)
+
+    # ------------------------------------------------------------------ going on
+
+    #: Attributes that a checkpoint holds as they are.
+    _KEPT = ("anyone_copies", "batch_sizes", "canary_steps", "changed_at", "pass_blockers", "notes")
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds."""
+        coins = self.rng.bit_generator.state
+        kept = {name: _copied(getattr(self, name)) for name in self._KEPT}
+        return {**kept, "coins": coins, "oversize": self.oversize}
+
+    def load(self, state: dict[str, Any], said: list[str]) -> None:
+        """Go on from a checkpoint's state; what was noted since stays.
+
+        Args:
+            state: of the planner.
+            said: what is to be noted besides.
+        """
+        since = [*self.notes, *said]
+        for name in self._KEPT:
+            setattr(self, name, _copied(state[name]))
+        for sentence in since:
+            self.note(sentence)
+        self.rng.bit_generator.state = state["coins"]
+        self.oversize = min(self.oversize, state["oversize"])
+
+
+def _copied(value: Any) -> Any:
+    return list(value) if isinstance(value, list) else value

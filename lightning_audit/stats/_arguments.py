@@ -37,6 +37,10 @@ def non_negative(name: str, value: Any) -> None:
         _validate.non_negative(name, value)
 
 
+def finite_number(name: str, value: Any) -> None:
+    _validate.non_negative(name, abs(value) if np.isfinite(value) else value)
+
+
 def delta_in_unit(name: str, value: Any) -> None:
     _validate.open_unit(name, value, "Gaussian noise gives no pure DP, and delta = 1 is no privacy")
 

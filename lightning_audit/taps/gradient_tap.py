@@ -2,17 +2,18 @@
 
 What is computed from a noisy gradient is as private as that gradient (post-processing), so it is
 read at the first place where the noise is known to be in, which is the *cut*: where an
-implementation shows that place, the audit calls `GradientTap.read_now` there. Elsewhere the step
+implementation shows that place, the audit tells `GradientTap.noise_is_in`. Elsewhere the step
 hooks of the innermost torch optimizer serve every implementation: they run after clipping, noise,
 scaling and reduction, and before the update.
+
+A tap installs no hook of a step and calls nobody: who is told by hooks tells it, and asks it.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,56 +21,21 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_audit.layout import FloatArray, IndexArray
-from lightning_audit.taps.tensor_views import numpy_view
-from lightning_audit.taps.weight_watch import Moves, WeightWatch
-
-
-@dataclass(frozen=True)
-class Reading:
-    """The gradient of one step at the observed coordinates.
-
-    Args:
-        values: entries of the noisy gradient, canaries already taken out, ``[n]`` in the order of
-            the tap's coordinates; NaN where a parameter had no gradient. Where the gradient was
-            replaced, those that were there when the update was done.
-        replaced: a backward pass ran between the reading and the end of the update, which used
-            another gradient than the one that was read.
-        unclear: the gradient was changed without a backward pass, by an optimizer that is not
-            torch's own, so that it cannot be told which gradient the update used.
-        at_cut: whether it was read where the noise was known to be in, before the optimizer that
-            updates was called.
-        factor: what the gradient was multiplied by between the cut and the update; None where it
-            was changed in another way, or not read at the cut.
-        used: the gradient when the update was done, ``[n]``; None where it is ``values``, in bits.
-        moves: what became of the weights; None where they were not watched.
-        raw: whether the gradient that was read is what a backward pass left, and nobody wrote to it
-            since.
-        dead: which entries were exactly zero when they were read, canaries included, ``[n]``; None
-            where none was.
-    """
-
-    values: FloatArray
-    replaced: bool = False
-    unclear: bool = False
-    at_cut: bool = False
-    factor: float | None = None
-    used: FloatArray | None = None
-    moves: Moves | None = None
-    raw: bool = False
-    dead: NDArray[np.bool_] | None = None
+from lightning_audit.taps.gradient_reading import Reading
+from lightning_audit.taps.tensor_views import numpy_views
+from lightning_audit.taps.weight_watch import WeightWatch
 
 
 class GradientTap:
-    """Step hooks on one torch optimizer.
+    """Reads the gradient of each step of one torch optimizer.
+
+    A step goes through `enters`, `arrives` and `leaves`, and through `noise_is_in` where that is
+    known. Where one of them asks for it, the gradient is to be read by `read` at once.
 
     Args:
         optimizer: the innermost optimizer.
         params: the parameters to read, in the order of the layout.
         coordinates: tensor -> flat coordinates to read, distinct in a tensor.
-        before: called first in every step; returns what to take out of the gradient: an amount for
-            each coordinate, ``[n]``, or None for nothing.
-        after: called when the update is done, with the `Reading`.
-        lost: called before the update where what was read is not finite.
     """
 
     def __init__(
@@ -77,12 +43,8 @@ class GradientTap:
         optimizer: torch.optim.Optimizer,
         params: Sequence[torch.nn.Parameter],
         coordinates: dict[int, IndexArray],
-        before: Callable[[], FloatArray | None],
-        after: Callable[[Reading], None],
-        lost: Callable[[], None] | None = None,
     ) -> None:
         self._params = params
-        self._before, self._after, self._lost = before, after, lost
         # torch's own optimizers may add momentum or weight decay to p.grad in place: the gradient
         # that the update starts from is the one that was read.
         self._trusted = type(optimizer).__module__.startswith("torch.optim.")
@@ -109,10 +71,7 @@ class GradientTap:
         #: Where the gradients lay that backward passes left, and how often they were written to.
         self._backward_left: dict[int, tuple[int, int]] = {}
         self._raw = False
-        self._handles: list[Any] = [
-            optimizer.register_step_pre_hook(self._pre),
-            optimizer.register_step_post_hook(self._post),
-        ]
+        self._handles: list[Any] = []
         for j in coordinates:
             register = params[j].register_post_accumulate_grad_hook
             self._handles.append(register(self._note_backward))  # type: ignore[no-untyped-call]
@@ -134,20 +93,74 @@ class GradientTap:
         self._seen, self._entries = [], []  # or they would live on through the next backward pass
 
     @torch.no_grad()
-    def read_now(self, tensors: Sequence[torch.Tensor | None] | None = None) -> None:
-        """The noise is in: read the gradient and take the canary out.
+    def noise_is_in(self, tensors: Sequence[torch.Tensor | None] | None = None) -> bool:
+        """The noise of a step is in, before anything else is done to the gradient.
 
         Args:
             tensors: one for each parameter, of its shape, edited in place; None for ``p.grad``.
+
+        Returns:
+            Whether the gradient is to be read now.
         """
         self._source = tensors
         if self._at_cut and self._seen and all(map(_unmoved, self._grads(), self._seen)):
             # More was added in place; the canary is out already.
             self._left = self._gather()
-        else:
-            self._at_cut = True
-            self._read()
-        self._source = None
+            self._source = None
+            return False
+        self._at_cut = True
+        self._begin()
+        return True
+
+    def enters(self) -> int:
+        """A step of the optimizer begins; within how many it is, itself among them."""
+        self._depth += 1
+        return self._depth
+
+    @torch.no_grad()
+    def arrives(self, level: int) -> bool:
+        """The gradients of a step are made, and its update comes next.
+
+        Args:
+            level: what `enters` said of the step.
+
+        Returns:
+            Whether the gradient is to be read now.
+        """
+        # A subclass calls its parent's step, which fires the hooks again.
+        return level == 1 and self._arrives_at_update()
+
+    def _arrives_at_update(self) -> bool:
+        """The optimizer that updates has its gradient: read it, unless that was done at the cut."""
+        if not self._at_cut:
+            self._begin()
+            return True
+        self._arrived = self._gather()
+        self._backward_before, self._backward_ran = self._backward_ran, False
+        return False
+
+    def _begin(self) -> None:
+        """See what the gradient is before anything is taken out of it."""
+        self._raw = all(self._is_raw(j) for j in self._index)
+        self._backward_left = {}
+
+    @torch.no_grad()
+    def read(self, taken: FloatArray | None) -> bool:
+        """Read the gradient, and take the canary out.
+
+        Args:
+            taken: what to take out, for each coordinate, ``[n]``; None for nothing.
+
+        Returns:
+            Whether all of it is finite.
+        """
+        zeros = np.zeros(self._size, dtype=bool)
+        self._left = self._gather(taken, zeros)
+        self._dead = zeros if zeros.any() else None
+        self._weights.start()
+        self._arrived = self._source = None
+        self._backward_ran = self._backward_before = False
+        return math.isfinite(float(self._left.sum()))
 
     def remove(self) -> None:
         """Take the hooks off."""
@@ -156,40 +169,14 @@ class GradientTap:
         self.reset()
 
     @torch.no_grad()
-    def _pre(self, *_: Any) -> None:
-        self._depth += 1
-        if self._depth > 1:  # a subclass calls its parent's step, which fires the hooks again
-            return
-        self._arrive_at_update()
-
-    def _arrive_at_update(self) -> None:
-        """The optimizer that updates has its gradient: read it, unless that was done at the cut."""
-        if not self._at_cut:
-            self._read()
-            return
-        self._arrived = self._gather()
-        self._backward_before, self._backward_ran = self._backward_ran, False
-
-    def _read(self) -> None:
-        self._raw = all(self._is_raw(j) for j in self._index)
-        self._backward_left = {}
-        zeros = np.zeros(self._size, dtype=bool)
-        self._left = self._gather(self._before(), zeros)
-        self._dead = zeros if zeros.any() else None
-        self._weights.start()
-        self._arrived = None
-        self._backward_ran = self._backward_before = False
-        if self._lost is not None and not math.isfinite(float(self._left.sum())):
-            self._lost()
-
-    @torch.no_grad()
-    def _post(self, *_: Any) -> None:
+    def leaves(self) -> Reading | None:
+        """A step of the optimizer is done; what was read of it, once its update is done."""
         self._depth = max(self._depth - 1, 0)
         if self._depth or self._left is None:  # the hooks may have come off and on inside a step
-            return
-        self._end(trusted=self._trusted)
+            return None
+        return self._end(trusted=self._trusted)
 
-    def _end(self, *, trusted: bool, again: bool = False) -> None:
+    def _end(self, *, trusted: bool, again: bool = False) -> Reading:
         """The update is done: compare the gradient that is left with the one that was read.
 
         Args:
@@ -209,28 +196,25 @@ class GradientTap:
         same = _same_bits(started, used)
         values = left.cpu().numpy()
         if arrived is not None and self._backward_before and factor is None:
-            self._after(Reading(used.cpu().numpy(), replaced=True))
-        elif again and not at_cut:
-            self._after(Reading(values, unclear=True))
-        elif not same and backward:
-            self._after(Reading(used.cpu().numpy(), replaced=True))
-        else:
-            # What one of torch's own optimizers does to a gradient in place is its update.
-            if self._trusted:
-                same, used = True, started
-            untouched = same and (arrived is None or factor is not None)
-            self._after(
-                Reading(
-                    values,
-                    unclear=not (same or trusted or at_cut),
-                    at_cut=at_cut,
-                    factor=factor,
-                    used=None if untouched else used.cpu().numpy(),
-                    moves=moves,
-                    raw=self._raw,
-                    dead=dead,
-                )
-            )
+            return Reading(used.cpu().numpy(), replaced=True)
+        if again and not at_cut:
+            return Reading(values, unclear=True)
+        if not same and backward:
+            return Reading(used.cpu().numpy(), replaced=True)
+        # What one of torch's own optimizers does to a gradient in place is its update.
+        if self._trusted:
+            same, used = True, started
+        untouched = same and (arrived is None or factor is not None)
+        return Reading(
+            values,
+            unclear=not (same or trusted or at_cut),
+            at_cut=at_cut,
+            factor=factor,
+            used=None if untouched else used.cpu().numpy(),
+            moves=moves,
+            raw=self._raw,
+            dead=dead,
+        )
 
     def _note_backward(self, param: torch.Tensor) -> None:
         self._backward_ran = True
@@ -282,9 +266,8 @@ class GradientTap:
         if self._seen and all(map(_unmoved, grads, self._seen)):
             return self._entries
         self._seen = []
-        found = [None if grad is None else numpy_view(grad) for grad in grads]
-        views = [view for view in found if view is not None]
-        if len(views) < len(found):
+        views = numpy_views(grads)
+        if views is None:
             return None
         self._seen = [(grad, grad.data_ptr()) for grad in grads if grad is not None]
         self._entries = views

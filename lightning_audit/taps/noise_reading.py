@@ -72,6 +72,11 @@ def clipped_sum(param: torch.nn.Parameter, grad: torch.Tensor | None) -> torch.T
     return held
 
 
+def clipped_sums(params: Sequence[torch.nn.Parameter]) -> list[torch.Tensor | None]:
+    """The `clipped_sum` of each parameter beside its gradient."""
+    return [clipped_sum(p, p.grad) for p in params]
+
+
 def _entries(
     tensors: Sequence[torch.Tensor | None], coordinates: dict[int, IndexArray]
 ) -> FloatArray | None:

@@ -26,6 +26,17 @@ def numpy_view(tensor: torch.Tensor) -> NDArray[Any] | None:
     return entries
 
 
+def numpy_views(tensors: Sequence[torch.Tensor | None]) -> list[NDArray[Any]] | None:
+    """The `numpy_view` of each tensor; None unless all of them have one."""
+    views: list[NDArray[Any]] = []
+    for tensor in tensors:
+        view = None if tensor is None else numpy_view(tensor)
+        if view is None:
+            return None
+        views.append(view)
+    return views
+
+
 def entries_at(tensors: Sequence[torch.Tensor], coordinates: dict[int, IndexArray]) -> FloatArray:
     """The entries of tensors at some coordinates, in double precision, ``[n]``.
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.results.audit_report import CheckResult, LikelyFault, Place
+from lightning_audit.verdict.root import STEPS, first_seen
 
 #: Entries of a check's evidence that say where it was seen.
-_STEPS = ("first_step", "step", "violated_at_step")
 _PARAMETERS = ("parameters", "flagged")
-_PLACES = (*_STEPS, *_PARAMETERS, "process")
+_PLACES = (*STEPS, *_PARAMETERS, "process")
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,11 @@ class Case:
             parameters = (named,) if isinstance(named, str) else tuple(map(str, named))
         place = Place(
             parameters,
-            next((int(seen[key]) for key in _STEPS if seen.get(key) is not None), None),
+            None if (step := first_seen(seen)) is None else int(step),
             None if seen.get("process") is None else int(seen["process"]),
         )
-        fault = LikelyFault(name, sentence, finding, look_at, dict(evidence), place)
+        entailed = tuple(n for n in self.violated if n in explains and n != finding)
+        fault = LikelyFault(name, sentence, finding, look_at, dict(evidence), place, entailed)
         return Candidate(fault, explains)
 
 

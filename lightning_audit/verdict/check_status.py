@@ -6,17 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
-from lightning_audit.checks.evidence import SHARES, WARNING_SHARES
-from lightning_audit.checks.registry import REGISTRY, is_wrong
 from lightning_audit.results.audit_report import AuditReport, CheckResult
-from lightning_audit.verdict.pass_blockers import Asked
+from lightning_audit.run_checks.registry import REGISTRY
+from lightning_audit.verdict.pass_blockers import OutcomeSettings
 
-_SHARES = {**SHARES, **WARNING_SHARES}
 #: Relative difference of e-value and threshold within which the last bit may decide.
 _ROUNDING = 1e-9
 
 
-def contradictions_of_checks(report: AuditReport, asked: Asked) -> Iterator[str]:
+def contradictions_of_checks(report: AuditReport, asked: OutcomeSettings) -> Iterator[str]:
     """What in the checks of a report cannot be: their names, how many there are, their status.
 
     Args:
@@ -27,11 +25,11 @@ def contradictions_of_checks(report: AuditReport, asked: Asked) -> Iterator[str]
     yield from _of_names(report, asked, optimizers)
     for check in report.checks:
         if check.name in REGISTRY:
-            told = _of_status(check, asked, optimizers)
-            yield from (f"checks: {check.name} {sentence}" for sentence in told)
+            wrong = _of_status(check, asked, optimizers)
+            yield from (f"checks: {check.name} {sentence}" for sentence in wrong)
 
 
-def _of_names(report: AuditReport, asked: Asked, optimizers: int) -> Iterator[str]:
+def _of_names(report: AuditReport, asked: OutcomeSettings, optimizers: int) -> Iterator[str]:
     counts = Counter(check.name for check in report.checks)
     yield from (f"checks: there is no check {name!r}" for name in counts if name not in REGISTRY)
     for name, known in REGISTRY.items():
@@ -45,21 +43,26 @@ def _of_names(report: AuditReport, asked: Asked, optimizers: int) -> Iterator[st
             least = most = int(optimizers > 1)
         if not least <= counts[name] <= most:
             wanted = f"{least}" if least == most else f"{least} to {most}"
-            yield f"checks: {name} is there {counts[name]} times, not {wanted}"
+            yield f"checks: {name} occurs {counts[name]} times, not {wanted}"
+    labels = [one.label for one in report.optimizers]
+    for check in report.checks:
+        each = check.name in REGISTRY and REGISTRY[check.name].each
+        if check.optimizer not in (labels if each else [""]):
+            yield f"checks: {check.name} is of optimizer {check.optimizer!r}, which is unknown"
 
 
-def _of_status(check: CheckResult, asked: Asked, optimizers: int) -> Iterator[str]:
+def _of_status(check: CheckResult, asked: OutcomeSettings, optimizers: int) -> Iterator[str]:
     known = REGISTRY[check.name]
     wrong = "warned" if known.warns else "allowed" if check.name in asked.allow else "violated"
     if check.log_e_value is None:
-        if check.share not in (0, _SHARES.get(check.name, 0)):
+        if check.share not in (0, known.share):
             yield f"has the share {check.share} of the significance, and no e-value"
         yield from _without_e_value(check, wrong)
         return
-    if check.name not in _SHARES:
+    if not known.share:
         yield "has an e-value, and such a check has none"
         return
-    share = _SHARES[check.name] / (max(optimizers, 1) if known.each else 1)
+    share = known.share / (max(optimizers, 1) if known.each else 1)
     if not math.isclose(check.share, share):
         yield f"has the share {check.share} of the significance, not {share}"
         return
@@ -70,8 +73,8 @@ def _of_status(check: CheckResult, asked: Asked, optimizers: int) -> Iterator[st
     since = check.evidence.get("violated_at_step", "unknown")
     if crossed != (since is not None):
         yield (
-            f"has the log e-value {check.log_e_value:.4g} with the threshold {threshold:.4g}, and "
-            f"is said to have reached it at step {since}"
+            f"has the log e-value {check.log_e_value:.4g}, the threshold {threshold:.4g}, and "
+            f"violated_at_step {since}"
         )
     fine = ("ok", "not_run") if check.log_e_value == 0.0 else ("ok",)
     unsure = ("undecided",) if known.doubtful else ()
@@ -86,10 +89,10 @@ def _without_e_value(check: CheckResult, wrong: str) -> Iterator[str]:
     if check.status == "not_run" and (not check.evidence or REGISTRY[check.name].wrong is None):
         return
     try:
-        found = is_wrong(check.name, check.evidence)
+        found = REGISTRY[check.name].is_wrong(check.evidence)
     except (KeyError, TypeError) as error:
         if check.status != "not_run":
-            yield f"is {check.status}, and its evidence does not tell: {error}"
+            yield f"is {check.status}, and its evidence lacks {error}"
         return
     if check.status == "not_run" and not found:
         return

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.checks.registry import LEAKAGE, NOISE
+from lightning_audit.run_checks.registry import group
 from lightning_audit.verdict.candidates import Candidate, Case, named_tensors
 
 #: Canaries at least this large tell a clipped one from one that is not, whatever the noise.
@@ -59,7 +59,7 @@ def clipping_candidates(case: Case) -> list[Candidate]:
             named.look_at,
             {**evidence, **named.evidence},
             named.parameters,
-            ("sensitivity", *LEAKAGE),
+            ("sensitivity", *group("leakage")),
         )
         for named in found
         if named is not None
@@ -81,7 +81,7 @@ def _finding(case: Case) -> str | None:
     if "sensitivity" in case.violated:
         return "sensitivity"
     large = case.monitor is not None and case.monitor.sensitivity.shift_lower > 2
-    leaks = "epsilon" in case.violated and not case.first_of(NOISE)
+    leaks = "epsilon" in case.violated and not case.first_of(group("noise"))
     return "epsilon" if large and leaks else None
 
 

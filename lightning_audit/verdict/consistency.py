@@ -13,16 +13,17 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from lightning_audit.accounting.margin import exceeds
-from lightning_audit.checks.evidence import SHARES, shared_log_e
-from lightning_audit.checks.registry import REGISTRY
+from lightning_audit.checks.leakage import EPSILON
 from lightning_audit.results.audit_report import KINDS, AuditReport, CheckResult, OptimizerSeen
+from lightning_audit.run_checks.registry import REGISTRY, shared_log_e
 from lightning_audit.verdict.check_status import contradictions_of_checks
 from lightning_audit.verdict.pass_blockers import (
-    Asked,
-    lacks_of_optimizer,
-    lacks_of_run,
+    OutcomeSettings,
+    blockers_of_optimizer,
+    blockers_of_run,
     outcome_of,
 )
+from lightning_audit.verdict.root import contradictions_of_root
 
 #: Relative difference of two numbers that were one before they were rounded.
 _ROUNDING = 1e-9
@@ -40,7 +41,7 @@ def contradictions(report: AuditReport) -> list[str]:
         The sentences; none where the verdict is the one that checks, counts and settings give.
     """
     try:
-        asked = Asked.of(report.settings)
+        asked = OutcomeSettings.of(report.settings)
     except ValueError as error:
         return [str(error)]
     return [
@@ -48,6 +49,7 @@ def contradictions(report: AuditReport) -> list[str]:
         *_of_counts(report),
         *_of_epsilons(report, asked),
         *contradictions_of_checks(report, asked),
+        *contradictions_of_root(report),
         *_of_powers(report, asked),
         *_of_bounds(report, asked),
     ]
@@ -106,7 +108,7 @@ def _of_counted_evidence(report: AuditReport) -> Iterator[str]:
             yield f"checks: {name} has {number} {found}, optimizers has {wanted}"
     last = next((row["e_value"] for row in reversed(report.epochs) if "e_value" in row), 0.0)
     if last > 0 and math.log(last) > shared_log_e(report.checks) + _ROUNDING * abs(math.log(last)):
-        yield f"epochs: an e-value of {last:.3g} was logged, and no check has as much"
+        yield f"epochs: an e-value of {last:.3g} was logged, and no check has one as large"
 
 
 def _ran(one: OptimizerSeen, name: str) -> bool:
@@ -114,7 +116,7 @@ def _ran(one: OptimizerSeen, name: str) -> bool:
     return bool(one.canary_steps if name == "sensitivity" else one.steps)
 
 
-def _of_powers(report: AuditReport, asked: Asked) -> Iterator[str]:
+def _of_powers(report: AuditReport, asked: OutcomeSettings) -> Iterator[str]:
     for one in report.optimizers:
         sizes = {part: power.size for part, power in one.power.items()}
         if sizes != asked.resolution.parts and (sizes or (report.complete and one.steps)):
@@ -133,26 +135,33 @@ def _least(seen: Iterable[OptimizerSeen], part: str) -> dict[str, Any] | None:
     return dataclasses.asdict(min(powers, key=lambda power: power.power)) if powers else None
 
 
-def _of_epsilons(report: AuditReport, asked: Asked) -> Iterator[str]:
-    spent, claimed, delta = report.epsilon_spent, report.epsilon_claimed, report.delta
-    if asked.claimed_epsilon is not None and asked.claimed_epsilon != claimed:
-        yield f"epsilon_claimed is {claimed}, settings.claimed_epsilon {asked.claimed_epsilon}"
+def _of_epsilons(report: AuditReport, asked: OutcomeSettings) -> Iterator[str]:
+    claimed_epsilon, epsilon_spent = report.claimed_epsilon, report.epsilon_spent
+    delta = report.delta
+    stated = asked.claimed_epsilon
+    if stated is not None and stated != claimed_epsilon:
+        yield f"claimed_epsilon is {claimed_epsilon}, settings.claimed_epsilon {stated}"
     if asked.delta != delta:
         yield f"delta is {delta}, settings.delta {asked.delta}"
     known = bool(report.history) and all(rate is not None for _, rate, _ in report.history)
-    if known != (spent is not None):
-        yield f"epsilon_spent is {spent}, and history {'tells' if known else 'does not tell'} it"
-    for name, number in (("spent", spent), ("claimed", claimed)):
-        if number is not None and number < 0:
-            yield f"epsilon_{name} is {number}, below 0"
+    if known != (epsilon_spent is not None):
+        gives = "gives" if known else "does not give"
+        yield f"epsilon_spent is {epsilon_spent}, and history {gives} it"
+    epsilons = {"epsilon_spent": epsilon_spent, "claimed_epsilon": claimed_epsilon}
+    for name, epsilon in epsilons.items():
+        if epsilon is not None and epsilon < 0:
+            yield f"{name} is {epsilon}, below 0"
     if not report.optimizers:
         return
-    numbers = {"epsilon_spent": spent, "epsilon_claimed": claimed, "delta": delta}
-    compared = spent is not None and claimed is not None
-    for name, held in (("accounting", tuple(numbers)), ("epsilon", ("epsilon_claimed",))):
+    numbers = {**epsilons, "delta": delta}
+    compared = None not in epsilons.values()
+    for name, held in (("accounting", tuple(numbers)), ("epsilon", ("claimed_epsilon",))):
         for check in _named(report, name):
             if compared != (check.status != "not_run"):
-                yield f"checks: {name} is {check.status}, with spent {spent}, claimed {claimed}"
+                yield (
+                    f"checks: {name} is {check.status}, with spent {epsilon_spent}, "
+                    f"claimed {claimed_epsilon}"
+                )
             elif compared or name == "accounting":
                 yield from (
                     f"checks: {name} has {number} {check.evidence.get(number)}, "
@@ -162,12 +171,12 @@ def _of_epsilons(report: AuditReport, asked: Asked) -> Iterator[str]:
                 )
 
 
-def _of_bounds(report: AuditReport, asked: Asked) -> Iterator[str]:
+def _of_bounds(report: AuditReport, asked: OutcomeSettings) -> Iterator[str]:
     names = [bound.name for bound in report.bounds]
     if len(set(names)) < len(names):
-        yield "bounds: a name stands twice"
+        yield "bounds: a name occurs twice"
     if (_ANYTIME in names) != (report.steps > 0):
-        yield f"bounds: {_ANYTIME} is {'there' if _ANYTIME in names else 'absent'}"
+        yield f"bounds: {_ANYTIME} is {'present' if _ANYTIME in names else 'absent'}"
     named = report.settings.get("bounds")
     own = {_ANYTIME, _OF_CANARIES}
     if not isinstance(named, list) or not {*names} <= own.union(map(str, named)):
@@ -188,29 +197,29 @@ def _of_bounds(report: AuditReport, asked: Asked) -> Iterator[str]:
             yield f"bounds: {bound.name} is at significance {bound.significance}, not {levels[0]}"
     surely = [check.evidence.get("epsilon_lower") for check in _named(report, "epsilon")]
     lower = report.epsilon_lower
-    strict = SHARES["epsilon"] * asked.significance <= asked.bound_significance
+    strict = EPSILON.share * asked.significance <= asked.bound_significance
     for sure in surely:
         if isinstance(sure, int | float) and strict and (lower is None or exceeds(sure, lower)):
-            yield f"bounds: epsilon {sure} is proved at the verdict's significance, {lower} here"
+            yield f"bounds: epsilon {sure} is proved at the verdict's level, {lower} in bounds"
 
 
-def _of_verdict(report: AuditReport, asked: Asked) -> Iterator[str]:
+def _of_verdict(report: AuditReport, asked: OutcomeSettings) -> Iterator[str]:
     verdict = report.verdict
-    others = report.lacks
-    lacks = lacks_of_run(
+    others = report.pass_blockers
+    blockers = blockers_of_run(
         asked, report.checks, report.epsilon_spent, others, complete=report.complete
     )
     for one in report.optimizers or (None,):
-        lacks += lacks_of_optimizer(one, asked.resolution)
-    outcome = outcome_of(report.checks, lacks)
+        blockers += blockers_of_optimizer(one, asked.resolution)
+    outcome = outcome_of(report.checks, blockers)
     violated = [check for check in report.checks if check.status == "violated"]
     if verdict.outcome != outcome:
-        why = {"VIOLATION": [f"{c.name} is violated" for c in violated], "INCONCLUSIVE": lacks}
+        why = {"VIOLATION": [f"{c.name} is violated" for c in violated], "INCONCLUSIVE": blockers}
         reason = "; ".join(why.get(outcome, ["nothing is violated and nothing is missing"]))
         yield f"verdict: outcome is {verdict.outcome}, the report gives {outcome}: {reason}"
     if verdict.outcome == "PASS":
-        if verdict.missing:
-            yield f"verdict: outcome is PASS, and missing: {'; '.join(verdict.missing)}"
+        if verdict.pass_blockers:
+            yield f"verdict: outcome is PASS, and missing: {'; '.join(verdict.pass_blockers)}"
         yield from (
             f"verdict: outcome is PASS, and {check.name} has not run"
             for check in report.checks
@@ -218,15 +227,12 @@ def _of_verdict(report: AuditReport, asked: Asked) -> Iterator[str]:
             and check.name in REGISTRY
             and REGISTRY[check.name].must_run
         )
-    if verdict.outcome == "INCONCLUSIVE" and not verdict.missing:
+    if verdict.outcome == "INCONCLUSIVE" and not verdict.pass_blockers:
         yield "verdict: outcome is INCONCLUSIVE, and nothing is missing"
     kind = next((k for k in KINDS if any(check.kind == k for check in violated)), None)
     if verdict.kind != kind:
         yield f"verdict: kind is {verdict.kind}, the violated checks give {kind}"
-    names = {check.name for check in violated}
-    if any(fault.finding not in names for fault in verdict.faults):
-        yield "verdict: a fault rests on a check that is not violated"
-    if bool(verdict.faults) != bool(names):
-        yield f"verdict: {len(verdict.faults)} faults of {len(names)} violated checks"
+    if bool(verdict.faults) != bool(violated):
+        yield f"verdict: {len(verdict.faults)} faults of {len(violated)} violated checks"
     if verdict.fault and not verdict.faults:
-        yield "verdict: a fault is named that is not among faults"
+        yield "verdict: fault is not the sentence of one of faults"

@@ -7,7 +7,6 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.checks.registry import CHANNEL, REUSE
 from lightning_audit.results.audit_report import (
     KINDS,
     CheckResult,
@@ -16,8 +15,15 @@ from lightning_audit.results.audit_report import (
     Power,
     Verdict,
 )
+from lightning_audit.run_checks.registry import REGISTRY
 from lightning_audit.verdict.diagnosis import likely_faults, loses_no_privacy
-from lightning_audit.verdict.pass_blockers import TARGET, Resolution, lacks_of_optimizer, outcome_of
+from lightning_audit.verdict.pass_blockers import (
+    TARGET,
+    Resolution,
+    blockers_of_optimizer,
+    outcome_of,
+)
+from lightning_audit.verdict.root import settled
 
 _ORDER = {"violated": 0, "undecided": 1, "allowed": 2, "warned": 3, "ok": 4, "not_run": 5}
 
@@ -37,7 +43,7 @@ def seen_of(
     monitor: AuditMonitor,
     power: Mapping[str, Power],
     oversize: float,
-    lacks: Sequence[str] = (),
+    pass_blockers: Sequence[str] = (),
     label: str = "",
 ) -> OptimizerSeen:
     """What the verdict rests on of one private optimizer, beside its checks.
@@ -46,7 +52,7 @@ def seen_of(
         monitor: the checks by e-process after the last step.
         power: what the steps could have shown, by part of the resolution; empty while they go on.
         oversize: norm of the canaries over the clipping norm.
-        lacks: what else stands in the way of a pass, in sentences.
+        pass_blockers: what else stands in the way of a pass, in sentences.
         label: names it where there are others.
     """
     return OptimizerSeen(
@@ -59,7 +65,7 @@ def seen_of(
         oversize=oversize,
         shift_lower=monitor.sensitivity.shift_lower,
         power=power,
-        lacks=tuple(lacks),
+        pass_blockers=tuple(pass_blockers),
     )
 
 
@@ -68,7 +74,7 @@ def judge(
     monitor: AuditMonitor | None,
     seen: OptimizerSeen | None,
     resolution: Resolution,
-    missing: Sequence[str] = (),
+    pass_blockers: Sequence[str] = (),
     processes: int = 1,
 ) -> Verdict:
     """Give the verdict on one private optimizer.
@@ -78,14 +84,14 @@ def judge(
         monitor: the checks by e-process after the last step; None if no step was observed.
         seen: what else the verdict rests on; None if no step was observed.
         resolution: what the run must be able to see to pass.
-        missing: what else stands in the way of a pass, in sentences.
+        pass_blockers: what else stands in the way of a pass, in sentences.
         processes: number of processes that train together.
 
     Returns:
         The verdict, with the likely faults and what to do.
     """
-    lacks = [*missing, *lacks_of_optimizer(seen, resolution)]
-    outcome = outcome_of(checks, lacks)
+    blockers = [*pass_blockers, *blockers_of_optimizer(seen, resolution)]
+    outcome = outcome_of(checks, blockers)
     if outcome == "VIOLATION":
         violated = [check for check in checks if check.status == "violated"]
         return _violation(violated, monitor, seen.oversize if seen else math.inf, processes)
@@ -93,17 +99,15 @@ def judge(
         return Verdict(
             "INCONCLUSIVE",
             None,
-            "nothing contradicts the claim, but this run could not have shown enough",
-            advice="mend what is missing; on_inconclusive='raise' makes such a run fail",
-            missing=tuple(lacks),
+            "no check failed, but a PASS needs more than this run has shown",
+            advice="resolve the items under Missing; on_inconclusive='raise' makes such a run fail",
+            pass_blockers=tuple(blockers),
         )
     return Verdict(
         "PASS",
         None,
-        "nothing contradicts the claim, and in every step noise of "
-        f"{resolution.noise:g} times the claim or a clipping norm {resolution.sensitivity:g} "
-        f"times too large would have been seen with probability {TARGET:g} or more, beside data "
-        "as loud as they look if the noise is right",
+        f"no check failed; {TARGET:.0%} power against {resolution.noise:g}x noise or "
+        f"{resolution.sensitivity:g}x clipping, at the observed gradient variance",
     )
 
 
@@ -126,29 +130,42 @@ def worst(
     named = list(zip(labels, verdicts, strict=True))
     violated = [pair for pair in named if pair[1].outcome == "VIOLATION"]
     if violated:
-        own = [pair for pair in violated if pair[0] in broken]
-        label, chosen = min(own or violated, key=lambda pair: _severity(pair[1]))
-        others = [other for other, _ in own if other != label]
-        also = f"; also violated: {'; '.join(others)}" if others else ""
-        summary = chosen.summary + also
-        return dataclasses.replace(chosen, summary=summary, faults=_placed(chosen.faults, label))
+        own = [pair for pair in violated if pair[0] in broken] or violated[:1]
+        own.sort(key=lambda pair: _severity(pair[1]))
+        chosen, others = own[0][1], [label for label, _ in own[1:]]
+        also = f"; also: {'; '.join(others)}" if others else ""
+        faults = _together(_placed(fault, label) for label, one in own for fault in one.faults)
+        return dataclasses.replace(chosen, summary=chosen.summary + also, faults=faults)
     doubtful = [verdict for verdict in verdicts if verdict.outcome == "INCONCLUSIVE"]
     if not doubtful:
         return verdicts[0]
-    lacks = [
+    blockers = [
         item if item in of_all else f"{label}: {item}"
         for label, verdict in named
-        for item in verdict.missing
+        for item in verdict.pass_blockers
     ]
-    return dataclasses.replace(doubtful[0], missing=tuple(dict.fromkeys(lacks)))
+    return dataclasses.replace(doubtful[0], pass_blockers=tuple(dict.fromkeys(blockers)))
 
 
-def _placed(faults: Sequence[LikelyFault], optimizer: str) -> tuple[LikelyFault, ...]:
-    """The faults, seen in one of several optimizers."""
-    return tuple(
-        dataclasses.replace(fault, place=dataclasses.replace(fault.place, optimizer=optimizer))
-        for fault in faults
-    )
+def _placed(fault: LikelyFault, optimizer: str) -> LikelyFault:
+    """The fault, seen in one of several optimizers unless it is one of the run."""
+    if fault.finding in REGISTRY and not REGISTRY[fault.finding].each:
+        return fault
+    return dataclasses.replace(fault, place=dataclasses.replace(fault.place, optimizer=optimizer))
+
+
+def _together(faults: Iterable[LikelyFault]) -> tuple[LikelyFault, ...]:
+    """Faults of several optimizers; one of the run stands once, or not if another explains it."""
+    kept: list[LikelyFault] = []
+    for fault in faults:
+        of_run = not fault.place.optimizer
+        twin = next((i for i, k in enumerate(kept) if of_run and k.name == fault.name), None)
+        if twin is not None:
+            both = dict.fromkeys([*kept[twin].consequences, *fault.consequences])
+            kept[twin] = dataclasses.replace(kept[twin], consequences=tuple(both))
+        elif not (of_run and any(fault.finding in other.consequences for other in kept)):
+            kept.append(fault)
+    return settled(kept)
 
 
 def _severity(verdict: Verdict) -> int:
@@ -158,42 +175,26 @@ def _severity(verdict: Verdict) -> int:
 def _violation(
     violated: Sequence[CheckResult], monitor: AuditMonitor | None, oversize: float, processes: int
 ) -> Verdict:
-    kind = next(k for k in KINDS if any(check.kind == k for check in violated))
+    by_name = {check.name: check for check in violated}
     faults = likely_faults(violated, monitor, oversize, processes)
-    named = next(check for check in violated if check.name == faults[0].finding)
-    entailed = _entailed(faults)
-    others = [c.name for c in violated if c is not named and c.name not in entailed]
-    summary = f"{named.name}: {named.message}"
-    if others:
-        summary += f" (also violated: {', '.join(others)})"
+    # The verdict leads with the claim that is false first of all, and its kind is the root's.
+    faults = settled(sorted(faults, key=lambda fault: KINDS.index(by_name[fault.finding].kind)))
+    root = faults[0]
+    check = by_name[root.finding]
+    verdict = Verdict(
+        "VIOLATION",
+        check.kind,
+        f"{check.name}: {check.message}",
+        # What was seen for certain says what to do; an e-process leaves that to its likely fault.
+        advice=check.advice if check.log_e_value is None or not root.look_at else "",
+        faults=faults,
+    )
+    summary = verdict.summary
+    if verdict.further:
+        summary += f" (also: {', '.join(fault.finding for fault in verdict.further)})"
     if monitor and loses_no_privacy(violated, monitor):
         summary += (
-            "; noise and clipping err together, so this loses no privacy by itself, but the "
-            "mechanism is not the stated one"
+            "; noise and clipping are off by the same factor, so this loses no privacy by itself, "
+            "but the mechanism is not the stated one"
         )
-    return Verdict("VIOLATION", kind, summary, advice=named.advice, faults=faults)
-
-
-def _entailed(faults: Sequence[LikelyFault]) -> set[str]:
-    """Checks that the first fault makes fail, and that no other fault rests on."""
-    if faults[0].finding.split(".")[0] != "noise":
-        return set()
-    # Too small a noise makes all differences small.
-    return {*REUSE, *CHANNEL} - {fault.finding for fault in faults}
-
-
-def mark_consequences(checks: Sequence[CheckResult], verdict: Verdict) -> tuple[CheckResult, ...]:
-    """Say in the message of a violated check where it follows from the likeliest fault.
-
-    Args:
-        checks: results of one optimizer's checks.
-        verdict: the verdict on them.
-    """
-    entailed = _entailed(verdict.faults) if verdict.faults else set()
-    cause = f"follows from `{verdict.faults[0].finding}`" if entailed else ""
-    return tuple(
-        dataclasses.replace(check, message=f"{cause}: {check.message}")
-        if check.status == "violated" and check.name in entailed
-        else check
-        for check in checks
-    )
+    return dataclasses.replace(verdict, summary=summary)

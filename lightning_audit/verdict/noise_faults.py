@@ -7,10 +7,15 @@ import math
 import numpy as np
 
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.checks.registry import CHANNEL, LEAKAGE, NOISE, REUSE
+from lightning_audit.checks.noise_size import NOISE_STEP
+from lightning_audit.run_checks.registry import group
 from lightning_audit.verdict.candidates import Candidate, Case, named_tensors
 
 #: A residual this much smaller than the plain one speaks for re-used noise, not for small noise.
+#: Few steps come last: they are the finding where nothing else of the noise is.
+NOISE = tuple(sorted(group("noise"), key=lambda name: name == NOISE_STEP.name))
+REUSE, CHANNEL, LEAKAGE = group("reuse"), group("channel"), group("leakage")
+
 _REUSE_GAIN = 0.7
 #: Ratios of reading to claim at which the noise of a tensor is taken to be right.
 _HEALTHY = (0.95, 1.08)
@@ -228,7 +233,7 @@ def _in_tensors(case: Case, monitor: AuditMonitor) -> list[Candidate]:
 def _scale(case: Case, monitor: AuditMonitor, finding: str) -> list[Candidate]:
     """The factor by which noise is too small, known ones first."""
     ratio = _smallest(monitor, finding)
-    sigma, norm = monitor.history[-1][0], monitor.last_norm
+    sigma, norm = monitor.history[-1].noise_multiplier, monitor.last_norm
     batch, root = monitor.last_scale, math.sqrt(case.processes)
     read = f"noise and data are {ratio:.3g} times the claimed noise"
     small = f"noise scale too small: the noise is {ratio:.3g} times the claim or less"

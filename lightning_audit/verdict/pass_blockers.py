@@ -1,4 +1,4 @@
-"""What a run must have shown to pass: one rule for the run that gives a verdict and for the gate.
+"""What keeps a run from passing: one rule for the run that gives a verdict and for the gate.
 
 Nothing here needs more than what stands in the report, nor anything but the standard library.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning_audit import _validate
-from lightning_audit.checks.registry import SHOW_THE_RELEASE
+from lightning_audit.checks.post_processing import SHOW_THE_RELEASE
 from lightning_audit.files import typed_json as _typed
 from lightning_audit.results.audit_report import CheckResult, OptimizerSeen, Outcome
 
@@ -20,8 +20,16 @@ TARGET = 0.95
 MAX_LOST = 0.01
 #: A live canary's shift has its lower 95 % limit above this; a dead one reads mu = 0.
 _LIVE = 0.5
-#: Said of a run whose report is not its last.
+#: Of a run whose report is not its last.
 NOT_ENDED = "the training has not ended"
+
+
+#: Settings in (0, 1), and what to write for each.
+_PROBABILITIES = {
+    "delta": "take less than one over the number of samples",
+    "significance": "e.g. 0.001",
+    "bound_significance": "e.g. 0.05",
+}
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,7 @@ class Resolution:
 
 
 @dataclass(frozen=True)
-class Asked:
+class OutcomeSettings:
     """Those settings of an audit on which its outcome rests.
 
     Args:
@@ -79,35 +87,36 @@ class Asked:
     replay_neighbours: bool
 
     def __post_init__(self) -> None:
-        for name in ("delta", "significance", "bound_significance"):
-            _validate.open_unit(name, getattr(self, name))
+        for name, advice in _PROBABILITIES.items():
+            value = _validate.open_unit(name, getattr(self, name), advice)
+            object.__setattr__(self, name, value)
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> Asked:
+    def of(cls, settings: Mapping[str, Any]) -> OutcomeSettings:
         """Read them from a report's settings.
 
         Raises:
             ValueError: one is absent, of another type or out of range; the message names it.
         """
         own = {name: settings[name] for name in cls.__dataclass_fields__ if name in settings}
-        asked: Asked = _typed.read(cls, own, "settings")
-        return asked
+        read: OutcomeSettings = _typed.read(cls, own, "settings")
+        return read
 
 
-def outcome_of(checks: Iterable[CheckResult], lacks: Sequence[str]) -> Outcome:
+def outcome_of(checks: Iterable[CheckResult], blockers: Sequence[str]) -> Outcome:
     """The outcome of a run.
 
     Args:
         checks: all checks, those that the user acknowledges marked.
-        lacks: what stands in the way of a pass.
+        blockers: what stands in the way of a pass.
     """
     if any(check.status == "violated" for check in checks):
         return "VIOLATION"
-    return "INCONCLUSIVE" if lacks else "PASS"
+    return "INCONCLUSIVE" if blockers else "PASS"
 
 
-def lacks_of_run(
-    asked: Asked,
+def blockers_of_run(
+    asked: OutcomeSettings,
     checks: Sequence[CheckResult],
     epsilon_spent: float | None,
     others: Sequence[str],
@@ -123,33 +132,33 @@ def lacks_of_run(
         others: what no check and no count shows, in sentences.
         complete: whether the training has ended as it should.
     """
-    lacks = list(others)
-    if not complete and not lacks:
-        lacks.append(NOT_ENDED)
+    blockers = list(others)
+    if not complete and not blockers:
+        blockers.append(NOT_ENDED)
     if asked.claimed_epsilon is not None and epsilon_spent is None:
-        lacks.append(
+        blockers.append(
             "the sample rate is unknown, so the claimed epsilon cannot be checked; state it as "
             "PrivacyAudit(claim=PrivacyClaim(sample_rate=...)) or attach an accountant"
         )
     idle = {c.name: c for c in checks if c.status == "not_run" and c.name not in asked.allow}
     if asked.replay_neighbours and "coupling" in idle:
-        lacks.append(f"replay_neighbours=True compared nothing: {idle['coupling'].message}")
+        blockers.append(f"replay_neighbours=True replayed nothing: {idle['coupling'].message}")
     name = "sampling.not_poisson"
     # Where no subsampling is accounted for, it is of no consequence how the loader draws.
     if name in idle and idle[name].evidence.get("accounted_rate") is not None:
-        lacks.append(f"{idle[name].message}; if it does, allow={name!r} says so")
-    lacks += [
-        f"{check.message}: what that and the steps cost together is not known; {check.advice}"
+        blockers.append(f"{idle[name].message}; if it does, set allow={name!r}")
+    blockers += [
+        f"{check.message}: the epsilon of both together is unknown; {check.advice}"
         for check in checks
         if unpaid(check) and check.name not in asked.allow
     ]
     undecided = [check.name for check in checks if check.status == "undecided"]
     if undecided:
         named = ", ".join(undecided)
-        lacks.append(
-            f"{named}: a fault, or something that is done to correct noise; {SHOW_THE_RELEASE}"
+        blockers.append(
+            f"{named}: a fault, or post-processing of correct noise; {SHOW_THE_RELEASE}"
         )
-    return lacks
+    return blockers
 
 
 def unpaid(check: CheckResult) -> bool:
@@ -162,7 +171,7 @@ def unpaid(check: CheckResult) -> bool:
     return check.name == "expected_batch_size" and check.status == "ok" and private
 
 
-def lacks_of_optimizer(seen: OptimizerSeen | None, resolution: Resolution) -> list[str]:
+def blockers_of_optimizer(seen: OptimizerSeen | None, resolution: Resolution) -> list[str]:
     """What one private optimizer's steps lack to pass.
 
     Args:
@@ -170,30 +179,30 @@ def lacks_of_optimizer(seen: OptimizerSeen | None, resolution: Resolution) -> li
         resolution: what they must have been able to show.
     """
     if seen is None or seen.steps == 0:
-        lacks = seen.lacks if seen else ()
-        return [*lacks, "no step of a private optimizer was observed"]
+        blockers = seen.pass_blockers if seen else ()
+        return [*blockers, "no step of a private optimizer was observed"]
     return [*_of_steps(seen, resolution), *_of_canaries(seen, resolution)]
 
 
 def _of_steps(seen: OptimizerSeen, resolution: Resolution) -> list[str]:
-    lacks = list(seen.lacks)
+    blockers = list(seen.pass_blockers)
     if seen.lost_steps > MAX_LOST * seen.steps:
-        lacks.append(
+        blockers.append(
             f"{seen.lost_steps} of {seen.steps} steps were lost to failed injections or "
             "non-finite gradients; look for NaN or Inf in the training"
         )
     if seen.noiseless_steps:
-        lacks.append(
-            f"{seen.noiseless_steps} of {seen.steps} steps have noise_multiplier 0, so no "
-            "privacy is claimed of them and nothing can be tested; set it above 0"
+        blockers.append(
+            f"{seen.noiseless_steps} of {seen.steps} steps have noise_multiplier 0 and cannot be "
+            "tested; set it above 0"
         )
     if seen.oversize < resolution.sensitivity:
-        lacks.append(
-            f"canaries of {seen.oversize:g} times max_grad_norm cannot show a clipping norm "
-            f"{resolution.sensitivity:g} times too large; set oversize to 1000, "
-            "or take an input canary whose gradient is longer, as Mislabeled(amplitude=100.0)"
+        blockers.append(
+            f"canaries of {seen.oversize:g}x max_grad_norm cannot show {resolution.sensitivity:g}x "
+            "clipping; set oversize to 1000, or take an input canary whose gradient is longer, as "
+            "Mislabeled(amplitude=100.0)"
         )
-    return lacks
+    return blockers
 
 
 def _of_canaries(seen: OptimizerSeen, resolution: Resolution) -> list[str]:
@@ -201,30 +210,29 @@ def _of_canaries(seen: OptimizerSeen, resolution: Resolution) -> list[str]:
         return []
     if seen.canary_steps == 0:
         return ["no canary was observed"]
-    lacks = []
+    blockers = []
     wanted = {
-        "noise": f"noise of {resolution.noise:g} times the claim",
-        "sensitivity": f"a clipping norm {resolution.sensitivity:g} times too large",
+        "noise": f"{resolution.noise:g}x noise",
+        "sensitivity": f"{resolution.sensitivity:g}x clipping",
     }
     for part, violation in wanted.items():
         reached = seen.power.get(part)
         if reached is not None and not reached.power >= TARGET:
             more = reached.steps_needed - seen.steps
             need = (
-                f"about {more} more steps are needed if the data stay as loud"
+                f"about {more} more steps are needed at the observed gradient variance"
                 if 0 < more < 10**6
-                else "the data's part of the gradient hides it so far; it may fall as the training "
-                "converges"
+                else "the gradient variance of the data hides it so far; it may fall as the "
+                "training converges"
             )
-            lacks.append(
-                f"{violation} would have been seen with probability {reached.power:.2f} only; "
-                f"{need}"
+            blockers.append(
+                f"{reached.power:.0%} power against {violation}, {TARGET:.0%} needed: {need}"
             )
     shift = seen.shift_lower
     if shift is None or not shift > _LIVE:
-        limit = "unknown" if shift is None else f"{shift:.2f} of 1"
-        lacks.append(
-            f"the canary's own signal was not seen (lower limit {limit}): more steps are "
-            "needed, or something removes it before the update"
+        limit = "unknown" if shift is None else f"{shift:.2f}"
+        blockers.append(
+            f"the canaries' signal was not detected (lower 95 % limit {limit}, above {_LIVE} "
+            "needed): train more steps, or look for code that removes it before the update"
         )
-    return lacks
+    return blockers

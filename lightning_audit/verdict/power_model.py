@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_audit.checks.evidence import SHARES
 from lightning_audit.checks.monitor import AuditMonitor
+from lightning_audit.checks.sensitivity import SENSITIVITY
 from lightning_audit.results.audit_report import Power
+from lightning_audit.run_checks.registry import REGISTRY
 from lightning_audit.stats.evalues.coin_bet import CoinBet
 from lightning_audit.stats.evalues.power import noise_power, sensitivity_power, steps_needed
 from lightning_audit.verdict.pass_blockers import TARGET, Resolution
@@ -57,7 +58,7 @@ class PowerModel:
         for group in self._noise:
             seen = int(steps * group.rate)
             if seen:
-                significance = SHARES[group.check] * self._significance
+                significance = REGISTRY[group.check].share * self._significance
                 power = noise_power(group.coordinates, seen, ratio, group.data, significance)
                 best = max(best, power)
         return best
@@ -68,7 +69,7 @@ class PowerModel:
         seen = int(steps * self._canary_rate)
         if not seen or not np.isfinite(self._std) or self._std <= 0 or shift > self._oversize:
             return 0.0
-        significance = self._pooled * SHARES["sensitivity"] * self._significance
+        significance = self._pooled * SENSITIVITY.share * self._significance
         return sensitivity_power(
             self._canaries, seen, shift, self._std, significance, self._coin_probability
         )

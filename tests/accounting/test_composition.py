@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from refused_calls import refusals
 
 from lightning_audit.accounting import composition
 from lightning_audit.accounting.composition import epsilon_of_history
@@ -332,22 +333,16 @@ def test_compressing_lowers_epsilon_by_at_most_two_percent_of_noise() -> None:
 # Arguments and imports.
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: Phase(-1.0, 0.1, 1), r"noise_multiplier=-1\.0 must be a finite number >= 0"),
-        (lambda: Phase(math.nan, 0.1, 1), "noise_multiplier=nan must be"),
-        (lambda: Phase(1.0, 0.0, 1), r"sample_rate=0\.0 must be in \(0, 1\]; use 1\.0 for full"),
-        (lambda: Phase(1.0, 1.5, 1), r"sample_rate=1\.5 must be"),
-        (lambda: Phase(1.0, 0.1, 0), "steps=0 must be a whole number >= 1; leave out phases"),
-        (lambda: Phase(1.0, 0.1, 2.0), r"steps=2\.0 must be a whole number"),
-        (lambda: epsilon_of_history([], 0.0), r"delta=0\.0 must be in \(0, 1\); such as 1e-5"),
-        (lambda: epsilon_of_history([], 1e-5, grid=0.0), r"grid=0\.0 must be a finite number > 0"),
-        (lambda: bucket_up(-1.0), r"sigma=-1\.0 must be"),
-        (lambda: bucket_up(1.0, 1.0), r"ratio=1\.0 must be a finite number > 1; use 1\.02"),
-        (lambda: compress([], max_phases=0), "max_phases=0 must be a whole number >= 1"),
-    ],
+test_arguments_out_of_range_are_refused = refusals(
+    (lambda: Phase(-1.0, 0.1, 1), r"noise_multiplier=-1\.0 must be a finite number >= 0"),
+    (lambda: Phase(math.nan, 0.1, 1), "noise_multiplier=nan must be"),
+    (lambda: Phase(1.0, 0.0, 1), r"sample_rate=0\.0 must be in \(0, 1\]; use 1\.0 for full"),
+    (lambda: Phase(1.0, 1.5, 1), r"sample_rate=1\.5 must be"),
+    (lambda: Phase(1.0, 0.1, 0), "steps=0 must be a whole number >= 1; leave out phases"),
+    (lambda: Phase(1.0, 0.1, 2.0), r"steps=2\.0 must be a whole number"),
+    (lambda: epsilon_of_history([], 0.0), r"delta=0\.0 must be in \(0, 1\); such as 1e-5"),
+    (lambda: epsilon_of_history([], 1e-5, grid=0.0), r"grid=0\.0 must be a finite number > 0"),
+    (lambda: bucket_up(-1.0), r"sigma=-1\.0 must be"),
+    (lambda: bucket_up(1.0, 1.0), r"ratio=1\.0 must be a finite number > 1; use 1\.02"),
+    (lambda: compress([], max_phases=0), "max_phases=0 must be a whole number >= 1"),
 )
-def test_arguments_out_of_range_are_refused(call, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_audit.accounting.phases import Phase, bucket_up, compress
+from lightning_audit.accounting.composition import epsilon_of_history
+from lightning_audit.accounting.phases import (
+    Phase,
+    bucket_up,
+    compress,
+    leaking,
+    merge,
+    rates_known,
+)
 
 sigmas = st.floats(0.05, 100)
 phases = st.builds(Phase, sigmas, st.sampled_from([0.01, 0.1, 1.0]), st.integers(1, 10_000))
@@ -63,3 +71,21 @@ def test_phase_holds_plain_numbers() -> None:
     phase = Phase(np.float64(1.0), np.float32(0.5), np.int64(3))
     assert [type(value) for value in vars(phase).values()] == [float, float, int]
     assert phase == Phase(1.0, 0.5, 3)
+
+
+def test_steps_of_an_unknown_rate_are_merged_and_not_composed() -> None:
+    unknown = Phase(1.0, None, 3)
+    assert merge([unknown, Phase(1.0, 0.01, 2), unknown]) == [
+        Phase(1.0, None, 6),
+        Phase(1.0, 0.01, 2),
+    ]
+    assert not rates_known([Phase(1.0, 0.01, 2), unknown])
+    with pytest.raises(ValueError, match="sample_rate=None must be in"):
+        epsilon_of_history([unknown], 1e-5)
+
+
+def test_leakage_over_claim_divides_every_noise_multiplier() -> None:
+    assert leaking([Phase(1.0, 0.5, 3), Phase(3.0, None, 1)], 2.0) == [
+        Phase(0.5, 0.5, 3),
+        Phase(1.5, None, 1),
+    ]

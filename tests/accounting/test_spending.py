@@ -9,7 +9,7 @@ from opacus.accountants import RDPAccountant
 
 from lightning_audit.accounting.composition import epsilon_of_history
 from lightning_audit.accounting.phases import Phase
-from lightning_audit.accounting.spending import claimed_epsilon, epsilon_spent
+from lightning_audit.accounting.spending import epsilon_claim, epsilon_spent
 from lightning_audit.dpsgd.accountant_link import AccountantLink
 
 DELTA = 1e-5
@@ -33,21 +33,21 @@ def link(*history: tuple[float, float, int]) -> AccountantLink:
 
 def test_an_accountant_is_asked_once_for_each_history_and_delta() -> None:
     told = link((1.0, 0.1, 10))
-    first = claimed_epsilon(None, [told], DELTA).epsilon
-    assert claimed_epsilon(None, [told], DELTA).epsilon == first
+    first = epsilon_claim(None, [told], DELTA).claimed_epsilon
+    assert epsilon_claim(None, [told], DELTA).claimed_epsilon == first
     assert told.accountant.asked == 1
     told.accountant.step(noise_multiplier=1.0, sample_rate=0.1)
-    later = claimed_epsilon(None, [told], DELTA).epsilon
+    later = epsilon_claim(None, [told], DELTA).claimed_epsilon
     assert later == RDPAccountant.get_epsilon(told.accountant, DELTA) > first
-    assert claimed_epsilon(None, [told], 1e-3).epsilon < later
+    assert epsilon_claim(None, [told], 1e-3).claimed_epsilon < later
     assert told.accountant.asked == 3
 
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
 def test_steps_are_composed_between_the_data_sets_of_the_claim(adjacency: Any) -> None:
-    seen = [(1.0, 0.1, 10)]
+    seen = [Phase(1.0, 0.1, 10)]
     spent = epsilon_spent(seen, [], DELTA, adjacency)
-    assert spent == epsilon_of_history([Phase(1.0, 0.1, 10)], DELTA, adjacency=adjacency)
+    assert spent == epsilon_of_history(seen, DELTA, adjacency=adjacency)
     # A longer history of the accountant counts between the same data sets.
     more = epsilon_spent(seen, [link((1.0, 0.1, 20))], DELTA, adjacency)
     assert more == epsilon_of_history([Phase(1.0, 0.1, 20)], DELTA, adjacency=adjacency)

@@ -71,7 +71,9 @@ def test_a_layer_frozen_midway_is_left_alone_and_said(tmp_path: Path) -> None:
     audited, plain = trained(audit), trained()
     assert torch.linalg.norm(audited - plain) <= 1e-6 * torch.linalg.norm(plain)
     assert audit.report.verdict.outcome == "INCONCLUSIVE"
-    assert any("trained parameters changed at step 20" in m for m in audit.report.verdict.missing)
+    assert any(
+        "trained parameters changed at step 20" in m for m in audit.report.verdict.pass_blockers
+    )
 
 
 class NoiseFallsInTheModulesHook(PrivateModule):
@@ -93,7 +95,7 @@ def test_canaries_of_the_clipping_norm_cannot_pass(tmp_path: Path) -> None:
     module = PrivateModule(optimizer_class=ClipAtTwice)
     report = _report(tmp_path, module, max_steps=150, audit={"oversize": 1.0})
     assert report.verdict.outcome == "INCONCLUSIVE"
-    assert any("set oversize to 1000" in item for item in report.verdict.missing)
+    assert any("set oversize to 1000" in item for item in report.verdict.pass_blockers)
 
 
 class AccountantIsToldTwiceTheNoise(PrivateModule):
@@ -113,4 +115,4 @@ def test_an_accountant_that_is_told_more_noise_than_there_is_does_not_count(tmp_
     report = _report(tmp_path, AccountantIsToldTwiceTheNoise(), max_steps=64)
     assert report.verdict.outcome == "VIOLATION"
     assert report.verdict.kind == "accounting"
-    assert report.epsilon_spent > 1.5 * report.epsilon_claimed
+    assert report.epsilon_spent > 1.5 * report.claimed_epsilon

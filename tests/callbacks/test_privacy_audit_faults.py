@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,10 @@ from training_support import (
 )
 
 from lightning_audit import PrivacyAudit, PrivacyClaim
+from lightning_audit.report.console import as_text
+from lightning_audit.results.audit_report import describe
 from lightning_audit.testing import faulty_clipping, faulty_noise
+from lightning_audit.verdict.consistency import contradictions
 
 
 def _on_digits(kind: type[torch.optim.Optimizer]) -> PrivateModule:
@@ -60,7 +64,8 @@ def test_fault_of_the_mechanism_is_named(
     assert report.verdict.kind == "mechanism"
     assert status(report, finding) == "violated"
     assert fault in report.verdict.fault
-    assert report.verdict.advice
+    assert report.verdict.root is not None
+    assert report.verdict.advice or report.verdict.root.look_at
 
 
 def test_clipping_at_twice_the_norm_is_named_with_its_size(tmp_path: Path) -> None:
@@ -286,7 +291,7 @@ def test_training_without_claimed_noise_cannot_keep_a_claimed_epsilon(tmp_path: 
 def test_training_without_claimed_noise_never_passes_and_is_told_so(tmp_path: Path) -> None:
     report = fit(tmp_path, PrivateModule(noise_multiplier=0.0), PrivacyAudit(seed=1), max_steps=40)
     assert report.verdict.outcome != "PASS"
-    said = " ".join([report.verdict.summary, report.verdict.fault, *report.verdict.missing])
+    said = " ".join([report.verdict.summary, report.verdict.fault, *report.verdict.pass_blockers])
     assert "noise" in said, report.verdict
 
 
@@ -296,4 +301,67 @@ def test_gdp_accountant_that_reports_too_little_is_wrong_accounting(tmp_path: Pa
     report = violation(tmp_path, module, PrivacyAudit(seed=1), max_steps=64)
     assert report.verdict.kind == "accounting"
     assert "gdp accountant says" in report.verdict.summary
-    assert report.epsilon_spent > report.epsilon_claimed
+    assert report.epsilon_spent > report.claimed_epsilon
+
+
+# ------------------------------------------------------------------ one root, and what is beside it
+
+
+class HalfNoiseShuffled(PrivateModule):
+    """Too little noise, and the trainer's own loader in place of the Poisson one."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            mlp(64), dataset=digits(), poisson=False, optimizer_class=faulty_noise.HalfNoise
+        )
+
+
+def test_half_noise_has_one_root_and_the_rest_follows_from_it(tmp_path: Path) -> None:
+    module = _on_digits(faulty_noise.HalfNoise)
+    report = violation(tmp_path, module, PrivacyAudit(seed=1), max_steps=64)
+    root = report.verdict.root
+    assert root is not None
+    assert (root.name, root.finding) == ("noise_too_small", "noise")
+    assert root.place.step is not None
+    assert root.place.step < 5
+    assert report.verdict.further == ()
+    wrong = [check for check in report.checks if check.status == "violated"]
+    followed = [check.name for check in wrong if check.follows_from == "noise"]
+    assert {"noise.tensor", "reuse.broadcast"} <= set(followed) == set(root.consequences)
+    assert [check.name for check in wrong if not check.follows_from] == ["noise"]
+    text = as_text(report)
+    assert text.count("VIOLATED") == 1
+    assert sum("reuse.broadcast" in line for line in text.splitlines()) == 1
+    assert f"  Follows from it: {', '.join(root.consequences)}\n" in text
+    assert text.count("Look at: ") + text.count("Next: ") == 1
+    assert contradictions(report) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "audit", "findings"),
+    [
+        (HalfNoiseShuffled, {}, ["noise", "sampling.not_poisson"]),
+        (
+            lambda: _on_digits(faulty_clipping.NoClipping),
+            {"claimed_epsilon": 0.5},
+            ["sensitivity", "accounting"],
+        ),
+    ],
+    ids=["half_noise_and_shuffled", "no_clipping_and_accounting"],
+)
+def test_two_independent_faults_are_two_findings(
+    tmp_path: Path,
+    module: Callable[[], PrivateModule],
+    audit: dict[str, Any],
+    findings: list[str],
+) -> None:
+    report = violation(tmp_path, module(), PrivacyAudit(seed=1, **audit), max_steps=64)
+    verdict = report.verdict
+    assert verdict.root is not None
+    assert [fault.finding for fault in (verdict.root, *verdict.further)] == findings
+    assert f"(also: {findings[1]})" in verdict.summary
+    assert f"\nAlso: {findings[1]}: " in describe(verdict)
+    assert {c.name for c in report.checks if c.status == "violated" and not c.follows_from} == set(
+        findings
+    )
+    assert contradictions(report) == []

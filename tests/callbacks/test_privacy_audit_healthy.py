@@ -90,11 +90,11 @@ def test_callback_without_arguments_claims_the_accountants_epsilon(tmp_path: Pat
     audit = PrivacyAudit()
     report = fit(tmp_path, module, audit, max_steps=64)
     _passes(report)
-    assert report.epsilon_claimed == pytest.approx(module.engine.get_epsilon(1e-5))
-    assert report.epsilon_spent == pytest.approx(report.epsilon_claimed, rel=0.01)
+    assert report.claimed_epsilon == pytest.approx(module.engine.get_epsilon(1e-5))
+    assert report.epsilon_spent == pytest.approx(report.claimed_epsilon, rel=0.01)
     (told,) = [check.message for check in report.checks if check.name == "accounting"]
     assert f"epsilon {report.epsilon_spent:.4g} at delta 1e-05 as privacy loss distr" in told
-    assert f"Opacus' prv accountant says {report.epsilon_claimed:.4g} (claimed)" in told
+    assert f"Opacus' prv accountant says {report.claimed_epsilon:.4g} (claimed)" in told
     assert 0 <= report.epsilon_lower <= report.epsilon_spent
     assert report.epsilon_not_excluded > report.epsilon_spent
     assert report.delta == 1e-5
@@ -125,7 +125,7 @@ def test_training_without_accountant_is_audited_and_the_note_says_so(tmp_path: P
     report = fit(tmp_path, HandBuilt(), PrivacyAudit(seed=1), max_steps=64)
     _passes(report)
     assert any("no accountant" in note for note in report.notes)
-    assert report.epsilon_claimed is None
+    assert report.claimed_epsilon is None
     assert report.epsilon_spent is None
     assert status(report, "accounting") == "not_run"
 
@@ -137,7 +137,7 @@ def test_stated_sample_rate_composes_epsilons_without_accountant(tmp_path: Path)
     _passes(report)
     full = PrivacyClaim(noise_multiplier=1.0, sample_rate=RATE, steps=64, delta=1e-5)
     assert report.epsilon_spent == pytest.approx(full.composed_epsilon(), rel=1e-6)
-    assert report.epsilon_claimed == 8.0
+    assert report.claimed_epsilon == 8.0
     assert status(report, "accounting") == "ok"
     assert report.epsilon_lower is not None
     assert not any("no accountant" in note for note in report.notes)
@@ -147,14 +147,14 @@ def test_claimed_epsilon_without_sample_rate_is_inconclusive(tmp_path: Path) -> 
     report = fit(tmp_path, HandBuilt(), PrivacyAudit(claimed_epsilon=8.0, seed=1), max_steps=64)
     assert report.verdict.outcome == "INCONCLUSIVE"
     assert report.verdict.exit_code == 2
-    assert any("the sample rate is unknown" in lack for lack in report.verdict.missing)
-    assert any("PrivacyClaim(sample_rate=" in lack for lack in report.verdict.missing)
+    assert any("the sample rate is unknown" in lack for lack in report.verdict.pass_blockers)
+    assert any("PrivacyClaim(sample_rate=" in lack for lack in report.verdict.pass_blockers)
 
 
 def test_too_few_steps_are_inconclusive_and_say_how_many_more(tmp_path: Path) -> None:
     report = fit(tmp_path, PrivateModule(), PrivacyAudit(seed=1), max_steps=4)
     assert report.verdict.outcome == "INCONCLUSIVE"
-    assert any("more steps are needed" in lack for lack in report.verdict.missing)
+    assert any("more steps are needed" in lack for lack in report.verdict.pass_blockers)
 
 
 def test_empty_poisson_batches_are_steps_like_others(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_parameter_groups_are_audited_together(tmp_path: Path) -> None:
 def test_rdp_accountant_passes_and_claims_more_than_is_spent(tmp_path: Path) -> None:
     report = fit(tmp_path, PrivateModule(accountant="rdp"), PrivacyAudit(seed=1), max_steps=64)
     _passes(report)
-    assert report.epsilon_spent < report.epsilon_claimed
+    assert report.epsilon_spent < report.claimed_epsilon
 
 
 def test_noise_multiplier_that_changes_is_followed(tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_gradients_that_are_not_finite_never_pass(tmp_path: Path) -> None:
 
     report = fit(tmp_path, Diverging(), PrivacyAudit(seed=1), max_steps=64)
     assert report.verdict.outcome == "INCONCLUSIVE"
-    assert any("24 of 64 steps were lost" in lack for lack in report.verdict.missing)
+    assert any("24 of 64 steps were lost" in lack for lack in report.verdict.pass_blockers)
 
 
 class OtherAudit(PrivacyAudit):

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.whole_report
 NAMES = (
     "epsilon_lower",
     "epsilon_spent",
-    "epsilon_claimed",
+    "claimed_epsilon",
     "mu_lower",
     "e_value",
     "observations",
@@ -54,7 +54,7 @@ def test_csv_logger_gets_every_metric_of_every_epoch(tmp_path: Path) -> None:
     assert last["e_value"] >= 1
     assert last["epsilon_spent"] == pytest.approx(audit.report.epsilon_spent, rel=1e-5)
     assert 0 < last["epsilon_lower"] <= last["epsilon_spent"]
-    assert last["epsilon_claimed"] == pytest.approx(audit.report.epsilon_claimed, rel=1e-5)
+    assert last["claimed_epsilon"] == pytest.approx(audit.report.claimed_epsilon, rel=1e-5)
     assert 0 < last["mu_lower"] <= 1
     for bound in audit.report.bounds[1:]:
         logged = last[f"epsilon_step_lower/{bound.name}"]

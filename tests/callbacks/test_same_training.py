@@ -49,7 +49,7 @@ def test_more_epochs_go_on_with_the_audit_that_the_callback_holds(
     report = report_in(tmp_path)
     assert (report.steps, report.verdict.outcome) == (96, "PASS")
     assert steps_on_disk(tmp_path) == list(range(96))
-    assert not any("without this audit's state" in lack for lack in report.verdict.missing)
+    assert not any("without this audit's state" in lack for lack in report.verdict.pass_blockers)
     assert [row["epoch"] for row in report.epochs] == [0, 1, 2]
     assert not (tmp_path / "audit" / "previous-1").exists()
     assert as_on_disk(audit.report) == report
@@ -180,7 +180,7 @@ def test_a_checkpoint_without_the_audit_is_not_gone_on_with_from_memory(tmp_path
     trainer.fit(module, ckpt_path=tmp_path / "plain.ckpt", weights_only=True)
     verdict = report_in(tmp_path).verdict
     assert verdict.outcome == "INCONCLUSIVE"
-    assert "without this audit's state" in verdict.missing[0]
+    assert "without this audit's state" in verdict.pass_blockers[0]
 
 
 # ------------------------------------------------------------------ another training

@@ -9,13 +9,8 @@ from simulated_record import (
     violated,
 )
 
-from lightning_audit.checks.evidence import SHARES, Evidence
 from lightning_audit.checks.monitor import AuditMonitor
-
-
-def test_shares_of_the_significance_add_up_to_no_more_than_one() -> None:
-    assert sum(SHARES.values()) <= 1
-    assert min(SHARES.values()) > 0
+from lightning_audit.checks.noise_size import NOISE
 
 
 def test_shared_e_value_reaches_the_threshold_exactly_when_a_check_flags() -> None:
@@ -31,7 +26,7 @@ def test_shared_e_value_reaches_the_threshold_exactly_when_a_check_flags() -> No
 
 
 def test_evidence_flags_at_one_over_its_share_and_keeps_the_first_step() -> None:
-    evidence = Evidence("noise", 0.01)
+    evidence = NOISE.test(0.01)
     assert evidence.threshold == pytest.approx(math.log(1000))
     evidence.update(evidence.threshold - 1e-9, 1)
     assert not evidence.violated

@@ -8,13 +8,12 @@ from scipy import stats
 from simulated_record import LABELS, SIGNIFICANCE, header, monitor_of, simulate, violated
 from stages import staged
 
-from lightning_audit.checks.evidence import SHARES
-from lightning_audit.checks.leakage import LeakageBound, SignalOverNoise
+from lightning_audit.checks.leakage import EPSILON, LeakageBound, SignalOverNoise
 from lightning_audit.checks.monitor import AuditMonitor, replay
 from lightning_audit.record.snapshot import restore, snapshot
 
 #: Of the verdict's check on epsilon.
-LEVEL = SHARES["epsilon"] * SIGNIFICANCE
+LEVEL = EPSILON.share * SIGNIFICANCE
 
 
 @pytest.mark.parametrize("seed", range(2))

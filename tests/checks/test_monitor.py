@@ -15,6 +15,7 @@ from simulated_record import (
     violated,
 )
 
+from lightning_audit.accounting.phases import Phase
 from lightning_audit.checks.monitor import AuditMonitor, replay
 from lightning_audit.record.store import (
     DROPPED,
@@ -64,7 +65,7 @@ def test_non_finite_readings_are_counted_and_never_end_in_a_pass(column: str, va
     assert violated(monitor) == set()
     verdict = verdict_of((made, entries))
     assert verdict.outcome == "INCONCLUSIVE"
-    assert "2 of 100 steps were lost" in verdict.missing[0]
+    assert "2 of 100 steps were lost" in verdict.pass_blockers[0]
 
 
 def test_one_lost_step_in_a_hundred_is_no_obstacle() -> None:
@@ -86,13 +87,13 @@ def test_dropped_canaries_are_counted_but_their_witnesses_are_read() -> None:
     assert monitor.witness_noise.sums.count.tolist() == [3200] * 3
     verdict = verdict_of(record)
     assert verdict.outcome == "INCONCLUSIVE"
-    assert "5 of 100 steps were lost to failed injections" in verdict.missing[0]
+    assert "5 of 100 steps were lost to failed injections" in verdict.pass_blockers[0]
 
 
 def test_audit_whose_canaries_were_all_dropped_is_inconclusive() -> None:
     verdict = verdict_of(simulate(50, dropped=range(50)))
     assert verdict.outcome == "INCONCLUSIVE"
-    assert "no canary was observed" in verdict.missing
+    assert "no canary was observed" in verdict.pass_blockers
 
 
 def test_steps_without_planned_canaries_are_not_lost() -> None:
@@ -116,7 +117,7 @@ def test_steps_without_noise_are_in_the_history_and_in_no_test() -> None:
     made, entries = simulate(50)
     entries["noise_multiplier"][10:] = 0.0
     monitor = monitor_of((made, entries))
-    assert monitor.history == ((1.0, 0.01, 10), (0.0, 0.01, 40))
+    assert monitor.history == (Phase(1.0, 0.01, 10), Phase(0.0, 0.01, 40))
     assert (monitor.steps, monitor.canary_steps, monitor.lost_steps) == (50, 10, 0)
 
 

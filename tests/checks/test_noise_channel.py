@@ -9,17 +9,16 @@ import pytest
 from numpy.typing import NDArray
 from stages import most_failures, staged
 
-from lightning_audit.checks.evidence import SHARES, WARNING_SHARES
 from lightning_audit.checks.noise_channel import (
-    FROM_MEMORY,
     NoiseChannelChecks,
     NoiseSeen,
     divisors_of,
     noise_of,
 )
+from lightning_audit.run_checks.registry import noise_statistics, shares
 
 FloatArray = NDArray[np.float64]
-NAMES = FROM_MEMORY
+NAMES = ("noise.shape", "reuse.recurrence", "batch_normalised", "noise.mean", "noise.excess")
 #: Makes the released sum of clipped sums, for a step.
 Release = Callable[[np.random.Generator, FloatArray, int], FloatArray]
 
@@ -36,7 +35,7 @@ def run(
 ) -> NoiseChannelChecks:
     """Checks of a training of which the sums are known or not."""
     rng = np.random.default_rng(seed)
-    checks = NoiseChannelChecks(1e-3)
+    checks = NoiseChannelChecks(1e-3, noise_statistics(1e-3))
     for step in range(steps):
         sums = data * rng.normal(size=n)
         rows = int(rng.integers(8, 25))
@@ -66,10 +65,10 @@ def flagged(checks: NoiseChannelChecks) -> set[str]:
 def test_every_check_has_its_share() -> None:
     checks = run(sound).results(clips=True)
     assert tuple(check.name for check in checks) == NAMES
-    shares = {**SHARES, **WARNING_SHARES}
-    assert [check.share for check in checks] == [shares[name] for name in NAMES]
-    assert sum(SHARES.values()) == pytest.approx(1.0, abs=1e-12)
-    assert sum(WARNING_SHARES.values()) == pytest.approx(1.0, abs=1e-12)
+    handed_out = {**shares(), **shares(warns=True)}
+    assert [check.share for check in checks] == [handed_out[name] for name in NAMES]
+    assert sum(shares().values()) == pytest.approx(1.0, abs=1e-12)
+    assert sum(shares(warns=True).values()) == pytest.approx(1.0, abs=1e-12)
 
 
 def test_a_sound_training_is_left_alone() -> None:
@@ -87,14 +86,14 @@ def test_where_sums_are_not_known_shape_recurrence_and_divisor_are_tested_all_th
 
 
 def test_low_precision_is_not_tested() -> None:
-    checks = NoiseChannelChecks(1e-3, fine=False)
+    checks = NoiseChannelChecks(1e-3, noise_statistics(1e-3), fine=False)
     checks.update(NoiseSeen(np.zeros(8), np.zeros(8), 1.0), 0)
     assert set(status(checks).values()) == {"not_run"}
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
 def test_a_step_that_is_not_finite_leaves_no_trace(broken: float) -> None:
-    checks = NoiseChannelChecks(1e-3)
+    checks = NoiseChannelChecks(1e-3, noise_statistics(1e-3))
     checks.update(NoiseSeen(np.array([broken, 0.0]), np.zeros(2), 1.0), 0)
     checks.update(NoiseSeen(np.zeros(2), np.array([broken, 0.0]), 1.0), 1)
     assert set(status(checks).values()) == {"not_run"}
@@ -141,7 +140,7 @@ def test_noise_that_is_too_large_or_has_a_mean_is_no_violation() -> None:
 
 def test_the_steps_of_a_recurrence_are_told() -> None:
     rng = np.random.default_rng(0)
-    checks = NoiseChannelChecks(1e-3)
+    checks = NoiseChannelChecks(1e-3, noise_statistics(1e-3))
     rows = rng.normal(size=(12, 200))
     rows[9] = rows[4]
     for step, row in enumerate(rows):
@@ -160,7 +159,7 @@ def test_few_seeds_are_seen_with_sums_or_without_where_data_are_small(known: boo
 def test_sums_that_the_noise_is_already_in_are_no_reason_to_accuse() -> None:
     """An optimizer may add its noise to the sum itself; then nothing is left beside it."""
     rng = np.random.default_rng(0)
-    checks = NoiseChannelChecks(1e-3)
+    checks = NoiseChannelChecks(1e-3, noise_statistics(1e-3))
     for step in range(50):
         noisy = sound(rng, rng.normal(size=384), 16)
         checks.update(NoiseSeen(noisy, noisy, 1.0, (0.9,), 16), step)
@@ -177,7 +176,7 @@ def test_a_gradient_that_is_scaled_after_its_noise_is_not_taken_for_noise(factor
 
 
 def test_a_sum_longer_than_its_terms_warns_of_noise_within_unless_clipping_is_broken() -> None:
-    checks = NoiseChannelChecks(1e-3)
+    checks = NoiseChannelChecks(1e-3, noise_statistics(1e-3))
     rng = np.random.default_rng(0)
     sums = rng.normal(size=64)
     for step, norm in enumerate((10.0, 15.9, 40.0)):
@@ -192,7 +191,7 @@ def test_a_sum_longer_than_its_terms_warns_of_noise_within_unless_clipping_is_br
 
 
 def test_noise_that_was_added_to_the_sum_in_place_is_not_noise_of_its_parts() -> None:
-    checks = NoiseChannelChecks(1e-3)
+    checks = NoiseChannelChecks(1e-3, noise_statistics(1e-3))
     noisy = sound(np.random.default_rng(0), np.zeros(64), 16)
     checks.update(NoiseSeen(noisy, noisy, 1.0, (), terms=16, sum_norm=40.0), 0)
     assert flagged(checks) == set()
@@ -200,7 +199,7 @@ def test_noise_that_was_added_to_the_sum_in_place_is_not_noise_of_its_parts() ->
 
 @pytest.mark.parametrize("norm", [np.inf, np.nan])
 def test_a_sum_that_is_not_finite_elsewhere_is_no_long_sum(norm: float) -> None:
-    checks = NoiseChannelChecks(1e-3)
+    checks = NoiseChannelChecks(1e-3, noise_statistics(1e-3))
     noisy = sound(np.random.default_rng(0), np.zeros(64), 16)
     checks.update(NoiseSeen(noisy, np.zeros(64), 1.0, (), terms=16, sum_norm=norm), 0)
     assert flagged(checks) == set()
@@ -217,7 +216,7 @@ def test_noise_that_drowns_in_the_rounding_of_loud_sums_is_not_judged(
         noisy = sums.astype(np.float32) + (noise * rng.normal(size=384)).astype(np.float32)
         return noisy.astype(np.float64)
 
-    checks = NoiseChannelChecks(1e-3)
+    checks = NoiseChannelChecks(1e-3, noise_statistics(1e-3))
     rng, single = np.random.default_rng(0), sums.astype(np.float32).astype(np.float64)
     for step in range(30):
         released = rounded(rng, sums, 16)
@@ -232,7 +231,7 @@ def test_noise_that_is_thousands_of_times_too_large_is_seen() -> None:
 
 def test_an_exact_zero_tells_nothing_however_large_the_claimed_noise() -> None:
     """In single precision a normal variable is zero once in some ten million times."""
-    checks = NoiseChannelChecks(1e-3)
+    checks = NoiseChannelChecks(1e-3, noise_statistics(1e-3))
     noisy = 1e9 * np.random.default_rng(0).normal(size=16)
     noisy[3] = 0.0
     checks.update(NoiseSeen(noisy, np.zeros(16), 1e9), 0)
@@ -245,7 +244,7 @@ def test_a_state_holds_no_noise_and_goes_on_with_the_same_numbers() -> None:
     texts = repr(state)
     assert "_past" not in state
     assert len(texts) < 20_000  # sums and wealths, no readings
-    again = NoiseChannelChecks(1e-3)
+    again = NoiseChannelChecks(1e-3, noise_statistics(1e-3))
     again.load(state)
     for mine, other in zip(again.results(clips=True), checks.results(clips=True), strict=True):
         assert mine == other
@@ -278,7 +277,7 @@ def test_correct_runs_are_not_accused(known: bool, noise: float, runs: int) -> N
     highest = dict.fromkeys(NAMES, 0)
     for seed in range(runs):
         rng = np.random.default_rng([seed, known, round(10 * noise)])
-        checks = NoiseChannelChecks(1e-3)
+        checks = NoiseChannelChecks(1e-3, noise_statistics(1e-3))
         past = np.zeros(n)
         for step in range(steps):
             sums = 0.9 * past + 0.3 * noise * rng.normal(size=n)

@@ -44,7 +44,7 @@ def test_reused_noise_is_flagged_within_the_published_steps_and_named(
     assert found.evidence["violated_at_step"] < steps
     verdict = verdict_of(record)
     assert verdict.fault.startswith(fault)
-    assert verdict.advice.startswith("look for")
+    assert found.advice.startswith("look for")
 
 
 def test_shortest_lag_of_noise_that_comes_back_is_told() -> None:

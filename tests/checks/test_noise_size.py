@@ -37,10 +37,11 @@ def test_half_noise_is_flagged_within_ten_steps_by_all_three_checks() -> None:
 
 
 def test_half_noise_is_named() -> None:
-    verdict = verdict_of(simulate(40, noise=0.5))
+    record = simulate(40, noise=0.5)
+    verdict = verdict_of(record)
     assert (verdict.outcome, verdict.kind) == ("VIOLATION", "mechanism")
     assert verdict.fault.startswith("noise scale too small: the noise is 0.")
-    assert verdict.advice.startswith("compare the noise that is drawn")
+    assert by_name(monitor_of(record))["noise"].advice.startswith("compare the noise that is drawn")
 
 
 @pytest.mark.parametrize("tensor", range(len(TENSORS)))

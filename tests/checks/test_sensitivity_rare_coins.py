@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from simulated_record import SIGNIFICANCE, monitor_of, simulate, verdict_of, violated
 
-from lightning_audit.checks.evidence import SHARES
+from lightning_audit.checks.leakage import EPSILON
 from lightning_audit.verdict.pass_blockers import Resolution
 from lightning_audit.verdict.power_model import PowerModel
 
@@ -23,7 +23,7 @@ def test_a_sound_record_is_not_flagged_and_leaks_no_more_than_its_claim(
     for seed in range(2):
         monitor = monitor_of(simulate(120, seed=seed, data=data, coin_probability=p))
         assert violated(monitor) == set()
-        assert monitor.leakage.ratio_lower(SHARES["epsilon"] * SIGNIFICANCE) <= 1
+        assert monitor.leakage.ratio_lower(EPSILON.share * SIGNIFICANCE) <= 1
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.9])
@@ -44,7 +44,7 @@ def test_too_little_noise_is_flagged_by_the_canaries_whatever_their_coins() -> N
 
 def test_leakage_is_proved_at_rare_coins() -> None:
     monitor = monitor_of(simulate(700, shift=3.0, **RARE))
-    lower = monitor.leakage.ratio_lower(SHARES["epsilon"] * SIGNIFICANCE)
+    lower = monitor.leakage.ratio_lower(EPSILON.share * SIGNIFICANCE)
     assert 1 < lower <= 3
 
 

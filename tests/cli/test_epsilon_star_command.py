@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -69,7 +68,7 @@ def test_the_text_says_that_it_is_no_bound_and_what_no_difference_reads(npz, cap
     text = capsys.readouterr().out
     value = epsilon_star(TRAIN, POPULATION, 1e-3, Empirical(clip=0.001)).value
     assert text.startswith(f"epsilon* {value:.6g} at delta 0.001 and clip 0.001, 400 training")
-    assert "without a difference of the two: median" in text
+    assert "under random permutations: median" in text
     assert "no bound on the epsilon of its training" in text
 
 
@@ -154,35 +153,10 @@ def test_wrong_arguments_name_themselves(npz, capsys, options, message) -> None:
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("content", [None, b"", b"no archive", b"PK\x03\x04 cut short"])
-def test_files_that_are_no_archive_are_refused(tmp_path, capsys, content) -> None:
-    path = tmp_path / "s.npz"
-    if content is not None:
-        path.write_bytes(content)
-    assert main(["epsilon-star", str(path), "--delta", "0.1"]) == 2
-    assert "cannot read" in capsys.readouterr().err
-
-
-def test_a_single_array_is_refused_as_no_archive(tmp_path, capsys) -> None:
-    np.save(tmp_path / "s.npy", np.ones(3))
-    assert main(["epsilon-star", str(tmp_path / "s.npy"), "--delta", "0.1"]) == 2
-    assert "cannot read" in capsys.readouterr().err
-
-
 def test_arrays_of_other_names_are_refused(tmp_path, capsys) -> None:
     np.savez(tmp_path / "s.npz", train=np.ones(3))
     assert main(["epsilon-star", str(tmp_path / "s.npz"), "--delta", "0.1"]) == 2
     assert "holds ['train']; it must be an .npz with" in capsys.readouterr().err
-
-
-def test_the_command_loads_neither_torch_nor_lightning(npz) -> None:
-    code = (
-        "import sys; from lightning_audit.cli.main import main; "
-        f"main(['epsilon-star', {npz!r}, '--delta', '0.1', '--permutations', '9']); "
-        "print(sorted({'torch', 'lightning', 'pytorch_lightning', 'opacus'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
 def test_the_installed_command_has_it(npz) -> None:

@@ -9,7 +9,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,6 @@ from lightning_audit.results.audit_report import AuditReport, ReportError
 
 HOSTILE = "\x1b[2K\rPASS\x9b31m\x1b]0;t\x07\u202ea\x00b\nPASS: forged"
 SHOWN = r"\x1b[2K\rPASS\x9b31m\x1b]0;t\x07\u202ea\x00b\nPASS: forged"
-
-
-@pytest.fixture(scope="module")
-def command() -> Iterator[Command]:
-    made = Command()
-    yield made
-    made.stop()
 
 
 def pipe(path: Path) -> None:
@@ -186,7 +179,7 @@ def test_a_fault_of_the_command_itself_is_no_violation(
     monkeypatch.setattr("lightning_audit.cli.check_command.run", broken)
     assert cli.main(["check", str(tmp_path)]) == 2
     told = capsys.readouterr().err
-    assert told.startswith(r"lightning-audit: a fault of lightning-audit: KeyError: '\x1b[31m' (li")
+    assert told.startswith(r"lightning-audit: a bug in lightning-audit: KeyError: '\x1b[31m' (li")
     assert told.rstrip("\n").isprintable()
 
 

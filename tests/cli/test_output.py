@@ -7,12 +7,12 @@ import os
 
 import pytest
 
-from lightning_audit.cli.output import OWN_FAULT, Unbroken, as_json, own_fault, refused
+from lightning_audit.cli.output import OWN_FAULT, IgnoreBrokenPipe, as_json, own_fault, refused
 
 
 def test_a_letter_that_the_output_lacks_is_written_escaped() -> None:
     written = io.BytesIO()
-    stream = Unbroken(io.TextIOWrapper(written, encoding="ascii"))
+    stream = IgnoreBrokenPipe(io.TextIOWrapper(written, encoding="ascii"))
     stream.write("größer")
     stream.flush()
     assert written.getvalue() == rb"gr\xf6\xdfer"
@@ -22,7 +22,7 @@ def test_what_nobody_reads_is_dropped_and_writing_goes_on() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as closed:
-        stream = Unbroken(closed)
+        stream = IgnoreBrokenPipe(closed)
         assert stream.write("x" * 100_000) == 100_000
         stream.flush()
         stream.write("more")

@@ -59,6 +59,16 @@ def directions_over(step: OpacusStep) -> list[Direction]:
     return place(canaries, step.layout, rng).draw(rng)
 
 
+def backward(
+    step: GhostStep, loss: torch.Tensor, directions: list[Direction] | None, norm: float = 1000 * C
+) -> None:
+    """The backward pass, with these canaries waiting; without an audit for None."""
+    if directions is not None:
+        assert step.obstacle(Backward(loss)) == ""
+        step.prepare(directions, norm)
+    loss.backward()
+
+
 def sums(step: OpacusStep) -> list[torch.Tensor]:
     step.optimizer.step()
     return [p.summed_grad.double() for p in step.params]
@@ -70,10 +80,7 @@ def test_sum_is_that_of_per_sample_gradients_with_the_canaries_rows(norm: float,
     x, y = batch(rows)
     step, model, criterion = ghost()
     directions = directions_over(step)
-    loss = criterion(model(x), y)
-    assert step.obstacle(Backward(loss)) == ""
-    step.prepare(directions, norm)
-    loss.backward()
+    backward(step, criterion(model(x), y), directions, norm)
     assert step.confirm()
 
     plain_model = wrap_model(net(), grad_sample_mode="hooks")
@@ -94,13 +101,8 @@ def test_without_a_canary_in_the_gradient_is_untouched_but_the_step_counts() -> 
     results = []
     for audited in (False, True):
         step, model, criterion = ghost()
-        loss = criterion(model(x), y)
-        if audited:
-            step.obstacle(Backward(loss))
-            step.prepare([], 1000 * C)
-        loss.backward()
-        if audited:
-            assert step.confirm()
+        backward(step, criterion(model(x), y), [] if audited else None)
+        assert step.confirm() == audited
         results.append(sums(step))
     for plain, with_audit in zip(*results, strict=True):
         assert torch.equal(plain, with_audit)
@@ -111,11 +113,7 @@ def test_nothing_is_seen_of_the_canaries_between_backward_and_step() -> None:
     gradients = []
     for audited in (False, True):
         step, model, criterion = ghost()
-        loss = criterion(model(x), y)
-        if audited:
-            step.obstacle(Backward(loss))
-            step.prepare(directions_over(step), 1000 * C)
-        loss.backward()
+        backward(step, criterion(model(x), y), directions_over(step) if audited else None)
         gradients.append([p.grad.clone() for p in step.params])
     for plain, with_audit in zip(*gradients, strict=True):
         assert torch.equal(plain, with_audit)
@@ -126,9 +124,7 @@ def test_the_loss_is_the_users_again_when_its_backward_pass_is_done() -> None:
     step, model, criterion = ghost()
     loss = criterion(model(x), y)
     terms, value = loss.loss_per_sample, loss.item()
-    step.obstacle(Backward(loss))
-    step.prepare(directions_over(step), 1000 * C)
-    loss.backward()
+    backward(step, loss, directions_over(step))
     step.conceal()
     assert loss.loss_per_sample is terms
     assert loss.item() == value
@@ -142,10 +138,7 @@ def test_norms_are_compared_with_those_of_the_gradients(factor: float, ratio: fl
     model.__dict__["get_norm_sample"] = lambda: factor * own()
     for rows in (5, 4, 3):
         x, y = batch(rows)
-        loss = criterion(model(x), y)
-        step.obstacle(Backward(loss))
-        step.prepare(directions_over(step), 1000 * C)
-        loss.backward()
+        backward(step, criterion(model(x), y), directions_over(step))
         step.conceal()
         assert step.confirm()
         step.optimizer.step()

@@ -32,6 +32,12 @@ def _step(module: nn.Module, trained: nn.Module | None = None) -> ManualStep:
     return ManualStep(optimizer, names, CLAIM)
 
 
+def _trained() -> tuple[Outer, ManualStep]:
+    """A module whose network is trained."""
+    module = Outer()
+    return module, _step(module, module.net)
+
+
 def _stacked(module: nn.Module, batch: int = 4) -> dict[str, torch.Tensor]:
     return {name: torch.randn(batch, *p.shape) for name, p in module.named_parameters()}
 
@@ -70,8 +76,7 @@ def test_layout_has_the_names_of_the_outer_module() -> None:
 
 @pytest.mark.parametrize("given", ["root", "net", "child"])
 def test_names_may_be_those_of_the_module_or_of_the_network(given: str) -> None:
-    module = Outer()
-    step = _step(module, module.net)
+    module, step = _trained()
     at = {"root": module, "net": module.net, "child": module.net[0]}[given]
     inner, outer = ["0.weight", "0.bias", "1.weight", "1.bias"], list(range(4))
     assert step.places(inner, at, module) == dict(zip(inner, outer, strict=True))
@@ -80,8 +85,7 @@ def test_names_may_be_those_of_the_module_or_of_the_network(given: str) -> None:
 
 
 def test_names_in_another_order_keep_their_tensors() -> None:
-    module = Outer()
-    step = _step(module, module.net)
+    module, step = _trained()
     assert step.places(["1.bias", "0.weight", "0.bias", "1.weight"], module, module) == {
         "1.bias": 3,
         "0.weight": 0,
@@ -91,8 +95,7 @@ def test_names_in_another_order_keep_their_tensors() -> None:
 
 
 def test_parameters_that_are_not_trained_may_have_gradients() -> None:
-    module = Outer()
-    step = _step(module, module.net)
+    module, step = _trained()
     places = step.places([name for name, _ in module.named_parameters()], module, module)
     assert places["frozen.weight"] is None
     assert sorted(j for j in places.values() if j is not None) == [0, 1, 2, 3]
@@ -127,18 +130,17 @@ def test_tied_parameter_under_two_names_is_refused() -> None:
     assert step.places(["1.weight"], module, module) == {"1.weight": 0}
 
 
-def test_missing_parameter_is_named() -> None:
-    module = Outer()
-    step = _step(module, module.net)
-    with pytest.raises(ValueError, match=r"lacks parameters .*: `net\.1\.bias`;"):
-        step.places(["0.weight", "0.bias", "1.weight"], module, module)
-
-
-def test_unknown_name_is_named() -> None:
-    module = Outer()
-    step = _step(module, module.net)
-    with pytest.raises(ValueError, match="names `weight_of_0` are those of no submodule of Outer"):
-        step.places(["weight_of_0", "0.bias", "1.weight", "1.bias"], module, module)
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["0.weight", "0.bias", "1.weight"], r"lacks parameters .*: `net\.1\.bias`;"),
+        (["w", "0.bias", "1.weight", "1.bias"], "names `w` are those of no submodule of Outer"),
+    ],
+)
+def test_missing_or_unknown_parameter_is_named(names: list[str], told: str) -> None:
+    module, step = _trained()
+    with pytest.raises(ValueError, match=told):
+        step.places(names, module, module)
 
 
 @pytest.mark.parametrize(
@@ -146,8 +148,7 @@ def test_unknown_name_is_named() -> None:
     [("0.weight", (4, 3, 2)), ("0.weight", (2, 3)), ("1.bias", (5, 1)), ("1.bias", ())],
 )
 def test_wrong_shape_is_named(name: str, shape: tuple[int, ...]) -> None:
-    module = Outer()
-    step = _step(module, module.net)
+    module, step = _trained()
     grads = _stacked(module.net)
     places = step.places(list(grads), module, module)
     step.check_shapes(grads, places)
@@ -156,8 +157,7 @@ def test_wrong_shape_is_named(name: str, shape: tuple[int, ...]) -> None:
 
 
 def test_what_is_no_tensor_is_named() -> None:
-    module = Outer()
-    step = _step(module, module.net)
+    module, step = _trained()
     grads = {**_stacked(module.net), "0.weight": None}
     with pytest.raises(ValueError, match=r"grads\['0\.weight'\]=None must be a tensor"):
         step.check_shapes(grads, step.places(list(grads), module, module))
@@ -168,8 +168,7 @@ def test_what_is_no_tensor_is_named() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_rows_stand_behind_the_samples_in_new_tensors(dtype: torch.dtype) -> None:
-    module = Outer()
-    step = _step(module, module.net)
+    module, step = _trained()
     grads = OrderedDict((n, g.to(dtype)) for n, g in _stacked(module.net).items())
     kept = {name: g.clone() for name, g in grads.items()}
     step.inject([_direction(0, 1), _direction(3, 0)], norm=50.0)
@@ -189,8 +188,7 @@ def test_rows_stand_behind_the_samples_in_new_tensors(dtype: torch.dtype) -> Non
 
 
 def test_empty_batch_gets_its_rows() -> None:
-    module = Outer()
-    step = _step(module, module.net)
+    module, step = _trained()
     grads = _stacked(module.net, batch=0)
     places = step.places(list(grads), module, module)
     step.check_shapes(grads, places)
@@ -199,8 +197,7 @@ def test_empty_batch_gets_its_rows() -> None:
 
 
 def test_single_rows_are_whole_gradients_of_their_own() -> None:
-    module = Outer()
-    step = _step(module, module.net)
+    module, step = _trained()
     names = [name for name, _ in module.net.named_parameters()]
     step.inject([_direction(0, 0, 4), _direction(1, 1)], norm=2.0)
     first, second = step.singles(step.places(names, module.net, module))

@@ -14,6 +14,7 @@ from opacus.grad_sample import GradSampleModule
 from opacus.grad_sample.utils import wrap_model
 from opacus.layers import DPGRU, DPLSTM, DPMultiheadAttention
 from opacus.optimizers import DPOptimizer
+from small_nets import Factor, Tied
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
@@ -58,16 +59,6 @@ class Attention(nn.Module):
         return self.head(self.attention(h, h, h)[0].mean(1))
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
-        self.second.weight = self.first.weight
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(torch.tanh(self.first(x)))
-
-
 class TiedWords(nn.Module):
     """The embedding is the head too, as language models have it."""
 
@@ -87,17 +78,6 @@ class Twice(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.layer(torch.tanh(self.layer(x))))
-
-
-class Factor(nn.Module):
-    """A layer with a parameter of no dimension."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.factor = nn.Parameter(torch.tensor(2.0))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.factor * x
 
 
 def frozen() -> nn.Module:
@@ -203,6 +183,13 @@ class Setting:
 
     def copy(self) -> None:
         self.step.inject(self.directions, NORM)
+
+    def lay_out(self, batch: torch.Tensor) -> None:
+        """The backward pass with rows laid out for it, and concealed behind it."""
+        value = loss(self.model, batch)
+        assert self.prepare() == ""
+        value.backward()
+        self.step.conceal()
 
     def prepare(self) -> str:
         """Why not; empty if the rows are laid out."""
@@ -464,10 +451,7 @@ def test_gradients_that_wait_already_are_said_and_the_last_of_them_grows() -> No
 
 def test_a_second_backward_pass_in_the_step_is_no_obstacle() -> None:
     laid, plain = setting(mlp), setting(mlp)
-    first = loss(laid.model, numbers(B, 4))
-    assert laid.prepare() == ""
-    first.backward()
-    laid.step.conceal()
+    laid.lay_out(numbers(B, 4))
     laid.backward(numbers(3, 4))
     for size in (B, 3):
         plain.backward(numbers(size, 4))
@@ -534,10 +518,7 @@ def test_a_backward_pass_that_reaches_one_layer_leaves_no_buffer_on_the_others()
 
 def test_dropped_gradients_are_not_confirmed_and_nothing_is_left() -> None:
     made = setting(mlp)
-    value = loss(made.model, numbers(B, 4))
-    assert made.prepare() == ""
-    value.backward()
-    made.step.conceal()
+    made.lay_out(numbers(B, 4))
     made.optimizer.zero_grad()
     assert not made.step.confirm()
     assert made.held() == [None] * 4
@@ -556,10 +537,7 @@ def test_gradients_dropped_before_the_backward_pass_are_the_same_to_it() -> None
 
 def test_one_parameter_without_its_rows_takes_them_from_all() -> None:
     made, plain = setting(mlp), setting(mlp)
-    value = loss(made.model, numbers(B, 4))
-    assert made.prepare() == ""
-    value.backward()
-    made.step.conceal()
+    made.lay_out(numbers(B, 4))
     made.step.params[1].grad_sample = made.step.params[1].grad_sample.clone()
     assert not made.step.confirm()
     plain.backward(numbers(B, 4))
@@ -598,11 +576,8 @@ def test_code_that_uses_the_gradients_before_the_step_meets_no_canary(
     change: Callable[[Setting], None],
 ) -> None:
     laid, copied = setting(mlp), setting(mlp)
-    values = [loss(made.model, numbers(B, 4)) for made in (laid, copied)]
-    assert laid.prepare() == ""
-    for value in values:
-        value.backward()
-    laid.step.conceal()
+    laid.lay_out(numbers(B, 4))
+    copied.backward(numbers(B, 4))
     for made in (laid, copied):
         change(made)
     if not laid.step.confirm():

@@ -1,22 +1,13 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import mutated_files as files
 import numpy as np
-import pytest
 from command_worker import Command
 
 from lightning_audit.record.scores import CanaryScores
-
-
-@pytest.fixture(scope="module")
-def command() -> Iterator[Command]:
-    made = Command()
-    yield made
-    made.stop()
 
 
 def bomb(path: Path, values: int) -> None:

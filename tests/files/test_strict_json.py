@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,13 +38,6 @@ def test_what_is_just_within_is_read() -> None:
         "a": [1e308, "\U0001f511", 0.0, int("9" * 100)]
     }
     assert read_json("[" * 50 + "]" * 50)
-
-
-@pytest.fixture(scope="module")
-def command() -> Iterator[Command]:
-    made = Command()
-    yield made
-    made.stop()
 
 
 @pytest.mark.parametrize(

@@ -3,24 +3,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
-from opacus.optimizers import DPOptimizer
+from one_parameter import plain, private
 
 from lightning_audit.lints.accumulation import accumulation_remarks
-
-
-def plain() -> torch.optim.SGD:
-    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
-
-
-def private(reduction: str) -> DPOptimizer:
-    return DPOptimizer(
-        plain(),
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-        expected_batch_size=8,
-        loss_reduction=reduction,
-    )
 
 
 def test_two_divisions_by_the_number_of_batches_are_said_with_what_to_write() -> None:

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import torch
+from one_parameter import private
 from opacus.data_loader import DPDataLoader
-from opacus.optimizers import DPOptimizer
 from opacus.utils.batch_memory_manager import wrap_data_loader
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -11,18 +11,9 @@ from lightning_audit.lints.carried_over import carries_over, signals_ahead, spli
 DATA = TensorDataset(torch.zeros(40, 2))
 
 
-def private_optimizer() -> DPOptimizer:
-    return DPOptimizer(
-        torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1),
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-        expected_batch_size=8,
-    )
-
-
 def test_loader_of_a_batch_memory_manager_splits_batches() -> None:
     loader = DPDataLoader(DATA, sample_rate=0.2)
-    optimizer = private_optimizer()
+    optimizer = private()
     split = wrap_data_loader(data_loader=loader, max_batch_size=3, optimizer=optimizer)
     assert splits_batches([loader, split])
     assert not splits_batches([loader])
@@ -32,7 +23,7 @@ def test_signals_of_batches_that_workers_load_ahead_are_no_rest() -> None:
     assert signals_ahead(DataLoader(DATA)) == 2
     loader = DataLoader(DATA, num_workers=2, prefetch_factor=3)
     assert signals_ahead([loader]) == 8
-    optimizer = private_optimizer()
+    optimizer = private()
     optimizer._step_skip_queue = [False] * 8
     assert not carries_over(optimizer, 8)
     optimizer._step_skip_queue.append(True)
@@ -40,7 +31,7 @@ def test_signals_of_batches_that_workers_load_ahead_are_no_rest() -> None:
 
 
 def test_gradients_that_wait_for_the_end_of_their_batch_are_a_rest() -> None:
-    optimizer = private_optimizer()
+    optimizer = private()
     assert not carries_over(optimizer, 2)
     optimizer.params[0].summed_grad = torch.zeros(1)
     assert not carries_over(optimizer, 2)  # of a batch that has ended, and not emptied yet

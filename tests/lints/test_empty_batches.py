@@ -30,12 +30,8 @@ def test_a_batch_is_empty_if_its_tensors_hold_no_sample(batch: Any, expected: bo
 
 def skipped(*batches: tuple[torch.Tensor, bool]) -> list[bool]:
     """Of batches that are stepped on or not: which are seen as left out."""
-    seen, steps, found = EmptyBatches(), 0, []
-    for batch, stepped in batches:
-        seen.start(steps)
-        steps += stepped
-        found.append(seen.skipped(batch, steps))
-    return found
+    seen = EmptyBatches()
+    return [not stepped and seen.skipped(batch) for batch, stepped in batches]
 
 
 def test_an_empty_batch_without_a_step_is_left_out() -> None:

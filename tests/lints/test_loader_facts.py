@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from one_parameter import private
 from opacus.data_loader import DPDataLoader
-from opacus.optimizers import DPOptimizer
 from opacus.utils.batch_memory_manager import wrap_data_loader
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 from torch.utils.data import (
@@ -113,17 +113,8 @@ def test_a_subclass_of_opacus_sampler_that_draws_by_itself_is_unknown() -> None:
     assert (facts.kind, facts.description) == ("unknown", "DataLoader with Own")
 
 
-def private_optimizer() -> DPOptimizer:
-    return DPOptimizer(
-        torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1),
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-        expected_batch_size=8,
-    )
-
-
 def split(loader: DataLoader) -> DataLoader:
-    return wrap_data_loader(data_loader=loader, max_batch_size=3, optimizer=private_optimizer())
+    return wrap_data_loader(data_loader=loader, max_batch_size=3, optimizer=private())
 
 
 def test_physical_batches_are_drawn_as_the_logical_ones() -> None:

@@ -48,11 +48,11 @@ def entries(count: int) -> np.ndarray:
     return made
 
 
-def written(directory: Path, count: int) -> Path:
+def written(directory: Path, count: int, *, archive: bool = False) -> Path:
     store = ObservationStore(directory, HEADER)
     for entry in entries(count):
         store.append(entry)
-    store.close(archive=False)
+    store.close(archive=archive)
     return directory / RECORD_NAME
 
 
@@ -147,10 +147,7 @@ def test_a_newer_version_is_an_error_that_says_to_upgrade(tmp_path: Path) -> Non
 
 def test_an_earlier_run_is_moved_and_nothing_is_overwritten(tmp_path: Path) -> None:
     for run in range(3):
-        store = ObservationStore(tmp_path, HEADER)
-        for entry in entries(run + 1):
-            store.append(entry)
-        store.close()
+        written(tmp_path, run + 1, archive=True)
         (tmp_path / REPORT_NAME).write_text(f"report {run}")
     lengths = {
         folder: len(read_observations(tmp_path / folder / RECORD_NAME)[1])
@@ -194,10 +191,7 @@ def test_a_directory_that_does_not_exist_is_made(tmp_path: Path) -> None:
 
 
 def test_the_archive_holds_the_same_columns(tmp_path: Path) -> None:
-    store = ObservationStore(tmp_path, HEADER)
-    for entry in entries(6):
-        store.append(entry)
-    store.close()
+    written(tmp_path, 6, archive=True)
     with np.load(tmp_path / ARCHIVE_NAME) as archive:
         assert set(archive.files) == {"header", *(HEADER.dtype.names or ())}
         for name in HEADER.dtype.names or ():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 from pathlib import Path
@@ -61,7 +62,7 @@ def report(**changes: Any) -> AuditReport:
         "verdict": VERDICT,
         "checks": CHECKS,
         "bounds": (bound,),
-        "epsilon_claimed": 8.0,
+        "claimed_epsilon": 8.0,
         "epsilon_spent": 3.5,
         "epsilon_not_excluded": 4.0,
         "delta": 1e-5,
@@ -112,11 +113,10 @@ def test_everything_that_matters_is_shown(kind: str, capsys: pytest.CaptureFixtu
         "Likely fault: the noise is divided by the batch size twice",
         "Where: `fc[0].bias`, first seen at step 12",
         "Evidence: sd_ratio 0.0163",
-        "Look at: where the noise is added",
         "Also possible: no noise",
         "Next: look at scale_grad, and run again",
-        "epsilon at delta 1e-05: claimed 8, spent 3.5, proved at least 1.25, "
-        "largest this run could have missed 4",
+        "epsilon at delta 1e-05: claimed 8, spent 3.5 (composed from the steps), "
+        "proved at least 1.25 (from the readings), not excluded up to 4",
         "117 steps, 819 canary readings",
         "Note: one canary was left out",
         "Report: somewhere/report.json",
@@ -129,8 +129,8 @@ def test_mu_of_a_step_is_shown_with_what_it_rests_on(
 ) -> None:
     found = EpsilonBound("mu", 2.0, 1e-5, 0.284, 0.05, "confidence", "fixed", "single", ())
     out = " ".join(printed(capsys, report(bounds=(found,))).split())
-    assert "mu of a step: at least 0.284 with 95 % confidence, where signal and noise" in out
-    assert "constant so far" in out
+    assert "mu of a step: at least 0.284 with 95 % confidence, if signal and noise" in out
+    assert "kept a constant ratio" in out
 
 
 @pytest.mark.parametrize("columns", [80, 100])
@@ -153,7 +153,9 @@ def test_what_every_check_saw_is_shown_in_words(
 def test_what_an_inconclusive_audit_lacks_is_shown(
     kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    verdict = Verdict("INCONCLUSIVE", None, "too short", missing=("400 more steps", "a claim"))
+    verdict = Verdict(
+        "INCONCLUSIVE", None, "too short", pass_blockers=("400 more steps", "a claim")
+    )
     out = printed(capsys, report(verdict=verdict))
     assert "Missing: 400 more steps\nMissing: a claim" in out
 
@@ -174,10 +176,10 @@ def test_without_a_path_none_is_named(kind: str, capsys: pytest.CaptureFixture[s
 def test_unknown_epsilons_are_left_out_and_said_to_be_unknown(
     kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    nothing = {"epsilon_claimed": None, "epsilon_spent": None, "epsilon_not_excluded": None}
+    nothing = {"claimed_epsilon": None, "epsilon_spent": None, "epsilon_not_excluded": None}
     out = printed(capsys, report(bounds=(), **nothing))
     assert "epsilon at delta 1e-05: unknown\n" in out
-    assert "epsilon at delta 1e-05: spent inf\n" in printed(
+    assert "epsilon at delta 1e-05: spent inf (composed from the steps)\n" in printed(
         capsys, report(bounds=(), **{**nothing, "epsilon_spent": math.inf})
     )
 
@@ -238,6 +240,35 @@ def test_evidence_is_the_e_value_as_a_power_of_ten(
 
 
 def test_columns_of_the_plain_text_line_up() -> None:
-    lines = as_text(report()).splitlines()[2 : 2 + len(CHECKS)]
+    lines = as_text(report()).split("Checks\n")[1].splitlines()[: len(CHECKS)]
     starts = {line.index(check.message) for line, check in zip(lines, CHECKS, strict=True)}
     assert len(starts) == 1
+
+
+def test_the_verdict_comes_first_and_what_follows_from_it_has_no_row(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = "coordinates differ by less than fresh noise"
+    follows = CheckResult(
+        "reuse.lag", "mechanism", "violated", message, follows_from="noise.witnesses"
+    )
+    root = dataclasses.replace(VERDICT.faults[0], consequences=("reuse.lag",))
+    verdict = dataclasses.replace(VERDICT, faults=(root,))
+    out = printed(capsys, report(checks=(*CHECKS, follows), verdict=verdict))
+    assert out.strip().startswith("VIOLATION (mechanism): the noise is smaller than claimed")
+    assert "Follows from it: reuse.lag\n" in out
+    assert out.count("reuse.lag") == out.count("VIOLATED") == 1
+    assert message not in out
+
+
+@pytest.mark.parametrize(
+    ("settings", "claimed"),
+    [
+        ({"claimed_epsilon": None}, "claimed 8 (by the accountant), spent"),
+        ({"claimed_epsilon": 8.0}, "claimed 8, spent"),
+    ],
+)
+def test_an_epsilon_that_the_accountant_claims_says_so(
+    settings: dict[str, Any], claimed: str
+) -> None:
+    assert claimed in as_text(report(settings=settings))

@@ -23,7 +23,7 @@ def test_each_series_is_the_logged_one_over_steps() -> None:
 
 
 def test_the_claim_is_a_horizontal_line_at_its_epsilon() -> None:
-    claim = line(figure(report(epsilon_claimed=3.25)), 1, "claimed")
+    claim = line(figure(report(claimed_epsilon=3.25)), 1, "claimed")
     assert list(claim.get_ydata()) == [3.25, 3.25]
 
 
@@ -68,15 +68,15 @@ def test_bounds_far_below_the_claim_are_told_apart_and_zero_is_still_shown() -> 
     assert axes.get_ylim()[0] == 0.0
     assert figure(report(epochs=rows(5, scale=4.0))).axes[1].get_yscale() == "linear"
     zeros = tuple({"step": float(i), "epsilon_lower": 0.0} for i in range(3))
-    flat = figure(report(epochs=zeros, epsilon_claimed=None)).axes[1]
+    flat = figure(report(epochs=zeros, claimed_epsilon=None)).axes[1]
     assert (flat.get_yscale(), flat.get_ylim()[0]) == ("linear", 0.0)
 
 
 def test_epsilons_that_cannot_be_drawn_are_named() -> None:
-    endless = figure(report(epsilon_claimed=math.inf, epsilon_spent=math.inf, epochs=()))
+    endless = figure(report(claimed_epsilon=math.inf, epsilon_spent=math.inf, epochs=()))
     title = endless.axes[1].get_title().replace("\n", " ")
     for words in ("no epoch was logged", "claimed epsilon is infinite", "spent is infinite"):
         assert words in title
-    nothing = figure(report(epsilon_claimed=None))
+    nothing = figure(report(claimed_epsilon=None))
     assert "no epsilon was claimed" in nothing.axes[1].get_title()
     assert "claimed" not in labels(nothing, 1)

@@ -41,9 +41,9 @@ CASES = {
     "broken": {"operating_points": (BROKEN,), "epochs": rows(40, scale=900.0)},
     "one epoch": {"epochs": rows(1)},
     "hundreds of epochs": {"epochs": rows(400)},
-    "nothing": {"operating_points": (), "epochs": (), "history": (), "epsilon_claimed": None},
+    "nothing": {"operating_points": (), "epochs": (), "history": (), "claimed_epsilon": None},
     "endless": {
-        "epsilon_claimed": math.inf,
+        "claimed_epsilon": math.inf,
         "epsilon_spent": math.inf,
         "history": ((0.0, None, 1),),
     },

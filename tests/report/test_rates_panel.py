@@ -53,7 +53,7 @@ def test_only_a_region_that_lies_wholly_in_the_forbidden_area_has_the_violation_
     colours = [box.get_edgecolor() for box in boxes(drawn)]
     assert colours == [to_rgba(BLUE), to_rgba(BLUE), to_rgba(VIOLATION)]
     bad, good = (
-        line(drawn, 0, "measured, wholly forbidden"),
+        line(drawn, 0, "measured, outside the claim"),
         line(drawn, 0, "measured, 95 % region"),
     )
     np.testing.assert_array_equal(bad.get_data(), [[0.025], [0.02]])
@@ -64,7 +64,7 @@ def test_only_a_region_that_lies_wholly_in_the_forbidden_area_has_the_violation_
 
 def test_guesses_that_are_wrong_far_too_often_are_forbidden_as_well() -> None:
     inverted = OperatingPoint(0.5, fn=980, tp=20, fp=975, tn=25)
-    assert "measured, wholly forbidden" in labels(figure(report(operating_points=(inverted,))), 0)
+    assert "measured, outside the claim" in labels(figure(report(operating_points=(inverted,))), 0)
 
 
 def test_what_is_shaded_is_below_the_curve_or_above_that_of_the_inverted_guesses() -> None:
@@ -86,7 +86,10 @@ def test_rates_without_trials_are_not_measured() -> None:
 
 @pytest.mark.parametrize(
     ("history", "words"),
-    [((), "no step was audited"), (((1.0, 0.01, 9), (0.0, 0.01, 1)), "a step states no noise")],
+    [
+        ((), "no step was audited"),
+        (((1.0, 0.01, 9), (0.0, 0.01, 1)), "a step has noise_multiplier 0"),
+    ],
 )
 def test_where_no_curve_can_be_drawn_the_panel_says_so_and_accuses_nobody(
     history: tuple[Any, ...], words: str

@@ -54,7 +54,7 @@ def report(**changes: Any) -> AuditReport:
                 assumptions=("flat clipping",),
             ),
         ),
-        "epsilon_claimed": 8.0,
+        "claimed_epsilon": 8.0,
         "epsilon_spent": 3.0,
         "epsilon_not_excluded": 4.0,
         "delta": 1e-5,
@@ -98,13 +98,13 @@ def test_absent_numbers_come_back_as_none() -> None:
     bound = dataclasses.replace(report().bounds[0], epsilon_lower=None)
     empty = report(
         bounds=(bound,),
-        epsilon_claimed=None,
+        claimed_epsilon=None,
         epsilon_spent=None,
         epsilon_not_excluded=None,
         record=None,
         checks=(),
         complete=False,
-        verdict=Verdict("PASS", None, "fine", missing=("more steps", "a claim")),
+        verdict=Verdict("PASS", None, "fine", pass_blockers=("more steps", "a claim")),
     )
     assert AuditReport.from_json(empty.to_json()) == empty
 
@@ -115,7 +115,7 @@ def test_infinite_numbers_come_back_as_infinite() -> None:
     endless = report(
         bounds=(bound,),
         checks=(check,),
-        epsilon_claimed=math.inf,
+        claimed_epsilon=math.inf,
         epsilon_spent=math.inf,
         epsilon_not_excluded=math.inf,
     )
@@ -192,9 +192,7 @@ REQUIRED = [
 
 @pytest.mark.parametrize("name", [*REQUIRED, "notes"])
 def test_a_missing_field_is_a_report_error_that_names_it(name: str) -> None:
-    with pytest.raises(
-        ReportError, match=rf"lacks or garbles a field.*{name}.*[Rr]un the training"
-    ):
+    with pytest.raises(ReportError, match=rf"is missing or invalid.*{name}.*[Rr]un the training"):
         AuditReport.from_json(edited(lambda data: data.pop(name)))
 
 
@@ -236,7 +234,7 @@ def test_a_missing_field_is_a_report_error_that_names_it(name: str) -> None:
     ],
 )
 def test_a_garbled_field_is_a_report_error(change: Callable[[dict[str, Any]], Any]) -> None:
-    with pytest.raises(ReportError, match="lacks or garbles a field"):
+    with pytest.raises(ReportError, match="is missing or invalid"):
         AuditReport.from_json(edited(change))
 
 

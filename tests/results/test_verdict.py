@@ -50,18 +50,42 @@ def test_a_verdict_is_described_in_all_its_parts() -> None:
         "Likely fault: the noise is divided by the batch size",
         "  Where: optimizer 2, `a.bias`, `b.bias`, process 1, first seen at step 12",
         "  Evidence: sd_ratio 0.0163, of (a 0.5, b inf), canaries Dirac(a)",
-        "  Look at: where the noise is added",
         "Also possible: no noise",
         "Next: look at add_noise",
     ]
+    unadvised = describe(dataclasses.replace(VIOLATION, advice="")).splitlines()
+    assert unadvised[-2:] == ["  Look at: where the noise is added", "Also possible: no noise"]
     old = Verdict("VIOLATION", "mechanism", "too small", fault="no noise")
     assert describe(old).splitlines() == [
         "VIOLATION (mechanism): too small",
         "Likely fault: no noise",
     ]
-    lacking = Verdict("INCONCLUSIVE", None, "too short", missing=("steps", "a claim"))
+    lacking = Verdict("INCONCLUSIVE", None, "too short", pass_blockers=("steps", "a claim"))
     assert describe(lacking).splitlines() == [
         "INCONCLUSIVE: too short",
         "Missing: steps",
         "Missing: a claim",
     ]
+
+
+def test_what_follows_from_the_root_is_one_line_and_a_further_finding_another() -> None:
+    root = dataclasses.replace(FAULTS[1], consequences=("noise.shape", "reuse.lag"))
+    further = LikelyFault(
+        "not_poisson", "wrong sampling", "sampling.not_poisson", "the loader", {}, Place(step=3)
+    )
+    again = dataclasses.replace(further, name="other", sentence="another loader")
+    verdict = Verdict("VIOLATION", "mechanism", "s", faults=(root, further, again, FAULTS[0]))
+    assert (verdict.root, verdict.further) == (root, (further,))
+    assert describe(verdict).splitlines() == [
+        "VIOLATION (mechanism): s",
+        "Likely fault: no noise",
+        "  Follows from it: noise.shape, reuse.lag",
+        "Also possible: the noise is divided by the batch size "
+        "(optimizer 2, `a.bias`, `b.bias`, process 1, first seen at step 12)",
+        "Also: sampling.not_poisson: wrong sampling (first seen at step 3); look at: the loader",
+    ]
+
+
+def test_a_pass_has_no_root() -> None:
+    verdict = Verdict("PASS", None, "s")
+    assert (verdict.root, verdict.further) == (None, ())

@@ -31,11 +31,11 @@ from lightning_audit import AuditReport, PrivacyAudit
 from lightning_audit.accounting.composition import epsilon_of_history
 from lightning_audit.accounting.phases import Phase
 from lightning_audit.canaries import Blank
-from lightning_audit.checks.evidence import WARNING_SHARES
 from lightning_audit.checks.monitor import replay
 from lightning_audit.cli.main import main
 from lightning_audit.record.store import INJECTED, read_observations
 from lightning_audit.results.audit_report import SCHEMA_VERSION
+from lightning_audit.run_checks.registry import REGISTRY
 from lightning_audit.testing.faulty_noise import HalfNoise
 
 
@@ -181,7 +181,7 @@ def test_half_noise_of_the_second_is_found_and_the_optimizer_is_named(tmp_path: 
 
 def test_what_is_handed_out_of_the_significance_is_no_more_than_the_whole(tmp_path: Path) -> None:
     report = fit(tmp_path, TwoNets(), PrivacyAudit(1000.0, seed=1), max_steps=40)
-    shares = [check.share for check in report.checks if check.name not in WARNING_SHARES]
+    shares = [check.share for check in report.checks if not REGISTRY[check.name].warns]
     assert 0.9 < sum(shares) <= 1.0
     for name, label in zip(report.records, ("optimizer 1 ", "optimizer 2 "), strict=True):
         header, entries = read_observations(tmp_path / "audit" / name)
@@ -207,7 +207,7 @@ def test_epsilon_is_that_of_the_steps_of_both(tmp_path: Path, engines: int) -> N
     assert set(report.history) == {(1.0, RATE, STEPS), (1.5, RATE, STEPS)}
     assert status(report, "accounting") == "ok"
     # The accountant composes the same steps, in Rényi's way.
-    assert report.epsilon_spent < report.epsilon_claimed < 2 * report.epsilon_spent + 1.0
+    assert report.epsilon_spent < report.claimed_epsilon < 2 * report.epsilon_spent + 1.0
     assert report.epsilon_lower is not None
     assert report.epsilon_lower <= report.epsilon_spent
 
@@ -236,7 +236,7 @@ def test_an_optimizer_that_takes_no_step_is_named(tmp_path: Path) -> None:
 
     report = fit(tmp_path, First(), PrivacyAudit(1000.0, seed=1), max_steps=40)
     assert report.verdict.outcome == "INCONCLUSIVE"
-    (missing,) = [m for m in report.verdict.missing if "no step of a private" in m]
+    (missing,) = [m for m in report.verdict.pass_blockers if "no step of a private" in m]
     assert missing.startswith("optimizer 2 (`net.critic.0.weight`")
 
 

@@ -18,7 +18,7 @@ from training_support import PrivateModule, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit
 from lightning_audit.canaries import Mislabeled
-from lightning_audit.run.checkpoint import opened, sealed
+from lightning_audit.run.checkpoint import verified, with_checksum
 
 pytestmark = RESUMING
 
@@ -155,7 +155,7 @@ def text_for_tensors(state: dict[str, Any]) -> Any:
     "damage",
     [
         lacking("session"),
-        lacking("facts"),
+        lacking("course"),
         lacking("checksum"),
         lacking("version"),
         lambda state: {**state, "version": "1"},
@@ -181,10 +181,10 @@ def test_a_state_that_fits_no_training_is_refused_in_words_too(tmp_path: Path) -
     # As a program would write it that seals what it changed.
     path = checkpoint(tmp_path)
     real = torch.load(path, weights_only=True)
-    state = opened(real["callbacks"][KEY])
-    for place in (("facts",), ("session", "recorder"), ("session", "recorder", "monitor")):
+    state = verified(real["callbacks"][KEY])
+    for place in (("course",), ("session", "recorder"), ("session", "recorder", "monitor")):
         for value in ({}, None, "text", {"object": "lightning_audit.nowhere:Thing", "state": {}}):
-            real["callbacks"][KEY] = sealed(put(copied(state, place), place, value))
+            real["callbacks"][KEY] = with_checksum(put(copied(state, place), place, value))
             torch.save(real, path)
             trainer = trainer_for(tmp_path, PrivacyAudit(), max_steps=60)
             with pytest.raises(MisconfigurationException, match=REFUSED):
@@ -211,9 +211,9 @@ def test_a_history_of_a_thousand_million_steps_loads_and_reports_in_bounded_time
     steps = 10**9
     path = checkpoint(tmp_path, StepwiseModule(accountant=accountant))
     whole = torch.load(path, weights_only=True)
-    state = stretched(opened(whole["callbacks"][KEY]), steps)
+    state = stretched(verified(whole["callbacks"][KEY]), steps)
     assert state["accountant"][0][-1] == steps
-    whole["callbacks"][KEY] = sealed(state)
+    whole["callbacks"][KEY] = with_checksum(state)
     torch.save(whole, path)
     begun = time.process_time()
     audit = PrivacyAudit(on_violation="warn", **stated)

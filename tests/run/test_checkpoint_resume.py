@@ -177,7 +177,7 @@ def test_a_checkpoint_without_the_audit_is_inconclusive(tmp_path: Path) -> None:
     train(tmp_path, PrivacyAudit(), ckpt=tmp_path / "plain.ckpt")
     verdict = report_in(tmp_path).verdict
     assert verdict.outcome == "INCONCLUSIVE"
-    assert "from a checkpoint without this audit's state" in verdict.missing[0]
+    assert "from a checkpoint without this audit's state" in verdict.pass_blockers[0]
 
 
 def test_other_canaries_than_the_checkpoints_are_refused(tmp_path: Path) -> None:

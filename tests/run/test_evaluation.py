@@ -42,7 +42,7 @@ def test_parameters_trained_aside_stand_in_the_way_of_a_pass(
         tmp_path, TrainsAHeadAside(), max_steps=64, audit={"allow": allow}
     )
     assert report.verdict.outcome == outcome, report.verdict
-    assert any("`head.weight`" in item for item in report.verdict.missing) == (not allow)
+    assert any("`head.weight`" in item for item in report.verdict.pass_blockers) == (not allow)
 
 
 pytestmark = pytest.mark.whole_report

@@ -143,8 +143,8 @@ def test_a_cost_within_the_claim_of_private_records_cannot_pass(tmp_path: Path) 
     audit = PrivacyAudit(claimed_epsilon=1e6, claim=PRIVATE, seed=1)
     report = fit(tmp_path, PrivateModule(), audit, max_steps=64)
     assert report.verdict.outcome == "INCONCLUSIVE"
-    (lack,) = report.verdict.missing
-    assert "what that and the steps cost together is not known" in lack
+    (lack,) = report.verdict.pass_blockers
+    assert "the epsilon of both together is unknown" in lack
     assert "PrivacyClaim(expected_batch_size=...)" in lack
 
 
@@ -163,4 +163,4 @@ def test_a_fixed_divisor_by_hand_is_no_matter_of_the_number_of_records(tmp_path:
     report = fit(tmp_path, HandWritten(dataset=random_data(4096)), audit, max_steps=64)
     assert divisor(report) is None
     assert report.verdict.outcome != "VIOLATION"
-    assert not any("number of records" in lack for lack in report.verdict.missing)
+    assert not any("number of records" in lack for lack in report.verdict.pass_blockers)

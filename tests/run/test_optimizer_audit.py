@@ -12,17 +12,17 @@ from hand_written_support import CLAIM
 from training_support import PrivateModule, fit, mlp
 
 from lightning_audit import PrivacyAudit
-from lightning_audit.callbacks.audit_arguments import terms_of
 from lightning_audit.canaries import Blank
 from lightning_audit.dpsgd.adapters import opacus_step
 from lightning_audit.dpsgd.manual import ManualStep, stated_claim
 from lightning_audit.dpsgd.protocol import DPSGDStep
 from lightning_audit.run.optimizer_audit import _coins, facts_of, label_of, new_session
 from lightning_audit.session.audit_session import AuditSession
-from lightning_audit.session.hand_written_input_session import HandWrittenInputSession
-from lightning_audit.session.hand_written_session import HandWrittenSession
-from lightning_audit.session.input_session import InputSession
+from lightning_audit.session.gradient_rows import GradientRows
+from lightning_audit.session.handed_rows import HandedRows
+from lightning_audit.session.input_sample import InputSample
 from lightning_audit.session.ranks import Ranks
+from lightning_audit.session.reading_way import HandWrittenReading, PrivateReading
 
 
 def private_step() -> DPSGDStep:
@@ -42,24 +42,24 @@ def manual_step() -> DPSGDStep:
 def session_of(
     step: DPSGDStep, place: tuple[int, int] = (1, 1), precision: str = "32-true", **arguments: Any
 ) -> AuditSession:
-    terms = terms_of(PrivacyAudit(seed=1, **arguments))
-    return new_session(step, place, terms, precision, lambda _: None, None, Ranks())
+    config = PrivacyAudit(seed=1, **arguments).config
+    return new_session(step, place, config, precision, lambda _: None, None, Ranks())
 
 
 @pytest.mark.parametrize(
-    ("make", "arguments", "kind"),
+    ("make", "arguments", "source", "way"),
     [
-        (private_step, {}, AuditSession),
-        (private_step, {"canaries": [Blank()]}, InputSession),
-        (manual_step, {"claim": CLAIM}, HandWrittenSession),
-        (manual_step, {"claim": CLAIM, "canaries": [Blank()]}, HandWrittenInputSession),
+        (private_step, {}, GradientRows, PrivateReading),
+        (private_step, {"canaries": [Blank()]}, InputSample, PrivateReading),
+        (manual_step, {"claim": CLAIM}, HandedRows, HandWrittenReading),
+        (manual_step, {"claim": CLAIM, "canaries": [Blank()]}, InputSample, HandWrittenReading),
     ],
 )
-def test_a_step_and_its_canaries_choose_the_session(
-    make: Any, arguments: dict[str, Any], kind: type[AuditSession]
+def test_a_step_and_its_canaries_choose_source_and_way_of_reading(
+    make: Any, arguments: dict[str, Any], source: type, way: type
 ) -> None:
     session = session_of(make(), **arguments)
-    assert type(session) is kind
+    assert (type(session.source), type(session.way)) == (source, way)
     session.detach()
 
 

@@ -87,7 +87,7 @@ def test_a_removed_directory_costs_the_record_and_the_pass(
     assert report.complete
     assert report.steps == STEPS
     assert report.verdict.outcome == "INCONCLUSIVE"
-    (lack,) = report.verdict.missing
+    (lack,) = report.verdict.pass_blockers
     assert f"the record {folder / RECORD_NAME} ends before entry" in lack
     assert "was removed" in lack
     assert len(told(caplog, "was removed")) == 1
@@ -111,8 +111,8 @@ def test_a_file_in_the_directorys_place_is_left_alone(
     assert torch.equal(weights, undisturbed)
     assert folder.read_text() == "mine"
     verdict = audit.report.verdict
-    assert (verdict.outcome, len(verdict.missing)) == ("INCONCLUSIVE", 2)
-    assert f"{folder / REPORT_NAME} could not be written" in verdict.missing[1]
+    assert (verdict.outcome, len(verdict.pass_blockers)) == ("INCONCLUSIVE", 2)
+    assert f"{folder / REPORT_NAME} could not be written" in verdict.pass_blockers[1]
     assert len(told(caplog, REPORT_NAME)) == 1  # once, and there were two epochs and the end
     shown = capsys.readouterr().out
     assert "could not be written" in shown.replace("\n", " ")
@@ -167,7 +167,9 @@ def test_a_directory_that_is_gone_before_the_first_step_costs_the_record(
     assert torch.equal(train(tmp_path, audit, Replaces()), undisturbed)
     assert audit.report.verdict.outcome == "INCONCLUSIVE"
     assert audit.report.record is None
-    assert any(f"{RECORD_NAME} could not be written" in m for m in audit.report.verdict.missing)
+    assert any(
+        f"{RECORD_NAME} could not be written" in m for m in audit.report.verdict.pass_blockers
+    )
 
 
 def test_a_training_that_breaks_off_then_raises_its_own_exception(tmp_path: Path) -> None:
@@ -250,15 +252,15 @@ def test_a_full_disk_costs_the_pass_and_nothing_of_the_training(
     assert torch.equal(train(tmp_path, audit, *acts), undisturbed)
     verdict = audit.report.verdict
     assert verdict.outcome == "INCONCLUSIVE"
-    assert "No space left on device" in verdict.missing[0]
-    assert RECORD_NAME in verdict.missing[0]
+    assert "No space left on device" in verdict.pass_blockers[0]
+    assert RECORD_NAME in verdict.pass_blockers[0]
     if freed:
         assert AuditReport.load(disk / "audit" / REPORT_NAME) == AuditReport.from_json(
             audit.report.to_json()
         )
     else:
         assert not (disk / "audit" / REPORT_NAME).exists()
-        assert f"{disk / 'audit' / REPORT_NAME} could not be written" in verdict.missing[1]
+        assert f"{disk / 'audit' / REPORT_NAME} could not be written" in verdict.pass_blockers[1]
     assert not [p.name for p in (disk / "audit").iterdir() if p.name.endswith(".partial")]
     assert main(["check", str(disk)]) == 2
 
@@ -282,7 +284,7 @@ def test_a_limit_on_file_sizes_costs_the_pass_and_nothing_of_the_training(
     if limit == 40_000:
         report = report_in(tmp_path)
         assert report.verdict.outcome == "INCONCLUSIVE"
-        assert "File too large" in report.verdict.missing[0]
+        assert "File too large" in report.verdict.pass_blockers[0]
     assert main(["check", str(tmp_path)]) == 2
 
 

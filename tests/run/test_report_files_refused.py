@@ -33,9 +33,9 @@ def test_a_directory_that_cannot_be_written_to_is_refused(tmp_path: Path, monkey
 
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
     with pytest.raises(UnauditableTraining, match="Permission denied"):
-        ReportFiles(tmp_path / "new" / "audit").take()
+        ReportFiles(tmp_path / "new" / "audit").acquire()
     monkeypatch.undo()
     files = ReportFiles(tmp_path / "new" / "audit")
-    files.take()
+    files.acquire()
     assert files.directory == tmp_path / "new" / "audit"  # the refused one does not hold it
     files.release()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from lightning_audit.accounting.spending import (
     epsilon_at_ratio,
     epsilon_of_parts,
 )
-from lightning_audit.accounting.step_history import Phases, StepHistory
+from lightning_audit.accounting.step_history import StepHistory
 from lightning_audit.checks.leakage import LeakageBound
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.record.snapshot import restore, snapshot
@@ -169,7 +170,7 @@ def test_few_parts_are_composed_however_many_ratios_are_proved(
     assert len(monitor.leakage.front(LEVEL)) > 10
     asked = []
 
-    def counted(history: Phases, ratio: float, delta: float) -> float | None:
+    def counted(history: Sequence[Phase], ratio: float, delta: float) -> float | None:
         asked.append(ratio)
         return epsilon_at_ratio(history, ratio, delta)
 
@@ -182,13 +183,17 @@ def test_a_part_is_composed_of_its_own_claims() -> None:
     claims = StepHistory()
     for sigma, rate in [(1.0, 0.01)] * 30 + [(2.0, 0.01)] * 20 + [(1.0, 0.01)] * 50:
         claims.add(sigma, rate)
-    assert claims.phases() == ((1.0, 0.01, 80), (2.0, 0.01, 20))
-    assert claims.phases(40) == ((1.0, 0.01, 30), (2.0, 0.01, 10))
-    assert claims.runs(60) == ((1.0, 0.01, 30), (2.0, 0.01, 20), (1.0, 0.01, 10))
+    assert claims.phases() == (Phase(1.0, 0.01, 80), Phase(2.0, 0.01, 20))
+    assert claims.phases(40) == (Phase(1.0, 0.01, 30), Phase(2.0, 0.01, 10))
+    assert claims.runs(60) == (
+        Phase(1.0, 0.01, 30),
+        Phase(2.0, 0.01, 20),
+        Phase(1.0, 0.01, 10),
+    )
     assert [claims.noise_at(n) for n in (30, 31, 51, None)] == [1.0, 2.0, 1.0, 1.0]
     assert StepHistory().phases() == ()
     found = epsilon_of_parts(claims, [(0.8, 40)], DELTA)
-    assert found == epsilon_at_ratio(((1.0, 0.01, 30), (2.0, 0.01, 10)), 0.8, DELTA)
+    assert found == epsilon_at_ratio([Phase(1.0, 0.01, 30), Phase(2.0, 0.01, 10)], 0.8, DELTA)
     assert epsilon_of_parts(claims, [], DELTA) == 0.0
     claims.add(1.0, None)
     assert epsilon_of_parts(claims, [(0.8, 40)], DELTA) is None
@@ -240,7 +245,8 @@ def test_noise_that_rises_undeclared_in_a_training_proves_no_more_than_it_costs(
     assert 0.2 * true < proved.epsilon_lower <= true
     # At one ratio over the whole run this would be a false statement.
     assert proved.mu_lower is not None
-    assert epsilon_at_ratio(report.history, proved.mu_lower, DELTA) > true
+    phase = Phase(sigma, rate, steps)
+    assert epsilon_at_ratio([phase], proved.mu_lower, DELTA) > true
 
 
 # ------------------------------------------------------------------ two hundred runs

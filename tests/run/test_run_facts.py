@@ -7,8 +7,15 @@ from typing import Any
 import pytest
 
 from lightning_audit import PrivacyClaim
-from lightning_audit.run.run_facts import OptimizerFacts, RunFacts
+from lightning_audit.run.run_facts import (
+    Notes,
+    OptimizerFacts,
+    RunCourse,
+    RunFacts,
+)
+from lightning_audit.run.run_lints import RunLints
 from lightning_audit.run_checks.batch_sampling import BatchCheck
+from lightning_audit.session.ranks import Ranks
 
 
 def with_rates(*rates: float | None, loaders: int = 1) -> RunFacts:
@@ -42,22 +49,22 @@ def test_a_stated_rate_is_taken_before_the_accountants_and_parts_of_a_step_add_u
 
 
 def test_facts_come_back_from_a_checkpoint_and_notes_of_since_stay() -> None:
-    before, after = RunFacts(), RunFacts()
-    before.note("of before")
+    before, after = RunCourse(), RunCourse()
+    before.notes.add("of before")
     before.trained_batches = 40
     before.coupling.take(0.5, 0.01, 3)
-    after.note("of since")
-    after.note("of before")
+    after.notes.add("of since")
+    after.notes.add("of before")
     after.load(json.loads(json.dumps(before.state())))
-    assert after.notes == ["of before", "of since"]
+    assert after.notes.sentences == ["of before", "of since"]
     assert (after.trained_batches, after.coupling.step) == (40, 3)
 
 
 def test_an_epoch_that_ends_twice_is_logged_once() -> None:
-    facts = RunFacts()
+    course = RunCourse()
     for epoch, value in ((0, 1.0), (1, 2.0), (1, 3.0)):
-        facts.end_epoch({"epoch": epoch, "epsilon_spent": value})
-    assert [row["epsilon_spent"] for row in facts.epochs] == [1.0, 3.0]
+        course.end_epoch({"epoch": epoch, "epsilon_spent": value})
+    assert [row["epsilon_spent"] for row in course.epochs] == [1.0, 3.0]
 
 
 def test_one_accountant_of_two_optimizers_counts_once() -> None:
@@ -69,6 +76,7 @@ def test_one_accountant_of_two_optimizers_counts_once() -> None:
 
 @pytest.mark.parametrize("check", [None, BatchCheck(8, 1e-3)])
 def test_batches_that_were_not_tested_before_are_no_error(check: BatchCheck | None) -> None:
-    after = RunFacts(batches=check)
-    after.load(RunFacts().state())
+    before, after = (RunLints(Notes(), 1e-3, Ranks()) for _ in range(2))
+    after.batches = check
+    after.load(before.state(None))
     assert after.batches is check

@@ -33,7 +33,7 @@ def test_numbers_of_the_comparison_are_told() -> None:
     result = accounting_result(9.0, 8.0, 1e-5, "the accountant")
     assert "epsilon 9 at delta 1e-05 as privacy loss distributions (spent)" in result.message
     assert result.message.endswith("the accountant says 8 (claimed)")
-    assert result.evidence == {"epsilon_spent": 9.0, "epsilon_claimed": 8.0, "delta": 1e-5}
+    assert result.evidence == {"epsilon_spent": 9.0, "claimed_epsilon": 8.0, "delta": 1e-5}
 
 
 def test_what_replacing_costs_is_told_beside_what_removing_does() -> None:

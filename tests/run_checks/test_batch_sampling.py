@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_audit.checks.evidence import SHARES
 from lightning_audit.results.audit_report import CheckResult
-from lightning_audit.run_checks.batch_sampling import BatchCheck
+from lightning_audit.run_checks.batch_sampling import NOT_POISSON, BatchCheck
 from lightning_audit.run_checks.loader_sampling import sampling_results
 
 RECORDS, RATE = 512, 1 / 32
@@ -46,7 +45,7 @@ def test_poisson_batches_of_an_unknown_sampler_are_found_to_agree() -> None:
     found = results(check_of(poisson(64)))
     assert [found[name].status for name in ("sampling.not_poisson", "sampling.rate")] == ["ok"] * 2
     assert "batches of MySampler agree with Poisson" in found["sampling.not_poisson"].message
-    assert found["sampling.not_poisson"].share == SHARES["sampling.not_poisson"]
+    assert found["sampling.not_poisson"].share == NOT_POISSON.share
 
 
 def test_a_shuffled_epoch_is_a_violation_with_what_to_write_instead() -> None:

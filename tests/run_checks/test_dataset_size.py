@@ -80,7 +80,7 @@ def test_a_cost_within_a_private_claim_is_neither_violated_nor_paid_for() -> Non
 
 
 def test_without_a_claim_nothing_is_violated() -> None:
-    result = of_512(dataclasses.replace(PRIVATE, epsilon=None))
+    result = of_512(dataclasses.replace(PRIVATE, claimed_epsilon=None))
     assert result.status == "ok"
     assert unpaid(result)
 

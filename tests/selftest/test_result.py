@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
+from made_report import made_report
 
 from lightning_audit.results.audit_report import AuditReport, CheckResult, Verdict
 from lightning_audit.selftest.result import FAILURES, Status, finding_of, status_of
@@ -22,22 +23,8 @@ def report(outcome: Any = "PASS", fault: str = "", **statuses: str) -> AuditRepo
         for name, status in statuses.items()
     )
     first = next((check.name for check in checks if check.status == "violated"), "")
-    return AuditReport(
-        verdict=Verdict(outcome, None, f"{first}: seen", fault=fault),
-        checks=checks,
-        bounds=(),
-        epsilon_claimed=None,
-        epsilon_spent=None,
-        epsilon_not_excluded=None,
-        delta=1e-5,
-        steps=20,
-        observations=160,
-        history=(),
-        power={},
-        epochs=(),
-        settings={},
-        environment={},
-    )
+    verdict = Verdict(outcome, None, f"{first}: seen", fault=fault)
+    return made_report(verdict=verdict, checks=checks)
 
 
 VIOLATED = report("VIOLATION", SMALL, mu="violated", noise="violated")

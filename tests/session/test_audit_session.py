@@ -34,17 +34,17 @@ def test_a_session_that_goes_on_has_the_coins_and_remarks_of_one_without_a_stop(
     parts = np.concatenate([first.column("coins"), second.column("coins")])
     np.testing.assert_array_equal(parts, whole.column("coins"))
     assert second.session.recorder.steps == 12
-    assert second.session.notes == whole.session.notes
-    assert second.session.late_readings == whole.session.late_readings == 12
+    assert second.session.planner.notes == whole.session.planner.notes
+    assert second.session.releases.late == whole.session.releases.late == 12
 
 
 def test_a_state_is_left_alone_by_the_steps_that_follow() -> None:
     bare = BareSession()
     state = bare.session.state()
-    bare.session.missing.append("something")
+    bare.session.planner.missing.append("something")
     bare.train(2)
-    assert state["kept"]["missing"] == []
-    assert state["kept"]["late_readings"] == 0
+    assert state["planner"]["missing"] == []
+    assert state["releases"]["late"] == 0
 
 
 def test_another_runs_canaries_are_refused() -> None:

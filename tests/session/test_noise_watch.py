@@ -10,7 +10,8 @@ from torch import nn
 
 from lightning_audit.checks.witnesses import Witnesses
 from lightning_audit.dpsgd.protocol import StepClaim
-from lightning_audit.session.noise_watch import NoiseWatch
+from lightning_audit.session.noise_watch import NoiseWatch, ReleaseWatch
+from lightning_audit.taps.gradient_reading import Reading
 
 CLAIM = StepClaim(noise_multiplier=1.0, max_grad_norm=2.0, scale=8.0)
 
@@ -72,3 +73,16 @@ def test_later_steps_are_read_now_and_then_and_claims_without_noise_never() -> N
     assert read == [98, 99, 104, 112]
     silent = StepClaim(0.0, 2.0, 8.0)
     assert watch().seen(silent, 0, 8.0, None) == (4.0, None)
+
+
+def test_releases_that_were_read_late_or_raw_are_counted_and_come_back() -> None:
+    made, again, values = ReleaseWatch(), ReleaseWatch(), np.ones(3)
+    for reading in (
+        Reading(values, at_cut=True, raw=True),
+        Reading(values),
+        Reading(values, raw=True),
+    ):
+        made.update(reading, values, 1.0, np.array([0, 2]))
+    again.load(made.state())
+    assert (again.late, again.raw, again.weights_move) == (2, 2, False)
+    assert made.followed

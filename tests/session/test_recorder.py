@@ -24,14 +24,17 @@ from lightning_audit.record.store import (
     read_observations,
 )
 from lightning_audit.run.checkpoint import to_arrays, to_tensors
-from lightning_audit.session.recorder import Recorder, SeenStep
+from lightning_audit.session.recorder import Recorder
+from lightning_audit.session.steps import ObservedStep
 
 K = 3
 WITNESSES = Witnesses({0: np.arange(12), 1: np.arange(5)})
 HEADER = RecordHeader(("a", "b", "c"), ("weight", "bias"), WITNESSES.counts, LAGS)
 
 
-def seen(count: int, *, sigma: float = 1.0, shift: float = 1.0, seed: int = 0) -> list[SeenStep]:
+def seen(
+    count: int, *, sigma: float = 1.0, shift: float = 1.0, seed: int = 0
+) -> list[ObservedStep]:
     """Steps of every kind: without canaries, dropped, lost, without noise, of two epochs."""
     rng = np.random.default_rng(seed)
     steps = []
@@ -43,7 +46,7 @@ def seen(count: int, *, sigma: float = 1.0, shift: float = 1.0, seed: int = 0) -
             witnesses[3] = np.nan
         readings = coins * shift + sigma * rng.standard_normal(K)
         steps.append(
-            SeenStep(
+            ObservedStep(
                 claim=StepClaim(0.0 if t % 53 == 52 else sigma, 0.5, 16.0),
                 status=status,
                 coins=coins if status == INJECTED else np.zeros(K),
@@ -112,7 +115,7 @@ def test_steps_wait_after_the_first_until_their_block_is_full(
     assert fed == [1, 2, 3, 4, 4, 4, 4, 4, 4, *[10] * 10, *[20] * 6]
 
 
-def striking(kind: str) -> SeenStep:
+def striking(kind: str) -> ObservedStep:
     usual = seen(2)[1]
     changes: dict[str, Any] = {
         "too large": {"readings": usual.coins + np.array([0.0, 11.1, 0.0])},
@@ -121,7 +124,7 @@ def striking(kind: str) -> SeenStep:
         "replaced": {"replaced": True},
         "large": {"readings": usual.coins + np.array([0.0, 10.9, 0.0])},
     }
-    return SeenStep(**{**vars(usual), **changes[kind]})
+    return ObservedStep(**{**vars(usual), **changes[kind]})
 
 
 @pytest.mark.parametrize("kind", ["too large", "too small", "lost", "replaced", "large"])

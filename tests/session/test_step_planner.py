@@ -58,6 +58,6 @@ def test_another_set_of_trained_parameters_ends_the_canaries_and_is_said_once() 
     frozen: Any = bare.net._module[0].bias
     frozen.requires_grad_(False)
     bare.train(2)
-    (sentence,) = bare.session.lacks()
+    (sentence,) = bare.session.pass_blockers()
     assert sentence.startswith("the set of trained parameters changed at step 2")
     assert entered(bare) == [0, 1]

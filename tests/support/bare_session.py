@@ -10,12 +10,12 @@ from opacus import GradSampleModule
 from opacus.optimizers import DPOptimizer
 from torch import nn
 
+from lightning_audit import PrivacyAudit
 from lightning_audit.canaries import Dirac, GradientCanary, Spread
 from lightning_audit.dpsgd.opacus import OpacusStep
 from lightning_audit.dpsgd.protocol import Backward
-from lightning_audit.session.audit_session import AuditSession
+from lightning_audit.session.begin import begin_session
 from lightning_audit.session.ranks import Ranks
-from lightning_audit.session.settings import SessionSettings
 
 
 class KeptEntries(list[Any]):
@@ -41,10 +41,10 @@ class BareSession:
         self.net = GradSampleModule(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)))
         self.optimizer = self.new_optimizer()
         self.kept = KeptEntries()
-        settings = SessionSettings(canaries, 1000.0, every_n_steps, 1e-3, None)
-        self.session = AuditSession(
+        audit = PrivacyAudit(canaries=canaries, every_n_steps=every_n_steps, seed=1)
+        self.session = begin_session(
             OpacusStep(self.optimizer, {}, self.net.modules()),
-            settings,
+            audit.config,
             np.random.default_rng(1),
             lambda batches: None,
             lambda header: self.kept,

@@ -20,9 +20,9 @@ BROKEN = OperatingPoint(0.5, fn=20, tp=980, fp=25, tn=975)
 
 
 VERDICTS = (
-    Verdict("PASS", None, "nothing contradicts the claim"),
+    Verdict("PASS", None, "no check failed"),
     Verdict("VIOLATION", "mechanism", "the noise is smaller than claimed"),
-    Verdict("INCONCLUSIVE", None, "too short", missing=("400 more steps",)),
+    Verdict("INCONCLUSIVE", None, "too short", pass_blockers=("400 more steps",)),
 )
 
 
@@ -34,7 +34,7 @@ def rows(count: int, scale: float = 1.0) -> tuple[dict[str, float], ...]:
             "step": 29.0 * (i + 1),
             "epsilon_lower": scale * max(0.0, share - 0.2),
             "epsilon_spent": 0.5 + share,
-            "epsilon_claimed": 8.0,
+            "claimed_epsilon": 8.0,
         }
         | {
             f"epsilon_lower/{name}": scale * share * (j + 1) / 8
@@ -49,7 +49,7 @@ def report(**changes: Any) -> AuditReport:
         "verdict": VERDICTS[0],
         "checks": (),
         "bounds": (),
-        "epsilon_claimed": 8.0,
+        "claimed_epsilon": 8.0,
         "epsilon_spent": 1.5,
         "epsilon_not_excluded": 4.0,
         "delta": 1e-5,

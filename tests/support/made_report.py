@@ -6,8 +6,6 @@ import dataclasses
 import math
 from typing import Any
 
-from lightning_audit.checks.evidence import SHARES, WARNING_SHARES
-from lightning_audit.checks.registry import REGISTRY
 from lightning_audit.results.audit_report import (
     AuditReport,
     CheckResult,
@@ -15,10 +13,12 @@ from lightning_audit.results.audit_report import (
     LikelyFault,
     OptimizerSeen,
     Outcome,
+    Place,
     Power,
     Verdict,
 )
-from lightning_audit.verdict.pass_blockers import Asked, Resolution
+from lightning_audit.run_checks.registry import REGISTRY
+from lightning_audit.verdict.pass_blockers import OutcomeSettings, Resolution
 
 STEPS, CANARIES, DELTA, SIGNIFICANCE = 100, 8, 1e-5, 1e-3
 SHIFT_LOWER = 0.9
@@ -42,11 +42,13 @@ def made_report(
         **changes: other fields of the report.
     """
     power = {"noise": Power(0.99, 50, 0.8), "sensitivity": Power(1.0, 40, 2.0)}
-    asked = Asked(None, DELTA, SIGNIFICANCE, 0.05, Resolution(), (), replay_neighbours=False)
-    lacks = ("the canary was taken out",) if outcome == "INCONCLUSIVE" else ()
+    asked = OutcomeSettings(
+        None, DELTA, SIGNIFICANCE, 0.05, Resolution(), (), replay_neighbours=False
+    )
+    blockers = ("the canary was taken out",) if outcome == "INCONCLUSIVE" else ()
     assumptions = ("flat clipping",)
     fields: dict[str, Any] = {
-        "verdict": _verdict(outcome, lacks),
+        "verdict": _verdict(outcome, blockers),
         "checks": _checks(outcome, claimed, spent),
         "bounds": (
             EpsilonBound(
@@ -54,7 +56,7 @@ def made_report(
                 assumptions,
             ),
         ),
-        "epsilon_claimed": claimed,
+        "claimed_epsilon": claimed,
         "epsilon_spent": spent,
         "epsilon_not_excluded": None if outcome == "VIOLATION" else 4.0,
         "delta": DELTA,
@@ -66,20 +68,20 @@ def made_report(
         "settings": {**dataclasses.asdict(asked), "bounds": []},
         "environment": {},
         "optimizers": (
-            OptimizerSeen("", STEPS, CANARIES, STEPS, 0, 0, 1000.0, SHIFT_LOWER, power, lacks),
+            OptimizerSeen("", STEPS, CANARIES, STEPS, 0, 0, 1000.0, SHIFT_LOWER, power, blockers),
         ),
     }
     return AuditReport(**{**fields, **changes})
 
 
-def _verdict(outcome: Outcome, lacks: tuple[str, ...]) -> Verdict:
-    half = (LikelyFault("half_noise", "half the noise", "noise"),)
+def _verdict(outcome: Outcome, blockers: tuple[str, ...]) -> Verdict:
+    half = (LikelyFault("half_noise", "half the noise", "noise", place=Place(step=7)),)
     violated = outcome == "VIOLATION"
     return Verdict(
         outcome,
         "mechanism" if violated else None,
-        "the summary of the verdict",
-        missing=lacks,
+        "noise: seen" if violated else "the summary of the verdict",
+        pass_blockers=blockers,
         faults=half if violated else (),
     )
 
@@ -95,19 +97,18 @@ def _checks(
         "sampling.not_poisson": {"poisson": True},
         "sensitivity": {"shift_lower": SHIFT_LOWER},
     }
-    numbers["accounting"] = {"epsilon_spent": spent, "epsilon_claimed": claimed, "delta": DELTA}
+    numbers["accounting"] = {"epsilon_spent": spent, "claimed_epsilon": claimed, "delta": DELTA}
     if compared:
-        numbers["epsilon"] = {"epsilon_lower": None, "epsilon_claimed": claimed}
+        numbers["epsilon"] = {"epsilon_lower": None, "claimed_epsilon": claimed}
     checks = []
-    for name in (name for name, known in REGISTRY.items() if known.always):
+    for name, share in ((name, known.share) for name, known in REGISTRY.items() if known.always):
         evidence = numbers.get(name, {})
         if name in ("epsilon", "accounting") and not compared:
             checks.append(
                 CheckResult(name, "accounting", "not_run", "not compared", evidence=evidence)
             )
-        elif name in {*SHARES, *WARNING_SHARES} - {"epsilon", "sampling.not_poisson"}:
+        elif share and name not in ("epsilon", "sampling.not_poisson"):
             violated = name == "noise" and outcome == "VIOLATION"
-            share = {**SHARES, **WARNING_SHARES}[name]
             log_e = 5.0 - math.log(share * SIGNIFICANCE) if violated else 0.0
             evidence = {**evidence, "violated_at_step": 7 if violated else None}
             status: Any = "violated" if violated else "ok"

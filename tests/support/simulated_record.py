@@ -134,10 +134,10 @@ def verdict_of(
     allow: Collection[str] = (),
     resolution: Resolution | None = None,
     others: Sequence[CheckResult] = (),
-    missing: Sequence[str] = (),
+    pass_blockers: Sequence[str] = (),
 ) -> Verdict:
     """The verdict of a record, as the callback comes to it."""
     monitor, asked = monitor_of(record), resolution or Resolution()
     checks = acknowledge([*monitor.results(), *others], allow)
     seen = seen_of(monitor, PowerModel(monitor).at(asked), OVERSIZE)
-    return judge(checks, monitor, seen, asked, missing)
+    return judge(checks, monitor, seen, asked, pass_blockers)

@@ -26,6 +26,6 @@ VIOLATION = Verdict(
     kind="mechanism",
     summary="the noise is smaller than claimed",
     advice="look at add_noise",
-    missing=(),
+    pass_blockers=(),
     faults=FAULTS,
 )

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tapped import Tapped, nothing
 from torch import nn
 
 from lightning_audit.layout import Direction, Part
-from lightning_audit.taps.gradient_tap import GradientTap, Reading
+from lightning_audit.taps.gradient_reading import Reading
+from lightning_audit.taps.gradient_tap import GradientTap
 from lightning_audit.taps.update_tap import UpdateTap
 
 SHAPES = [(4, 3), (5,), (2, 3, 2, 2)]
@@ -72,10 +74,6 @@ def add(direction: Direction, amount: float, grads: Sequence[torch.Tensor]) -> N
             grads[part.tensor][np.unravel_index(index, shape)] += amount * value
 
 
-def nothing() -> None:
-    return None
-
-
 def of_canary(amount: float) -> np.ndarray:
     """What a canary leaves at `every_coordinate`."""
     grads = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
@@ -88,10 +86,10 @@ def tapped(
     params: Sequence[nn.Parameter],
     before: Callable[[], np.ndarray | None] = nothing,
     coordinates: dict[int, np.ndarray] | None = None,
-) -> tuple[GradientTap, list[Reading]]:
-    readings: list[Reading] = []
+) -> tuple[Tapped, list[Reading]]:
     where = every_coordinate() if coordinates is None else coordinates
-    return GradientTap(optimizer, params, where, before, readings.append), readings
+    made = Tapped(optimizer, params, where, before)
+    return made, made.readings
 
 
 def set_gradients(params: Sequence[nn.Parameter], grads: Sequence[torch.Tensor]) -> None:
@@ -328,14 +326,13 @@ def test_a_gradient_that_appears_inside_the_step_counts_as_replaced() -> None:
 def test_the_gradients_of_a_step_are_not_kept_alive(kind: type[GradientTap]) -> None:
     params = parameters()
     optimizer = torch.optim.SGD(params, lr=0.1)
-    readings: list[Reading] = []
-    tap = kind(optimizer, params, every_coordinate(), nothing, readings.append)
+    tap = Tapped(optimizer, params, every_coordinate(), kind=kind)
     set_gradients(params, gradients(0))
     held = [weakref.ref(p.grad) for p in params]
     optimizer.step()
     optimizer.zero_grad()
     assert [ref() for ref in held] == [None] * len(held)
-    assert len(readings) == 1
+    assert len(tap.readings) == 1
     tap.remove()
 
 
@@ -361,7 +358,7 @@ def test_remove_takes_the_hooks_off() -> None:
 def test_inside_step_is_true_between_reading_and_the_end_of_the_update_only() -> None:
     params = parameters()
     optimizer = ReplacesItsGradient(params)
-    tap, _ = tapped(optimizer, params)
+    tap = tapped(optimizer, params)[0].tap
     set_gradients(params, gradients(0))
     seen = [tap.inside_step]
     optimizer.step(lambda: seen.append(tap.inside_step))

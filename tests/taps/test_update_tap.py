@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tapped import Tapped
 from torch import nn
 
-from lightning_audit.taps.gradient_tap import Reading
+from lightning_audit.taps.gradient_reading import Reading
 from lightning_audit.taps.update_tap import UpdateTap
 
 
@@ -40,13 +41,11 @@ class Own(Doubling):
 
 def _tapped(
     kind: type[torch.optim.Optimizer],
-) -> tuple[Any, nn.Parameter, UpdateTap, list[Reading]]:
+) -> tuple[Any, nn.Parameter, Tapped, list[Reading]]:
     param = nn.Parameter(torch.zeros(3))
     optimizer = kind([param], lr=1.0)
-    readings: list[Reading] = []
-    where = {0: np.array([0, 2])}
-    tap = UpdateTap(optimizer, [param], where, lambda: None, readings.append)
-    return optimizer, param, tap, readings
+    tapped = Tapped(optimizer, [param], {0: np.array([0, 2])}, kind=UpdateTap)
+    return optimizer, param, tapped, tapped.readings
 
 
 def _closure(param: nn.Parameter) -> Any:
@@ -69,7 +68,8 @@ def _closure(param: nn.Parameter) -> Any:
 def test_gradient_is_read_behind_the_closure_in_the_innermost_step(
     kind: type[torch.optim.Optimizer], read: list[float], opaque: bool, by_closure: bool
 ) -> None:
-    optimizer, param, tap, readings = _tapped(kind)
+    optimizer, param, tapped, readings = _tapped(kind)
+    tap: Any = tapped.tap
     assert tap.trial is (kind is not torch.optim.SGD)
     for _ in range(2):
         if by_closure:
@@ -82,7 +82,7 @@ def test_gradient_is_read_behind_the_closure_in_the_innermost_step(
     assert tap.opaque is opaque
     assert [reading.values.tolist() for reading in readings] == [read, read]
     assert not any(reading.replaced or reading.unclear for reading in readings)
-    tap.remove()
+    tapped.remove()
     assert not optimizer._optimizer_step_pre_hooks
     assert not optimizer._optimizer_step_post_hooks
 
@@ -109,16 +109,16 @@ def test_step_of_a_parent_without_objects_is_read_and_given_back(by_name: bool) 
     param = nn.Parameter(torch.zeros(3))
     optimizer, fired = Noisy([param], {}), []
     optimizer.register_step_post_hook(lambda *_: fired.append(1))
-    readings: list[Reading] = []
     taps = [
-        UpdateTap(each, [param], {0: np.array([1])}, lambda: None, readings.append)
+        Tapped(each, [param], {0: np.array([1])}, kind=UpdateTap)
         for each in (optimizer, Noisy([param], {}))
     ]
     for _ in range(2):
         param.grad = torch.ones(3)
         optimizer.step()
-    assert [reading.values.tolist() for reading in readings] == [[2.0], [2.0]]
-    assert taps[0].opaque
+    assert [reading.values.tolist() for reading in taps[0].readings] == [[2.0], [2.0]]
+    assert not taps[1].readings
+    assert taps[0].tap.opaque
     assert len(fired) == 2  # the hooks of others run once a step, as they would
     taps[0].remove()
     assert vars(Base)["step"] is not own
@@ -137,8 +137,8 @@ def test_what_is_taken_out_is_not_in_the_update() -> None:
     param = nn.Parameter(torch.zeros(3))
     optimizer = Doubling([param], lr=1.0)
     taken: list[np.ndarray | None] = [None]
-    readings: list[Reading] = []
-    UpdateTap(optimizer, [param], {0: np.array([2])}, lambda: taken[-1], readings.append)
+    where = {0: np.array([2])}
+    readings = Tapped(optimizer, [param], where, lambda: taken[-1], UpdateTap).readings
     optimizer.step(_closure(param))
     assert param.tolist() == [-2.0, -4.0, -6.0]
     taken.append(np.array([6.0]))

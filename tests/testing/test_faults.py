@@ -12,7 +12,7 @@ import torch
 from planted import private
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyViolation
-from lightning_audit.callbacks.audit_arguments import FINDINGS
+from lightning_audit.config.audit_config import findings
 from lightning_audit.testing import faults, trainings
 from lightning_audit.testing.faults import FAULTS, Fault, plant
 from lightning_audit.testing.opacus_trainings import GhostInParts, PhysicalBatches
@@ -188,7 +188,7 @@ def test_gradients_that_are_replaced_are_placed_at_the_first_such_step(tmp_path:
 def test_an_entry_says_what_is_found_and_in_which_words(fault: Fault) -> None:
     assert fault.wrong
     assert fault.met_in
-    assert fault.check in FINDINGS or (fault.remarked and not fault.check)
+    assert fault.check in findings() or (fault.remarked and not fault.check)
     assert fault.sentence
     assert (fault.ends == "VIOLATION") == (not fault.warn_only)
     at_once = fault.check.startswith(("noise", "reuse.lag", "reuse.pair"))

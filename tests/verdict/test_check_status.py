@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from made_report import made_report
 
-from lightning_audit.checks.evidence import SHARES
+from lightning_audit.checks.noise_size import NOISE
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.verdict.check_status import contradictions_of_checks
-from lightning_audit.verdict.pass_blockers import Asked
+from lightning_audit.verdict.pass_blockers import OutcomeSettings
 
 
 def told(which: str, **changes: Any) -> list[str]:
@@ -23,7 +23,7 @@ def told(which: str, **changes: Any) -> list[str]:
         for check in report.checks
     )
     changed = dataclasses.replace(report, checks=checks)
-    return list(contradictions_of_checks(changed, Asked.of(report.settings)))
+    return list(contradictions_of_checks(changed, OutcomeSettings.of(report.settings)))
 
 
 def test_nothing_is_told_of_a_report_as_it_was_written() -> None:
@@ -33,7 +33,7 @@ def test_nothing_is_told_of_a_report_as_it_was_written() -> None:
 @pytest.mark.parametrize("beyond", [-0.01, 0.01])
 def test_a_check_is_ok_below_its_threshold_and_at_no_e_value_above(beyond: float) -> None:
     significance = made_report("PASS").settings["significance"]
-    log_e = -math.log(SHARES["noise"] * significance) + beyond
+    log_e = -math.log(NOISE.share * significance) + beyond
     sentences = told("noise", log_e_value=log_e)
     assert any("noise is ok at a log e-value" in text for text in sentences) == (beyond > 0)
 
@@ -42,7 +42,7 @@ def test_a_check_without_e_value_is_judged_by_its_evidence() -> None:
     evidence = {"plain_steps": 3, "private_steps": 100}
     assert told("no_dp", evidence=evidence) == ["checks: no_dp is ok, its evidence says violated"]
     (sentence,) = told("no_dp", evidence={"private_steps": 100})
-    assert "no_dp is ok, and its evidence does not tell: 'plain_steps'" in sentence
+    assert "no_dp is ok, and its evidence lacks 'plain_steps'" in sentence
 
 
 def test_a_share_that_was_never_handed_out_is_told() -> None:
@@ -53,5 +53,5 @@ def test_a_share_that_was_never_handed_out_is_told() -> None:
 def test_a_check_that_is_missing_or_unheard_of_is_told() -> None:
     assert told("noise", name="unheard") == [
         "checks: there is no check 'unheard'",
-        "checks: noise is there 0 times, not 1",
+        "checks: noise occurs 0 times, not 1",
     ]

@@ -73,9 +73,9 @@ def test_a_report_that_agrees_with_itself_has_no_contradiction(outcome: Outcome)
         ),
         (
             lambda r: named(r, "epsilon")["evidence"].update(epsilon_lower=2.0),
-            "epsilon 2.0 is proved at the verdict's significance, 1.5 here",
+            "epsilon 2.0 is proved at the verdict's level, 1.5 in bounds",
         ),
-        (lambda r: r["bounds"].append(r["bounds"][0]), "bounds: a name stands twice"),
+        (lambda r: r["bounds"].append(r["bounds"][0]), "bounds: a name occurs twice"),
         (lambda r: r["bounds"][0].update(delta=0.1), "betting is at delta 0.1"),
         (lambda r: r["bounds"][0].update(significance=0.5), "is at significance 0.5, not 0.05"),
         (lambda r: r["bounds"][0].update(looks="single"), "betting is for single looks"),
@@ -97,11 +97,11 @@ def test_a_report_that_agrees_with_itself_has_no_contradiction(outcome: Outcome)
         ),
         (
             lambda r: named(r, "reuse.lag")["evidence"].update(violated_at_step=3),
-            "is said to have reached it at step 3",
+            "violated_at_step 3",
         ),
         (lambda r: named(r, "sensitivity").update(status="not_run"), "sensitivity has not run"),
         (lambda r: r["verdict"].update(kind="epsilon"), "verdict: kind is epsilon"),
-        (lambda r: r["verdict"].update(fault="loud"), "a fault is named that is not among faults"),
+        (lambda r: r["verdict"].update(fault="loud"), "fault is not the sentence of one of faults"),
     ],
 )
 def test_what_cannot_be_in_a_pass_is_told(change: Callable[[Report], Any], sentence: str) -> None:
@@ -124,7 +124,7 @@ def test_what_cannot_be_in_a_violation_is_told(
 
 
 def test_an_inconclusive_verdict_says_what_is_missing() -> None:
-    found = told(lambda data: data["verdict"].update(missing=[]), "INCONCLUSIVE")
+    found = told(lambda data: data["verdict"].update(pass_blockers=[]), "INCONCLUSIVE")
     assert found == ["verdict: outcome is INCONCLUSIVE, and nothing is missing"]
 
 

@@ -241,7 +241,7 @@ def test_a_record_that_is_not_finite_comes_before_all_but_a_missing_dp_sgd() -> 
 def test_an_epsilon_of_removed_records_is_told_from_too_many_steps(
     by_removal: dict[str, float], name: str
 ) -> None:
-    seen = check("accounting", epsilon_spent=16.0, epsilon_claimed=8.0, **by_removal)
+    seen = check("accounting", epsilon_spent=16.0, claimed_epsilon=8.0, **by_removal)
     assert names(faults_of(simulate(20), seen)) == [name]
 
 

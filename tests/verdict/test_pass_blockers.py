@@ -23,7 +23,7 @@ def test_resolution_names_a_sensitivity_of_at_most_one(sensitivity: float) -> No
 def test_dead_canary_is_inconclusive_with_its_reason() -> None:
     verdict = verdict_of(simulate(200, shift=0.0))
     assert verdict.outcome == "INCONCLUSIVE"
-    assert any("the canary's own signal was not seen" in item for item in verdict.missing)
+    assert any("the canaries' signal was not detected" in item for item in verdict.pass_blockers)
 
 
 def test_clipping_to_less_than_half_is_inconclusive_too() -> None:
@@ -31,9 +31,9 @@ def test_clipping_to_less_than_half_is_inconclusive_too() -> None:
 
 
 def test_what_else_is_missing_stands_in_the_way_of_a_pass() -> None:
-    verdict = verdict_of(simulate(60), missing=["the training has not ended"])
+    verdict = verdict_of(simulate(60), pass_blockers=["the training has not ended"])
     assert verdict.outcome == "INCONCLUSIVE"
-    assert verdict.missing == ("the training has not ended",)
+    assert verdict.pass_blockers == ("the training has not ended",)
 
 
 def test_steps_without_noise_are_inconclusive_and_counted() -> None:
@@ -41,4 +41,6 @@ def test_steps_without_noise_are_inconclusive_and_counted() -> None:
     entries["noise_multiplier"][50:] = 0.0
     verdict = verdict_of((made, entries))
     assert verdict.outcome == "INCONCLUSIVE"
-    assert any(m.startswith("10 of 60 steps have noise_multiplier 0") for m in verdict.missing)
+    assert any(
+        m.startswith("10 of 60 steps have noise_multiplier 0") for m in verdict.pass_blockers
+    )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.attack_strength._strength import Support as Support
-from lightning_audit.stats.attack_strength._strength import log_likelihood
+from lightning_audit.stats.attack_strength._strength import log_likelihood, log_mass
 
 Counts = NDArray[np.int64]
 
@@ -131,12 +131,12 @@ class _AtNode:
         return np.ones(self.size, dtype=np.int64)
 
     def log_outside(self, levels: Floats, delta: float, nodes: int) -> Floats:
-        return _log(self._table(levels, delta))
+        return log_mass(self._table(levels, delta))
 
     def log_inside(
         self, levels: Floats, delta: float, wanted: NDArray[np.bool_], nodes: int
     ) -> Floats:
-        inside: Floats = _log(1.0 - self._table(levels, delta))
+        inside: Floats = log_mass(1.0 - self._table(levels, delta))
         inside[~wanted] = 0.0
         return inside
 
@@ -178,7 +178,3 @@ def _parts_below(angles: Floats, sizes: Floats, delta: float, limits: Floats) ->
         p, q, r, s = ramps
         result[i, crossed] = np.clip((p - q - r + s) / (8.0 * w * n), 0.0, 1.0)
     return result
-
-
-def _log(mass: Floats) -> Floats:
-    return np.log(np.clip(mass, 1e-300, 1.0))

@@ -87,7 +87,7 @@ class Attacks:
             # Elsewhere the mass above the diagonal is in the tail that is left out anyway.
             if sides.x.lower_rest[0] + sides.y.lower_rest[0] < 1.0:
                 result[i] += sides.mirrored_where(True).below(levels, rest=False)[0]
-        return _log(result)
+        return log_mass(result)
 
     def log_inside(
         self, levels: Floats, delta: float, wanted: NDArray[np.bool_], nodes: int = NODES
@@ -96,7 +96,7 @@ class Attacks:
         result = np.ones((self.size, levels.size))
         for i in np.flatnonzero(wanted).tolist():
             result[i] = ClaimPosterior(self._sides(i, levels.size, delta, nodes), True).cdf(levels)
-        return _log(result)
+        return log_mass(result)
 
     def _sides(self, attack: int, rows: int, delta: float, nodes: int) -> EpsilonSides:
         x, y = self._rates
@@ -236,7 +236,8 @@ def _extrapolate_diagonal(values: Floats, levels: Floats) -> None:
     values[1, 1] = values[1, 0]
 
 
-def _log(mass: Floats) -> Floats:
+def log_mass(mass: Floats) -> Floats:
+    """Log of a mass; of next to nothing where it is 0."""
     return np.log(np.clip(mass, 1e-300, 1.0))
 
 

@@ -101,9 +101,6 @@ def correlated_attack_posterior(
         epsilon_variance: as in `attack_strength_posterior`.
         strength_shapes: as in `attack_strength_posterior`.
 
-    Returns:
-        The posterior.
-
     Raises:
         ValueError: If an argument is out of its range, or an attack has fewer challenges of a side
             than depend on each other.
@@ -188,10 +185,6 @@ def pooled_attacks(counts: ConfusionCounts, groups: ArrayLike) -> tuple[Confusio
         >>> pooled, cluster = pooled_attacks(attack_counts([9, 7, 5], 50, [3, 4, 8], 50), [0, 0, 1])
         >>> pooled.fn.tolist(), pooled.n_in.tolist(), cluster
         ([16, 5], [100, 50], 50)
-
-    References:
-        Yıldırım, Kaya, Yıldırım and Savaş, "MCMC for Bayesian estimation of differential privacy
-        from membership inference attacks", 2025, appendix C.
     """
     vector = attack_vector(counts)
     labels = np.asarray(groups)

@@ -17,7 +17,8 @@ that a positive lower quantile is no evidence of any. Nor is the posterior a cla
 
 References:
     Yıldırım, Kaya, Yıldırım and Savaş, "MCMC for Bayesian estimation of differential privacy from
-    membership inference attacks", 2025: equations 1 to 6 and algorithm 1.
+    membership inference attacks", 2025: equations 1 to 6 and algorithm 1; for a
+    known strength section 4.1.1 and figure 2.
 """
 
 from __future__ import annotations
@@ -188,9 +189,6 @@ def attack_strength_posterior(
             of epsilon.
         strength_shapes: both shapes >= 1 of the Beta prior of the strength.
 
-    Returns:
-        The posterior.
-
     Raises:
         ValueError: If an argument is out of its range, there is no attack, or ``delta`` is so large
             next to what the counts tell that the quadrature would not be exact.
@@ -201,10 +199,6 @@ def attack_strength_posterior(
         >>> low, high = posterior.epsilon.interval(0.1)
         >>> round(posterior.epsilon.mean, 3), round(low, 3), round(high, 3)
         (3.312, 2.685, 4.992)
-
-    References:
-        Yıldırım, Kaya, Yıldırım and Savaş, "MCMC for Bayesian estimation of differential privacy
-        from membership inference attacks", 2025, equations 1 to 6.
     """
     attacks = Attacks.of(attack_vector(counts))
     delta = delta_or_zero(delta)
@@ -234,17 +228,8 @@ def epsilon_posterior_at_strength(
     It shows what an assumed strength does to the interval: next to 1 it is nearly the posterior of
     an attack that is the best one possible, at 0 it has no upper limit but the prior's.
 
-    Args:
-        counts: as in `attack_strength_posterior`.
-        delta: delta in [0, 1).
-        strength: strength in [0, 1).
-        epsilon_variance: as in `attack_strength_posterior`.
-
-    Returns:
-        The posterior of epsilon.
-
-    Raises:
-        ValueError: If an argument is out of its range, or there is no attack.
+    ``strength`` is in [0, 1); the other arguments and the errors are those of
+    `attack_strength_posterior`.
 
     Example:
         >>> counts = attack_counts(200, 500, 200, 500)
@@ -254,10 +239,6 @@ def epsilon_posterior_at_strength(
         0.446 5.741
         0.362 0.866
         0.291 0.512
-
-    References:
-        Yıldırım, Kaya, Yıldırım and Savaş, "MCMC for Bayesian estimation of differential privacy
-        from membership inference attacks", 2025, section 4.1.1 and figure 2.
     """
     attacks = Attacks.of(attack_vector(counts))
     delta = delta_or_zero(delta)

@@ -43,6 +43,9 @@ def sample_attack_strength(
     Successive samples are strongly dependent: a hundred iterations hold about the information of
     one independent sample. Those before the chain has forgotten its start are included.
 
+    The chain is algorithm 1 of the reference there; samples are of (epsilon, strength),
+    ``[iterations, 2]``.
+
     Args:
         counts: outcomes of the attacks, a vector, ``[n]``.
         delta: delta in [0, 1).
@@ -55,15 +58,8 @@ def sample_attack_strength(
         step_strength: standard deviation of the proposals of the strength.
         proposals: pairs of error rates that stand for one attack's integral, K >= 2.
 
-    Returns:
-        Samples of (epsilon, strength), ``[iterations, 2]``.
-
     Raises:
         ValueError: If an argument is out of its range.
-
-    References:
-        Yıldırım, Kaya, Yıldırım and Savaş, "MCMC for Bayesian estimation of differential privacy
-        from membership inference attacks", 2025, algorithm 1.
     """
     vector = attack_vector(counts)
     delta = delta_or_zero(delta)

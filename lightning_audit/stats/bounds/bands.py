@@ -97,9 +97,6 @@ def dkw_half_width(n: int, significance: float) -> float:
         significance: Probability in (0, 1/2] with which the band may fail; above 1/2 the
             inequality with constant one is not true.
 
-    Returns:
-        The half width, > 0.
-
     Raises:
         ValueError: If ``n`` is no whole number >= 1 or ``significance`` is not in (0, 1/2].
 
@@ -147,9 +144,6 @@ def simultaneous_upper_limits(n: int, significance: float, band: Band) -> Floats
         array([0.581, 0.762, 0.884, 0.963, 0.997, 1.   ])
         >>> simultaneous_upper_limits(5, 0.05, "dkw").round(3)
         array([0.547, 0.747, 0.947, 1.   , 1.   , 1.   ])
-
-    References:
-        As of `berk_jones_level` and `dkw_half_width`.
     """
     _validate.one_of("band", band, ("berk_jones", "dkw"))
     counts = np.arange(n + 1)

@@ -60,9 +60,6 @@ def bound_power(
         n: observations with the canary in, and as many without it.
         significance: the bound's, in (0, 1); in (0, 1/4] for "fdp_pooled_cp".
 
-    Returns:
-        The probability.
-
     Raises:
         ValueError: If an argument is out of its range, by name.
 

@@ -196,10 +196,6 @@ def epsilon_jeffreys_interval(
         >>> low, high = epsilon_jeffreys_interval(counts, delta=0.05, significance=0.05)
         >>> round(low, 3), round(high, 3)
         (0.321, 1.456)
-
-    References:
-        Zanella-Béguelin et al., "Bayesian estimation of differential privacy", ICML 2023, section
-        3.2.
     """
     return _rectangle(counts, delta, significance, jeffreys_lower, jeffreys_upper)
 
@@ -252,10 +248,6 @@ def epsilon_katz(counts: ConfusionCounts, significance: float) -> float | Floats
     Example:
         >>> round(epsilon_katz(ConfusionCounts(fn=35, tp=65, fp=25, tn=75), significance=0.1), 4)
         0.6461
-
-    References:
-        Lu et al., "A general framework for auditing differentially private machine learning",
-        NeurIPS 2022.
     """
     ratios = katz_log_ratios(counts, significance_level(significance) / 2)
     return like_input(np.maximum(np.maximum(*ratios), 0.0))

@@ -10,21 +10,19 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from lightning_audit import _validate
-from lightning_audit.stats._arguments import Floats, each, like_input
+from lightning_audit.stats._arguments import Floats, each, finite_number, like_input
+from lightning_audit.stats._roots import Rows, least_nonnegative
 
 __all__ = ["mu_noncentral_t", "mu_noncentral_t_from_scores"]
 
-# From noncentralities to the tail there and its slope.
-_Tail = Callable[[Floats], tuple[Floats, Floats]]
+# From noncentralities and the rows that they are of to the tails there and their slopes.
+_Tail = Callable[[Floats, Rows], tuple[Floats, Floats]]
 _TailFactory = Callable[[Floats, Floats, float], _Tail]
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(128)
 _SQRT_2PI = np.sqrt(2.0 * np.pi)
 # Share of the significance that the quadrature may leave out at either end.
 _LEFT_OUT = 1e-18
-# Newton's error squares at each step: after a relative step of this size nothing is left to gain.
-_LAST_STEP = 1e-9
-_MAX_ITERATIONS = 100
 # Observations solved at once: each takes a row of nodes in memory.
 _BLOCK = 4096
 
@@ -97,7 +95,7 @@ def _statistics(
     n1, n0, d, ss = np.broadcast_arrays(
         _numbers("n_in", n_in),
         _numbers("n_out", n_out),
-        each(_finite, "difference", difference),
+        each(finite_number, "difference", difference),
         each(_validate.non_negative, "sum_squares", sum_squares),
     )
     if np.any((n1 > 0) & (n0 > 0) & (n1 + n0 > 2) & (ss == 0)):
@@ -119,13 +117,7 @@ def mu_noncentral_t_from_scores(
     .. math:: D = \bar x_1 - \bar x_0, \qquad
         \mathrm{SS} = \sum_i (x_{1i} - \bar x_1)^2 + \sum_j (x_{0j} - \bar x_0)^2
 
-    Args:
-        scores_in: Scores with the canary in, ``[n_in]``, in any unit.
-        scores_out: Scores with the canary out, ``[n_out]``, in the same unit.
-        significance: Probability in (0, 1) with which the limit may fail.
-
-    Returns:
-        The limit >= 0; 0 where a group is empty or fewer than three scores were given.
+    Scores in and out are ``[n_in]`` and ``[n_out]``, in one unit, whichever.
 
     Raises:
         ValueError: If scores are not one-dimensional, not finite or all alike within both groups,
@@ -136,15 +128,12 @@ def mu_noncentral_t_from_scores(
         >>> inside, outside = 1.0 + rng.standard_normal(500), rng.standard_normal(700)
         >>> 0.8 < mu_noncentral_t_from_scores(inside, outside, 0.05) < 1.0
         True
-
-    References:
-        Johnson and Welch, "Applications of the non-central t-distribution", Biometrika 31, 1940.
     """
     groups = [np.asarray(scores, dtype=np.float64) for scores in (scores_in, scores_out)]
     for name, scores in zip(("scores_in", "scores_out"), groups, strict=True):
         if scores.ndim != 1:
             raise ValueError(f"{name} has shape {scores.shape}, must be [n]; ravel it.")
-        each(_finite, name, scores)
+        each(finite_number, name, scores)
     (mean_1, squares_1), (mean_0, squares_0) = map(mean_and_squares, groups)
     difference, within = mean_1 - mean_0, squares_1 + squares_0
     return float(mu_noncentral_t(groups[0].size, groups[1].size, difference, within, significance))
@@ -154,10 +143,6 @@ def mean_and_squares(scores: Floats) -> tuple[float, float]:
     """Mean and sum of squared deviations from it, 0 of no scores."""
     mean = float(scores.mean()) if scores.size else 0.0
     return mean, float(np.sum((scores - mean) ** 2))
-
-
-def _finite(name: str, value: Any) -> None:
-    _validate.non_negative(name, abs(value) if np.isfinite(value) else value)
 
 
 def _numbers(name: str, value: int | NDArray[Any]) -> Floats:
@@ -190,25 +175,15 @@ def noncentrality_lower(t: Floats, freedom: Floats, significance: float) -> Floa
 def _solve(tail_of: _TailFactory, t: Floats, freedom: Floats, significance: float) -> Floats:
     """Newton's method on the logarithm of the tail, which is concave in the noncentrality."""
     tail = tail_of(t, freedom, significance)
-    log_level = np.log(significance)
-    spread = np.sqrt(1.0 + t * t / (2.0 * freedom))
-    value = np.maximum(t + special.ndtri(significance) * spread, 0.0)
-    low, high = np.zeros(t.shape), np.full(t.shape, np.inf)
-    for _ in range(_MAX_ITERATIONS):
-        probability, slope = tail(value)
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            excess = np.log(probability) - log_level
-            following = value - excess * probability / slope
-        low = np.where(excess < 0, value, low)
-        high = np.where(excess < 0, high, value)
+
+    def residual(noncentrality: Floats, rows: Rows) -> tuple[Floats, Floats]:
+        probability, slope = tail(noncentrality, rows)
         # Where the tail underflows, or is one, its logarithm points nowhere.
-        inside = (following > low) & (following < high)
-        halved = np.where(np.isfinite(high), 0.5 * (low + high), low + spread)
-        done = np.abs(following - value) <= _LAST_STEP * (1.0 + value)
-        value = np.where(inside | done, following, halved)
-        if np.all(done):
-            break
-    return np.maximum(value, 0.0)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            return np.log(probability) - np.log(significance), slope / probability
+
+    spread = np.sqrt(1.0 + t * t / (2.0 * freedom))
+    return least_nonnegative(residual, np.maximum(t + special.ndtri(significance) * spread, 0.01))
 
 
 def _tail_over_scale(t: Floats, freedom: Floats, significance: float) -> _Tail:
@@ -223,10 +198,10 @@ def _tail_over_scale(t: Floats, freedom: Floats, significance: float) -> _Tail:
     weights /= weights.sum(axis=1, keepdims=True)
     middle, steps = t, t[:, None] * off
 
-    def tail(noncentrality: Floats) -> tuple[Floats, Floats]:
-        x = (noncentrality - middle)[:, None] - steps
+    def tail(noncentrality: Floats, rows: Rows) -> tuple[Floats, Floats]:
+        x, weight = (noncentrality - middle[rows])[:, None] - steps[rows], weights[rows]
         density = np.exp(-0.5 * x * x) / _SQRT_2PI
-        return (weights * special.ndtr(x)).sum(axis=1), (weights * density).sum(axis=1)
+        return (weight * special.ndtr(x)).sum(axis=1), (weight * density).sum(axis=1)
 
     return tail
 
@@ -235,12 +210,13 @@ def _tail_over_normal(t: Floats, freedom: Floats, significance: float) -> _Tail:
     """The tail and its slope as E Pr[S <= (Z + lambda) / t], integrated over the density of Z."""
     reach = -special.ndtri_exp(np.log(significance) + np.log(_LEFT_OUT))
 
-    def tail(noncentrality: Floats) -> tuple[Floats, Floats]:
+    def tail(noncentrality: Floats, rows: Rows) -> tuple[Floats, Floats]:
+        half_freedom = 0.5 * freedom[rows, None]
         low = np.maximum(-reach, -noncentrality)
         half = 0.5 * (reach - low)[:, None]
         z = 0.5 * (reach + low)[:, None] + half * _NODES
-        scale = np.maximum(z + noncentrality[:, None], 0.0) / t[:, None]
-        cumulated = special.gammainc(freedom[:, None] / 2.0, 0.5 * freedom[:, None] * scale**2)
+        scale = np.maximum(z + noncentrality[:, None], 0.0) / t[rows, None]
+        cumulated = special.gammainc(half_freedom, half_freedom * scale**2)
         mass = half * _WEIGHTS * np.exp(-0.5 * z * z) / _SQRT_2PI * cumulated
         # By parts: the derivative of the normal density brings the factor z.
         return mass.sum(axis=1), (mass * z).sum(axis=1)

@@ -72,10 +72,6 @@ def clopper_pearson_upper(
         0.00299125
         >>> clopper_pearson_upper(np.array([0, 500, 1000]), 1000, 0.05).round(4)
         array([0.003 , 0.5265, 1.    ])
-
-    References:
-        Clopper and Pearson, "The use of confidence or fiducial limits illustrated in the case of
-        the binomial", Biometrika 26, 1934.
     """
     k, n = whole_counts(successes, trials)
     level = significance_level(significance)
@@ -131,10 +127,6 @@ def jeffreys_upper(
         0.00191841
         >>> jeffreys_upper(np.array([0, 500, 1000]), 1000, 0.05).round(4)
         array([0.0019, 0.526 , 1.    ])
-
-    References:
-        Brown, Cai and DasGupta, "Interval estimation for a binomial proportion", Statistical
-        Science 16, 2001, section 4.1.
     """
     k, n = whole_counts(successes, trials)
     level = significance_level(significance)

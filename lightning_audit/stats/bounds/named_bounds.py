@@ -213,9 +213,6 @@ def named_bound(
         significance: probability in (0, 1) with which the bound may be wrong.
         threshold: how it is chosen; None for `Split`, valid on any scale, and "fdp_t", without one.
 
-    Returns:
-        The bound with its labels.
-
     Raises:
         ValueError: An unknown method, a delta or significance outside its range, scores that are
             no vectors of numbers, or a choice of threshold that the method does not allow.

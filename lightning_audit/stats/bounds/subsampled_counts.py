@@ -80,17 +80,9 @@ def subsampled_epsilon_clopper_pearson(
     the sign of -q FNR - (1 - q) delta), so the upper limits, each at half of ``significance``, give
     the least value over all rates that are not rejected.
 
-    Args:
-        counts: Outcomes of guessing the known coin, at one threshold fixed beforehand.
-        sample_rate: Probability q in (0, 1] with which a member joins a step.
-        delta: Delta of the epsilon, in (0, 1).
-        significance: Probability in (0, 1) with which the bound may fail.
-
-    Returns:
-        The bound >= 0.
-
-    Raises:
-        ValueError: An argument is outside its range.
+    ``counts`` are of guessing the known coin, at a threshold fixed beforehand; ``significance`` in
+    (0, 1) is the probability with which the bound may fail. The other arguments, the result and the
+    errors are those of `subsampled_epsilon_of_mu`.
 
     Example:
         >>> counts = ConfusionCounts(fn=10, tp=990, fp=5, tn=995)

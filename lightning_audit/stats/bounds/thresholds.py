@@ -115,9 +115,6 @@ def threshold_bound(
         >>> bound = threshold_bound(*scores, Fixed(1.0), mu_clopper_pearson, 0.05)
         >>> round(bound.value, 2), int(bound.counts.fn), bound.valid
         (1.81, 85, True)
-
-    References:
-        As of the choices, and of `stats.bounds.bands` for `Simultaneous`.
     """
     groups = score_vector("scores_in", scores_in), score_vector("scores_out", scores_out)
     level = significance_level(significance)
@@ -173,16 +170,11 @@ def candidate_thresholds(scores_in: ArrayLike, scores_out: ArrayLike) -> Floats:
     They lie halfway between neighbouring distinct scores of both groups together, with one below
     all of them and the largest score itself, above which there is none.
 
-    Args:
-        scores_in: Scores with the canary in, ``[n_in]``.
-        scores_out: Scores with the canary out, ``[n_out]``.
+    Scores and errors are those of `threshold_bound`.
 
     Returns:
         The thresholds in increasing order, one more than there are distinct scores; 0 if there is
         no score.
-
-    Raises:
-        ValueError: If scores are not one-dimensional or hold nan.
 
     Example:
         >>> candidate_thresholds([1.0, 2.0, 2.0], [2.0, 4.0])[1:]

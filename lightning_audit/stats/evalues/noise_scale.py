@@ -111,12 +111,7 @@ def excess_log_e(count: ArrayLike, sum_squares: ArrayLike) -> Floats:
 
     The same mixture as `noise_log_e`, over `EXCESS_PRECISIONS`: true noise x 1.05 up to x 256.
 
-    Args:
-        count: number of coordinates observed so far, any shape.
-        sum_squares: sum of the squared noise, in units of the claimed variance, same shape.
-
-    Returns:
-        Log e-value, the broadcast shape of the arguments.
+    The squares are of noise alone; arguments and result are those of `noise_log_e`.
 
     Example:
         >>> bool(excess_log_e(400, 400 * 1.5) > 9.2)

@@ -113,16 +113,11 @@ class TieBet:
 def sign_log_e(positive: int, negative: int) -> float:
     r"""Log e-value for "the noise is as often above zero as below", whatever its scale.
 
+    ``positive`` readings lie above zero, and ``negative`` ones below.
+
     Formula:
         ``log( B(1 + positive, 1 + negative) 2^(positive + negative) )``: fair coins against a
         uniform prior.
-
-    Args:
-        positive: readings above zero, >= 0.
-        negative: readings below zero, >= 0.
-
-    Returns:
-        Log e-value.
 
     Example:
         >>> round(sign_log_e(0, 0), 12)

@@ -50,9 +50,6 @@ def noise_power(
         data_variance: variance of the data term over the variance of the claimed noise.
         significance: the share of the significance that the test has.
 
-    Returns:
-        Probability of a flag at the last step.
-
     Raises:
         ValueError: an argument outside its range, by name.
 
@@ -171,9 +168,6 @@ def steps_needed(power: Callable[[int], float], target: float = 0.95, limit: int
         power: probability of a flag as a function of the number of steps, non-decreasing.
         target: the power asked for.
         limit: where the search ends.
-
-    Returns:
-        The number of steps.
 
     Example:
         >>> steps_needed(lambda steps: noise_power(8, steps, 0.8))

@@ -149,7 +149,7 @@ def epsilon_star(
 
     References:
         Negoescu et al., "Epsilon*: privacy metric for machine learning models", PPAI 2024,
-        definition 2, theorem 3 and appendix B.
+        definition 2, theorem 3, section 3.1 and appendix B.
     """
     train = sorted_losses("losses_train", losses_train)
     population = sorted_losses("losses_population", losses_population)
@@ -208,10 +208,6 @@ def epsilon_star_of_distributions(
         >>> train, population = stats.norm(0, 1), stats.norm(3, 1)
         >>> round(epsilon_star_of_distributions(train, population, 1e-5, clip=1e-3).value, 4)
         6.14
-
-    References:
-        Negoescu et al., "Epsilon*: privacy metric for machine learning models", PPAI 2024,
-        section 3.1.
     """
     small, least = delta_or_zero(delta), _check_clip(clip)
     if isinstance(train, GaussianMixture) and isinstance(population, GaussianMixture):

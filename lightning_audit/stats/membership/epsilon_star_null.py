@@ -67,9 +67,6 @@ def epsilon_star_null(
         permutations: How many, at least 1; 999 make p-values of 0.001 possible.
         rng: Generator of the permutations; it is advanced.
 
-    Returns:
-        The value, its p-value and what the permutations gave.
-
     Raises:
         ValueError: As `epsilon_star`; if ``permutations`` is no whole number >= 1.
         TypeError: If ``rng`` is no `numpy.random.Generator`, or ``method`` none of the classes.

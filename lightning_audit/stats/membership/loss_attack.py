@@ -58,9 +58,6 @@ def normal_ratio_p_value(
     Example:
         >>> normal_ratio_p_value([0.0, -1.645], 0.0, 1.0, -1.0, 1.0).round(3)
         array([0.5 , 0.05])
-
-    References:
-        Yıldırım et al. 2025, algorithm 3 and appendix D.
     """
     x, m0, m1 = (
         _finite(name, value)
@@ -133,9 +130,6 @@ def measure_attack(out: Challenges, inside: Challenges, alpha: ArrayLike) -> Con
 
     Raises:
         ValueError: If an argument is out of its range, or losses are equal, which have no spread.
-
-    References:
-        Yıldırım et al. 2025, algorithm 4.
     """
     return _counted(out.p_values("out"), inside.p_values("inside"), alpha)
 
@@ -148,16 +142,8 @@ def measure_cross_fed(
     It needs n models a side instead of n times as many. The decisions are correlated: use
     `correlated_attack_posterior` with ``cluster=n``, not a binomial model.
 
-    Args:
-        losses_out: losses of the record under models without it, at least 3, ``[n]``.
-        losses_in: losses under models with it, at least 3, ``[m]``.
-        alpha: as in `measure_attack`.
-
-    Returns:
-        The counts, of the shape of ``alpha``.
-
-    Raises:
-        ValueError: If an argument is out of its range, or all losses of a side but one are equal.
+    Losses under models without the record and with it are ``[n]`` and ``[m]``, at least 3 a side,
+    not all equal but one. ``alpha``, the result and the errors are those of `measure_attack`.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -165,9 +151,6 @@ def measure_cross_fed(
         >>> counts = measure_cross_fed(out, inside, alpha=0.1)
         >>> int(counts.fp), int(counts.fn)
         (13, 24)
-
-    References:
-        Yıldırım et al. 2025, algorithm 5.
     """
     sides = [_finite("losses_out", losses_out), _finite("losses_in", losses_in)]
     for name, losses in zip(("losses_out", "losses_in"), sides, strict=True):

@@ -76,15 +76,10 @@ def auroc(scores_in: ArrayLike, scores_out: ArrayLike) -> float:
     .. math:: \frac{1}{n_1 n_0} \sum_{i,j} \bigl(\mathbf 1\{x_i > y_j\}
         + \tfrac12 \mathbf 1\{x_i = y_j\}\bigr)
 
-    Args:
-        scores_in: Scores with the canary in, ``[n_in]``.
-        scores_out: Scores with the canary out, ``[n_out]``.
+    Arguments and errors are those of `roc_curve`.
 
     Returns:
         The area in [0, 1]; .5 where nothing is told apart.
-
-    Raises:
-        ValueError: As `roc_curve`.
 
     Example:
         >>> auroc([1.0, 2.0, 3.0], [0.0, 2.0])
@@ -107,16 +102,10 @@ def tpr_at_fpr(scores_in: ArrayLike, scores_out: ArrayLike, fpr: float) -> float
     That of a threshold: no straight line is drawn between two points of the curve, so that no rate
     is named that no threshold has, and with fewer than 1 / fpr scores "out" none of them may pass.
 
-    Args:
-        scores_in: Scores with the canary in, ``[n_in]``.
-        scores_out: Scores with the canary out, ``[n_out]``.
-        fpr: False positive rate in [0, 1].
+    ``fpr`` is in [0, 1]; the other arguments and the errors are those of `roc_curve`.
 
     Returns:
         The rate in [0, 1], an estimate.
-
-    Raises:
-        ValueError: As `roc_curve`, or if ``fpr`` is not in [0, 1].
 
     Example:
         >>> tpr_at_fpr([1.0, 2.0, 3.0, 4.0], [0.0, 0.5, 1.5, 3.5], fpr=0.25)
@@ -128,10 +117,9 @@ def tpr_at_fpr(scores_in: ArrayLike, scores_out: ArrayLike, fpr: float) -> float
     inside, outside = _groups(scores_in, scores_out)
     # So many scores "out" may pass; the rounding of a product must not take one away.
     passing = int(np.floor(_rate(fpr) * len(outside) * (1 + 1e-12)))
-    threshold = outside[len(outside) - passing - 1] if passing < len(outside) else -np.inf
     if passing == len(outside):
         return 1.0
-    return float(np.mean(inside > threshold))
+    return float(np.mean(inside > outside[len(outside) - passing - 1]))
 
 
 def tpr_at_fpr_lower(
@@ -147,12 +135,9 @@ def tpr_at_fpr_lower(
     rate of at most ``fpr`` and a true positive rate of at least the result: half of the
     significance goes to a band for each rate, so that the threshold may be chosen afterwards.
 
-    Args:
-        scores_in: Independent scores with the canary in, ``[n_in]``.
-        scores_out: Independent scores with the canary out, ``[n_out]``.
-        fpr: False positive rate in [0, 1].
-        significance: Probability in (0, 1) with which the bound may fail.
-        band: As in `lightning_audit.stats.bounds.bands.simultaneous_upper_limits`.
+    Scores are independent; they and ``fpr`` are those of `tpr_at_fpr`, ``band`` is that of
+    `stats.bounds.bands.simultaneous_upper_limits`, and ``significance`` in (0, 1) is the
+    probability with which the bound may fail.
 
     Returns:
         The bound in [0, 1]; 0 where too few scores "out" were seen to limit a rate to ``fpr``.
@@ -205,10 +190,6 @@ def tradeoff_upper(
         >>> f = tradeoff_upper(*scores, significance=0.05)
         >>> f.epsilon_at(np.array([1e-5, 1e-2, 0.1])).round(2)
         array([4.01, 3.92, 3.03])
-
-    References:
-        Dong, Roth and Su, "Gaussian differential privacy", JRSS B 84, 2022, Propositions 2.2 and
-        2.12. Bands as of `lightning_audit.stats.bounds.bands`.
     """
     inside, outside = _groups(scores_in, scores_out)
     level = significance_level(significance) / 2

@@ -113,14 +113,8 @@ def epsilon_gaussian_pair_from_scores(
 ) -> float:
     """Lower bound on epsilon from scores that are Gaussian in each group.
 
-    Args:
-        scores_in: Scores of the canaries that were in, ``[n_in]``, in any unit.
-        scores_out: Scores of those that were out, ``[n_out]``, in the same unit.
-        delta: Delta in (0, 1).
-        significance: Probability in (0, 1) with which the bound may fail.
-
-    Returns:
-        `epsilon_gaussian_pair` of them, with what it supposes.
+    Scores in and out are ``[n_in]`` and ``[n_out]``, in one unit, whichever; see
+    `epsilon_gaussian_pair` for the other arguments, and for what is supposed.
 
     Raises:
         ValueError: If scores are not one-dimensional, not finite or all alike within a group, or

@@ -133,14 +133,9 @@ def named_one_run_bound(
         scores_out: scores of those that were out, ``[n_out]``.
         delta: delta of the epsilon, in (0, 1), or 0 for "one_run" and "one_run_fdp".
         significance: probability in (0, 1) with which the bound may be wrong.
-        guesses: how many canaries are guessed, fixed beforehand; the best of several numbers
-            counts, each at its share of the significance. None for `default_guesses`.
+        guesses: as in `epsilon_one_run_from_scores`, like the next two.
         unscored: number of canaries that had a coin, but have no score.
-        sides: "both" to guess half of them in and half out, "in" to guess all in, as for an attack
-            that tells members only. "white_box" and "gaussian_pair" take the last three's defaults.
-
-    Returns:
-        The bound with its labels.
+        sides: which are guessed. "white_box" and "gaussian_pair" take the last three's defaults.
 
     Raises:
         ValueError: An argument out of its range or that the method has not, or scores that are no

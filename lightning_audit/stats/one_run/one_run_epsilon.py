@@ -81,26 +81,15 @@ def epsilon_one_run(
     where `one_run_p_value` exceeds the significance. The number of guesses is fixed beforehand.
     Which canaries are guessed may depend on the scores of all, but on no coin.
 
-    Args:
-        correct: Number of correct guesses.
-        guesses: Number of guesses.
-        canaries: Number of coins, guessed or not.
-        delta: Delta in [0, 1).
-        significance: Probability in (0, 1) with which the bound may fail.
+    ``significance`` in (0, 1) is the probability with which the bound may fail; the other arguments
+    and the errors are those of `one_run_p_value`.
 
     Returns:
         The bound >= 0.
 
-    Raises:
-        ValueError: If the numbers are not whole with 0 <= correct <= guesses <= canaries, or
-            ``delta`` or ``significance`` is out of its range.
-
     Example:
         >>> round(epsilon_one_run(900, 1000, 1000, delta=1e-5, significance=0.05), 4)
         2.0206
-
-    References:
-        As of `one_run_p_value`.
     """
     v, r, m = whole_guesses(correct, guesses, canaries)
     d, level = delta_or_zero(delta), _validate.open_unit("significance", significance, _ADVICE)
@@ -162,9 +151,6 @@ def epsilon_one_run_from_scores(
         >>> bound = epsilon_one_run_from_scores(*scores, delta=1e-5, significance=0.05)
         >>> round(bound.value, 2), bound.guesses, bound.correct
         (1.33, 125, 108)
-
-    References:
-        As of `one_run_p_value`; Bonferroni's inequality.
     """
     d = delta_or_zero(delta)
     return best_of_ranks(

@@ -101,25 +101,15 @@ def mu_one_run(correct: int, guesses: int, canaries: int, significance: float) -
     Exceeds mu with probability at most ``significance`` for every mechanism that is mu-GDP for
     adding or removing one canary. As an epsilon it bounds that of a Gaussian mechanism only.
 
-    Args:
-        correct: Number of correct guesses.
-        guesses: Number of guesses, fixed beforehand.
-        canaries: Number of fair coins, guessed or not.
-        significance: Probability in (0, 1) with which the bound may fail.
+    ``significance`` in (0, 1) is the probability with which the bound may fail; the other arguments
+    and the errors are those of `one_run_fdp_p_value`.
 
     Returns:
         The bound >= 0.
 
-    Raises:
-        ValueError: If the numbers are not whole with 0 <= correct <= guesses <= canaries, or
-            ``significance`` is not in (0, 1).
-
     Example:
         >>> round(mu_one_run(900, 1000, 1000, significance=0.05), 4)
         0.8804
-
-    References:
-        As of `one_run_fdp_p_value`.
     """
     return _lower(correct, guesses, canaries, _gaussian, significance)
 
@@ -144,9 +134,6 @@ def epsilon_one_run_fdp(
         4.043
         >>> round(epsilon_one_run(990, 1000, 100_000, delta=1e-5, significance=0.05), 3)
         3.215
-
-    References:
-        As of `one_run_fdp_p_value`, with the trade-off function of (epsilon, delta)-DP.
     """
     d = delta_or_zero(delta)
 
@@ -181,9 +168,6 @@ def parameter_one_run(
         0.841376
         >>> round(mu_one_run(90, 100, 100, significance=0.05), 6)
         0.841376
-
-    References:
-        As of `one_run_fdp_p_value`.
     """
     return _lower(correct, guesses, canaries, lambda x: _least_of(family(x)), significance)
 
@@ -216,9 +200,6 @@ def mu_one_run_from_scores(
         >>> bound = mu_one_run_from_scores(*scores, significance=0.05)
         >>> round(bound.value, 2), bound.guesses, bound.correct
         (0.5, 500, 406)
-
-    References:
-        As of `one_run_fdp_p_value`; Bonferroni's inequality.
     """
     return best_of_ranks(scores_in, scores_out, mu_one_run, significance, guesses, unscored, sides)
 
@@ -237,9 +218,6 @@ def epsilon_one_run_fdp_from_scores(
 
     As `mu_one_run_from_scores`, of arguments, result and errors too, with `epsilon_one_run_fdp` for
     the guesses, and so for every mechanism; ``delta`` is in [0, 1).
-
-    References:
-        As of `one_run_fdp_p_value`; Bonferroni's inequality.
     """
     d = delta_or_zero(delta)
     return best_of_ranks(

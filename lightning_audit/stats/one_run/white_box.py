@@ -96,15 +96,9 @@ def mu_white_box(
 def mu_white_box_from_scores(
     scores_in: ArrayLike, scores_out: ArrayLike, significance: float
 ) -> float:
-    """Lower bound on mu from the readings along the canaries' directions.
+    """`mu_white_box` of the readings along the canaries' directions.
 
-    Args:
-        scores_in: Readings of the canaries that were in, ``[n_in]``, in any unit.
-        scores_out: Readings of those that were out, ``[n_out]``, in the same unit.
-        significance: Probability in (0, 1) with which the bound may fail.
-
-    Returns:
-        `mu_white_box` of them.
+    Readings in and out are ``[n_in]`` and ``[n_out]``, in one unit, whichever.
 
     Raises:
         ValueError: If readings are not one-dimensional, not finite or all alike within both

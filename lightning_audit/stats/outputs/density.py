@@ -123,13 +123,8 @@ class KernelRatio:
     `scipy.stats.gaussian_kde` with Scott's rule, fitted to the first `FITTED` samples of a world.
     Beyond some five dimensions no kernel estimate is of use; see `NeighbourRatio`.
 
-    Args:
-        samples_p: Samples of the first world, ``[n, d]``.
-        samples_q: Samples of the second world, ``[n', d]``.
-
-    Raises:
-        ValueError: If samples are not finite, too few, of different dimensions, or lie in a
-            subspace.
+    Samples are ``[n, d]`` and ``[n', d]``, as finite and as many as `GridRatio` asks for, and in no
+    subspace.
     """
 
     def __init__(self, samples_p: ArrayLike, samples_q: ArrayLike) -> None:

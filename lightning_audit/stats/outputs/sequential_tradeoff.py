@@ -127,11 +127,8 @@ class SequentialTradeoffTest:
         The largest epsilon of `EPSILONS` up to which all were refuted at some time: that it is too
         large needs the refutation of one given epsilon, the first that is true.
 
-        Args:
-            significance: Probability in (0, 1) with which any of the bounds may fail.
-
-        Returns:
-            The bound, 0 if nothing is proved.
+        It is 0 if nothing is proved; ``significance`` in (0, 1) is the probability with which any
+        of the bounds may fail.
         """
         goal = -math.log(significance_level(significance))
         kept = np.flatnonzero(self._best < goal)

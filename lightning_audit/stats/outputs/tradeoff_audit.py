@@ -90,9 +90,6 @@ def audit_tradeoff(
             paper has it, and a sixth of the samples at most.
         seed: Seed of the random split, to be fixed beforehand: trying several is another search.
 
-    Returns:
-        The counts, the limits and the decision.
-
     Raises:
         ValueError: If samples are not finite, fewer than eight or of different dimensions; if
             another argument is outside its range; if the claim is of one order only.

@@ -129,18 +129,8 @@ def estimate_by_neighbours(
     Each half of the samples is classified by the other half (`NeighbourRatio`), and the error rates
     of both are averaged.
 
-    Args:
-        samples_p: As of `estimate_by_kernel`, like the next two.
-        samples_q: Samples of the second world.
-        thresholds: Likelihood ratios.
-        neighbours: As of `NeighbourRatio`, for half of the samples.
-
-    Returns:
-        The estimate.
-
-    Raises:
-        ValueError: As `estimate_by_kernel`, or if ``neighbours`` is not less than half the number
-            of samples.
+    ``neighbours`` is that of `NeighbourRatio`, less than half of the samples; the other arguments
+    and the errors are those of `estimate_by_kernel`.
 
     Example:
         >>> rng = np.random.default_rng(0)

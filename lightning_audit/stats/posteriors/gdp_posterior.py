@@ -2,6 +2,10 @@
 
 As `stats.posteriors.posterior`, with the same reservations: an estimate and not a bound, for
 one threshold fixed beforehand, and never evidence by being positive in the two-sided region.
+
+References:
+    Nasr et al., "Tight auditing of differentially private machine learning", USENIX Security 2023,
+    equation 13.
 """
 
 from __future__ import annotations
@@ -50,26 +54,13 @@ def mu_posterior_cdf(
 
     and without the upper limit in the one-sided region. The value at 0 is the atom's probability.
 
-    Args:
-        mu: Mu >= 0, infinity included; broadcast against ``counts``.
-        counts: Outcomes at a threshold fixed beforehand.
-        region: As in `stats.posteriors.posterior.epsilon_posterior_cdf`, like the prior.
-        prior: Both shapes of the Beta prior of both rates, a whole multiple of 1/2.
-
-    Returns:
-        The probability: a float for numbers, else an array of the broadcast shape.
-
-    Raises:
-        ValueError: If an argument is out of its range.
+    ``mu`` is >= 0, infinity included; the other arguments, the result and the errors are those of
+    `stats.posteriors.posterior.epsilon_posterior_cdf`.
 
     Example:
         >>> counts = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
         >>> round(mu_posterior_cdf(0.751026, counts), 5)
         0.05
-
-    References:
-        Nasr et al., "Tight auditing of differentially private machine learning", USENIX Security
-        2023, equation 13.
     """
     value, flat, shape = broadcast("mu", mu, counts)
     return shaped(_of_mu(flat, region, prior).cdf(value), shape)
@@ -84,10 +75,7 @@ def mu_posterior_pdf(
 ) -> float | Floats:
     """Posterior density of mu, of the part that is not the atom at 0.
 
-    The arguments and errors are those of `mu_posterior_cdf`.
-
-    Returns:
-        The density: a float for numbers, else an array of the broadcast shape.
+    Arguments, result and errors are those of `mu_posterior_cdf`.
 
     Example:
         >>> counts = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
@@ -105,21 +93,14 @@ def mu_posterior_quantile(
     region: Region = "two_sided",
     prior: float = 0.5,
 ) -> float | Floats:
-    """Posterior quantile of mu: the smallest mu with F(mu) >= ``probability``, in (0, 1).
+    """Posterior quantile of mu: the smallest mu with F(mu) >= ``probability``.
 
-    The other arguments and the errors are those of `mu_posterior_cdf`.
-
-    Returns:
-        The quantile >= 0: a float for one threshold, else an array of the shape of ``counts``.
+    As `stats.posteriors.posterior.epsilon_posterior_quantile`, of arguments, result and errors too.
 
     Example:
         >>> counts = ConfusionCounts(fn=10, tp=990, fp=5, tn=995)
         >>> round(mu_posterior_quantile(0.05, counts), 5)
         4.58925
-
-    References:
-        Nasr et al., "Tight auditing of differentially private machine learning", USENIX Security
-        2023, equation 13.
     """
     tail = tail_for(probability)
     return quantile(_of_mu(counts, region, prior, tail), probability, counts)
@@ -134,11 +115,7 @@ def mu_posterior_interval(
 ) -> tuple[float | Floats, float | Floats]:
     """Equal-tailed credible interval of mu: the quantiles at significance/2 and 1 less that.
 
-    ``significance`` in (0, 1) is the posterior probability outside the interval; the other
-    arguments and the errors are those of `mu_posterior_cdf`.
-
-    Returns:
-        Lower and upper end; floats for one threshold, else arrays of the shape of ``counts``.
+    As `stats.posteriors.posterior.epsilon_posterior_interval`, of arguments, result and errors too.
 
     Example:
         >>> counts = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
@@ -160,14 +137,8 @@ def mu_posterior_maximum(
 ) -> tuple[float, int]:
     """Largest quantile of mu over many thresholds, without solving for each.
 
-    Not a bound at the level of the quantile: see `epsilon_posterior_maximum`, whose arguments but
-    for ``delta`` these are.
-
-    Returns:
-        The largest quantile and the index, into the flattened counts, of a threshold with it.
-
-    Raises:
-        ValueError: If an argument is out of its range, or there is no threshold.
+    Not a bound at the level of the quantile: see `epsilon_posterior_maximum`, whose result and
+    errors these are, and whose arguments but for ``delta``.
 
     Example:
         >>> import numpy as np

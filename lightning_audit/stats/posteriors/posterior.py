@@ -13,6 +13,11 @@ the diagonal at zero; use it where a positive value is to mean something.
 The quantiles are those of one threshold fixed beforehand. `epsilon_posterior_maximum` is what the
 literature reports; on the data that chose the threshold it exceeds the truth far more often than
 its level says.
+
+References:
+    Zanella-Béguelin et al., "Bayesian estimation of differential privacy", ICML 2023: definition
+    3.1, and equations 4 to 6 for quantiles. The maximum also in Nasr et al., "Tight auditing of
+    differentially private machine learning", USENIX Security 2023.
 """
 
 from __future__ import annotations
@@ -86,10 +91,6 @@ def epsilon_posterior_cdf(
         >>> counts = ConfusionCounts(fn=35, tp=65, fp=25, tn=75)
         >>> epsilon_posterior_cdf(np.array([0.522, 1.267]), counts, delta=0.05).round(3)
         array([0.025, 0.975])
-
-    References:
-        Zanella-Béguelin et al., "Bayesian estimation of differential privacy", ICML 2023,
-        definition 3.1.
     """
     value, flat, shape = broadcast("epsilon", epsilon, counts)
     return shaped(_of_epsilon(flat, delta, region, prior).cdf(value), shape)
@@ -142,10 +143,6 @@ def epsilon_posterior_quantile(
         >>> counts = ConfusionCounts(fn=0, tp=1000, fp=0, tn=1000)
         >>> round(epsilon_posterior_quantile(0.05, counts, delta=1e-5), 4)
         7.2072
-
-    References:
-        Zanella-Béguelin et al., "Bayesian estimation of differential privacy", ICML 2023, equations
-        4 to 6.
     """
     tail = tail_for(probability)
     posterior = _of_epsilon(counts, delta, region, prior, tail)
@@ -173,10 +170,6 @@ def epsilon_posterior_interval(
         >>> low, high = epsilon_posterior_interval(counts, delta=0.05, significance=0.05)
         >>> round(low, 5), round(high, 5)
         (0.52179, 1.26665)
-
-    References:
-        Zanella-Béguelin et al., "Bayesian estimation of differential privacy", ICML 2023, equations
-        4 and 5.
     """
     tail = 0.5 * _validate.open_unit("significance", significance)
     posterior = _of_epsilon(counts, delta, region, prior, tail_for(tail))
@@ -212,10 +205,6 @@ def epsilon_posterior_maximum(
         >>> value, index = epsilon_posterior_maximum(counts, delta=1e-5, probability=0.05)
         >>> round(value, 4), index
         (3.7346, 2)
-
-    References:
-        Zanella-Béguelin et al., "Bayesian estimation of differential privacy", ICML 2023. Nasr et
-        al., "Tight auditing of differentially private machine learning", USENIX Security 2023.
     """
     posterior = _of_epsilon(counts, delta, region, prior, tail_for(probability))
     return maximum(posterior, probability, counts)

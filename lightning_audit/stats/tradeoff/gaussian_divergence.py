@@ -21,7 +21,14 @@ from numpy.typing import NDArray
 from scipy import special
 
 from lightning_audit import _validate
-from lightning_audit.stats._arguments import Floats, delta_in_unit, each, like_input, non_negative
+from lightning_audit.stats._arguments import (
+    Floats,
+    delta_in_unit,
+    each,
+    finite_number,
+    like_input,
+    non_negative,
+)
 from lightning_audit.stats._roots import Rows, least_nonnegative
 from lightning_audit.stats.tradeoff.gdp import LOG_SQRT_2PI, gaussian_delta, gaussian_epsilon, mills
 
@@ -97,18 +104,11 @@ def gaussian_pair_epsilon(
     `lightning_audit.stats.tradeoff.gdp.gaussian_epsilon` of the difference of the means in standard
     deviations. Newton's method on the logarithm of the divergence, inside a bracket.
 
-    Args:
-        mean_p: As of `gaussian_pair_delta`, like the next three.
-        std_p: Standard deviation of P > 0.
-        mean_q: Mean of Q.
-        std_q: Standard deviation of Q > 0.
-        delta: Delta in (0, 1). At delta = 0 epsilon would be infinite.
+    ``delta`` is in (0, 1), as epsilon would be infinite at 0; the other arguments and the errors
+    are those of `gaussian_pair_delta`.
 
     Returns:
         Epsilon >= 0: a float for numbers, an array of the broadcast shape for arrays.
-
-    Raises:
-        ValueError: As `gaussian_pair_delta`, or if ``delta`` is not in (0, 1).
 
     Example:
         >>> round(gaussian_pair_epsilon(1.0, 1.0, 0.0, 1.0, 1e-5), 8)
@@ -231,14 +231,12 @@ def _difference_and_ratio(
     first: Floats, *pair: float | NDArray[Any]
 ) -> tuple[Floats, Floats, Floats]:
     """``first``, the difference of the means in units of Q, and the ratio, of one shape."""
-    named = zip(("mean_p", "std_p", "mean_q", "std_q"), pair, (_mean, _std) * 2, strict=True)
+    named = zip(
+        ("mean_p", "std_p", "mean_q", "std_q"), pair, (finite_number, _std) * 2, strict=True
+    )
     numbers = [each(check, name, value) for name, value, check in named]
     first, m1, s1, m0, s0 = np.broadcast_arrays(first, *numbers)
     return first, np.abs(m1 - m0) / s0, s1 / s0
-
-
-def _mean(name: str, value: Any) -> None:
-    _validate.non_negative(name, abs(value) if np.isfinite(value) else value)
 
 
 def _std(name: str, value: Any) -> None:

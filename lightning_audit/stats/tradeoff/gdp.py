@@ -102,9 +102,6 @@ def gaussian_epsilon(mu: float | NDArray[Any], delta: float | NDArray[Any]) -> f
         4.3771781
         >>> gaussian_epsilon(np.array([0.0, 0.1, 10.0, np.inf]), 1e-5).round(6)
         array([ 0.      ,  0.340669, 91.81729 ,       inf])
-
-    References:
-        As of `gaussian_delta`.
     """
     m, d = np.broadcast_arrays(each(non_negative, "mu", mu), each(delta_in_unit, "delta", delta))
     epsilon = np.zeros(m.shape)
@@ -124,24 +121,14 @@ def gaussian_mu(epsilon: float | NDArray[Any], delta: float | NDArray[Any]) -> f
     `gaussian_epsilon` in mu. The converse does not hold: (epsilon, delta)-DP does not give mu-GDP.
     The relative error is at most 1e-12 for mu in [1e-3, 50] and delta in [1e-12, 0.5].
 
-    Args:
-        epsilon: Epsilon >= 0; infinity gives infinity. A number or an array.
-        delta: Delta in (0, 1). Broadcast against ``epsilon``.
-
-    Returns:
-        Mu > 0: a float for numbers, an array of the broadcast shape for arrays.
-
-    Raises:
-        ValueError: If ``epsilon`` is negative or not a number, or ``delta`` is not in (0, 1).
+    ``epsilon`` is >= 0, and infinity gives infinity; ``delta``, the result > 0 and the errors are
+    as of `gaussian_epsilon`.
 
     Example:
         >>> round(gaussian_mu(8.0, 1e-5), 4)
         1.666
         >>> gaussian_mu(np.array([1.0, 4.0]), 1e-5).round(4)
         array([0.2681, 0.9249])
-
-    References:
-        As of `gaussian_delta`.
     """
     eps, d = np.broadcast_arrays(
         each(non_negative, "epsilon", epsilon), each(delta_in_unit, "delta", delta)

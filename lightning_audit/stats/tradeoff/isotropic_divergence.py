@@ -52,9 +52,6 @@ def isotropic_pair_delta(epsilon: float, ratio: float, coordinates: int) -> floa
         ratio: Standard deviation of the second over that of the first, in [1e-100, 1e100].
         coordinates: Number of coordinates of all releases together, a whole number >= 1.
 
-    Returns:
-        Delta in [0, 1].
-
     Raises:
         ValueError: If an argument is outside its range.
 
@@ -75,16 +72,8 @@ def isotropic_pair_epsilon(ratio: float, coordinates: int, delta: float) -> floa
 
     The larger one of both directions, as differential privacy asks for.
 
-    Args:
-        ratio: One standard deviation over the other, in [1e-100, 1e100]; either way round.
-        coordinates: Number of coordinates of all releases together, a whole number >= 1.
-        delta: Delta in (0, 1).
-
-    Returns:
-        Epsilon >= 0.
-
-    Raises:
-        ValueError: If an argument is outside its range.
+    ``delta`` is in (0, 1); the other arguments, the ratio either way round, and the errors are
+    those of `isotropic_pair_delta`.
 
     Example:
         >>> round(isotropic_pair_epsilon(16 / 15, 1000, 1e-5), 3)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refused_calls import refusals
 from scipy import integrate, special, stats
 
 from lightning_audit.stats.bounds.confidence_sequence import (
@@ -116,20 +117,14 @@ def test_numbers_give_floats_and_arrays_broadcast() -> None:
     assert error_rate_confidence_sequence(0, 0, 0.05) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: error_rate_confidence_sequence(-1, 5, 0.05), "errors=-1 must hold whole"),
-        (lambda: error_rate_confidence_sequence(6, 5, 0.05), "errors=6 must be at most trials=5"),
-        (lambda: error_rate_confidence_sequence(1, 5, 0.0), r"significance=0\.0 must be in"),
-        (lambda: error_rate_log_e(1, 5, 0.0), r"rate=0\.0 must be in \(0, 1\)"),
-        (lambda: error_rate_log_e(1, 5, 0.5, 0.0), r"concentration=0\.0 must be"),
-        (lambda: error_rate_log_e(1, 2.5, 0.5), r"trials=2\.5 must hold whole"),
-    ],
+test_arguments_out_of_range_are_refused = refusals(
+    (lambda: error_rate_confidence_sequence(-1, 5, 0.05), "errors=-1 must hold whole"),
+    (lambda: error_rate_confidence_sequence(6, 5, 0.05), "errors=6 must be at most trials=5"),
+    (lambda: error_rate_confidence_sequence(1, 5, 0.0), r"significance=0\.0 must be in"),
+    (lambda: error_rate_log_e(1, 5, 0.0), r"rate=0\.0 must be in \(0, 1\)"),
+    (lambda: error_rate_log_e(1, 5, 0.5, 0.0), r"concentration=0\.0 must be"),
+    (lambda: error_rate_log_e(1, 2.5, 0.5), r"trials=2\.5 must hold whole"),
 )
-def test_arguments_out_of_range_are_refused(call, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 def flagged(noise: float, looks: int, runs: int, every: int) -> np.ndarray:

@@ -7,6 +7,7 @@ import pytest
 from drawn_counts import counts_of
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from refused_calls import refusals
 from scipy import special
 
 from lightning_audit.stats.bounds.counts import (
@@ -46,13 +47,6 @@ def published_epsilon(x: float, y: float, delta: float) -> float:
 
 
 # Reference numbers, to the digits given.
-
-
-def test_published_intervals_are_reproduced() -> None:
-    jeffreys = epsilon_jeffreys_interval(EXAMPLE, delta=0.05, significance=0.05)
-    assert jeffreys == pytest.approx((0.32095, 1.45637), abs=5.1e-6)
-    exact = epsilon_clopper_pearson_interval(EXAMPLE, delta=0.05, significance=0.05)
-    assert exact == pytest.approx((0.29515, 1.48873), abs=5.1e-6)
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-5])
@@ -256,19 +250,13 @@ def test_one_threshold_gives_floats_and_many_give_arrays() -> None:
     assert type(epsilon_at_rates(0.1, 0.2, 0)) is float
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: epsilon_at_rates(1.5, 0.1, 0.0), r"fnr=1\.5 must be in \(0, 1\]; an error rate"),
-        (
-            lambda: epsilon_clopper_pearson(EXAMPLE, 1.0, 0.05),
-            r"delta=1\.0 must be in \(0, 1\); or",
-        ),
-        (lambda: epsilon_clopper_pearson(EXAMPLE, -0.1, 0.05), r"delta=-0\.1 must be in"),
-        (lambda: epsilon_jeffreys(EXAMPLE, 0.0, 0.0), r"significance=0\.0 must be in \(0, 1\); it"),
-        (lambda: epsilon_katz(EXAMPLE, 2.0), r"significance=2\.0 must be in \(0, 1\); it is"),
-    ],
+test_arguments_out_of_range_are_refused = refusals(
+    (lambda: epsilon_at_rates(1.5, 0.1, 0.0), r"fnr=1\.5 must be in \(0, 1\]; an error rate"),
+    (
+        lambda: epsilon_clopper_pearson(EXAMPLE, 1.0, 0.05),
+        r"delta=1\.0 must be in \(0, 1\); or",
+    ),
+    (lambda: epsilon_clopper_pearson(EXAMPLE, -0.1, 0.05), r"delta=-0\.1 must be in"),
+    (lambda: epsilon_jeffreys(EXAMPLE, 0.0, 0.0), r"significance=0\.0 must be in \(0, 1\); it"),
+    (lambda: epsilon_katz(EXAMPLE, 2.0), r"significance=2\.0 must be in \(0, 1\); it is"),
 )
-def test_arguments_out_of_range_are_refused(call, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()

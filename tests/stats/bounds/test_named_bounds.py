@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refused_calls import refused_changes
 
 from lightning_audit.stats.bounds.counts import (
     ConfusionCounts,
@@ -142,27 +143,19 @@ def test_upper_limits_above_chance_prove_nothing(name: str) -> None:
     assert (values[fnr + fpr < 0.99] > 0.0).all()
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"method": "dp_sniper"}, r"method='dp_sniper'.*fdp_cp.*katz"),
-        ({"delta": 0.0}, r"delta=0.0 must be in \(0, 1\).*for delta = 0 take the method katz"),
-        ({"delta": 1.0}, r"delta=1.0"),
-        ({"significance": 0.0}, r"significance=0.0"),
-        ({"scores_in": [[1.0], [2.0]]}, r"scores_in has shape \(2, 1\)"),
-        ({"scores_out": [0.0, np.nan]}, r"scores_out holds nan"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_an_error_names_the_argument_and_what_is_allowed(
-    change: dict[str, Any], message: str
-) -> None:
-    arguments: dict[str, Any] = {
+test_an_error_names_the_argument_and_what_is_allowed = refused_changes(
+    named_bound,
+    {
         "method": "fdp_cp",
         "scores_in": INSIDE,
         "scores_out": OUTSIDE,
         "delta": DELTA,
         "significance": LEVEL,
-    }
-    with pytest.raises(ValueError, match=message):
-        named_bound(**{**arguments, **change})
+    },
+    ({"method": "dp_sniper"}, r"method='dp_sniper'.*fdp_cp.*katz"),
+    ({"delta": 0.0}, r"delta=0.0 must be in \(0, 1\).*for delta = 0 take the method katz"),
+    ({"delta": 1.0}, r"delta=1.0"),
+    ({"significance": 0.0}, r"significance=0.0"),
+    ({"scores_in": [[1.0], [2.0]]}, r"scores_in has shape \(2, 1\)"),
+    ({"scores_out": [0.0, np.nan]}, r"scores_out holds nan"),
+)

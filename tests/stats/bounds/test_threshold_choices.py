@@ -4,6 +4,7 @@ import math
 
 import pytest
 from corner_bound import CHOICES
+from refused_calls import refusals
 
 from lightning_audit.stats.bounds.threshold_choices import (
     Fixed,
@@ -30,23 +31,17 @@ def test_the_words_tell_every_choice_from_the_others_and_one_from_a_bound() -> N
         words_of(0.5)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: Fixed(math.nan), "threshold holds nan"),
-        (lambda: Grid([]), r"thresholds=\(\) must hold at least one number"),
-        (lambda: Grid([0.0, math.nan]), r"thresholds holds nan.* \(1 of 2, the first at index 1\)"),
-        (lambda: Split(fraction=1.0), r"fraction=1\.0 must be in \(0, 1\)"),
-        (lambda: Split(seed=-1), "seed=-1 must be a whole number"),
-        (lambda: MultiSplit(splits=1), "splits=1 must be a whole number >= 2; use Split"),
-        (lambda: MultiSplit(fraction=0.0), r"fraction=0\.0 must be in \(0, 1\)"),
-        (lambda: MultiSplit(seed=-1), "seed=-1 must be a whole number"),
-        (lambda: Simultaneous("ks"), "band='ks' must be one of"),
-    ],
+test_choices_that_are_none_are_refused = refusals(
+    (lambda: Fixed(math.nan), "threshold holds nan"),
+    (lambda: Grid([]), r"thresholds=\(\) must hold at least one number"),
+    (lambda: Grid([0.0, math.nan]), r"thresholds holds nan.* \(1 of 2, the first at index 1\)"),
+    (lambda: Split(fraction=1.0), r"fraction=1\.0 must be in \(0, 1\)"),
+    (lambda: Split(seed=-1), "seed=-1 must be a whole number"),
+    (lambda: MultiSplit(splits=1), "splits=1 must be a whole number >= 2; use Split"),
+    (lambda: MultiSplit(fraction=0.0), r"fraction=0\.0 must be in \(0, 1\)"),
+    (lambda: MultiSplit(seed=-1), "seed=-1 must be a whole number"),
+    (lambda: Simultaneous("ks"), "band='ks' must be one of"),
 )
-def test_choices_that_are_none_are_refused(call, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 def test_repeated_thresholds_of_a_grid_count_once_in_their_order() -> None:

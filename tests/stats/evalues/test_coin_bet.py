@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
 import pytest
-from coin_steps import normal_mean, simulated_steps
+from coin_steps import mean_over_coins, normal_mean
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_audit.stats.evalues.coin_bet import COIN_SLOPES, CoinBet
-
-
-def mean_over_coins(residuals: np.ndarray, shift: float, history: int = 5) -> float:
-    """Mean over all coins of a step of the e-value after it, over the e-value before it."""
-    k = len(residuals)
-    after, before = [], 0.0
-    for coins in itertools.product([0.0, 1.0], repeat=k):
-        bet = CoinBet((k,), initial_scale=0.7)
-        for past_coins, past_readings in simulated_steps(3, history, k):
-            bet.update(past_coins, past_readings)
-        before = float(bet.log_e)
-        bet.update(np.array(coins), residuals + shift * np.array(coins))
-        after.append(math.exp(float(bet.log_e) - before))
-    return float(np.mean(after))
-
 
 residual = st.floats(-1e4, 1e4)
 

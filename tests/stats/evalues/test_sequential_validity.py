@@ -13,9 +13,9 @@ import pytest
 from scipy import stats
 from stages import most_failures, staged
 
-from lightning_audit.checks.evidence import SHARES
 from lightning_audit.checks.noise_size import PooledSums
 from lightning_audit.checks.witnesses import Witnesses, WitnessReducer
+from lightning_audit.run_checks.registry import shares
 from lightning_audit.stats.evalues import sequential
 from lightning_audit.stats.evalues.coin_bet import CoinBet
 from lightning_audit.stats.evalues.error_rate_bet import ErrorRateBet
@@ -311,6 +311,7 @@ def correct_run(
 #: Tests of the record; those of the sampler are in `test_batch_bets.py`, those of the noise itself
 #: in `tests/checks/test_noise_channel.py`.
 ELSEWHERE = {"reuse.recurrence", "noise.shape", "batch_normalised"}
+SHARES = shares()
 OF_STEPS = [n for n in SHARES if not n.startswith("sampling.") and n not in ELSEWHERE]
 
 

@@ -4,12 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 from scipy import stats
 
 from lightning_audit.stats.membership.epsilon_star import (
     Empirical,
-    EpsilonStar,
     GaussianMixture,
     Method,
     Parametric,
@@ -20,14 +18,6 @@ from lightning_audit.stats.membership.epsilon_star import (
 
 def gaussian(mean: float, std: float = 1.0) -> GaussianMixture:
     return GaussianMixture((1.0,), (mean,), (std,))
-
-
-def empirical(train, population, delta: float = 0.0, clip: float = 0.0) -> EpsilonStar:
-    return epsilon_star(train, population, delta, Empirical(clip))
-
-
-deltas = st.sampled_from([0.0, 1e-5, 0.05, 0.4])
-clips = st.sampled_from([0.0, 1e-3, 0.1, 0.3])
 
 
 # The numbers of the paper's simulation, and those of known distributions.

@@ -23,10 +23,6 @@ from lightning_audit.stats.membership.epsilon_star import (
 )
 
 
-def gaussian(mean: float, std: float = 1.0) -> GaussianMixture:
-    return GaussianMixture((1.0,), (mean,), (std,))
-
-
 def empirical(train, population, delta: float = 0.0, clip: float = 0.0) -> EpsilonStar:
     return epsilon_star(train, population, delta, Empirical(clip))
 
@@ -61,14 +57,8 @@ def paper_value(train, population, delta: float, clip: float) -> float:
 
 
 few = st.lists(st.sampled_from([-math.inf, -1.0, 0.0, 0.5, 1.0, 2.0, math.inf]), min_size=1)
-
-
 whole = st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=15)
-
-
 deltas = st.sampled_from([0.0, 1e-5, 0.05, 0.4])
-
-
 clips = st.sampled_from([0.0, 1e-3, 0.1, 0.3])
 
 
@@ -107,13 +97,7 @@ def test_entire_separation_reads_the_log_of_the_sample_size_and_not_zero() -> No
     assert paper_value(train, population, 0, 1e-3) == 0
 
 
-TRANSFORMS = [
-    lambda x: x + 3.0,
-    lambda x: 0.25 * x,
-    np.exp,
-    lambda x: x**3,
-    np.arctan,
-]
+TRANSFORMS = [lambda x: x + 3.0, lambda x: 0.25 * x, np.exp, lambda x: x**3, np.arctan]
 
 
 @given(whole, whole, deltas, clips, st.sampled_from(TRANSFORMS))
@@ -163,7 +147,7 @@ def test_more_delta_or_clip_never_raises_it(train, population, pair) -> None:
     assert empirical(train, population, less, more).value <= (
         empirical(train, population, less, less).value
     )
-    known = gaussian(0), gaussian(1.5, 2)
+    known = GaussianMixture((1.0,), (0.0,), (1.0,)), GaussianMixture((1.0,), (1.5,), (2.0,))
     values = [
         epsilon_star_of_distributions(*known, delta, clip=clip).value
         for delta, clip in ((less, less), (more, less), (more, more))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refused_calls import refusals
 from scipy import optimize, stats
 
 from lightning_audit.stats.bounds.gaussian import mu_noncentral_t_from_scores
@@ -147,23 +148,22 @@ def test_a_million_scores_on_either_side_take_no_time() -> None:
     assert 0.98 * truth < bound < truth
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda f, g: f(-1, 5, 1.0, 1.0, 1.0, DELTA, 0.05), "n_in=-1 must be a whole number"),
-        (lambda f, g: f(5, 5, math.inf, 1.0, 1.0, DELTA, 0.05), "difference=inf must be finite"),
-        (lambda f, g: f(5, 5, 1.0, 0.0, 1.0, DELTA, 0.05), r"squares_in=0\.0 must be a finite"),
-        (lambda f, g: f(5, 5, 1.0, 1.0, math.inf, DELTA, 0.05), "squares_out=inf must be a finite"),
-        (lambda f, g: f(5, 5, 1.0, 1.0, 1.0, 0.0, 0.05), r"delta=0\.0 must be in \(0, 1\)"),
-        (lambda f, g: f(5, 5, 1.0, 1.0, 1.0, DELTA, 1.0), r"significance=1\.0 must be in"),
-        (lambda f, g: g([1.0, math.inf], [0.0], DELTA, 0.05), "scores_in holds infinity"),
-        (lambda f, g: g([[1.0]], [0.0], DELTA, 0.05), "scores_in has shape"),
-        (lambda f, g: g([1.0, 2.0], [0.1, 0.1, 0.1], DELTA, 0.05), r"scores_out holds 0\.1 only"),
-    ],
+of_statistics, of_scores = epsilon_gaussian_pair, epsilon_gaussian_pair_from_scores
+
+test_arguments_out_of_range_are_refused = refusals(
+    (lambda: of_statistics(-1, 5, 1.0, 1.0, 1.0, DELTA, 0.05), "n_in=-1 must be a whole number"),
+    (lambda: of_statistics(5, 5, math.inf, 1.0, 1.0, DELTA, 0.05), "difference=inf must be finite"),
+    (lambda: of_statistics(5, 5, 1.0, 0.0, 1.0, DELTA, 0.05), r"squares_in=0\.0 must be a finite"),
+    (
+        lambda: of_statistics(5, 5, 1.0, 1.0, math.inf, DELTA, 0.05),
+        "squares_out=inf must be a",
+    ),
+    (lambda: of_statistics(5, 5, 1.0, 1.0, 1.0, 0.0, 0.05), r"delta=0\.0 must be in \(0, 1\)"),
+    (lambda: of_statistics(5, 5, 1.0, 1.0, 1.0, DELTA, 1.0), r"significance=1\.0 must be in"),
+    (lambda: of_scores([1.0, math.inf], [0.0], DELTA, 0.05), "scores_in holds infinity"),
+    (lambda: of_scores([[1.0]], [0.0], DELTA, 0.05), "scores_in has shape"),
+    (lambda: of_scores([1.0, 2.0], [0.1, 0.1, 0.1], DELTA, 0.05), r"scores_out holds 0\.1 only"),
 )
-def test_arguments_out_of_range_are_refused(call, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        call(epsilon_gaussian_pair, epsilon_gaussian_pair_from_scores)
 
 
 def missed(n: int, mu: float, r: float, repetitions: int) -> float:

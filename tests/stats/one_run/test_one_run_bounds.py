@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
+from refused_calls import refused_changes
 
 from lightning_audit.stats.bounds.named_bounds import BOUND_NAMES
 from lightning_audit.stats.one_run.gaussian_pair import epsilon_gaussian_pair_from_scores
@@ -139,37 +138,30 @@ def test_bounds_on_epsilon_itself_have_delta_0_too(name: str) -> None:
     assert 0 < bound.epsilon_lower < np.inf
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            {"method": "fdp_cp"},
-            r"method='fdp_cp' must be one of \['gaussian_pair', 'one_run',",
-        ),
-        ({"method": "one_run_mu", "delta": 0.0}, r"delta=0.0 must be in \(0, 1\).*take one_run"),
-        ({"method": "gaussian_pair", "delta": 0}, r"delta=0 must be in \(0, 1\).*take one_run"),
-        ({"method": "gaussian_pair", "unscored": 2}, "unscored=2 must be 0 for method='gauss"),
-        ({"method": "gaussian_pair", "guesses": [10]}, r"guesses=\[10\] is not for method='gauss"),
-        ({"method": "white_box", "delta": 0}, r"delta=0 must be in \(0, 1\).*take one_run"),
-        ({"delta": 1.0}, r"delta=1.0"),
-        ({"significance": 0.0}, r"significance=0.0"),
-        ({"guesses": [751]}, r"guesses=751 must be at most the number of canaries, 750"),
-        ({"unscored": -1}, r"unscored=-1 must be a whole number >= 1; or 0"),
-        ({"method": "white_box", "unscored": 2}, r"unscored=2 must be 0 for method='white_box'"),
-        ({"sides": "out"}, r"sides='out' must be one of \['both', 'in'\]"),
-        ({"method": "white_box", "sides": "in"}, r"sides='in' is not for method='white_box'"),
-        ({"method": "white_box", "guesses": [10]}, r"guesses=\[10\] is not for method='white_box'"),
-    ],
-)
-def test_an_error_names_the_argument_and_what_is_allowed(
-    change: dict[str, Any], message: str
-) -> None:
-    arguments: dict[str, Any] = {
+test_an_error_names_the_argument_and_what_is_allowed = refused_changes(
+    named_one_run_bound,
+    {
         "method": "one_run",
         "scores_in": SCORES[0],
         "scores_out": SCORES[1],
         "delta": DELTA,
         "significance": LEVEL,
-    }
-    with pytest.raises(ValueError, match=message):
-        named_one_run_bound(**{**arguments, **change})
+    },
+    (
+        {"method": "fdp_cp"},
+        r"method='fdp_cp' must be one of \['gaussian_pair', 'one_run',",
+    ),
+    ({"method": "one_run_mu", "delta": 0.0}, r"delta=0.0 must be in \(0, 1\).*take one_run"),
+    ({"method": "gaussian_pair", "delta": 0}, r"delta=0 must be in \(0, 1\).*take one_run"),
+    ({"method": "gaussian_pair", "unscored": 2}, "unscored=2 must be 0 for method='gauss"),
+    ({"method": "gaussian_pair", "guesses": [10]}, r"guesses=\[10\] is not for method='gauss"),
+    ({"method": "white_box", "delta": 0}, r"delta=0 must be in \(0, 1\).*take one_run"),
+    ({"delta": 1.0}, r"delta=1.0"),
+    ({"significance": 0.0}, r"significance=0.0"),
+    ({"guesses": [751]}, r"guesses=751 must be at most the number of canaries, 750"),
+    ({"unscored": -1}, r"unscored=-1 must be a whole number >= 1; or 0"),
+    ({"method": "white_box", "unscored": 2}, r"unscored=2 must be 0 for method='white_box'"),
+    ({"sides": "out"}, r"sides='out' must be one of \['both', 'in'\]"),
+    ({"method": "white_box", "sides": "in"}, r"sides='in' is not for method='white_box'"),
+    ({"method": "white_box", "guesses": [10]}, r"guesses=\[10\] is not for method='white_box'"),
+)

@@ -7,6 +7,7 @@ import pytest
 from coin_mechanisms import gaussian, leaking, null, response, shared_failure
 from hypothesis import given
 from hypothesis import strategies as st
+from refused_calls import refusals
 from scipy import stats
 
 from lightning_audit.stats.one_run.one_run_epsilon import (
@@ -107,19 +108,13 @@ def test_default_guesses_depend_on_the_number_of_canaries_only() -> None:
     assert [default_guesses(m, "in") for m in (0, 1, 10)] == [(), (), (2,)]
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: epsilon_one_run(3, 2, 5, 0.0, 0.05), "correct=3, guesses=2 and canaries=5 must"),
-        (lambda: epsilon_one_run(1.5, 2, 5, 0.0, 0.05), "whole numbers with 0 <= correct"),
-        (lambda: epsilon_one_run(1, 2, 5, 1.0, 0.05), r"delta=1\.0 must be in"),
-        (lambda: epsilon_one_run(1, 2, 5, 0.0, 0.0), r"significance=0\.0 must be in \(0, 1\)"),
-        (lambda: one_run_p_value(1, 2, 5, -1.0, 0.0), r"epsilon=-1\.0 must be"),
-    ],
+test_arguments_out_of_range_are_refused = refusals(
+    (lambda: epsilon_one_run(3, 2, 5, 0.0, 0.05), "correct=3, guesses=2 and canaries=5 must"),
+    (lambda: epsilon_one_run(1.5, 2, 5, 0.0, 0.05), "whole numbers with 0 <= correct"),
+    (lambda: epsilon_one_run(1, 2, 5, 1.0, 0.05), r"delta=1\.0 must be in"),
+    (lambda: epsilon_one_run(1, 2, 5, 0.0, 0.0), r"significance=0\.0 must be in \(0, 1\)"),
+    (lambda: one_run_p_value(1, 2, 5, -1.0, 0.0), r"epsilon=-1\.0 must be"),
 )
-def test_arguments_out_of_range_are_refused(call, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 # Coverage: coins, scores of all canaries, and the mechanism's epsilon at its delta.

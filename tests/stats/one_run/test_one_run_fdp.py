@@ -8,6 +8,7 @@ import pytest
 from coin_mechanisms import gaussian, null, response, shared_failure
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refused_calls import refusals
 from scipy import optimize, special, stats
 
 from lightning_audit.stats.one_run.one_run_epsilon import epsilon_one_run
@@ -25,49 +26,32 @@ from lightning_audit.stats.tradeoff.tradeoff_functions import ApproxDPTradeoff, 
 
 
 @pytest.mark.parametrize(
-    ("canaries", "guesses", "correct", "epsilon", "mu"),
-    # Agreed to five digits with another implementation, at significance .05 and delta 1e-5.
+    ("canaries", "guesses", "correct", "epsilon", "mu", "of_any"),
+    # Epsilon of mu and mu agreed to five digits with another implementation, at significance .05
+    # and delta 1e-5; for every mechanism as docs/estimators/one-run.md has them, of this one.
     [
-        (1000, 1000, 1000, 12.33457, 2.3681),
-        (1000, 1000, 900, 3.77934, 0.8804),
-        (1000, 1000, 750, 1.81890, 0.4606),
-        (1000, 100, 100, 5.54903, 1.2255),
-        (1000, 20, 20, 2.36337, 0.5822),
-        (10000, 1000, 950, 3.80244, 0.8851),
-        (100000, 1000, 990, 4.85677, 1.0936),
-        (100, 100, 100, 8.21619, 1.7032),
+        (1000, 1000, 1000, 12.33457, 2.3681, 5.80900),
+        (1000, 1000, 900, 3.77934, 0.8804, 2.01312),
+        (1000, 1000, 750, 1.81890, 0.4606, 0.97050),
+        (1000, 100, 100, 5.54903, 1.2255, 3.49232),
+        (1000, 20, 20, 2.36337, 0.5822, 1.81929),
+        (10000, 1000, 950, 3.80244, 0.8851, 2.69127),
+        (100000, 1000, 990, 4.85677, 1.0936, 4.04306),
+        (100, 100, 100, 8.21619, 1.7032, 3.49290),
         # More canaries do not sharpen the bound where all of them are guessed.
-        (5000, 5000, 3500, 1.37609, 0.3582),
-        (10000, 10000, 7000, 1.37609, 0.3582),
+        (5000, 5000, 3500, 1.37609, 0.3582, None),
+        (10000, 10000, 7000, 1.37609, 0.3582, None),
     ],
 )
 def test_reference_bounds(
-    canaries: int, guesses: int, correct: int, epsilon: float, mu: float
+    canaries: int, guesses: int, correct: int, epsilon: float, mu: float, of_any: float | None
 ) -> None:
     bound = mu_one_run(correct, guesses, canaries, 0.05)
     assert bound == pytest.approx(mu, abs=6e-5)
     assert gaussian_epsilon(bound, 1e-5) == pytest.approx(epsilon, abs=6e-6)
-
-
-@pytest.mark.parametrize(
-    ("canaries", "guesses", "correct", "epsilon"),
-    # Of this implementation, as docs/estimators/one-run.md has them.
-    [
-        (1000, 1000, 1000, 5.80900),
-        (1000, 1000, 900, 2.01312),
-        (1000, 1000, 750, 0.97050),
-        (1000, 100, 100, 3.49232),
-        (1000, 20, 20, 1.81929),
-        (10000, 1000, 950, 2.69127),
-        (100000, 1000, 990, 4.04306),
-        (100, 100, 100, 3.49290),
-    ],
-)
-def test_bounds_for_every_mechanism_are_those_of_the_page(
-    canaries: int, guesses: int, correct: int, epsilon: float
-) -> None:
-    bound = epsilon_one_run_fdp(correct, guesses, canaries, 1e-5, 0.05)
-    assert bound == pytest.approx(epsilon, abs=6e-6)
+    if of_any is not None:
+        found = epsilon_one_run_fdp(correct, guesses, canaries, 1e-5, 0.05)
+        assert found == pytest.approx(of_any, abs=6e-6)
 
 
 def extreme_probability(v: int, r: int, m: int, lines: list[tuple[float, float]]) -> float:
@@ -195,22 +179,16 @@ def test_impossible_luck_has_a_small_p_value_and_not_none() -> None:
     assert mu_one_run(10**6, 10**6, 10**6, 1e-6) > 2
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: mu_one_run(3, 2, 5, 0.05), "correct=3, guesses=2 and canaries=5 must"),
-        (lambda: mu_one_run(True, 2, 5, 0.05), "correct=True"),
-        (lambda: mu_one_run(1, 2, 5, 1.0), r"significance=1\.0 must be in \(0, 1\)"),
-        (lambda: epsilon_one_run_fdp(1, 2, 5, 1.0, 0.05), r"delta=1\.0 must be in"),
-        (
-            lambda: parameter_one_run(50, 50, 50, lambda _: GaussianTradeoff(0.1), 0.05),
-            "family must explain 50 correct guesses of 50",
-        ),
-    ],
+test_arguments_out_of_range_are_refused = refusals(
+    (lambda: mu_one_run(3, 2, 5, 0.05), "correct=3, guesses=2 and canaries=5 must"),
+    (lambda: mu_one_run(True, 2, 5, 0.05), "correct=True"),
+    (lambda: mu_one_run(1, 2, 5, 1.0), r"significance=1\.0 must be in \(0, 1\)"),
+    (lambda: epsilon_one_run_fdp(1, 2, 5, 1.0, 0.05), r"delta=1\.0 must be in"),
+    (
+        lambda: parameter_one_run(50, 50, 50, lambda _: GaussianTradeoff(0.1), 0.05),
+        "family must explain 50 correct guesses of 50",
+    ),
 )
-def test_arguments_out_of_range_are_refused(call, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 # Coverage: a mechanism's scores from its coins, and its mu and epsilon at the delta.

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from known_mechanisms import LaplaceTradeoff, gaussian, laplace, plane, randomised_response
+from refused_calls import refusals
 
 from lightning_audit.stats.outputs.sequential_tradeoff import EPSILONS, SequentialTradeoffTest
 from lightning_audit.stats.tradeoff.subsampled import SubsampledGaussianTradeoff
@@ -104,20 +105,14 @@ def updated(*outputs) -> SequentialTradeoffTest:
     return test
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: SequentialTradeoffTest(SubsampledGaussianTradeoff(1.0, 0.1, "remove")),
-            "direction 'remove' only, must be of both",
-        ),
-        (lambda: SequentialTradeoffTest(GaussianTradeoff(1), delta=1.0), r"delta=1\.0 must be"),
-        (lambda: updated([1.0, 2.0], [1.0]), "holds 2 outputs and samples_q 1, must be as many"),
-        (lambda: updated([[1.0, 2.0]], [[1.0, 2.0]], [1.0], [1.0]), "must have 2 as before"),
-        (lambda: updated([np.nan], [1.0]), r"samples_p\[0\] is not finite"),
-        (lambda: updated([0.0], [1.0]).epsilon_lower(0.0), r"significance=0\.0 must be"),
-    ],
+test_arguments_out_of_range_are_refused = refusals(
+    (
+        lambda: SequentialTradeoffTest(SubsampledGaussianTradeoff(1.0, 0.1, "remove")),
+        "direction 'remove' only, must be of both",
+    ),
+    (lambda: SequentialTradeoffTest(GaussianTradeoff(1), delta=1.0), r"delta=1\.0 must be"),
+    (lambda: updated([1.0, 2.0], [1.0]), "holds 2 outputs and samples_q 1, must be as many"),
+    (lambda: updated([[1.0, 2.0]], [[1.0, 2.0]], [1.0], [1.0]), "must have 2 as before"),
+    (lambda: updated([np.nan], [1.0]), r"samples_p\[0\] is not finite"),
+    (lambda: updated([0.0], [1.0]).epsilon_lower(0.0), r"significance=0\.0 must be"),
 )
-def test_arguments_out_of_range_are_refused(call, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from known_mechanisms import randomised_response
+from refused_calls import refusals
 from scipy import special
 
 from lightning_audit.stats.outputs.tradeoff_bet import (
@@ -141,15 +142,9 @@ def test_looks_at_the_bets_of_a_known_ratio_alarm_less_often_than_the_significan
     assert 0.005 < ever.mean() <= level
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: TradeoffBet([-1.0], [0.0]), r"log_slopes=-1\.0 must be"),
-        (lambda: TradeoffBet([1.0], [0.0, 0.1]), r"log_slopes has shape \(1,\) and deltas \(2,\)"),
-        (lambda: TradeoffBet([1.0], [1.1]), r"deltas=\[1\.1\] must lie in \[0, 1\]"),
-        (lambda: claimed_log_slopes(lambda a: 1 + np.asarray(a)), "must be a trade-off function"),
-    ],
+test_arguments_out_of_range_are_refused = refusals(
+    (lambda: TradeoffBet([-1.0], [0.0]), r"log_slopes=-1\.0 must be"),
+    (lambda: TradeoffBet([1.0], [0.0, 0.1]), r"log_slopes has shape \(1,\) and deltas \(2,\)"),
+    (lambda: TradeoffBet([1.0], [1.1]), r"deltas=\[1\.1\] must lie in \[0, 1\]"),
+    (lambda: claimed_log_slopes(lambda a: 1 + np.asarray(a)), "must be a trade-off function"),
 )
-def test_arguments_out_of_range_are_refused(call, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()

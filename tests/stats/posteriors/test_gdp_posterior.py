@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from refused_calls import refusals
 
 from lightning_audit.stats.bounds.counts import ConfusionCounts
 from lightning_audit.stats.posteriors.gdp_posterior import (
@@ -51,24 +52,23 @@ def test_largest_mus_of_flawless_attacks_are_reproduced() -> None:
 
 # Arguments.
 
+SOME = ConfusionCounts(1, 2, 3, 4)
+
 
 def test_numbers_give_floats_and_arrays_broadcast() -> None:
     two = ConfusionCounts(fn=[35, 10], tp=[65, 90], fp=[25, 0], tn=[75, 100])
-    assert type(mu_posterior_cdf(1.0, ConfusionCounts(1, 2, 3, 4))) is float
+    assert type(mu_posterior_cdf(1.0, SOME)) is float
     assert mu_posterior_pdf(np.array([[0.5], [1.0], [2.0]]), two).shape == (3, 2)
     low, high = mu_posterior_interval(two, 0.05)
     assert np.all(low < high)
     assert mu_posterior_cdf(math.inf, two).tolist() == [1.0, 1.0]
 
 
-def test_arguments_out_of_range_are_refused() -> None:
-    counts = ConfusionCounts(1, 2, 3, 4)
-    with pytest.raises(ValueError, match=r"mu=-1\.0 must be a finite number >= 0"):
-        mu_posterior_cdf(-1.0, counts)
-    with pytest.raises(ValueError, match=r"probability=1\.0 must be in \(0, 1\); such as 0\.05"):
-        mu_posterior_quantile(1.0, counts)
-    with pytest.raises(ValueError, match="counts hold no threshold"):
-        mu_posterior_maximum(ConfusionCounts([], [], [], []), 0.05)
+test_arguments_out_of_range_are_refused = refusals(
+    (lambda: mu_posterior_cdf(-1.0, SOME), r"mu=-1\.0 must be a finite number >= 0"),
+    (lambda: mu_posterior_quantile(1.0, SOME), r"probability=1\.0 must be in \(0, 1\); such as 0"),
+    (lambda: mu_posterior_maximum(ConfusionCounts([], [], [], []), 0.05), "counts hold no thresh"),
+)
 
 
 def test_a_quantile_of_next_to_nothing_is_refused() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from refused_calls import refusals
 from scipy import stats
 
 from lightning_audit.stats.bounds.counts import (
@@ -105,30 +106,24 @@ def test_numbers_give_floats_and_arrays_broadcast() -> None:
     assert epsilon_posterior_quantile(0.05, empty, 1e-5).shape == (0,)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: epsilon_posterior_cdf(-1.0, EXAMPLE, 0.0), r"epsilon=-1\.0 must be a finite"),
-        (lambda: epsilon_posterior_cdf(1.0, EXAMPLE, 1.0), r"delta=1\.0 must be in \(0, 1\); or 0"),
-        (lambda: epsilon_posterior_quantile(0.0, EXAMPLE, 0.0), r"probability=0\.0 must be in"),
-        (lambda: epsilon_posterior_interval(EXAMPLE, 0.0, 1.5), r"significance=1\.5 must be in"),
-        (
-            lambda: epsilon_posterior_quantile(0.5, EXAMPLE, 0, region="both"),
-            r"region='both' must be one of \['one_sided', 'two_sided'\]",
-        ),
-        (
-            lambda: epsilon_posterior_quantile(0.5, EXAMPLE, 0, prior=0.3),
-            r"prior=0\.3 must be a whole multiple of 1/2.*use 0\.5",
-        ),
-        (
-            lambda: epsilon_posterior_maximum(ConfusionCounts([], [], [], []), 0.0, 0.05),
-            r"counts hold no threshold",
-        ),
-    ],
+test_arguments_out_of_range_are_refused = refusals(
+    (lambda: epsilon_posterior_cdf(-1.0, EXAMPLE, 0.0), r"epsilon=-1\.0 must be a finite"),
+    (lambda: epsilon_posterior_cdf(1.0, EXAMPLE, 1.0), r"delta=1\.0 must be in \(0, 1\); or 0"),
+    (lambda: epsilon_posterior_quantile(0.0, EXAMPLE, 0.0), r"probability=0\.0 must be in"),
+    (lambda: epsilon_posterior_interval(EXAMPLE, 0.0, 1.5), r"significance=1\.5 must be in"),
+    (
+        lambda: epsilon_posterior_quantile(0.5, EXAMPLE, 0, region="both"),
+        r"region='both' must be one of \['one_sided', 'two_sided'\]",
+    ),
+    (
+        lambda: epsilon_posterior_quantile(0.5, EXAMPLE, 0, prior=0.3),
+        r"prior=0\.3 must be a whole multiple of 1/2.*use 0\.5",
+    ),
+    (
+        lambda: epsilon_posterior_maximum(ConfusionCounts([], [], [], []), 0.0, 0.05),
+        r"counts hold no threshold",
+    ),
 )
-def test_arguments_out_of_range_are_refused(call, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 MANY = ConfusionCounts(*(np.arange(500) + i for i in range(4)))

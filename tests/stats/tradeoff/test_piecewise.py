@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from refused_calls import refusals
 from scipy.spatial import ConvexHull
 
 from lightning_audit.stats.tradeoff.piecewise import PiecewiseTradeoff
@@ -127,17 +128,11 @@ def test_named_cases() -> None:
     assert leak(np.array([[0.0, 1.0]])).tolist() == [[0.9, 0.0]]
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: PiecewiseTradeoff([1.1], [0.5]), r"alpha=1\.1 must be in \(0, 1\]"),
-        (lambda: PiecewiseTradeoff([0.5], [math.nan]), "beta=nan must be"),
-        (lambda: PiecewiseTradeoff([0.5], [0.5, 0.1]), r"shape \(1,\) and beta \(2,\), must be"),
-        (lambda: PiecewiseTradeoff([], [])(-0.1), r"alpha=-0\.1 must be"),
-        (lambda: PiecewiseTradeoff([], []).delta_at(-1.0), r"epsilon=-1\.0 must be"),
-        (lambda: PiecewiseTradeoff([], []).epsilon_at(0.0), r"delta=0\.0 must be in \(0, 1\)"),
-    ],
+test_arguments_out_of_range_are_refused = refusals(
+    (lambda: PiecewiseTradeoff([1.1], [0.5]), r"alpha=1\.1 must be in \(0, 1\]"),
+    (lambda: PiecewiseTradeoff([0.5], [math.nan]), "beta=nan must be"),
+    (lambda: PiecewiseTradeoff([0.5], [0.5, 0.1]), r"shape \(1,\) and beta \(2,\), must be"),
+    (lambda: PiecewiseTradeoff([], [])(-0.1), r"alpha=-0\.1 must be"),
+    (lambda: PiecewiseTradeoff([], []).delta_at(-1.0), r"epsilon=-1\.0 must be"),
+    (lambda: PiecewiseTradeoff([], []).epsilon_at(0.0), r"delta=0\.0 must be in \(0, 1\)"),
 )
-def test_arguments_out_of_range_are_refused(call, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()

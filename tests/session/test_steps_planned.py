@@ -10,7 +10,7 @@ from lightning_audit.dpsgd.protocol import StepClaim
 from lightning_audit.layout import Direction, Part
 from lightning_audit.record.store import DROPPED, EARLIER, INJECTED, NOT_PLANNED
 from lightning_audit.session.coordinates import Located
-from lightning_audit.session.step_plan import StepPlan
+from lightning_audit.session.steps import PlannedStep
 
 HALF = 0.5**0.5
 #: Two canaries over six entries: the first and the third; the second.
@@ -20,7 +20,7 @@ DIRECTIONS = [
     Direction((Part(0, np.array([1]), np.array([1.0])),)),
 ]
 CLAIM = StepClaim(noise_multiplier=1.0, max_grad_norm=3.0, scale=8.0)
-PLAN = StepPlan(CLAIM, np.array([1.0, 0.0]), DIRECTIONS, INJECTED, LOCATED)
+PLAN = PlannedStep(CLAIM, np.array([1.0, 0.0]), DIRECTIONS, INJECTED, LOCATED)
 
 
 def test_what_canaries_add_is_the_clipping_norm_over_the_divisor_along_those_that_are_in() -> None:

@@ -12,16 +12,15 @@ from lightning_audit.dpsgd.protocol import StepClaim
 from lightning_audit.layout import TensorSlot
 from lightning_audit.record.store import DROPPED, INJECTED
 from lightning_audit.session.coordinates import Coordinates
-from lightning_audit.session.step_plan import StepPlan
-from lightning_audit.session.used_step import used_step
-from lightning_audit.taps.gradient_tap import Reading
+from lightning_audit.session.steps import PlannedStep, used_release
+from lightning_audit.taps.gradient_reading import Reading
 from lightning_audit.taps.weight_watch import Moves
 
 PLACEMENT = place([Dirac()], [TensorSlot("weight", (40,))], np.random.default_rng(0))
 (AT,) = PLACEMENT.support()[0]
 COORDINATES = Coordinates(Witnesses({0: np.setdiff1d(np.arange(40), [AT])[:6]}), PLACEMENT)
 DIRECTIONS = PLACEMENT.draw(np.random.default_rng(0))
-PLAN = StepPlan(
+PLAN = PlannedStep(
     StepClaim(1.0, 1.0, 1.0), np.ones(1), DIRECTIONS, INJECTED, COORDINATES.locate(DIRECTIONS)
 )
 #: Among what is read.
@@ -39,7 +38,7 @@ def test_each_is_read_along_the_canary_in_units_of_its_own_size() -> None:
     reading = Reading(
         values(2.0, 5.0), used=values(0.5, -1.0), moves=Moves(values(-0.1, 0.3), start, None)
     )
-    found = used_step(PLAN, reading, COORDINATES)
+    found = used_release(PLAN, reading, COORDINATES)
     assert found is not None
     assert found.rest == pytest.approx([2.5])
     assert found.used == pytest.approx([-2.0])
@@ -48,9 +47,11 @@ def test_each_is_read_along_the_canary_in_units_of_its_own_size() -> None:
 
 
 def test_what_was_not_seen_or_has_no_size_is_not_told() -> None:
-    found = used_step(PLAN, Reading(values(2.0, 5.0), used=values(0.0, 1.0)), COORDINATES)
+    found = used_release(PLAN, Reading(values(2.0, 5.0), used=values(0.0, 1.0)), COORDINATES)
     assert found is not None
     assert (found.used, found.moved) == (None, None)
-    assert used_step(PLAN, Reading(values(0.0, 1.0)), COORDINATES) is None
-    assert used_step(PLAN, Reading(values(2.0, 5.0), replaced=True), COORDINATES) is None
-    assert used_step(replace(PLAN, status=DROPPED), Reading(values(2.0, 5.0)), COORDINATES) is None
+    assert used_release(PLAN, Reading(values(0.0, 1.0)), COORDINATES) is None
+    assert used_release(PLAN, Reading(values(2.0, 5.0), replaced=True), COORDINATES) is None
+    assert (
+        used_release(replace(PLAN, status=DROPPED), Reading(values(2.0, 5.0)), COORDINATES) is None
+    )

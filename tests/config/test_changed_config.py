@@ -1,7 +1,8 @@
-"""A training that goes on under other terms is judged by them from its beginning, or refused."""
+"""A training that goes on with other arguments is judged by them from its start, or refused."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,12 @@ from torch.nn import functional
 from training_support import report_in, status, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim, PrivacyViolation
+from lightning_audit.config.changed_config import describe_changes
 from lightning_audit.testing.faulty_clipping import ClipAtTwice
 from lightning_audit.testing.faulty_noise import HalfNoise, ScaledNoise
 from lightning_audit.verdict.power_model import Resolution
 
-pytestmark = RESUMING
+pytestmark = [*RESUMING, pytest.mark.training]
 
 
 class NineTenths(ScaledNoise):
@@ -42,7 +44,7 @@ def resumed(
     kept: int = 40,
     **options: Any,
 ) -> AuditReport:
-    """The report of a training that was saved under some terms and went on under others."""
+    """The report of a training that was saved with some arguments and went on with others."""
     saved = directory / "saved"
     with pytest.raises(RuntimeError, match="power cut"):
         train(
@@ -55,6 +57,15 @@ def resumed(
     audit = PrivacyAudit(seed=3, on_violation="warn", **then)
     train(directory, audit, ckpt=checkpoint_at(saved, kept), **options)
     return report_in(directory)
+
+
+def test_what_is_said_is_of_the_settings_that_differ() -> None:
+    claim = PrivacyClaim(noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=16)
+    before = PrivacyAudit(claim=claim, seed=1).config.settings()
+    after = PrivacyAudit(claim=replace(claim, max_grad_norm=2.0), seed=2).config.settings()
+    (said,) = describe_changes(before, after, 7)
+    assert said.startswith("claim.max_grad_norm=1 until step 7, 2 from then on")
+    assert describe_changes(before, before, 7) == []
 
 
 def findings(report: AuditReport) -> dict[str, tuple[str, float | None]]:

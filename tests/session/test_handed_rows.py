@@ -115,7 +115,7 @@ def test_epsilon_is_composed_from_the_stated_rate_and_the_steps_seen(tmp_path: P
         noise_multiplier=SIGMA, sample_rate=CLAIM.sample_rate, steps=60, delta=1e-5
     )
     assert report.epsilon_spent == pytest.approx(whole.composed_epsilon(), rel=1e-6)
-    assert report.epsilon_claimed == 8.0
+    assert report.claimed_epsilon == 8.0
     assert status(report, "accounting") == "ok"
     assert status(report, "no_dp") == "ok"
     assert status(report, "sampling.not_poisson") == "ok"
@@ -224,7 +224,9 @@ def test_closure_that_runs_again_in_the_update_is_a_violation(tmp_path: Path) ->
 def test_code_that_asks_for_no_canary_is_inconclusive_and_told_what_to_call(tmp_path: Path) -> None:
     report = fit(tmp_path, HandWritten(ask=False), _audit(), max_steps=60)
     assert report.verdict.outcome == "INCONCLUSIVE"
-    assert any("60 of 60" in lack and "per_sample(" in lack for lack in report.verdict.missing)
+    assert any(
+        "60 of 60" in lack and "per_sample(" in lack for lack in report.verdict.pass_blockers
+    )
     assert status(report, "noise") == "ok"
     assert status(report, "sensitivity") == "not_run"
 
@@ -238,7 +240,7 @@ def test_code_that_asks_in_every_second_step_never_passes(tmp_path: Path) -> Non
     report = fit(tmp_path, Now(), _audit(), max_steps=120)
     assert report.observations == 60 * 8
     assert report.verdict.outcome == "INCONCLUSIVE"
-    assert any("60 of 120 steps" in lack for lack in report.verdict.missing)
+    assert any("60 of 120 steps" in lack for lack in report.verdict.pass_blockers)
 
 
 @pytest.mark.parametrize("ask", [True, False])
@@ -250,7 +252,7 @@ def test_optimizer_whose_update_is_hidden_is_inconclusive_and_left_alone(
     module = SelfContainedOptimizer(ask=ask)
     report = fit(tmp_path, module, _audit(), max_steps=30)
     assert report.verdict.outcome == "INCONCLUSIVE"
-    assert any("super().step()" in lack for lack in report.verdict.missing)
+    assert any("super().step()" in lack for lack in report.verdict.pass_blockers)
     assert torch.equal(_weights(module), plain)
 
 
@@ -302,7 +304,7 @@ def test_what_cannot_be_audited_is_refused_before_it_trains(
 def test_a_trainer_that_clips_the_noisy_gradient_is_not_accused(tmp_path: Path) -> None:
     report = fit(tmp_path, InHook(), _audit(), max_steps=60, gradient_clip_val=1.0)
     assert report.verdict.outcome == "INCONCLUSIVE", report.verdict
-    assert any("lightning_audit.released" in item for item in report.verdict.missing)
+    assert any("lightning_audit.released" in item for item in report.verdict.pass_blockers)
 
 
 # ------------------------------------------------------------------ one step, several calls

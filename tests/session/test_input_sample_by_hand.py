@@ -96,7 +96,7 @@ def test_an_optimizer_whose_update_cannot_be_read_is_not_passed(tmp_path: Path) 
     audit = audit_unchanged(Mislabeled(amplitude=100.0, **STATED))
     report = fit(tmp_path, SelfContainedOptimizer(ask=False), audit, max_steps=40)
     assert report.verdict.outcome == "INCONCLUSIVE"
-    assert any("cannot be read" in item for item in report.verdict.missing)
+    assert any("cannot be read" in item for item in report.verdict.pass_blockers)
     assert not records_in(tmp_path)["coins"].any()
 
 
@@ -154,7 +154,7 @@ def test_a_canary_below_the_clipping_norm_does_not_pass(
     monkeypatch.setattr("hand_written_support.CLIP", 50.0)
     audit = audit_with(Blank(**STATED), claim=replace(CLAIM, max_grad_norm=50.0))
     report = fit(tmp_path, HandWritten(ask=False), audit, max_steps=60)
-    missing = " ".join(report.verdict.missing)
+    missing = " ".join(report.verdict.pass_blockers)
     assert report.verdict.outcome == "INCONCLUSIVE"
     assert "take an input canary whose gradient is longer, as Mislabeled(" in missing
 

@@ -242,9 +242,9 @@ def _force_out(audit: PrivacyAudit) -> None:
 
     def out(trainer: Any, module: Any) -> None:
         on_start(trainer, module)
-        session = audit._run.session
-        flip = session._flip
-        session._flip = lambda claim: replace(flip(claim), coins=np.zeros(1))
+        planner = audit._run.session.planner
+        flip = planner.flip
+        planner.flip = lambda claim: replace(flip(claim), coins=np.zeros(1))
 
     audit.on_train_start = out
 

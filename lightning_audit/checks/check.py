@@ -1,0 +1,154 @@
+"""What is declared of a check: its claim, its share, when it is wrong and which fault that is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from lightning_audit.checks.evidence import Evidence
+from lightning_audit.layout import FloatArray
+from lightning_audit.results.audit_report import CheckResult, Kind
+
+#: Checks of the same property: a fault that explains one of them explains the others.
+#: Those of the channel suppose noise of the claimed size in each coordinate: noise that is smaller,
+#: or the same twice, is not of the right shape, nor does the stated divisor fit it.
+Group = Literal["clipping", "noise", "reuse", "channel", "leakage"]
+#: What is estimated from the gradients of many steps.
+MEASURED: tuple[Group, ...] = ("clipping", "noise", "reuse", "channel", "leakage")
+
+
+class NoiseStatistic(Protocol):
+    """What a check makes of the noise alone; its attributes go into checkpoints."""
+
+    def update(self, noise: FloatArray, step: int) -> None:
+        """Take in a step's noise in units of its claimed standard deviation, ``[n]``."""
+
+    def result(self) -> CheckResult:
+        """Result of the check."""
+
+
+@dataclass(frozen=True)
+class FaultRule:
+    """A fault that one violated check tells by itself.
+
+    Args:
+        name: the fault's identifier.
+        sentence: what is wrong.
+        look_at: what to look at in the code.
+        rank: the likeliest first. Below 0 is what was seen for certain, and stands before the
+            faults that are told by several checks; what is above stands behind them. 0 is for a
+            rule that stands among them, see `verdict.diagnosis`.
+        explains: further checks that the fault violates, and groups of them.
+        applies: tells by the check's evidence whether it is this fault.
+    """
+
+    name: str
+    sentence: str
+    look_at: str
+    rank: int
+    explains: tuple[str, ...] = ()
+    explains_groups: tuple[Group, ...] = ()
+    applies: Callable[[Mapping[str, Any]], bool] = lambda _: True
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check, as the report, the gate, the diagnosis and the documents know it.
+
+    Args:
+        name: in reports and in ``allow``.
+        finds: what is wrong where it is violated; checks of the same words share a row of the docs.
+        kind: which claim it is about.
+        share: of the significance, for a check by e-process; where it warns, of a second one.
+        group: of checks of the same property, None if it is alone.
+        needs: what was missing where it did not run, in words.
+        each: whether each private optimizer has one of its own; if not, the run has one.
+        always: whether it is there wherever a private optimizer is.
+        wrong: tells by the evidence of a check without e-value whether what it found is wrong; None
+            where such a check finds nothing.
+        warns: whether what is wrong is a warning, and fails nothing.
+        must_run: whether a pass rests on it, so that it must have seen something.
+        doubtful: whether what is wrong may be undecided; see `checks.post_processing`.
+        faults: the rules by which it names a fault alone; the first that applies counts.
+        of_noise: makes, for a significance, what is fed the noise of each step that tells it from
+            the data; None for a check that is fed otherwise.
+    """
+
+    name: str
+    finds: str
+    kind: Kind = "mechanism"
+    share: float = 0.0
+    group: Group | None = None
+    needs: str = "nothing was seen of it"
+    each: bool = False
+    always: bool = False
+    wrong: Callable[[Mapping[str, Any]], bool] | None = None
+    warns: bool = False
+    must_run: bool = False
+    doubtful: bool = False
+    faults: tuple[FaultRule, ...] = ()
+    of_noise: Callable[[float], NoiseStatistic] | None = None
+
+    def test(self, significance: float) -> Evidence:
+        """An empty e-process of this check, at its share of the significance of a run."""
+        return Evidence(self.name, significance, self.share)
+
+    @property
+    def flag(self) -> Literal["violated", "warned"]:
+        """The status of the check where something is wrong."""
+        return "warned" if self.warns else "violated"
+
+    def is_wrong(self, evidence: Mapping[str, Any]) -> bool:
+        """Whether the numbers of a check without e-value say that something is wrong.
+
+        Raises:
+            KeyError: the check has an e-value, or a number is missing.
+        """
+        if self.wrong is None:
+            raise KeyError(f"{self.name} has an e-value")
+        return self.wrong(evidence)
+
+    def judged(
+        self, evidence: Mapping[str, Any], fine: str, wrong: str, advice: str
+    ) -> CheckResult:
+        """Result of a check without e-value, with the status that its evidence gives.
+
+        Args:
+            evidence: the numbers behind it.
+            fine: message where nothing is wrong.
+            wrong: message where something is.
+            advice: what to do about that.
+        """
+        if not self.is_wrong(evidence):
+            return CheckResult(self.name, self.kind, "ok", fine, evidence=evidence)
+        return CheckResult(self.name, self.kind, self.flag, wrong, advice, evidence=evidence)
+
+    def result(
+        self, test: Evidence, fine: str, wrong: str, advice: str, evidence: Mapping[str, Any]
+    ) -> CheckResult:
+        """Result of a check by e-process.
+
+        Args:
+            test: its e-process.
+            fine: message where nothing is wrong.
+            wrong: message where something is.
+            advice: what to do about that.
+            evidence: numbers to show.
+        """
+        status = self.flag if test.violated else "ok" if test.observed else "not_run"
+        messages = {self.flag: wrong, "ok": fine, "not_run": f"not tested: {self.needs}"}
+        return CheckResult(
+            name=self.name,
+            kind=self.kind,
+            status=status,
+            message=messages[status],
+            advice=advice if test.violated else "",
+            log_e_value=test.log_e,
+            share=test.share,
+            evidence={**evidence, "violated_at_step": test.violated_at},
+        )
+
+    def not_run(self, message: str, evidence: Mapping[str, Any] | None = None) -> CheckResult:
+        """Result of a check that could not be made, and why."""
+        return CheckResult(self.name, self.kind, "not_run", message, evidence=evidence or {})

@@ -1,0 +1,53 @@
+"""Is the noise as often above zero as below?"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lightning_audit.checks.check import Check
+from lightning_audit.layout import FloatArray
+from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.stats.evalues.noise_shape import sign_log_e
+
+
+class NoiseMean:
+    """Signs of the noise against fair coins, whatever its size and shape.
+
+    Args:
+        significance: of the whole run.
+    """
+
+    def __init__(self, significance: float) -> None:
+        self._signs = np.zeros(2, dtype=np.int64)
+        self._test = NOISE_MEAN.test(significance)
+
+    def update(self, noise: FloatArray, step: int) -> None:
+        """Take in a step's noise, ``[n]``."""
+        self._signs += [np.sum(noise > 0), np.sum(noise < 0)]
+        self._test.update(sign_log_e(*self._signs.tolist()), step)
+
+    def result(self) -> CheckResult:
+        """Result of the check."""
+        positive, negative = self._signs.tolist()
+        share = positive / max(positive + negative, 1)
+        return NOISE_MEAN.result(
+            self._test,
+            "the noise is as often above zero as below",
+            f"the mean of the noise is not zero: {share:.0%} of what was added to the clipped sums "
+            "are above zero; that loses no privacy, but biases the training",
+            "look at the mean that the noise is drawn with, and whether anything else, such as "
+            "momentum or weight decay, is added to the gradient before the update",
+            {"positive": positive, "negative": negative},
+        )
+
+
+NOISE_MEAN = Check(
+    "noise.mean",
+    "noise whose mean is not zero (a warning: no privacy is lost, no gate fails)",
+    share=0.5,
+    needs="the clipped sums are not known, or the residual is too small to be the claimed noise",
+    each=True,
+    always=True,
+    warns=True,
+    of_noise=NoiseMean,
+)

@@ -1,0 +1,188 @@
+"""What is claimed of a training and asked of its audit: the arguments of `PrivacyAudit`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from lightning_audit import _validate
+from lightning_audit.accounting.claims import PrivacyClaim
+from lightning_audit.accounting.composition import Adjacency
+from lightning_audit.canaries.gradient import GradientCanary
+from lightning_audit.canaries.inputs import InputCanary
+from lightning_audit.dpsgd.protocol import StepClaim
+from lightning_audit.run_checks.registry import REGISTRY
+from lightning_audit.stats.bounds.named_bounds import BOUND_NAMES
+from lightning_audit.verdict.pass_blockers import OutcomeSettings, Resolution
+
+#: What may follow a verdict.
+ON_VIOLATION = ("raise", "stop", "warn")
+ON_INCONCLUSIVE = ("raise", "warn")
+
+
+def findings() -> tuple[str, ...]:
+    """Names of everything that an audit may find."""
+    return (*REGISTRY, "unaudited")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditConfig(OutcomeSettings):
+    """The arguments of a `PrivacyAudit` by their names, checked; see there what each is for.
+
+    A run, its sessions, its report and its checkpoints all have this one. Lists become tuples, and
+    an epsilon that ``claim`` states becomes ``claimed_epsilon``.
+
+    Raises:
+        ValueError: an argument is of another type, outside its range, or contradicts the claim.
+    """
+
+    claim: PrivacyClaim | None
+    canaries: Sequence[GradientCanary | InputCanary]
+    oversize: float
+    every_n_steps: int | None
+    bounds: Sequence[str]
+    on_violation: str
+    on_inconclusive: str
+    seed: int
+
+    def __post_init__(self) -> None:
+        _refuse_another_class("claim", self.claim, PrivacyClaim)
+        _refuse_another_class("resolution", self.resolution, Resolution)
+        checked: dict[str, Any] = {
+            "claimed_epsilon": _claimed_epsilon(self.claimed_epsilon, self.claim),
+            "canaries": _canaries(self.canaries),
+            "oversize": _oversize(self.oversize),
+            "every_n_steps": _count_or_none("every_n_steps", self.every_n_steps),
+            "bounds": _bounds(self.bounds),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        super().__post_init__()
+        if self.claim is not None:
+            _refuse_contradiction("delta", self.delta, "claim.delta", self.claim.delta)
+        _refuse_unknown_findings(self.allow)
+        _refuse_no_flag("replay_neighbours", self.replay_neighbours)
+        _validate.one_of("on_violation", self.on_violation, ON_VIOLATION)
+        _validate.one_of("on_inconclusive", self.on_inconclusive, ON_INCONCLUSIVE)
+        _refuse_seed(self.seed)
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """Between which data sets epsilon is promised."""
+        stated = self.claim.adjacency if self.claim else None
+        return stated or "add_remove"
+
+    @property
+    def private_size(self) -> bool:
+        """Whether the number of records is stated as private."""
+        return bool(self.claim and self.claim.private_dataset_size)
+
+    def claim_of_step(self, stated: StepClaim) -> StepClaim:
+        """What is claimed of a step: as the optimizer states it, unless the claim does."""
+        own = self.claim
+        if own is None:
+            return stated
+        batch = own.expected_batch_size
+        return replace(
+            stated,
+            noise_multiplier=own.noise_multiplier or stated.noise_multiplier,
+            max_grad_norm=own.max_grad_norm or stated.max_grad_norm,
+            scale=batch * stated.accumulated if batch else stated.scale,
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """Plain values by name, as a report and a checkpoint hold them."""
+        return {
+            **{field.name: getattr(self, field.name) for field in fields(self)},
+            "resolution": asdict(self.resolution),
+            "claim": self.claim.to_dict() if self.claim else None,
+            "canaries": [repr(canary) for canary in self.canaries],
+        }
+
+
+def _refuse_another_class(name: str, value: Any, kind: type) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise ValueError(
+            f"{name}={value!r} must be a {kind.__name__}; write {name}={kind.__name__}(...)."
+        )
+
+
+def _refuse_contradiction(name: str, value: float, of_claim: str, stated: float | None) -> None:
+    if stated is not None and stated != value:
+        raise ValueError(f"{name}={value!r} contradicts {of_claim}={stated!r}; give one of them.")
+
+
+def _claimed_epsilon(claimed_epsilon: float | None, claim: PrivacyClaim | None) -> float | None:
+    """The claimed epsilon, by the argument or by the claim; None if neither states one."""
+    stated = claim.epsilon if claim is not None else None
+    if claimed_epsilon is None:
+        return stated
+    advice = "leave it out to audit the accountant's own epsilon"
+    value = _validate.positive("claimed_epsilon", claimed_epsilon, advice)
+    _refuse_contradiction("claimed_epsilon", claimed_epsilon, "claim.epsilon", stated)
+    return value
+
+
+def _canaries(
+    canaries: Sequence[GradientCanary | InputCanary],
+) -> tuple[GradientCanary | InputCanary, ...]:
+    kinds = (GradientCanary, InputCanary)
+    if isinstance(canaries, kinds) or not isinstance(canaries, Sequence):
+        raise ValueError(f"canaries={canaries!r} must be a list; write [Dirac()] for one canary.")
+    if not canaries:
+        raise ValueError("canaries=[] must hold a canary; leave it out for the default mix.")
+    for canary in canaries:
+        if not isinstance(canary, kinds) or type(canary) in kinds:
+            raise ValueError(
+                f"canaries holds {canary!r}; it must hold objects of lightning_audit.canaries, "
+                "such as Dirac()."
+            )
+    if len(canaries) > 1 and any(isinstance(canary, InputCanary) for canary in canaries):
+        raise ValueError(
+            f"canaries={list(canaries)!r} must hold one input canary alone: the gradient of an "
+            "input overlaps with any other canary's direction, which would alarm on correct runs; "
+            "train once with each."
+        )
+    return tuple(canaries)
+
+
+def _oversize(oversize: float) -> float:
+    """The norm of the canaries over the clipping norm."""
+    advice = "a canary below the clipping norm adds less than one record may"
+    value = _validate.positive("oversize", oversize, advice)
+    if value < 1:
+        raise ValueError(f"oversize={oversize!r} must be >= 1; {advice}.")
+    return value
+
+
+def _count_or_none(name: str, value: int | None) -> int | None:
+    return None if value is None else _validate.positive_int(name, value)
+
+
+def _bounds(bounds: Sequence[str]) -> tuple[str, ...]:
+    """Names of the literature's bounds, in their own order."""
+    if isinstance(bounds, str) or not isinstance(bounds, Sequence):
+        raise ValueError(f"bounds={bounds!r} must be a list; write ['fdp_cp'] for one bound.")
+    for name in bounds:
+        if name not in BOUND_NAMES:
+            raise ValueError(f"bounds holds {name!r}; it must hold names of {list(BOUND_NAMES)}.")
+    return tuple(name for name in BOUND_NAMES if name in bounds)
+
+
+def _refuse_unknown_findings(allow: Sequence[str]) -> None:
+    for name in allow:
+        if name not in findings():
+            raise ValueError(
+                f"allow holds {name!r}; it must hold names of findings, of {sorted(findings())}."
+            )
+
+
+def _refuse_no_flag(name: str, value: bool) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}={value!r} must be True or False.")
+
+
+def _refuse_seed(seed: int) -> None:
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise ValueError(f"seed={seed!r} must be a whole number >= 0; leave it out to draw one.")

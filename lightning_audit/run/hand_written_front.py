@@ -1,0 +1,97 @@
+"""What `lightning_audit.per_sample`, `rows` and `released` come to in an audited training."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+
+from lightning_audit.dpsgd.hand_over import register, unregister
+from lightning_audit.dpsgd.manual import ManualStep
+from lightning_audit.session.audit_session import AuditSession
+from lightning_audit.session.handed_rows import HandedRows
+from lightning_audit.session.reading_way import HandWrittenReading
+
+Gradients = TypeVar("Gradients", bound=dict[str, torch.Tensor])
+
+_RELEASED_TWICE = (
+    "lightning_audit.released was called more than once in a step, of which the first call was "
+    "read; call it once, with the gradient that all noise was added to"
+)
+
+
+class HandWrittenFront:
+    """Gives canaries to a hand-written training, and takes its releases.
+
+    An input canary comes in the batch: then `per_sample` and `rows` give nothing, because two
+    kinds of canaries would overlap.
+
+    Args:
+        session: audits the steps of a plain optimizer.
+    """
+
+    def __init__(self, session: AuditSession) -> None:
+        self._session = session
+
+    def open_to(self, root: torch.nn.Module) -> None:
+        """Let `lightning_audit.per_sample` and `rows` ask for this training's module."""
+        register(root, self)
+
+    def close(self) -> None:
+        """Let nobody ask any more."""
+        unregister(self)
+
+    @property
+    def _source(self) -> HandedRows | None:
+        """Of the canaries, while they may be asked for."""
+        source = self._session.source
+        return source if isinstance(source, HandedRows) and self._way.trains else None
+
+    @property
+    def _way(self) -> HandWrittenReading:
+        way = self._session.way
+        assert isinstance(way, HandWrittenReading)
+        return way
+
+    @property
+    def _step(self) -> ManualStep:
+        step = self._session.step
+        assert isinstance(step, ManualStep)
+        return step
+
+    def per_sample(
+        self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module
+    ) -> Gradients:
+        """See `lightning_audit.per_sample`."""
+        source, step = self._source, self._step
+        if source is None:
+            return grads
+        if not isinstance(grads, dict):
+            raise ValueError(
+                f"grads={type(grads).__name__} must be a dict of parameter names to tensors "
+                "(B, *shape), as torch.func.vmap(grad(...)) gives it."
+            )
+        places = step.places(list(grads), module, root)
+        step.check_shapes(grads, places)
+        step.hold(grads)
+        return step.append(grads, places) if source.enter() else grads
+
+    def rows(self, module: torch.nn.Module, root: torch.nn.Module) -> list[dict[str, torch.Tensor]]:
+        """See `lightning_audit.rows`."""
+        source, step = self._source, self._step
+        if source is None:
+            return []
+        names = [name for name, p in module.named_parameters() if p.requires_grad]
+        places = step.places(names, module, root)
+        return step.singles(places) if source.enter() else []
+
+    def released(self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module) -> None:
+        """See `lightning_audit.released`."""
+        way, planner = self._way, self._session.planner
+        if not way.trains or not planner.layout_holds():
+            return
+        tensors = way.released(grads, module, root)
+        if way.tap.inside_step and way.is_shown:
+            planner.block_pass(_RELEASED_TWICE)
+        else:
+            self._session.released(tensors)

@@ -1,0 +1,106 @@
+"""Puts a session together: which source gives its canaries, and how its steps are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from lightning_audit.canaries.gradient import GradientCanary
+from lightning_audit.canaries.inputs import InputCanary
+from lightning_audit.canaries.placement import Placement, place
+from lightning_audit.checks.witnesses import LAGS, choose_witnesses
+from lightning_audit.config.audit_config import AuditConfig
+from lightning_audit.dpsgd.manual import ManualStep
+from lightning_audit.dpsgd.protocol import DPSGDStep
+from lightning_audit.record.store import ObservationStore, RecordHeader
+from lightning_audit.session.audit_session import AuditSession
+from lightning_audit.session.canary_source import CanarySource
+from lightning_audit.session.coordinates import Coordinates
+from lightning_audit.session.gradient_rows import GradientRows
+from lightning_audit.session.handed_rows import HandedRows
+from lightning_audit.session.input_sample import InputSample, refuse_other_clipping
+from lightning_audit.session.noise_watch import NoiseWatch
+from lightning_audit.session.ranks import Ranks
+from lightning_audit.session.reading_way import HandWrittenReading, PrivateReading, ReadingWay
+from lightning_audit.session.recorder import Recorder
+from lightning_audit.session.step_planner import StepPlanner
+
+
+def begin_session(
+    step: DPSGDStep,
+    config: AuditConfig,
+    rng: np.random.Generator,
+    sample_rate: Callable[[int], float | None],
+    open_store: Callable[[RecordHeader], ObservationStore | None] | None,
+    ranks: Ranks,
+    *,
+    signal: float = 1.0,
+    track_batch_sizes: bool = False,
+) -> AuditSession:
+    """Begin to audit one private optimizer.
+
+    Args:
+        step: the adapter.
+        config: what to audit, and how, at this optimizer's share of the significance.
+        rng: the audit's own generator.
+        sample_rate: see `AuditSession`.
+        open_store: opens the record, given its header, and gives None if it cannot; None to keep
+            none.
+        ranks: the processes that train together.
+        signal: largest shift that a correctly clipped canary shows in the training's precision.
+        track_batch_sizes: see `StepPlanner`.
+
+    Raises:
+        UnauditableTraining: an input canary, under a way of clipping that it cannot be taken out
+            of.
+    """
+    first, chooser = config.canaries[0], rng
+    if isinstance(first, InputCanary):
+        refuse_other_clipping(step, config.canaries)
+        chooser = np.random.default_rng(rng.integers(2**62))
+        # No coordinate is the canary's own: its gradient lies on all of them.
+        placement = Placement(step.layout)
+    else:
+        rows = [canary for canary in config.canaries if isinstance(canary, GradientCanary)]
+        placement = place(rows, step.layout, rng)
+    witnesses = choose_witnesses(step.layout, placement.support(), rng)
+    coordinates = Coordinates(witnesses, placement)
+    names = tuple(slot.name for slot in step.layout)
+    header = RecordHeader(placement.labels, names, witnesses.counts, LAGS, signal=signal)
+    if isinstance(first, InputCanary):
+        header = _with_game(header, first)
+    (own,) = rng.spawn(1)  # the coins stay what the seed makes them
+    store = open_store(header) if open_store else None
+    recorder = Recorder(header, config.significance, witnesses, store, own)
+    planner = StepPlanner(
+        step,
+        config,
+        placement,
+        coordinates,
+        rng,
+        ranks,
+        recorder,
+        track_batch_sizes=track_batch_sizes,
+    )
+    way: ReadingWay
+    source: CanarySource
+    if isinstance(step, ManualStep):
+        way = by_hand = HandWrittenReading(step, coordinates.by_tensor)
+        source = HandedRows(planner, by_hand)
+    else:
+        way = PrivateReading(step, coordinates.by_tensor)
+        source = GradientRows(planner)
+    if isinstance(first, InputCanary):
+        source = InputSample(first, planner, way, chooser)
+    noise = NoiseWatch(witnesses, alone=not ranks.several)
+    return AuditSession(planner, source, way, noise, sample_rate)
+
+
+def _with_game(header: RecordHeader, canary: InputCanary) -> RecordHeader:
+    """The header, with the canary, its coin and the game."""
+    rate = canary.sampling_rate
+    shown = "" if rate == 0.5 else f", sampling_rate={rate:g}"
+    label = f"{type(canary).__name__}(input{shown})"
+    return replace(header, canaries=(label,), coin_probability=rate, game=canary.game)

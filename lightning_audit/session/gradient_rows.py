@@ -1,0 +1,288 @@
+"""Canaries as rows of the per-sample gradients that Opacus' optimizers clip."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_audit.dpsgd.protocol import Backward, StepClaim
+from lightning_audit.layout import FloatArray
+from lightning_audit.record.store import DROPPED, INJECTED
+from lightning_audit.session.canary_source import CanarySource, Tensors
+from lightning_audit.session.step_planner import StepPlanner
+from lightning_audit.session.steps import PlannedStep
+
+_log = logging.getLogger(__name__)
+
+_UNANNOUNCED = (
+    "the optimizer was stepped without Lightning's on_before_optimizer_step, so no canary could "
+    "enter; in manual optimization step what self.optimizers() returns"
+)
+_ONE_FAILED = (
+    "process {} could not add the canaries of step {} ({}); the other processes count on them, so "
+    "the training cannot go on: train in one process (devices=1) to audit"
+)
+#: Probability that canaries enter the last part of a split batch; otherwise any of the others.
+_LAST = 0.5
+
+
+class GradientRows(CanarySource):
+    """Rows are laid out before the backward pass where that is possible, and else appended.
+
+    Args:
+        planner: plans the steps.
+    """
+
+    def __init__(self, planner: StepPlanner) -> None:
+        self._planner = planner
+        #: The coming step's plan once its canaries are in an earlier part of a split batch.
+        self._earlier: PlannedStep | None = None
+        self._parts, self._part_announced = PartChoice(), False
+
+    # ------------------------------------------------------------------ before clipping
+
+    def start_batch(self) -> None:
+        """Forget a step that broke off: with a new batch none is under way."""
+        self._planner.withdraw()
+
+    def prepare(self, coming: Backward) -> None:
+        """Before a backward pass: lay out the canaries, where that is possible."""
+        planner, again = self._planner, self._runs_again
+        if planner.plan is not None and not planner.plan.prepared and not again:
+            planner.withdraw()  # a step that broke off before the optimizer took it
+        if again is None and (planner.plan is not None or not self._may_inject()):
+            return
+        if again is None and not planner.is_due(free=True):
+            return
+        # The coins are not flipped before it is known whether they are used: one seed gives one
+        # record, copied or not.
+        if obstacle := planner.step.obstacle(coming):
+            planner.note(obstacle)
+            planner.copied = True
+            return
+        try:
+            claim = planner.claim(accumulated=1)
+        except ValueError:  # said where the canaries would go in
+            return
+        plan = again or planner.flip(claim)
+        planner.step.prepare(plan.chosen, planner.norm(claim))
+        planner.plan = replace(plan, prepared=True)
+
+    def conceal(self) -> None:
+        """After a backward pass: what was laid out is seen by nobody until it is put in."""
+        plan = self._planner.plan
+        if plan is not None and plan.prepared:
+            self._planner.step.conceal()
+
+    def inject(self) -> None:
+        """Put in what was laid out, or append it."""
+        planner = self._planner
+        self._parts.ended()
+        if self._runs_again is not None:
+            self._inject_again()
+            return
+        plan, self._earlier = self._earlier, None
+        planner.plan = plan or self._confirmed()
+        planner.count_batch()
+        if planner.plan is None:
+            claim = planner.claim_now()
+            if claim is None:
+                return
+            planner.plan = self._late(claim)
+        planner.entered = planner.plan
+
+    def inject_part(self) -> None:
+        """Put the canaries into a part of a split batch that is not the last, if it is chosen."""
+        if self._may_inject():
+            plan = self._confirmed()
+            if plan is None:
+                with contextlib.suppress(ValueError):  # said where the step ends
+                    plan = self._late(self._planner.claim())
+            if plan is not None and plan.status == INJECTED:
+                self._earlier = replace(plan, earlier=True)
+        self._parts.passed()
+        self._part_announced = True
+
+    def is_late(self) -> bool:
+        """Just before clipping: whether nobody announced the step, so that `inject` is due."""
+        planner = self._planner
+        announced, self._part_announced = self._part_announced, False
+        if announced and not planner.step.final_step_of_batch():
+            return False
+        if planner.plan is None and self._may_inject():
+            planner.note(planner.step.obstacle(Backward(None, announced=False)))
+        if planner.plan is None or planner.plan.prepared:
+            return True
+        planner.claim_again()
+        return False
+
+    def end_part(self) -> None:
+        """When a part of a split batch is clipped: leave no canary in its gradients."""
+        if self._planner.plan is None:
+            self._planner.step.withdraw()
+
+    def give_up(self) -> None:
+        """Take the canaries out of the sum of a split batch that is not completed."""
+        plan, self._earlier = self._earlier, None
+        if plan is not None:
+            plan.take_out([getattr(p, "summed_grad", None) for p in self._planner.step.params])
+
+    def unplanned(self) -> PlannedStep:
+        """For a step that came without the hook that injects: witnesses are read all the same."""
+        if self._planner.changed_at is None:
+            self._planner.note(_UNANNOUNCED)
+        return self._planner.empty(DROPPED)
+
+    @property
+    def _runs_again(self) -> PlannedStep | None:
+        """The plan of a step whose closure runs again before the optimizer takes it.
+
+        Optimizers that mix gradients of several places run it so. The step's coins stay: each of
+        its gradients holds the same canaries, and any mixture of them too.
+        """
+        entered = self._planner.entered
+        return entered if entered is not None and entered.status == INJECTED else None
+
+    def _inject_again(self) -> None:
+        """Put the canaries of a step into what its closure computed when it ran again."""
+        planner, step = self._planner, self._planner.step
+        plan = planner.plan
+        if plan is not None and plan.prepared:
+            planner.plan = plan = replace(plan, prepared=False)
+            if step.confirm():
+                return
+        # A run that computed nothing, as the closure of manual optimization, leaves nothing to do.
+        computed = not step.holds_canaries() and step.batch_size() is not None
+        if plan is not None and computed:
+            try:
+                step.inject(plan.chosen, planner.norm(plan.claim))
+            except (ValueError, RuntimeError) as error:
+                planner.note(f"no canary entered a step: {error}")
+                planner.plan = replace(plan, status=DROPPED)
+
+    def _late(self, claim: StepClaim) -> PlannedStep:
+        """Plan a step whose backward passes are done, and put its canaries in."""
+        planner = self._planner
+        if not planner.is_due(free=False) or planner.recorder.clipping_is_broken:
+            return planner.without_canary(claim)
+        number, plan, part = planner.recorder.steps, planner.flip(claim), -1
+        if claim.accumulated > 1 and self._parts_are_equal:
+            part = draw_part(claim.accumulated, planner.rng)
+            plan = replace(plan, earlier=part >= 0)
+        try:
+            # Also where all coins say "out": whether a step counts must not depend on its coins.
+            planner.step.inject(plan.chosen, planner.norm(claim), part)
+        except (ValueError, RuntimeError) as error:
+            if planner.ranks.several:
+                rank = planner.ranks.rank
+                raise RuntimeError(_ONE_FAILED.format(rank, number, error)) from error
+            if planner.note(f"no canary entered a step: {error}"):
+                _log.warning("no canary entered step %d: %s", number, error)
+            plan = replace(plan, status=DROPPED)
+        return plan
+
+    def _confirmed(self) -> PlannedStep | None:
+        """The plan whose rows were laid out beforehand, if they are in the step's gradients."""
+        planner, plan = self._planner, self._planner.plan
+        if plan is None or not plan.prepared:
+            planner.withdraw()
+            return None
+        planner.plan = None
+        # If not, the backward pass was another one than it seemed, or its gradients were dropped.
+        if not planner.step.confirm():
+            return None
+        return replace(plan, prepared=False, first=self._parts_are_equal)
+
+    def _may_inject(self) -> bool:
+        """Whether canaries may enter the part of the batch that is clipped next."""
+        planner = self._planner
+        chosen = self._earlier is None and (
+            planner.step.final_step_of_batch()
+            or (self._parts_are_equal and self._parts.chosen(planner.rng))
+        )
+        return chosen and planner.layout_holds() and not planner.recorder.clipping_is_broken
+
+    @property
+    def _parts_are_equal(self) -> bool:
+        """Whether canaries may enter any part of a step.
+
+        Several processes do not know of each other's parts, and of adaptive clipping the norm that
+        an earlier part was clipped to is not that of the step.
+        """
+        return not (self._planner.ranks.several or self._planner.step.adapts_its_norm)
+
+    # ------------------------------------------------------------------ behind the noise
+
+    def take_out(self, plan: PlannedStep, divisor: float, grads: Tensors) -> FloatArray | None:
+        """What the canaries that are in add to the gradient under the claim, by coordinate."""
+        return plan.amounts(divisor, self._planner.coordinates.size)
+
+    def clear(self, plan: PlannedStep, sums: Tensors) -> None:
+        """Take the canaries that this process added out of the clipped sums."""
+        plan.take_out(sums)
+
+    def end_step(
+        self, plan: PlannedStep, values: FloatArray, dead: NDArray[np.bool_] | None
+    ) -> FloatArray:
+        """See `PlannedStep.readings`."""
+        return plan.readings(values, dead)
+
+    # ------------------------------------------------------------------ the run
+
+    @property
+    def oversize(self) -> float:
+        """Norm of the canaries over the clipping norm."""
+        return self._planner.oversize
+
+    def state(self) -> dict[str, Any]:
+        """The number of parts that a step usually has."""
+        return {"usual_parts": self._parts.usual}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint's state."""
+        self._parts.usual = state["usual_parts"]
+
+
+class PartChoice:
+    """Chooses a part at random, while it is not known how many there are.
+
+    A batch memory manager tells of a part only whether others follow. The last step's number of
+    parts is taken for the present one's; where it has fewer, the last one is entered.
+    """
+
+    def __init__(self) -> None:
+        #: Parts of the last step that had several.
+        self.usual = 2
+        self._passed = 0
+        self._target: int | None = None
+
+    def chosen(self, rng: np.random.Generator) -> bool:
+        """Whether the canaries are to enter the present part, which is not the last."""
+        if self._target is None:
+            self._target = draw_part(self.usual, rng)
+        return self._passed == self._target
+
+    def passed(self) -> None:
+        """A part is over, and another one follows."""
+        self._passed += 1
+
+    def ended(self) -> None:
+        """The last part is reached."""
+        if self._passed:
+            self.usual = self._passed + 1
+        self._passed, self._target = 0, None
+
+
+def draw_part(parts: int, rng: np.random.Generator) -> int:
+    """Number of the part to enter, -1 for the last one.
+
+    Args:
+        parts: how many there are, at least 2.
+        rng: the audit's own generator.
+    """
+    return -1 if rng.random() < _LAST else int(rng.integers(parts - 1))

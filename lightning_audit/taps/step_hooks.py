@@ -1,0 +1,149 @@
+"""Hooks around the steps of a torch optimizer, which tell whoever installs them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+
+class StepHooks:
+    """Tells of each step when it starts and when it is done.
+
+    Args:
+        optimizer: the innermost optimizer.
+        enters: called when a step starts; says within how many it is, itself among them.
+        arrives: called with that number when the step's gradients are made.
+        leaves: called when a step is done.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        enters: Callable[[], int],
+        arrives: Callable[[int], None],
+        leaves: Callable[[], None],
+    ) -> None:
+        self._optimizer = optimizer
+        self._enters, self._arrives, self._leaves = enters, arrives, leaves
+        self._handles = [
+            optimizer.register_step_pre_hook(self.start),
+            optimizer.register_step_post_hook(self.end),
+        ]
+
+    def start(self, *_: Any) -> Any:
+        """A step starts."""
+        self._arrives(self._enters())
+
+    def end(self, *_: Any) -> None:
+        """A step is done."""
+        self._leaves()
+
+    def remove(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+
+
+class ClosureHooks(StepHooks):
+    """Tells of steps that make their gradients in a closure, or in the step of a class's parent.
+
+    Where an optimizer's class overrides ``step``, the steps of its parents are told as well.
+
+    Args:
+        optimizer: the optimizer that updates the parameters.
+        enters: as `StepHooks` has it.
+        arrives: as `StepHooks` has it; where a closure is given, called each time that it is done.
+        leaves: as `StepHooks` has it.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        enters: Callable[[], int],
+        arrives: Callable[[int], None],
+        leaves: Callable[[], None],
+    ) -> None:
+        super().__init__(optimizer, enters, arrives, leaves)
+        if not is_torchs(steps_of(type(optimizer))[0]):
+            _watch_parents(optimizer, self)
+
+    def start(self, *given: Any) -> Any:
+        """A step starts; its arguments, with a closure that tells when its gradients are made."""
+        _, args, kwargs = given
+        level = self._enters()
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self._arrives(level)
+            return None
+
+        def observed(*a: Any, **k: Any) -> Any:
+            loss = closure(*a, **k)
+            self._arrives(level)
+            return loss
+
+        if len(args) > 1:
+            return (args[0], observed, *args[2:]), kwargs
+        return args, {**kwargs, "closure": observed}
+
+    def remove(self) -> None:
+        """Take the hooks off."""
+        super().remove()
+        _unwatch(self._optimizer)
+
+
+def steps_of(kind: type) -> list[Any]:
+    """The steps of a class that may run within each other, outermost first."""
+    return [step for c in kind.__mro__ if (step := vars(c).get("step")) is not None]
+
+
+def is_torchs(step: Any) -> bool:
+    """Whether the code of a step is torch's own."""
+    return str(getattr(step, "__module__", "")).startswith("torch.optim.")
+
+
+#: Optimizers that are told of; parent classes -> (their own step, what stands in its place).
+_hooks: WeakKeyDictionary[torch.optim.Optimizer, ClosureHooks] = WeakKeyDictionary()
+_unwatched: dict[type, tuple[Any, Any]] = {}
+
+
+def _watch_parents(optimizer: torch.optim.Optimizer, hooks: ClosureHooks) -> None:
+    """Tell of the steps of parent classes that run no hooks yet.
+
+    torch has a class's step run hooks when the class's first object is made. Doing so here would
+    have the hooks of others run twice in a step that goes on to its parent's.
+    """
+    for parent in type(optimizer).__mro__[1:]:
+        step = vars(parent).get("step")
+        hooked = getattr(step, "hooked", False) or parent in _unwatched
+        if step is not None and parent is not torch.optim.Optimizer and not hooked:
+            watched = _watched(step)
+            _unwatched[parent] = (step, watched)
+            parent.step = watched  # type: ignore[attr-defined]
+    _hooks[optimizer] = hooks
+
+
+def _unwatch(optimizer: torch.optim.Optimizer) -> None:
+    """Give parent classes their steps back, when the last hooks are off."""
+    _hooks.pop(optimizer, None)
+    while not _hooks and _unwatched:
+        parent, (step, watched) = _unwatched.popitem()
+        if vars(parent)["step"] is watched:  # nobody has wrapped it since
+            parent.step = step  # type: ignore[attr-defined]
+
+
+def _watched(step: Any) -> Any:
+    @functools.wraps(step)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        hooks = _hooks.get(args[0])
+        if hooks is None:
+            return step(*args, **kwargs)
+        args, kwargs = hooks.start(args[0], args, kwargs) or (args, kwargs)
+        result = step(*args, **kwargs)
+        hooks.end()
+        return result
+
+    return watched

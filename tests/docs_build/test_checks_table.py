@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+import pytest
+from checks_table import README, shown, table
+
+from lightning_audit.checks.check import Check
+from lightning_audit.run_checks.registry import REGISTRY
+
+
+def test_the_table_of_the_readme_is_made_of_the_registry() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert shown(text) == table(), "run `python docs/build/checks_table.py`"
+
+
+def test_a_check_that_is_added_has_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTRY, "made.up", Check("made.up", "nothing that exists"))
+    assert "| `made.up` | nothing that exists |\n" in table()

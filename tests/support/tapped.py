@@ -1,0 +1,57 @@
+"""An optimizer whose every step a tap reads, as a session has it read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from lightning_audit.taps.gradient_reading import Reading
+from lightning_audit.taps.gradient_tap import GradientTap
+from lightning_audit.taps.step_hooks import ClosureHooks, StepHooks
+from lightning_audit.taps.update_tap import UpdateTap
+
+
+def nothing() -> None:
+    """There is nothing to take out."""
+
+
+class Tapped:
+    """A tap with its hooks, and what was read.
+
+    Args:
+        optimizer: whose steps are read.
+        params: see `GradientTap`.
+        coordinates: see `GradientTap`.
+        before: called before each reading; what is to be taken out, ``[n]``, or None.
+        kind: of the tap.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        params: Sequence[nn.Parameter],
+        coordinates: dict[int, np.ndarray],
+        before: Callable[[], np.ndarray | None] = nothing,
+        kind: type[GradientTap] = GradientTap,
+    ) -> None:
+        self.tap = kind(optimizer, params, coordinates)
+        self.readings: list[Reading] = []
+        self._before = before
+        hooks = ClosureHooks if kind is UpdateTap else StepHooks
+        self._hooks = hooks(optimizer, self.tap.enters, self._arrives, self._leaves)
+
+    def _arrives(self, level: int) -> None:
+        if self.tap.arrives(level):
+            self.tap.read(self._before())
+
+    def _leaves(self) -> None:
+        reading = self.tap.leaves()
+        if reading is not None:
+            self.readings.append(reading)
+
+    def remove(self) -> None:
+        self._hooks.remove()
+        self.tap.remove()
