@@ -48,6 +48,16 @@ class Answer:
     findings: tuple[Finding, ...] = ()
     reason: str = ""
 
+    def describe(self) -> str:
+        """What came of it, in a line; sizes by two digits, which tell enough."""
+        if self.reason:
+            return f"not asked: {self.reason}"
+        if not self.findings:
+            return f"nothing found, {self.asked} asked"
+        worst = max(self.findings, key=lambda finding: finding.sensitivity)
+        size = f"{worst.sensitivity:.2g}, at most {worst.allowed:g} is allowed"
+        return f"{len(self.findings)} of {self.asked}: {worst.name}: {size}"
+
 
 def distance(one: Replay, other: Replay) -> float:
     """Norm of the difference of two replays' releases; infinite if their steps are not as many.

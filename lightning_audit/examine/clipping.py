@@ -49,8 +49,6 @@ def examine_clipping(
     """
     count = rows(batch)
     usual = replay.run([batch], seed)
-    if usual.error:
-        return Answer(reason=f"the step cannot be replayed ({usual.error})")
     if usual.rows != count:
         return Answer(reason=_no_rows(usual.rows, count))
     if reason := too_coarse(replay.rounding(usual), tolerated):

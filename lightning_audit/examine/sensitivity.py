@@ -79,12 +79,7 @@ def examine_sensitivity(
         seed: of the replays, and of the choice of records.
         going_on: says whether there is time for another replay.
     """
-    base = replay.run(batches, seed)
-    if base.error:
-        return Answer(reason=f"the step cannot be replayed ({base.error})")
-    again = replay.run(batches, seed)
-    if not base.releases:
-        return Answer(reason="the batch makes no step")
+    base, again = replay.run(batches, seed), replay.run(batches, seed)
     if not equal_releases(base, again):
         return Answer(reason="the step is not the same when it runs again")
     if reason := too_coarse(replay.rounding(base), tolerated):

@@ -10,7 +10,7 @@ import contextlib
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.nn.modules.dropout import _DropoutNd
@@ -19,10 +19,10 @@ from lightning_audit.dpsgd.cut import divisor_at_cut, watch_cut
 from lightning_audit.dpsgd.hand_over import diverted
 from lightning_audit.dpsgd.opacus import chain, private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
+from lightning_audit.examine.hand_written_replay import HandWrittenReplay, count_rows
 from lightning_audit.examine.training_state import TrainingState
 from lightning_audit.taps.method_hook import MethodHook
-
-Gradients = TypeVar("Gradients", bound=dict[str, torch.Tensor])
+from lightning_audit.taps.step_hooks import is_torchs
 
 #: Apart from one another, so that no two places of a step get the same numbers.
 _AT_CLIPPING, _AT_NOISE = 1_000_003, 2_000_003
@@ -43,6 +43,7 @@ class Replay:
         counts: what an optimizer that adapts its clipping norm releases beside its gradients.
         after: what the step left behind that later steps read or a checkpoint holds, by name.
         later: releases of a second step on the same batches; empty where none was asked for.
+        sure: whether what was read is where the noise is in.
         error: what the user's code raised; empty if nothing.
         where: the line of it.
     """
@@ -54,6 +55,7 @@ class Replay:
     counts: dict[str, Any] = field(default_factory=dict)
     after: dict[str, torch.Tensor] = field(default_factory=dict)
     later: list[torch.Tensor] = field(default_factory=list)
+    sure: bool = True
     error: str = ""
     where: str = ""
 
@@ -81,14 +83,16 @@ class StepReplay:
         state: TrainingState,
         skips: Sequence[bool] = (),
     ) -> None:
-        self._skips = list(skips) if any(skips) else []
+        #: Of each call of the optimizer's step, whether it is skipped; empty if none is.
+        self.skips = list(skips) if any(skips) else []
         self._take_step = take_step
         self._module = module
         self._step = step
         self._claim = claim
         self._state = state
         self._private = private_optimizer(step.optimizer)
-        #: Entries of each trained tensor.
+        #: Types of the trained tensors, and entries of each.
+        self.dtypes = [p.dtype for p in step.params]
         self.sizes = [p.numel() for p in step.params]
         #: Replays so far.
         self.count = 0
@@ -133,6 +137,11 @@ class StepReplay:
             self._state.put_back()
         return found
 
+    @property
+    def adapts(self) -> bool:
+        """Whether the clipping norm of a step is adapted within its backward pass."""
+        return hasattr(self._step.optimizer, "_adjusted_noise_multiplier")
+
     def rounding(self, seen: Replay) -> float:
         """Norm of what rounding adds to the difference of two releases, in clipping norms.
 
@@ -144,8 +153,8 @@ class StepReplay:
 
     def _announce(self, batches: int) -> None:
         """Tell Opacus which of the coming physical batches end a logical one, where it asks."""
-        if self._skips and batches:
-            self._private._step_skip_queue[:0] = self._skips[-batches:]  # type: ignore[union-attr]
+        if self.skips and batches:
+            self._private._step_skip_queue[:0] = self.skips[-batches:]  # type: ignore[union-attr]
 
     # ------------------------------------------------------------------ what is watched
 
@@ -184,9 +193,9 @@ class StepReplay:
             if self._private is not None:
                 hooks = self._opacus_hooks(found, seed, rows, clips, reads)
             else:
-                source = _Source(self._step, found, rows, self._claim, clips, reads)
+                source = HandWrittenReplay(self._step, found, rows, self._claim, clips, reads)
                 stack.enter_context(diverted(self._module, source))
-                hooks = [self._update_hook(source, reads)]
+                hooks = [self._update_hook(found, source, reads)]
             for hook in hooks:
                 stack.callback(hook.remove)
             yield
@@ -209,7 +218,7 @@ class StepReplay:
             last = [h[-1] if isinstance(h, list) and h else h for h in held]
             tensors = [h for h in last if isinstance(h, torch.Tensor)]
             if len(tensors) == len(params) and not self._later:
-                _count(found, tensors, norm)
+                count_rows(found, tensors, norm)
                 if rows is not None and private._check_skip_next_step(pop_next=False) is False:
                     for p, own in zip(params, self._split(rows * norm), strict=True):
                         p.grad_sample = own.to(p.dtype).to(p.device)  # type: ignore[attr-defined]
@@ -234,7 +243,9 @@ class StepReplay:
             watch_cut(private, noise_is_in),
         ]
 
-    def _update_hook(self, source: _Source, reads: Callable[..., None]) -> Any:
+    def _update_hook(
+        self, found: Replay, source: HandWrittenReplay, reads: Callable[..., None]
+    ) -> Any:
         """Reads where the update begins, unless the code has shown its release before."""
         depth = 0
         unit = self._claim.max_grad_norm / self._claim.scale
@@ -242,6 +253,7 @@ class StepReplay:
         def pre(*_: Any) -> None:
             nonlocal depth
             depth += 1
+            found.sure = source.shown or depth > 1 or is_torchs(self._step.inner.step)
             if not source.shown:
                 # A class that clips in its own step and goes on to that of torch's fires twice.
                 reads([p.grad for p in self._step.params], unit, again=depth > 1)
@@ -312,62 +324,3 @@ class _Handles:
         """Take them off."""
         for handle in self._handles:
             handle.remove()
-
-
-class _Source:
-    """What a hand-written training gets and shows in a replay."""
-
-    def __init__(
-        self,
-        step: DPSGDStep,
-        found: Replay,
-        rows: torch.Tensor | None,
-        claim: StepClaim,
-        clips: Callable[[], None],
-        reads: Callable[..., None],
-    ) -> None:
-        self._step, self._found, self._rows = step, found, rows
-        self._claim, self._clips, self._reads = claim, clips, reads
-        #: Whether the release of the present step was shown.
-        self.shown = False
-
-    def per_sample(
-        self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module
-    ) -> Gradients:
-        """Count the gradients, or give others in their place."""
-        # Those of a second step are left as they are.
-        later = bool(self._found.after)
-        if not later:
-            _count(self._found, list(grads.values()), self._claim.max_grad_norm)
-        self._clips()
-        if self._rows is None or later:
-            return grads
-        places: Any = self._step.places(list(grads), module, root)  # type: ignore[attr-defined]
-        params, new = self._step.params, type(grads)()
-        own = torch.split(self._rows, [p.numel() for p in params], dim=1)
-        for name, grad in grads.items():
-            values = own[places[name]] * self._claim.max_grad_norm
-            new[name] = values.to(grad).reshape(len(self._rows), *grad.shape[1:])
-        return new
-
-    def rows(self, module: torch.nn.Module, root: torch.nn.Module) -> list[dict[str, torch.Tensor]]:
-        """No canary enters a replay; a loop over samples begins to clip."""
-        self._clips()
-        return []
-
-    def released(self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module) -> None:
-        """Read what is shown."""
-        places: Any = self._step.places(list(grads), module, root)  # type: ignore[attr-defined]
-        tensors: list[torch.Tensor | None] = [None] * len(self._step.params)
-        for name, place in places.items():
-            if place is not None:
-                tensors[place] = grads[name]
-        self.shown = True
-        self._reads(tensors, self._claim.max_grad_norm / self._claim.scale)
-
-
-def _count(found: Replay, grads: Sequence[torch.Tensor], norm: float) -> None:
-    """Take in per-sample gradients that come to be clipped."""
-    found.rows += len(grads[0])
-    squares = [g.detach().reshape(len(g), -1).double().square().sum(1).cpu() for g in grads]
-    found.norms.append(torch.stack(squares).sum(0).sqrt() / norm)
