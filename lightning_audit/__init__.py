@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lightning_audit.blackbox.mechanism import audit_mechanism as audit_mechanism
     from lightning_audit.blackbox.privatize import assert_privatizes as assert_privatizes
     from lightning_audit.callbacks.epsilon_star import EpsilonStar as EpsilonStar
+    from lightning_audit.callbacks.examination import Examination as Examination
     from lightning_audit.callbacks.privacy_audit import PrivacyAudit as PrivacyAudit
     from lightning_audit.dpsgd.hand_over import per_sample as per_sample
     from lightning_audit.dpsgd.hand_over import released as released
@@ -31,6 +32,7 @@ _HOMES = {
     "AuditReport": "lightning_audit.results.audit_report",
     "CanaryScores": "lightning_audit.record.scores",
     "EpsilonStar": "lightning_audit.callbacks.epsilon_star",
+    "Examination": "lightning_audit.callbacks.examination",
     "InconclusiveAudit": "lightning_audit.results.audit_report",
     "PrivacyAudit": "lightning_audit.callbacks.privacy_audit",
     "PrivacyClaim": "lightning_audit.accounting.claims",

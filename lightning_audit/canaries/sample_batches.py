@@ -64,6 +64,11 @@ def rows(batch: Any) -> int:
     return _rows(_named_leaves(batch))
 
 
+def leaves(batch: Any) -> list[torch.Tensor]:
+    """The tensors of a batch; arguments and errors are those of `rows`."""
+    return [tensor for _, tensor in _named_leaves(batch)]
+
+
 def sample_of(batch: Any, row: int, input_name: str | None, label_name: str | None) -> Sample:
     """Cut one sample out of a batch.
 
@@ -133,16 +138,48 @@ def copies(batch: Any) -> tuple[Any, Any, int]:
         A batch of copies alone; one in which about half of the samples are copies; and how many
         copies that one has. New tensors in the same containers.
     """
-    leaves, structure = _named_leaves(batch), _pytree.tree_structure(batch)
-    size = _rows(leaves)
+    size = rows(batch)
     mixed = [row if row.bit_count() % 2 == 0 else 0 for row in range(size)]
+    return taken(batch, [0] * size), taken(batch, mixed), mixed.count(0)
 
-    def taken(chosen: list[int]) -> Any:
-        index = torch.tensor(chosen, dtype=torch.long)
-        tensors = [tensor[index.to(tensor.device)] for _, tensor in leaves]
-        return _pytree.tree_unflatten(tensors, structure)
 
-    return taken([0] * size), taken(mixed), mixed.count(0)
+def taken(batch: Any, chosen: Sequence[int]) -> Any:
+    """The chosen samples of a batch, in their order.
+
+    Args:
+        batch: tensors with the samples first, in tuples, lists, dicts or named tuples.
+        chosen: numbers of samples; one may stand there several times.
+
+    Returns:
+        New tensors in the same containers.
+
+    Raises:
+        ValueError: the batch holds anything else.
+    """
+    index = torch.tensor(list(chosen), dtype=torch.long)
+    tensors = [tensor[index.to(tensor.device)] for tensor in leaves(batch)]
+    return _pytree.tree_unflatten(tensors, _pytree.tree_structure(batch))
+
+
+def with_scaled_row(batch: Any, row: int, factor: float) -> Any:
+    """A batch with one sample more: a copy of one whose floating point numbers are multiplied.
+
+    Args:
+        batch: tensors with the samples first, in tuples, lists, dicts or named tuples.
+        row: number of the sample.
+        factor: what its numbers are multiplied by.
+
+    Returns:
+        New tensors in the same containers.
+
+    Raises:
+        ValueError: the batch holds anything else.
+    """
+    longer = taken(batch, [*range(rows(batch)), row])
+    for tensor in leaves(longer):
+        if tensor.is_floating_point():
+            tensor[-1] *= factor
+    return longer
 
 
 def _is_label(tensor: torch.Tensor) -> bool:

@@ -1,0 +1,125 @@
+"""What came of a question that an examination asked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from lightning_audit.examine.step_replay import Replay
+
+#: Entries that are few when it is asked whether they lie on a lattice.
+_ENTRIES = 500
+#: What few draws can tell of a shift on a lattice.
+_LATTICE_RESOLUTION = 1.15
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A neighbour whose release is too far off.
+
+    Args:
+        name: of the neighbour.
+        sensitivity: norm of the difference over the clipping norm; infinite where the number of
+            steps differs.
+        allowed: what the adjacency allows.
+        made_up: whether the record is none of the data, but one with scaled inputs.
+    """
+
+    name: str
+    sensitivity: float
+    allowed: float
+    made_up: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a question.
+
+    Args:
+        asked: neighbours that were replayed.
+        findings: those that are too far off, the farthest first.
+        reason: why the question was not asked; empty where it was.
+    """
+
+    asked: int = 0
+    findings: tuple[Finding, ...] = ()
+    reason: str = ""
+
+    def describe(self) -> str:
+        """What came of it, in a line; sizes by two digits, which tell enough."""
+        if self.reason:
+            return f"not asked: {self.reason}"
+        if not self.findings:
+            return f"nothing found, {self.asked} asked"
+        worst = max(self.findings, key=lambda finding: finding.sensitivity)
+        size = f"{worst.sensitivity:.2g}, at most {worst.allowed:g} is allowed"
+        return f"{len(self.findings)} of {self.asked}: {worst.name}: {size}"
+
+
+def distance(one: Replay, other: Replay) -> float:
+    """Norm of the difference of two replays' releases; infinite if their steps are not as many.
+
+    It is infinite, too, where one of them is not finite: then a record makes it so.
+    """
+    if len(one.releases) != len(other.releases):
+        return math.inf
+    if not one.releases:
+        return 0.0
+    far = float((torch.cat(one.releases) - torch.cat(other.releases)).norm())
+    return math.inf if math.isnan(far) else far
+
+
+def equal_releases(one: Replay, other: Replay) -> bool:
+    """Whether two replays released the same, bit for bit."""
+    return len(one.releases) == len(other.releases) and all(
+        map(torch.equal, one.releases, other.releases)
+    )
+
+
+def too_coarse(rounding: float, tolerated: float) -> str:
+    """Why rounding hides the sensitivity, or empty.
+
+    Args:
+        rounding: norm of the rounding of a difference, in units of the clipping norm.
+        tolerated: what a sensitivity of 1 may exceed it by.
+    """
+    more = math.hypot(1.0, rounding) - 1.0
+    if more <= tolerated:
+        return ""
+    return f"rounding of the released sum alone adds {more:.2g} to a sensitivity of 1"
+
+
+def on_a_lattice(release: torch.Tensor) -> bool:
+    """Whether the entries of a release are few numbers, as those of integer noise."""
+    entries = release[release != 0.0]
+    if len(entries) < _ENTRIES:
+        return False
+    return len(torch.unique(entries.abs().float())) < len(entries) / 2
+
+
+def shift_by_more_draws(
+    draw: Callable[[int], Sequence[Replay]], seed: int, draws: int = 6
+) -> float:
+    """Norm of a shift that a single release shows in whole steps of its lattice only.
+
+    Releases of other random numbers jump at other places, so that the inner products of their
+    differences are those of the shift alone. So few draws do not show a shift below 1.15.
+
+    Args:
+        draw: gives a replay of either batch under a seed.
+        seed: the first one.
+        draws: how many pairs.
+
+    Returns:
+        The shift in units of the clipping norm; 1 where it may be that.
+    """
+    pairs = [draw(seed + number) for number in range(draws)]
+    if any(one.error or other.error for one, other in pairs):
+        return 1.0
+    gaps = [torch.cat(one.releases) - torch.cat(other.releases) for one, other in pairs]
+    products = [float(a @ b) for k, a in enumerate(gaps) for b in gaps[:k]]
+    shift = math.sqrt(max(0.0, sum(products) / len(products)))
+    return shift if shift > _LATTICE_RESOLUTION else min(shift, 1.0)

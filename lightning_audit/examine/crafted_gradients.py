@@ -1,0 +1,126 @@
+"""Per-sample gradients that show what clipping does: of all norms, shapes and places in a batch.
+
+A trial has a batch of gradients and one of them that is left out in its neighbour. Norms are in
+units of the clipping norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+#: Entries of all gradients of a batch at the most.
+_ENTRIES = 40_000_000
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A batch of gradients, and the one that its neighbour lacks.
+
+    Args:
+        name: of the gradient that is left out, and of the batch.
+        rows: the gradients, ``[n, d]``.
+        left_out: which of them its neighbour lacks.
+    """
+
+    name: str
+    rows: torch.Tensor
+    left_out: int
+
+    @property
+    def neighbour(self) -> torch.Tensor:
+        """The batch without it, ``[n - 1, d]``."""
+        at = self.left_out % len(self.rows)
+        return torch.cat([self.rows[:at], self.rows[at + 1 :]])
+
+
+class CraftedGradients:
+    """Makes trials, family by family.
+
+    Args:
+        sizes: entries of each tensor.
+        batch: records of a usual batch.
+        seed: of directions.
+    """
+
+    def __init__(self, sizes: Sequence[int], batch: int, seed: int) -> None:
+        self._sizes = list(sizes)
+        self._size = sum(sizes)
+        self._batch = max(min(batch, _ENTRIES // (2 * self._size)), 2)
+        self._random = torch.Generator().manual_seed(seed)
+
+    def trials(self) -> Iterator[Trial]:
+        """Trials of all families, one of each family at a time."""
+        families: list[Iterator[Trial]] = [family() for family in self._families()]
+        while families:
+            for family in list(families):
+                trial = next(family, None)
+                if trial is None:
+                    families.remove(family)
+                else:
+                    yield trial
+
+    def _families(self) -> list[Callable[[], Iterator[Trial]]]:
+        return [self._of_norms, self._of_shapes, self._of_others, self._of_sizes]
+
+    # ------------------------------------------------------------------ families
+
+    def _of_norms(self) -> Iterator[Trial]:
+        """One gradient of each norm, first, in the middle and last, among usual ones."""
+        places = (0, self._batch // 2, self._batch - 1)
+        for number, norm in enumerate((3.0, 0.5, 1e5, 1.5, 30.0, 0.99, 1e3)):
+            at = places[number % len(places)]
+            where = ("first", "in the middle", "last")[number % len(places)]
+            yield self._among(f"norm {norm:g} C, {where}", norm * self._dense(1)[0], at)
+
+    def _of_shapes(self) -> Iterator[Trial]:
+        """Gradients that are flat, lie in one tensor, or in one entry."""
+        flat = torch.ones(self._size, dtype=torch.float64) / self._size**0.5
+        yield self._among("the same in all entries, norm 3 C", 3.0 * flat, -1)
+        for norm in (30.0, 1.5):
+            spike = torch.zeros(self._size, dtype=torch.float64)
+            spike[self._size // 2] = norm
+            yield self._among(f"in one entry, norm {norm:g} C", spike, 0)
+        starts = torch.tensor([0, *self._sizes]).cumsum(0).tolist()
+        chosen = torch.linspace(0, len(self._sizes) - 1, min(6, len(self._sizes))).round().int()
+        for tensor in dict.fromkeys(chosen.tolist()):
+            alone = torch.zeros(self._size, dtype=torch.float64)
+            alone[starts[tensor] : starts[tensor + 1]] = 1.0
+            yield self._among(
+                f"in tensor {tensor} alone, norm 30 C", 30.0 * alone / alone.norm(), tensor
+            )
+
+    def _of_others(self) -> Iterator[Trial]:
+        """One gradient among equal, opposite, tiny or huge ones."""
+        one, many = self._dense(1)[0], min(8, self._batch)
+        signs = torch.tensor([1.0, -1.0] * many)[:many, None]
+        tiny, huge = 0.01 * self._dense(many), 1e3 * self._dense(many)
+        yield Trial("one of equal ones, norm 3 C", 3.0 * one.repeat(many, 1), many - 1)
+        yield Trial("huge among tiny ones", torch.cat([huge[:1], tiny[1:]]), 0)
+        yield Trial("tiny among huge ones", torch.cat([huge[1:], tiny[:1]]), many - 1)
+        yield Trial("one of opposite ones, norm 3 C", 3.0 * one * signs.double(), 0)
+        yield Trial("huge one of tiny ones, last", torch.cat([tiny[1:], huge[:1]]), many - 1)
+
+    def _of_sizes(self) -> Iterator[Trial]:
+        """Batches of two, and of twice the usual size."""
+        two = self._dense(2)
+        yield Trial("one of two, norm 3 C", torch.stack([3.0 * two[0], 0.9 * two[1]]), 0)
+        yield Trial("first of twice the usual batch", 0.9 * self._dense(2 * self._batch), 0)
+        yield Trial("the smaller of two", torch.stack([3.0 * two[0], 0.9 * two[1]]), 1)
+        yield Trial("last of twice the usual batch", 3.0 * self._dense(2 * self._batch), -1)
+
+    # ------------------------------------------------------------------ gradients
+
+    def _among(self, name: str, gradient: torch.Tensor, at: int) -> Trial:
+        """A gradient among usual ones of half the clipping norm."""
+        at %= self._batch
+        rows = 0.5 * self._dense(self._batch)
+        rows[at] = gradient
+        return Trial(name, rows, at)
+
+    def _dense(self, count: int) -> torch.Tensor:
+        """Random unit vectors, ``[count, d]``."""
+        rows = torch.randn(count, self._size, generator=self._random, dtype=torch.float64)
+        return torch.nn.functional.normalize(rows, dim=1)

@@ -1,0 +1,93 @@
+"""Whether what a step leaves behind rests on its release alone.
+
+Behind the cut anything may be made of a release, but of nothing else: where the same values are
+released, the training goes on in the same way with a record and without it. What does not shows a
+record without noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lightning_audit.canaries.sample_batches import rows, taken
+from lightning_audit.examine.answers import Answer, Finding
+from lightning_audit.examine.step_replay import Replay, StepReplay
+
+#: Of what a step changed, the part by which two runs may differ by rounding.
+_ROUNDING = 1e-3
+
+
+def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> Answer:
+    """Replay a step with the same release, with a record and without it.
+
+    Args:
+        replay: of the step.
+        batches: the physical batches of one logical step.
+        seed: of the replays.
+    """
+    if replay.adapts:
+        return Answer(reason="the clipping norm is adapted by counts that are not at the cut")
+    base = replay.run(batches, seed)
+    first = replay.run(batches, seed, released=base, then=batches)
+    again = replay.run(batches, seed, released=base, then=batches)
+    if first.error or differing(first, again, base):
+        return Answer(reason="the step is not the same when it runs again")
+    found: list[Finding] = []
+    asked = 0
+    for name, row in (("first", 0), ("last", -1)):
+        other = replay.run(_without(batches, row), seed, released=base, then=batches)
+        if other.error or len(other.releases) != len(base.releases):
+            continue
+        asked += 1
+        found += [
+            Finding(f"{what}, without the {name} record", far, 0.0)
+            for what, far in differing(first, other, base).items()
+        ]
+    return Answer(asked, tuple(found), "" if asked else "no neighbour of the batch was replayed")
+
+
+def differing(one: Replay, other: Replay, base: Replay) -> dict[str, float]:
+    """What differs between two replays of one release, and by how much of its change or size.
+
+    Args:
+        one: a replay.
+        other: the same, without a record.
+        base: the replay whose release both had.
+    """
+    found: dict[str, float] = {}
+    for name in one.after.keys() & other.after.keys():
+        mine, theirs = one.after[name], other.after[name]
+        if mine.shape != theirs.shape:
+            continue
+        scale = float(mine.norm())
+        far = float((mine - theirs).norm())
+        if far > 1e-6 * scale:
+            kind = _kind(name)
+            found[kind] = max(found.get(kind, 0.0), far / max(scale, 1e-300))
+    missing = one.after.keys() ^ other.after.keys()
+    found |= {_kind(name): float("inf") for name in missing}
+    # Only where nothing else differs: else the second step differs with it.
+    if not found and len(one.later) == len(other.later) and one.later:
+        far = float((torch.cat(one.later) - torch.cat(other.later)).norm())
+        size = float(torch.cat(one.later).norm())
+        if far > _ROUNDING + 1e-5 * size:
+            found["the next step's gradient"] = far
+    return found
+
+
+def _kind(name: str) -> str:
+    """What of the training a name stands for, without the tensor."""
+    if name.startswith("attribute") or " of group " in name:
+        return name
+    return name.partition(" of ")[0]
+
+
+def _without(batches: Sequence[Any], row: int) -> list[Any]:
+    """The batches without a record of the last one that has two."""
+    place = max(number for number, batch in enumerate(batches) if rows(batch) > 1)
+    count = rows(batches[place])
+    kept = [other for other in range(count) if other != row % count]
+    return [taken(b, kept) if number == place else b for number, b in enumerate(batches)]

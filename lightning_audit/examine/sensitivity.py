@@ -1,0 +1,166 @@
+"""How far one record moves what a step releases: the sensitivity, measured on the user's own step.
+
+The step is replayed on its batch and on the batch without one record, with the same random
+numbers, so that the noise of both is the same and their difference is the record's part. DP-SGD
+promises that it is at most the clipping norm, whatever the record.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from lightning_audit.canaries.sample_batches import leaves, rows, taken, with_scaled_row
+from lightning_audit.examine.answers import (
+    Answer,
+    Finding,
+    distance,
+    equal_releases,
+    on_a_lattice,
+    shift_by_more_draws,
+    too_coarse,
+)
+from lightning_audit.examine.step_replay import Replay, StepReplay
+
+#: What an outlier's inputs are multiplied by.
+_OUTLIER = 1e4
+#: Random records of each physical batch, beside the first, the last and the largest.
+_RANDOM = 2
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A batch that differs in one record.
+
+    Args:
+        name: what differs.
+        batches: the physical batches.
+        moved: how many clipped gradients may differ: 1 where a record is left out or put in, 2
+            where another takes its place.
+        made_up: whether it may be that no record of the data is like it.
+    """
+
+    name: str
+    batches: tuple[Any, ...]
+    moved: int
+    made_up: bool = False
+
+
+def tolerance(dtypes: Sequence[torch.dtype], *, low_precision: bool) -> float:
+    """Rounding of a sensitivity, in units of the clipping norm.
+
+    Args:
+        dtypes: of the trained parameters.
+        low_precision: whether layers compute in bf16 or fp16.
+    """
+    if low_precision or {torch.bfloat16, torch.float16} & set(dtypes):
+        return 0.1
+    return 1e-6 if set(dtypes) == {torch.float64} else 2e-3
+
+
+def examine_sensitivity(
+    replay: StepReplay,
+    batches: Sequence[Any],
+    tolerated: float,
+    seed: int,
+    going_on: Callable[[], bool] = lambda: True,
+) -> Answer:
+    """Replay a step on neighbours of its batches.
+
+    Args:
+        replay: of the step.
+        batches: the physical batches of one logical step.
+        tolerated: rounding, in units of the clipping norm.
+        seed: of the replays, and of the choice of records.
+        going_on: says whether there is time for another replay.
+    """
+    base, again = replay.run(batches, seed), replay.run(batches, seed)
+    if not equal_releases(base, again):
+        return Answer(reason="the step is not the same when it runs again")
+    if reason := too_coarse(replay.rounding(base), tolerated):
+        return Answer(reason=reason)
+    found, asked = [], 0
+    for neighbour in _neighbours(batches, base, random.Random(seed)):
+        if not going_on():
+            break
+        other = replay.run(neighbour.batches, seed)
+        if other.error:
+            continue  # a batch that the user's code does not take tells nothing of privacy
+        asked += 1
+        far = distance(base, other)
+        if far > neighbour.moved + tolerated and on_a_lattice(torch.cat(base.releases)):
+            far = shift_by_more_draws(partial(_both, replay, batches, neighbour), seed)
+        if far > neighbour.moved + tolerated:
+            found.append(Finding(neighbour.name, far, neighbour.moved, neighbour.made_up))
+    found.sort(key=lambda finding: -finding.sensitivity)
+    reason = "" if asked else "no neighbour of the batch could be replayed"
+    return Answer(asked, tuple(found), reason)
+
+
+def _both(
+    replay: StepReplay, batches: Sequence[Any], neighbour: Neighbour, seed: int
+) -> list[Replay]:
+    return [replay.run(each, seed) for each in (batches, neighbour.batches)]
+
+
+def _neighbours(batches: Sequence[Any], base: Replay, rng: random.Random) -> Iterator[Neighbour]:
+    """Batches that differ in one record; where the step draws numbers, one that is replaced."""
+    norms = torch.cat(base.norms) if base.norms else torch.zeros(0)
+    start = 0
+    for place, batch in enumerate(batches):
+        count = rows(batch)
+        if count < 2:
+            start += count
+            continue
+        own = norms[start : start + count] if len(norms) >= start + count else None
+        for name, row in _chosen(count, own, rng).items():
+            where = f"the {name} record" + (f" of physical batch {place + 1}" * (len(batches) > 1))
+            if base.drew:
+                order = list(range(count))
+                order[row] = (row + count // 2) % count
+                yield _changed(f"another in the place of {where}", batches, place, order, moved=2)
+            else:
+                order = [other for other in range(count) if other != row]
+                yield _changed(f"without {where}", batches, place, order, moved=1)
+        start += count
+    last, count = len(batches) - 1, rows(batches[-1])
+    made_up = is_bounded(batches[-1])
+    for factor in (_OUTLIER, -_OUTLIER):
+        if base.drew or not count:
+            break
+        outlier = with_scaled_row(batches[last], 0, factor)
+        name = f"with one more record, the first with inputs times {factor:g}"
+        yield Neighbour(name, (*batches[:last], outlier), moved=1, made_up=made_up)
+
+
+def is_bounded(batch: Any) -> bool:
+    """Whether inputs look as if they had bounds, as pixels have."""
+    tensors = [t for t in leaves(batch) if t.is_floating_point() and t.numel()]
+    return all(bool(t.min() >= -1.0) and bool(t.max() <= 255.0) for t in tensors)
+
+
+def _chosen(count: int, norms: torch.Tensor | None, rng: random.Random) -> dict[str, int]:
+    """Rows of a batch by the name of what they are."""
+    chosen = {"first": 0, "last": count - 1}
+    if norms is not None:
+        chosen["largest"] = int(norms.argmax())
+        chosen["smallest"] = int(norms.argmin())
+    for number in range(_RANDOM):
+        chosen["random" if not number else "another random"] = rng.randrange(count)
+    distinct: dict[str, int] = {}
+    for name, row in chosen.items():
+        if row not in distinct.values():
+            distinct[name] = row
+    return distinct
+
+
+def _changed(
+    name: str, batches: Sequence[Any], place: int, order: list[int], moved: int
+) -> Neighbour:
+    changed = [taken(b, order) if number == place else b for number, b in enumerate(batches)]
+    return Neighbour(name, tuple(changed), moved)

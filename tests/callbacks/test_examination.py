@@ -1,0 +1,169 @@
+"""An examination finds what is no step of DP-SGD, accuses nothing else, and leaves no trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from hand_written_support import CLAIM, HandWritten
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+from stages import staged
+from step_faults import BY_MODULE, BY_OPTIMIZER, KeepsStatistics, OwnFactors
+from training_matrix import ROWS, Row
+from training_support import PrivateModule, digits, mlp, trainer_for
+
+from lightning_audit import Examination, PrivacyAudit
+
+QUICK = {"`grad_sample_mode='hooks'`", "ghost, automatic optimization", "adaptive (AdaClip)"}
+#: What is not asked of a row, by a part of its name; of the others everything is.
+NOT_ASKED = {
+    "adaptive ghost": {"replay.clipping", "replay.release"},
+    "ghost": {"replay.clipping"},
+    "bf16-true": {"replay.sensitivity", "replay.clipping"},
+    "accumulate_grad_batches": {"replay.clipping"},
+    "a loop over samples": {"replay.clipping"},
+    "hand-written DP-SGD": {"replay.clipping"},
+    "several private": {"replay.sensitivity", "replay.clipping", "replay.release"},
+}
+
+
+def examined(
+    folder: Path, module: pl.LightningModule, examination: Examination, **trainer: Any
+) -> Examination:
+    torch.manual_seed(0)
+    arguments = {"max_steps": 8, **trainer}
+    trainer_for(folder, examination, **arguments).fit(module)
+    return examination
+
+
+def found(examination: Examination) -> set[str]:
+    return {name for name, answer in examination.answers.items() if answer.findings}
+
+
+@pytest.mark.parametrize(("optimizer", "question"), BY_OPTIMIZER.items())
+def test_an_optimizer_that_is_none_of_dp_sgd_is_found(
+    tmp_path: Path, optimizer: Any, question: str
+) -> None:
+    module = PrivateModule(mlp(64), dataset=digits(), optimizer_class=optimizer)
+    examination = examined(tmp_path, module, Examination())
+    assert question in found(examination), examination
+    assert not examination.passed
+    assert f"{question}: " in str(examination)
+
+
+@pytest.mark.parametrize(("kind", "question"), BY_MODULE.items())
+def test_a_module_that_does_more_than_dp_sgd_is_found(
+    tmp_path: Path, kind: Callable[..., PrivateModule], question: str
+) -> None:
+    examination = examined(tmp_path, kind(mlp(64), dataset=digits()), Examination())
+    assert question in found(examination), examination
+
+
+def test_statistics_of_the_batch_that_a_checkpoint_holds_are_found(tmp_path: Path) -> None:
+    examination = examined(tmp_path, KeepsStatistics(), Examination(claim=CLAIM))
+    assert found(examination) == {"replay.release"}
+    assert "buffers" in str(examination)
+
+
+@pytest.mark.parametrize("after", [1, 4])
+def test_correct_clipping_of_ones_own_passes(tmp_path: Path, after: int) -> None:
+    module = PrivateModule(mlp(64), dataset=digits(), optimizer_class=OwnFactors)
+    examination = examined(tmp_path, module, Examination(after=after))
+    assert examination.passed, examination
+    assert all(answer.asked for answer in examination.answers.values())
+
+
+@pytest.mark.parametrize(
+    "row",
+    staged(
+        [row for row in ROWS if row.name in QUICK], [row for row in ROWS if row.name not in QUICK]
+    ),
+    ids=lambda row: f"{row.group}: {row.name}",
+)
+def test_no_correct_training_is_accused_or_changed(tmp_path: Path, row: Row) -> None:
+    weights = []
+    examination = Examination(claim=row.audit.get("claim"), after=2)
+    for callbacks in ([], [examination]):
+        torch.manual_seed(0)
+        module = row.module()
+        arguments = {**row.trainer, "max_steps": 12}
+        trainer_for(tmp_path / str(len(callbacks)), *callbacks, **arguments).fit(module)
+        weights.append(torch.cat([p.detach().flatten() for p in module.net.parameters()]))
+    assert torch.equal(*weights)
+    if "empty batches" in row.name:  # of one record now and then
+        assert not examination.answers or not found(examination)
+        return
+    assert found(examination) == set(), examination
+    kept = {name for name, answer in examination.answers.items() if not answer.asked}
+    part = next((part for part in NOT_ASKED if part in row.name), "")
+    assert kept == NOT_ASKED.get(part, set()), examination
+
+
+def test_dropout_and_noise_in_the_forward_pass_are_no_fault(tmp_path: Path) -> None:
+    class Augmented(PrivateModule):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            x, y = batch
+            return super().training_step((x + 0.1 * torch.randn_like(x), y), batch_idx)
+
+    net = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Dropout(), torch.nn.Linear(32, 10))
+    examination = examined(tmp_path, Augmented(net, dataset=digits()), Examination())
+    assert examination.passed, examination
+
+
+def test_a_hand_written_step_that_shows_no_release_is_not_asked(tmp_path: Path) -> None:
+    class Opaque(torch.optim.Optimizer):
+        """Adds its noise within a step that is none of torch's."""
+
+        def __init__(self, params: Any) -> None:
+            super().__init__(params, {"lr": 0.01})
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> Any:
+            loss = closure() if closure is not None else None
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if p.grad is not None:
+                        p.sub_(p.grad + torch.randn_like(p), alpha=group["lr"])
+            return loss
+
+    class ByHand(HandWritten):
+        def configure_optimizers(self) -> Any:
+            return Opaque(self.parameters())
+
+    examination = examined(tmp_path, ByHand(), Examination(claim=CLAIM))
+    assert found(examination) == set()
+    assert all("lightning_audit.released" in a.reason for a in examination.answers.values())
+    assert not examination.passed
+
+
+def test_a_step_that_fails_when_it_runs_again_ends_no_training(tmp_path: Path) -> None:
+    class Once(PrivateModule):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if (Path(tmp_path) / "ran").exists():
+                raise RuntimeError("only once")
+            (Path(tmp_path) / "ran").touch()
+            return super().training_step(batch, batch_idx)
+
+    examination = examined(tmp_path, Once(mlp(64), dataset=digits()), Examination(), max_steps=1)
+    assert all("only once" in answer.reason for answer in examination.answers.values())
+
+
+def test_it_refuses_company_and_a_training_without_a_claim(tmp_path: Path) -> None:
+    module = PrivateModule(mlp(64), dataset=digits())
+    with pytest.raises(MisconfigurationException, match="give it one of them"):
+        trainer_for(tmp_path, Examination(), PrivacyAudit(), max_steps=1).fit(module)
+    with pytest.raises(MisconfigurationException, match=r"Examination\(claim=PrivacyClaim"):
+        examined(tmp_path, HandWritten(), Examination())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"after": 0}, "after=0 must be"), ({"claim": 1.0}, "claim=1.0 must be a PrivacyClaim")],
+)
+def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Examination(**arguments)
