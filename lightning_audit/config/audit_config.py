@@ -95,6 +95,8 @@ class AuditConfig(OutcomeSettings):
         """Plain values by name, as a report and a checkpoint hold them."""
         return {
             **{field.name: getattr(self, field.name) for field in fields(self)},
+            "bounds": list(self.bounds),
+            "allow": list(self.allow),
             "resolution": asdict(self.resolution),
             "claim": self.claim.to_dict() if self.claim else None,
             "canaries": [repr(canary) for canary in self.canaries],

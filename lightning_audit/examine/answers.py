@@ -25,7 +25,7 @@ class Finding:
         sensitivity: norm of the difference over the clipping norm; infinite where the number of
             steps differs.
         allowed: what the adjacency allows.
-        made_up: whether the record is none of the data, but one with scaled inputs.
+        made_up: whether the record is one with scaled inputs, and inputs have bounds.
     """
 
     name: str
@@ -41,12 +41,14 @@ class Answer:
     Args:
         asked: neighbours that were replayed.
         findings: those that are too far off, the farthest first.
+        notes: those that are too far off, and unlike any record that may be in the data.
         reason: why the question was not asked; empty where it was.
     """
 
     asked: int = 0
     findings: tuple[Finding, ...] = ()
     reason: str = ""
+    notes: tuple[Finding, ...] = ()
 
     def describe(self) -> str:
         """What came of it, in a line; sizes by two digits, which tell enough."""

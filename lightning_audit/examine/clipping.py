@@ -7,7 +7,6 @@ which is to be at most the clipping norm.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -35,7 +34,6 @@ def examine_clipping(
     tolerated: float,
     seed: int,
     trials: int = TRIALS,
-    going_on: Callable[[], bool] = lambda: True,
 ) -> Answer:
     """Replay a step with gradients of the audit's own.
 
@@ -45,7 +43,6 @@ def examine_clipping(
         tolerated: rounding, in units of the clipping norm.
         seed: of the replays and of the gradients.
         trials: how many gradients are left out.
-        going_on: says whether there is time for another trial.
     """
     count = rows(batch)
     usual = replay.run([batch], seed)
@@ -57,7 +54,7 @@ def examine_clipping(
     found: list[Finding] = []
     asked = 0
     for trial in crafted.trials():
-        if asked >= trials or not going_on():
+        if asked >= trials:
             break
         one, other = _both(replay, batch, trial, seed)
         if one.error or other.error:

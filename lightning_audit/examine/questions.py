@@ -10,8 +10,8 @@ import torch
 from lightning_audit.canaries.sample_batches import rows
 from lightning_audit.examine.answers import Answer
 from lightning_audit.examine.clipping import examine_clipping
-from lightning_audit.examine.release_use import examine_release
 from lightning_audit.examine.record_sensitivity import examine_sensitivity, tolerance
+from lightning_audit.examine.release_use import examine_release
 from lightning_audit.examine.step_replay import StepReplay
 
 #: Names of the questions, and what a yes says.

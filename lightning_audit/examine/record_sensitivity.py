@@ -8,7 +8,7 @@ promises that it is at most the clipping norm, whatever the record.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -68,7 +68,6 @@ def examine_sensitivity(
     batches: Sequence[Any],
     tolerated: float,
     seed: int,
-    going_on: Callable[[], bool] = lambda: True,
 ) -> Answer:
     """Replay a step on neighbours of its batches.
 
@@ -77,7 +76,6 @@ def examine_sensitivity(
         batches: the physical batches of one logical step.
         tolerated: rounding, in units of the clipping norm.
         seed: of the replays, and of the choice of records.
-        going_on: says whether there is time for another replay.
     """
     base, again = replay.run(batches, seed), replay.run(batches, seed)
     if not equal_releases(base, again):
@@ -86,8 +84,6 @@ def examine_sensitivity(
         return Answer(reason=reason)
     found, asked = [], 0
     for neighbour in _neighbours(batches, base, random.Random(seed)):
-        if not going_on():
-            break
         other = replay.run(neighbour.batches, seed)
         if other.error:
             continue  # a batch that the user's code does not take tells nothing of privacy
@@ -99,7 +95,8 @@ def examine_sensitivity(
             found.append(Finding(neighbour.name, far, neighbour.moved, neighbour.made_up))
     found.sort(key=lambda finding: -finding.sensitivity)
     reason = "" if asked else "no neighbour of the batch could be replayed"
-    return Answer(asked, tuple(found), reason)
+    real, made_up = ([f for f in found if f.made_up == kind] for kind in (False, True))
+    return Answer(asked, tuple(real), reason, tuple(made_up))
 
 
 def _both(
