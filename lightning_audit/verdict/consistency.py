@@ -125,8 +125,6 @@ def _of_powers(report: AuditReport, asked: OutcomeSettings) -> Iterator[str]:
             )
         if not all(0.0 <= power.power <= 1.0 for power in one.power.values()):
             yield "optimizers: a power outside [0, 1]"
-        if not all(power.steps_needed > 0 for power in one.power.values()):
-            yield "optimizers: a power that is reached after no step"
     least = {part: _least(report.optimizers, part) for part in asked.resolution.parts}
     if report.power != {part: row for part, row in least.items() if row is not None}:
         yield f"power: {dict(report.power)} is not the least of the optimizers', {least}"

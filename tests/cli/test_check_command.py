@@ -316,6 +316,8 @@ HARMLESS = (
     # Noise and rates are composed by the run alone.
     *("history", "history.*.*"),
     *("optimizers.*.label", "optimizers.*.oversize", "settings.", "other_records."),
+    # Told where the power is too small; of several optimizers the report shows the least alone.
+    *("optimizers.*.power.noise.steps_needed", "optimizers.*.power.sensitivity.steps_needed"),
 )
 
 
