@@ -16,6 +16,7 @@ import pytest
 from command_worker import Command
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from stages import staged
 
 from lightning_audit.cli.output import OWN_FAULT
 from lightning_audit.stats.bounds.named_bounds import BOUND_NAMES
@@ -105,7 +106,10 @@ class Run:
         settings(max_examples=self.inputs, suppress_health_check=checks)(given(strategy)(one))()
 
 
-@pytest.fixture(params=[0.05, pytest.param(1.0, marks=pytest.mark.heavy)], ids=["few", "many"])
+@pytest.fixture(
+    params=staged(quick=[0.05], heavy=[0.3], nightly=[1.0]),
+    ids=["few", "some", "many"],
+)
 def share(request: pytest.FixtureRequest) -> float:
     """Share of the 2,000 inputs of the second stage."""
     return request.param

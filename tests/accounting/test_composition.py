@@ -313,6 +313,7 @@ def test_another_phase_spends_more_than_either_and_less_than_both() -> None:
 # Buckets and compression.
 
 
+@pytest.mark.heavy
 def test_a_schedule_of_many_noise_multipliers_is_spent_to_half_a_percent() -> None:
     history = [Phase(2.0 * 0.98**step, 0.1, 1) for step in range(60)]
     short = compress(history, max_phases=12, rounding="mean")

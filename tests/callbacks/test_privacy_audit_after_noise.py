@@ -207,7 +207,7 @@ def test_no_other_shape_of_release_is_accused(tmp_path: Path, name: str, seed: i
     assert report.verdict.outcome != "VIOLATION", report.verdict
 
 
-@pytest.mark.parametrize("name", staged(["masked", "blocks by hand"], ["subspace", "blocks"]))
+@pytest.mark.parametrize("name", staged(["masked"], ["blocks by hand", "subspace", "blocks"]))
 def test_half_the_noise_in_another_shape_is_found(tmp_path: Path, name: str) -> None:
     report = run(tmp_path, SHAPES[name](0.5), seed=1, steps=100)
     assert report.verdict.outcome == "VIOLATION", report.verdict
@@ -264,7 +264,7 @@ class RawInTheUpdate(torch.optim.SGD):
 
 
 @pytest.mark.parametrize("kind", [TakesNoiseBack, UsesRawGradients])
-@pytest.mark.parametrize("closure", [True, False])
+@pytest.mark.parametrize("closure", staged([True], [False]))
 def test_an_update_that_follows_the_coins_is_gradient_replaced(
     tmp_path: Path, kind: type[DPOptimizer], closure: bool
 ) -> None:
@@ -326,7 +326,7 @@ class InNoise(Processing):
         self.apply()
 
 
-@pytest.mark.parametrize("name", staged(["low_pass", "sign"], ["top_k", "clip_norm"]))
+@pytest.mark.parametrize("name", staged(["sign"], ["low_pass", "top_k", "clip_norm"]))
 def test_what_is_done_within_add_noise_is_neither_accused_nor_passed_at_half_the_noise(
     tmp_path: Path, name: str
 ) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+from stages import staged
 from training_support import PrivateModule, digits, mlp, trainer_for
 
 from lightning_audit import PrivacyAudit
@@ -48,9 +49,7 @@ def _train(
     return flat, states
 
 
-@pytest.mark.parametrize(
-    "inner", ["sgd", "adam", pytest.param("momentum", marks=pytest.mark.heavy)]
-)
+@pytest.mark.parametrize("inner", staged(["sgd"], ["adam", "momentum"]))
 def test_audited_model_is_the_unaudited_one(tmp_path: Path, inner: str) -> None:
     plain, _ = _train(tmp_path / "plain", inner=_INNER[inner])
     audited, _ = _train(tmp_path / "audited", PrivacyAudit(seed=1), inner=_INNER[inner])

@@ -56,6 +56,7 @@ def test_more_epochs_go_on_with_the_audit_that_the_callback_holds(
     assert_no_hooks_left(module)
 
 
+@pytest.mark.heavy
 @pytest.mark.whole_report
 def test_more_epochs_give_the_report_of_one_long_training(tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"

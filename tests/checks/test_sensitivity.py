@@ -142,6 +142,7 @@ def test_shift_and_its_lower_limit_are_estimated() -> None:
     assert check.shifts() == pytest.approx(np.ones(8), abs=0.35)
 
 
+@pytest.mark.heavy
 def test_lower_limit_of_the_shift_errs_in_one_of_twenty_runs() -> None:
     # 100 runs; the limit of the binomial is three standard errors.
     misses = sum(monitor_of(simulate(25, seed=s)).sensitivity.shift_lower > 1 for s in range(100))

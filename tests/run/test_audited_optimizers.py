@@ -128,7 +128,10 @@ def assert_healthy(entries: np.ndarray) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "epochs"),
-    staged(quick=[(TwoNets, 2)], heavy=[(Toggled, 1), (Joint, 1), (ThroughBoth, 1), (Ghost, 1)]),
+    staged(
+        quick=[(TwoNets, 1)],
+        heavy=[(TwoNets, 2), (Toggled, 1), (Joint, 1), (ThroughBoth, 1), (Ghost, 1)],
+    ),
 )
 def test_every_step_of_both_is_audited_and_a_healthy_run_passes(
     tmp_path: Path, kind: type[TwoNets], epochs: int

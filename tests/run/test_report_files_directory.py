@@ -87,6 +87,7 @@ def test_the_later_one_to_end_does_not_hide_the_earlier_ones_violation(
     assert main(["check", str(root / "audit")]) == 1
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("workers", staged(quick=[0], heavy=[2]))
 def test_a_killed_training_leaves_its_directory_to_the_next(
     tmp_path: Path, root: Path, one: Trainings, other: Trainings, workers: int

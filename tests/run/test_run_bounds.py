@@ -259,8 +259,8 @@ def misses(
         (100, 15, 1.0, 0.5),
         (100, 30, 0.7, 0.1),
         pytest.param(2000, 40, 1.0, 0.5, marks=pytest.mark.heavy),
-        pytest.param(2000, 40, 3.0, 0.5, marks=pytest.mark.heavy),
-        pytest.param(2000, 12, 0.5, 0.5, marks=pytest.mark.heavy),
+        pytest.param(2000, 40, 3.0, 0.5, marks=pytest.mark.nightly),
+        pytest.param(2000, 12, 0.5, 0.5, marks=pytest.mark.nightly),
         pytest.param(300, 40, 0.7, 0.1, marks=pytest.mark.heavy),
     ],
 )

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from both_processes import run_both
 from filelock import FileLock
-from stages import staged
 from training_matrix import PROCESSES
 
 from lightning_audit import AuditReport
 from lightning_audit.record.store import INJECTED, read_observations
 from lightning_audit.session.ranks import Ranks
+
+pytestmark = pytest.mark.heavy
 
 
 def both_trained(factory: pytest.TempPathFactory, worker: str, *scenarios: str) -> Path:
@@ -36,20 +37,9 @@ def both_trained(factory: pytest.TempPathFactory, worker: str, *scenarios: str) 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    return both_trained(tmp_path_factory, worker_id, "healthy")
-
-
-@pytest.fixture(scope="session")
-def others(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """What the second stage looks at."""
-    scenarios = ("clipping", "resumed", "mixed", "not_finite", "naive", "repeated", "half_noise")
-    return both_trained(tmp_path_factory, worker_id, *scenarios)
-
-
-@pytest.fixture
-def of_process(request: pytest.FixtureRequest, name: str) -> Path:
-    """Folder with the trainings of one of `PROCESSES`."""
-    return request.getfixturevalue("trained" if name == "audited" else "others")
+    # The last one raises.
+    scenarios = ("healthy", "clipping", "resumed", "mixed", "not_finite", "naive", "repeated")
+    return both_trained(tmp_path_factory, worker_id, *scenarios, "half_noise")
 
 
 def reports(folder: Path) -> list[AuditReport]:
@@ -59,7 +49,7 @@ def reports(folder: Path) -> list[AuditReport]:
     return told
 
 
-ways = pytest.mark.parametrize("name", staged(list(PROCESSES)[:1], list(PROCESSES)[1:]))
+ways = pytest.mark.parametrize("name", PROCESSES)
 
 
 def entries_of_both(folder: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -68,8 +58,8 @@ def entries_of_both(folder: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 @ways
-def test_both_processes_read_the_claimed_signal_and_noise(of_process: Path, name: str) -> None:
-    first, second = entries_of_both(of_process / name)
+def test_both_processes_read_the_claimed_signal_and_noise(trained: Path, name: str) -> None:
+    first, second = entries_of_both(trained / name)
     assert first.tobytes() == second.tobytes()
     assert len(first) >= 200
     assert set(first["canaries"]) == {INJECTED}
@@ -85,7 +75,7 @@ def test_both_processes_read_the_claimed_signal_and_noise(of_process: Path, name
     # per-layer clipping every canary reads the small tensors' data too.
     residuals = (readings - coins).std(0)
     assert 1.0 - 4.0 / np.sqrt(2.0 * len(first)) < residuals.min() < 1.25
-    one, other = reports(of_process / name)
+    one, other = reports(trained / name)
     assert one == other
     assert not any(check.status == "violated" for check in one.checks)
 
@@ -109,9 +99,9 @@ def test_the_divisor_is_that_of_all_records_not_of_a_process(trained: Path) -> N
 
 
 @ways
-def test_the_weights_are_those_of_the_unaudited_training(of_process: Path, name: str) -> None:
+def test_the_weights_are_those_of_the_unaudited_training(trained: Path, name: str) -> None:
     audited, unaudited = (
-        [np.load(of_process / folder / f"weights-{rank}.npy") for rank in range(2)]
+        [np.load(trained / folder / f"weights-{rank}.npy") for rank in range(2)]
         for folder in (name, f"{name}-unaudited")
     )
     np.testing.assert_array_equal(*audited)
@@ -119,9 +109,8 @@ def test_the_weights_are_those_of_the_unaudited_training(of_process: Path, name:
     assert 0 <= difference < 1e-6 * np.linalg.norm(unaudited[0])
 
 
-@pytest.mark.heavy
-def test_a_resumed_training_has_each_observation_once(others: Path) -> None:
-    whole, broken = others / "whole", others / "broken"
+def test_a_resumed_training_has_each_observation_once(trained: Path) -> None:
+    whole, broken = trained / "whole", trained / "broken"
     first = read_observations(whole / "audit" / "observations.bin")[1]
     again = read_observations(broken / "audit" / "observations.bin")[1]
     assert len(first) == 64
@@ -136,19 +125,17 @@ def test_a_resumed_training_has_each_observation_once(others: Path) -> None:
     assert [getattr(one, n) for n in names] == [getattr(other, n) for n in names]
 
 
-@pytest.mark.heavy
-def test_a_process_that_copies_rows_stays_with_one_that_does_not(others: Path) -> None:
-    first, second = entries_of_both(others / "mixed")
+def test_a_process_that_copies_rows_stays_with_one_that_does_not(trained: Path) -> None:
+    first, second = entries_of_both(trained / "mixed")
     assert first.tobytes() == second.tobytes()
     assert (len(first), set(first["canaries"])) == (32, {1})
-    checks = {check.name: check.status for check in reports(others / "mixed")[0].checks}
+    checks = {check.name: check.status for check in reports(trained / "mixed")[0].checks}
     assert checks["unsynchronised"] == "ok"
     assert "violated" not in checks.values()
     readings = (first["readings"] - first["coins"])[first["step"] % 6 == 3]  # copied, and in
     assert abs(readings.mean()) < 4.0 / np.sqrt(readings.size)
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("name", "finding", "kind", "advice"),
     [
@@ -157,9 +144,9 @@ def test_a_process_that_copies_rows_stays_with_one_that_does_not(others: Path) -
     ],
 )
 def test_processes_that_do_not_share_a_step_are_found(
-    others: Path, name: str, finding: str, kind: str, advice: str
+    trained: Path, name: str, finding: str, kind: str, advice: str
 ) -> None:
-    one, other = reports(others / name)
+    one, other = reports(trained / name)
     assert one == other
     assert (one.verdict.outcome, one.verdict.kind) == ("VIOLATION", kind)
     assert [c.name for c in one.checks if c.status == "violated"] == [finding]
@@ -167,9 +154,8 @@ def test_processes_that_do_not_share_a_step_are_found(
     assert advice in one.verdict.advice
 
 
-@pytest.mark.heavy
-def test_records_of_one_process_are_counted_among_those_of_both(others: Path) -> None:
-    one, other = reports(others / "not_finite")
+def test_records_of_one_process_are_counted_among_those_of_both(trained: Path) -> None:
+    one, other = reports(trained / "not_finite")
     assert one == other
     assert one.verdict.fault.startswith("a record that is not finite")
     (evidence,) = (check.evidence for check in one.checks if check.name == "finite")
@@ -177,18 +163,16 @@ def test_records_of_one_process_are_counted_among_those_of_both(others: Path) ->
     assert 0 < evidence["records"] < evidence["rows"]
 
 
-@pytest.mark.heavy
-def test_half_the_noise_is_found_in_both_processes_and_told_by_one(others: Path) -> None:
-    one, other = reports(others / "half_noise")
+def test_half_the_noise_is_found_in_both_processes_and_told_by_one(trained: Path) -> None:
+    one, other = reports(trained / "half_noise")
     assert one == other
     assert one.verdict.fault.startswith("noise scale too small")
-    said = [(others / f"out-{rank}.txt").read_text() for rank in range(2)]
+    said = [(trained / f"out-{rank}.txt").read_text() for rank in range(2)]
     told = [[line for line in text.splitlines() if line.startswith("Report: ")] for text in said]
     assert sum("half_noise" in line for line in told[0]) == 1
     assert told[1] == []
 
 
-@pytest.mark.heavy
 def test_the_end_of_one_process_is_the_end_of_both(tmp_path: Path) -> None:
     codes, said = run_both(tmp_path, "one_breaks_off")
     assert 0 not in codes
@@ -198,7 +182,6 @@ def test_the_end_of_one_process_is_the_end_of_both(tmp_path: Path) -> None:
     assert "broke off" in report.verdict.pass_blockers[0]
 
 
-@pytest.mark.heavy
 def test_a_report_that_cannot_be_written_is_refused_in_both_processes(tmp_path: Path) -> None:
     codes, said = run_both(tmp_path, "no_room")
     assert codes == [1, 1], said

@@ -66,6 +66,7 @@ def test_masses_are_those_of_a_fine_grid_of_rates(fp, fn, inflation, r, delta) -
     assert masses.log_totals[0, 0] == pytest.approx(np.log(total), abs=3e-3)
 
 
+@pytest.mark.heavy
 def test_the_published_losses_are_reproduced() -> None:
     found = correlated_attack_posterior(published("A3_fixed_init_sigma_0.1"), 1e-3, 100)
     assert found.joint.epsilon.mean == pytest.approx(1.713, abs=0.006)
