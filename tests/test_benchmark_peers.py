@@ -25,6 +25,7 @@ def no_environment(peers, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(peers.sys, "executable", str(tmp_path / "no-python"))
 
 
+@pytest.mark.heavy
 def test_quantiles_are_right_to_1e_9(peers) -> None:
     cases = peers.cases()
     errors = {name: peers.our_quantile(cases[name])["error"] for name in QUICK}

@@ -122,13 +122,13 @@ KINDS: dict[str, tuple[Callable[[], pl.LightningModule], dict[str, Any]]] = {
 }
 
 
+_LATER = ("functorch", "64-true", "small batches, some empty")
+
+
 @pytest.mark.whole_report
 @pytest.mark.parametrize(
     "kind",
-    [
-        pytest.param(kind, marks=[pytest.mark.heavy] if kind in ("functorch", "64-true") else [])
-        for kind in KINDS
-    ],
+    [pytest.param(kind, marks=[pytest.mark.heavy] if kind in _LATER else []) for kind in KINDS],
 )
 def test_the_run_without_a_copy_is_the_run_with_one_to_the_bit(
     tmp_path: Path, kind: str, copies: list[int]

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from made_report import made_report
+from stages import staged
 
 from lightning_audit.record.scores import CanaryScores, ScoresError
 from lightning_audit.stats.bounds.named_bounds import BOUND_NAMES, named_bound
@@ -37,7 +38,11 @@ def groups() -> tuple[np.ndarray, np.ndarray]:
     return 1.5 + rng.standard_normal(300), rng.standard_normal(200)
 
 
-@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: type(choice).__name__)
+@pytest.mark.parametrize(
+    "choice",
+    staged([c for c in CHOICES if not isinstance(c, MultiSplit)], [MultiSplit()]),
+    ids=lambda choice: type(choice).__name__,
+)
 @pytest.mark.parametrize("method", BOUND_NAMES)
 def test_every_bound_is_there_under_every_rule(groups, method, choice) -> None:
     scores = CanaryScores(*groups)

@@ -97,7 +97,7 @@ def alike(one: Any, other: Any) -> bool:
 @pytest.mark.parametrize(
     "game",
     [
-        "gradient",
+        pytest.param("gradient", marks=pytest.mark.heavy),
         pytest.param("input", marks=pytest.mark.heavy),
         pytest.param("by hand", marks=pytest.mark.heavy),
     ],
