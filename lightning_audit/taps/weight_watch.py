@@ -9,6 +9,7 @@ import torch
 
 from lightning_audit.layout import FloatArray, IndexArray
 from lightning_audit.taps.tensor_views import entries_at
+from lightning_audit.taps.weight_fingerprint import WeightFingerprint
 
 #: Steps that are watched: the first ones, and one in so many later.
 _FIRST, _EVERY = 100, 8
@@ -42,17 +43,21 @@ class WeightWatch:
     ) -> None:
         self._params = params
         self._index = coordinates
+        #: Compares a few entries at every step.
+        self.fingerprint = WeightFingerprint(params)
         self._number = 0
         self._before: FloatArray | None = None
         self._after: tuple[int, FloatArray] | None = None
 
     def start(self) -> None:
         """Before an update, or nearer to it."""
+        self.fingerprint.start()
         watched = self._number < _FIRST or self._number % _EVERY == 0
         self._before = self._read() if watched else None
 
     def end(self) -> Moves | None:
         """After an update; None where it was not watched."""
+        self.fingerprint.end()
         before, number = self._before, self._number
         self.forget()
         self._number += 1

@@ -91,7 +91,7 @@ OF_THE_TRAINING = (
         "coupling",
         "records are not independent",
         training=trainings.NormalisedOverBatch,
-        audit={**INPUT_CANARY, "claim": BY_HAND_CLAIM, "replay_neighbours": True},
+        audit={**INPUT_CANARY, "claim": BY_HAND_CLAIM, "examinations": 3},
         named="records_coupled",
     ),
     Fault(
@@ -189,7 +189,7 @@ OF_THE_TRAINING = (
         "coupling",
         "records are not independent",
         training=run_trainings.PackedSequences,
-        audit={"replay_neighbours": True},
+        audit={"examinations": 3},
         named="records_coupled",
     ),
     Fault(

@@ -72,7 +72,6 @@ class OutcomeSettings:
         bound_significance: probability that a bound on epsilon is wrong.
         resolution: what the run must be able to see.
         allow: names of checks whose violation the user acknowledges.
-        replay_neighbours: whether batches were to be replayed.
 
     Raises:
         ValueError: a probability outside (0, 1).
@@ -84,7 +83,6 @@ class OutcomeSettings:
     bound_significance: float
     resolution: Resolution
     allow: tuple[str, ...]
-    replay_neighbours: bool
 
     def __post_init__(self) -> None:
         for name, advice in _PROBABILITIES.items():
@@ -141,8 +139,6 @@ def blockers_of_run(
             "PrivacyAudit(claim=PrivacyClaim(sample_rate=...)) or attach an accountant"
         )
     idle = {c.name: c for c in checks if c.status == "not_run" and c.name not in asked.allow}
-    if asked.replay_neighbours and "coupling" in idle:
-        blockers.append(f"replay_neighbours=True replayed nothing: {idle['coupling'].message}")
     name = "sampling.not_poisson"
     # Where no subsampling is accounted for, it is of no consequence how the loader draws.
     if name in idle and idle[name].evidence.get("accounted_rate") is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +11,24 @@ import torch
 from hand_written_support import CLAIM, HandWritten
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from stages import staged
-from step_faults import BY_MODULE, BY_OPTIMIZER, KeepsStatistics, OwnFactors
 from training_matrix import ROWS, Row
 from training_support import PrivateModule, digits, mlp, trainer_for
 
 from lightning_audit import Examination, PrivacyAudit
+from lightning_audit.testing.fault import Fault
+from lightning_audit.testing.faulty_steps import OwnFactors
+from lightning_audit.testing.step_faults import OF_THE_STEP
 
 QUICK = {"`grad_sample_mode='hooks'`", "ghost, automatic optimization", "adaptive (AdaClip)"}
 #: What is not asked of a row, by a part of its name; of the others everything is.
 NOT_ASKED = {
-    "adaptive ghost": {"replay.clipping", "replay.release"},
-    "ghost": {"replay.clipping"},
+    "adaptive ghost": {"replay.clipping", "replay.release", "coupling"},
+    "ghost": {"replay.clipping", "coupling"},
     "bf16-true": {"replay.sensitivity", "replay.clipping"},
-    "accumulate_grad_batches": {"replay.clipping"},
-    "a loop over samples": {"replay.clipping"},
-    "hand-written DP-SGD": {"replay.clipping"},
-    "several private": {"replay.sensitivity", "replay.clipping", "replay.release"},
+    "accumulate_grad_batches": {"replay.clipping", "coupling"},
+    "a loop over samples": {"replay.clipping", "coupling"},
+    "hand-written DP-SGD": {"replay.clipping", "coupling"},
+    "several private": {"replay.sensitivity", "replay.clipping", "replay.release", "coupling"},
 }
 
 
@@ -44,29 +45,13 @@ def found(examination: Examination) -> set[str]:
     return {name for name, answer in examination.answers.items() if answer.findings}
 
 
-@pytest.mark.parametrize(("optimizer", "question"), BY_OPTIMIZER.items())
-def test_an_optimizer_that_is_none_of_dp_sgd_is_found(
-    tmp_path: Path, optimizer: Any, question: str
-) -> None:
-    module = PrivateModule(mlp(64), dataset=digits(), optimizer_class=optimizer)
-    examination = examined(tmp_path, module, Examination())
-    assert question in found(examination), examination
+@pytest.mark.parametrize("fault", OF_THE_STEP, ids=lambda fault: fault.name)
+def test_a_step_that_is_none_of_dp_sgd_is_found(tmp_path: Path, fault: Fault) -> None:
+    claim = fault.audit.get("claim")
+    examination = examined(tmp_path, fault.module(), Examination(claim=claim))
+    assert fault.check in found(examination), examination
     assert not examination.passed
-    assert f"{question}: " in str(examination)
-
-
-@pytest.mark.parametrize(("kind", "question"), BY_MODULE.items())
-def test_a_module_that_does_more_than_dp_sgd_is_found(
-    tmp_path: Path, kind: Callable[..., PrivateModule], question: str
-) -> None:
-    examination = examined(tmp_path, kind(mlp(64), dataset=digits()), Examination())
-    assert question in found(examination), examination
-
-
-def test_statistics_of_the_batch_that_a_checkpoint_holds_are_found(tmp_path: Path) -> None:
-    examination = examined(tmp_path, KeepsStatistics(), Examination(claim=CLAIM))
-    assert found(examination) == {"replay.release"}
-    assert "buffers" in str(examination)
+    assert f"{fault.check}: " in str(examination)
 
 
 @pytest.mark.parametrize("after", [1, 4])
