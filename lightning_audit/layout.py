@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -73,6 +74,11 @@ class Direction:
                     )
                     total += float(part.value[mine] @ theirs.value[other_at])
         return total
+
+
+def same_objects(one: Sequence[object], other: Sequence[object]) -> bool:
+    """Whether two sequences hold the same objects in the same order; equal tensors are others."""
+    return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
 #: What several directions are in one tensor: number of the direction, and its part there.

@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 #: Of a step that waits for its checks: files that run, and calls from one into another.
-MOST_FILES, MOST_CROSSINGS = 30, 165
+MOST_FILES, MOST_CROSSINGS = 25, 150
 
 
 @pytest.fixture

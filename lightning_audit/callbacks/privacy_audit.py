@@ -242,7 +242,8 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         """Lay the canaries' rows out before Opacus fills in the others, which spares a copy."""
         # The module, and callbacks after this one, had their on_train_batch_start since.
         run.follow(trainer.optimizers, pl_module)
-        run.lints.look_at_loss(pl_module, loss)
+        if not run.lints.loss_seen:
+            run.lints.look_at_loss(pl_module, loss)
         run.prepare(loss, trainer.accumulate_grad_batches)
 
     @of_its_run

@@ -7,7 +7,7 @@ them, and `replay` cannot give these checks again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -308,8 +308,3 @@ class NoiseChannelChecks:
             advice,
             evidence,
         )
-
-
-def divisors_of(rows: Sequence[int], scale: float) -> tuple[float, ...]:
-    """Numbers of samples over the stated divisor; none where nothing is divided."""
-    return tuple(n / scale for n in rows) if scale > 1.0 and min(rows, default=0) > 0 else ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from lightning_audit import _validate
@@ -12,7 +12,6 @@ from lightning_audit.accounting.composition import Adjacency
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.catalogue.registry import REGISTRY
-from lightning_audit.dpsgd.protocol import StepClaim
 from lightning_audit.stats.bounds.named_bounds import BOUND_NAMES
 from lightning_audit.verdict.pass_blockers import OutcomeSettings, Resolution
 
@@ -78,19 +77,6 @@ class AuditConfig(OutcomeSettings):
     def private_size(self) -> bool:
         """Whether the number of records is stated as private."""
         return bool(self.claim and self.claim.private_dataset_size)
-
-    def claim_of_step(self, stated: StepClaim) -> StepClaim:
-        """What is claimed of a step: as the optimizer states it, unless the claim does."""
-        own = self.claim
-        if own is None:
-            return stated
-        batch = own.expected_batch_size
-        return replace(
-            stated,
-            noise_multiplier=own.noise_multiplier or stated.noise_multiplier,
-            max_grad_norm=own.max_grad_norm or stated.max_grad_norm,
-            scale=batch * stated.accumulated if batch else stated.scale,
-        )
 
     def settings(self) -> dict[str, Any]:
         """Plain values by name, as a report and a checkpoint hold them."""

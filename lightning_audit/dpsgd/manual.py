@@ -21,7 +21,7 @@ from lightning_audit.dpsgd.protocol import (
     UnsupportedOptimizer,
     refuse_repeated_closures,
 )
-from lightning_audit.layout import Direction, Layout, TensorSlot
+from lightning_audit.layout import Direction, Layout, TensorSlot, same_objects
 from lightning_audit.taps.tensor_views import write_rows
 
 Gradients = TypeVar("Gradients", bound=dict[str, torch.Tensor])
@@ -120,6 +120,10 @@ class ManualStep(DPSGDStep):
     def _trained(self) -> list[torch.nn.Parameter]:
         groups = self.inner.param_groups
         return [p for group in groups for p in group["params"] if p.requires_grad]
+
+    def same_params(self) -> bool:
+        """Whether the parameters in ``params`` are those that are trained now."""
+        return same_objects(self._trained(), self.params)
 
     def claim(self, accumulated: int | None = None) -> StepClaim:
         """What the user states; it is the same for every step, of however many batches."""

@@ -27,7 +27,7 @@ from lightning_audit.dpsgd.protocol import (
     refuse_repeated_closures,
 )
 from lightning_audit.dpsgd.row_buffer import exchange
-from lightning_audit.layout import Direction, Layout, TensorSlot
+from lightning_audit.layout import Direction, Layout, TensorSlot, same_objects
 from lightning_audit.taps.tensor_views import write_rows
 
 #: Subclasses of DPOptimizer that cannot be audited, and what to train with instead.
@@ -45,9 +45,11 @@ def innermost(optimizer: Any) -> torch.optim.Optimizer:
 
 def private_optimizer(optimizer: Any) -> DPOptimizer | None:
     """The `DPOptimizer` in a chain of wrappers, if there is one."""
-    # Lightning's wrapper passes for an instance of what it wraps, but writes to it are lost.
-    own = (o for o in chain(optimizer) if "_optimizer" not in vars(o))
-    return next((o for o in own if isinstance(o, DPOptimizer)), None)
+    for own in chain(optimizer):
+        # Lightning's wrapper passes for an instance of what it wraps, but writes to it are lost.
+        if "_optimizer" not in vars(own) and isinstance(own, DPOptimizer):
+            return own
+    return None
 
 
 def chain(optimizer: Any) -> Iterator[Any]:
@@ -82,6 +84,7 @@ class OpacusStep(DPSGDStep):
         self.optimizer = optimizer
         self.inner = innermost(optimizer)
         self.norms = None
+        self.adapts_its_norm = isinstance(optimizer, AdaClipDPOptimizer)
         self.params = optimizer.params
         self._prefill = RowPrefill(self.params, modules)
         #: Gradients that hold canaries, and how many; the step that frees them is not held up.
@@ -94,14 +97,9 @@ class OpacusStep(DPSGDStep):
             for j, p in enumerate(self.params)
         ]
 
-    @property
-    def adapts_its_norm(self) -> bool:
-        """Whether the step sets another clipping norm for the next one when its noise is in."""
-        return isinstance(self.optimizer, AdaClipDPOptimizer)
-
-    def _trained(self) -> Sequence[torch.nn.Parameter]:
-        params: Sequence[torch.nn.Parameter] = self.optimizer.params
-        return params
+    def same_params(self) -> bool:
+        """Whether the parameters in ``params`` are those that are trained now."""
+        return same_objects(self.optimizer.params, self.params)
 
     def claim(self, accumulated: int | None = None) -> StepClaim:
         """What the optimizer states now; ``scale`` is 1 for ``loss_reduction="sum"``.
@@ -148,7 +146,7 @@ class OpacusStep(DPSGDStep):
     def _enter(self, grown: Sequence[torch.Tensor], rows: int) -> None:
         """Take note of gradients that hold canaries."""
         self._rows, self._entered = rows, [weakref.ref(tensor) for tensor in grown]
-        if grown and isinstance(self.optimizer, AdaClipDPOptimizer):
+        if grown and self.adapts_its_norm:
             # Canaries are clipped, so that they count among the samples alone.
             self.optimizer.sample_size -= rows
 
@@ -191,7 +189,7 @@ class OpacusStep(DPSGDStep):
             if grown is not None:
                 waiting = waiting or not hasattr(grown, "_processed")
                 exchange(param, grown, _like(grown, grown[: len(grown) - self._rows]))
-        if waiting and isinstance(self.optimizer, AdaClipDPOptimizer):
+        if waiting and self.adapts_its_norm:
             self.optimizer.sample_size += self._rows  # nobody clipped and counted them
         self._entered = []
 

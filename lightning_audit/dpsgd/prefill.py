@@ -87,7 +87,6 @@ class RowPrefill:
 
     def confirm(self) -> list[torch.Tensor]:
         """Put the canaries' rows back; the gradients with them, or nothing where one is absent."""
-        self.conceal()
         if not all(buffer.arrived() for buffer in self._buffers):
             self.withdraw()
         # The step frees the gradients when it is done; a reference here would keep them.

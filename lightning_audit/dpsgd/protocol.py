@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -83,24 +82,16 @@ class DPSGDStep(ABC):
     inner: torch.optim.Optimizer
     #: What was seen of norms; None where gradients are formed, and canaries go through their norms.
     norms: NormsSeen | None
+    #: Whether the step sets another clipping norm for the next one when its noise is in.
+    adapts_its_norm = False
 
     @abstractmethod
-    def _trained(self) -> Sequence[torch.nn.Parameter]:
-        """The parameters that are trained now."""
-
     def same_params(self) -> bool:
         """Whether the parameters in ``params`` are those that are trained now."""
-        now = self._trained()
-        return len(now) == len(self.params) and all(map(operator.is_, now, self.params))
 
     @abstractmethod
     def claim(self, accumulated: int | None = None) -> StepClaim:
         """Read what the implementation states now, for so many batches or those that wait."""
-
-    @property
-    def adapts_its_norm(self) -> bool:
-        """Whether the step sets another clipping norm for the next one when its noise is in."""
-        return False
 
     def concerns(self, coming: Backward) -> bool:
         """Whether the coming backward pass may be for this step, and not for another optimizer."""

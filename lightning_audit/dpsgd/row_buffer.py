@@ -65,9 +65,10 @@ class RowBuffer:
         exchange(self._param, self.whole, self._own)
 
     def arrived(self) -> bool:
-        """Whether the batch's rows are among the parameter's per-sample gradients."""
+        """Whether the rows are among the parameter's per-sample gradients, concealed or not."""
         held = getattr(self._param, "grad_sample", None)
-        return any(tensor is self._own for tensor in (held if isinstance(held, list) else [held]))
+        tensors = held if isinstance(held, list) else [held]
+        return any(tensor is self._own or tensor is self.whole for tensor in tensors)
 
     def reveal(self) -> torch.Tensor:
         """Let them show all rows; the tensor of these."""

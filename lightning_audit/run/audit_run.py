@@ -268,7 +268,6 @@ class AuditRun:
         audit = self.optimizers.audit_of(optimizer)
         if audit is not None:
             audit.session.inject()
-            audit.session.look_at_noise()
 
     def end_epoch(
         self, epoch: int, module: torch.nn.Module

@@ -52,7 +52,8 @@ class RunLints:
         self._taps: list[SamplerTap] = []
         self._split = False
         self._ahead = 0
-        self._loss_known = False
+        #: Whether the first loss was looked at.
+        self.loss_seen = False
 
     def start(self, loaders: Any) -> None:
         """Read how the loaders sample."""
@@ -104,12 +105,11 @@ class RunLints:
             self.carried_over += any(carried)
 
     def look_at_loss(self, module: torch.nn.Module, loss: Any) -> None:
-        """Note, at the first loss, how it was made, and whether Lightning took something off it."""
-        if not self._loss_known:
-            self._loss_known = True
-            self.loss_reduction = reduction_of(loss, self.batches_per_step)
-            if sentence := adaptive_remark(module, loss):
-                self._notes.add(sentence)
+        """Note of the first loss how it was made, and whether Lightning took something off it."""
+        self.loss_seen = True
+        self.loss_reduction = reduction_of(loss, self.batches_per_step)
+        if sentence := adaptive_remark(module, loss):
+            self._notes.add(sentence)
 
     #: What a run that goes on after a stop cannot find out again.
     _KEPT = ("carried_over", "loss_reduction", "split_epochs")

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightning_audit.catalogue.noise_checks import SHOW_THE_RELEASE
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.dpsgd.cut import divisor_at_cut, shows_its_noise, watch_cut
 from lightning_audit.dpsgd.protocol import Backward, DPSGDStep, StepClaim
+from lightning_audit.layout import same_objects
 from lightning_audit.lints.noise_draws import STEPS, NoiseDraws, NoiseStart
 from lightning_audit.record.snapshot import restore, snapshot
 from lightning_audit.record.store import INJECTED, ObservationStore
@@ -21,20 +21,17 @@ from lightning_audit.session.lost_steps import LostSteps
 from lightning_audit.session.noise_watch import NoiseWatch, ReleaseWatch
 from lightning_audit.session.reading_way import ReadingWay
 from lightning_audit.session.step_planner import StepPlanner
-from lightning_audit.session.steps import ObservedStep, used_release, zero_entries
+from lightning_audit.session.steps import (
+    ZEROS,
+    ObservedStep,
+    followed_release,
+    used_release,
+    zero_entries,
+)
 from lightning_audit.taps.gradient_reading import Reading
 from lightning_audit.taps.method_hook import MethodHook
 from lightning_audit.taps.noise_reading import clipped_sums
 from lightning_audit.taps.step_hooks import StepHooks
-
-_ZEROS = (
-    "entries of the gradient were exactly zero, noise included; where a canary that had entered "
-    "came out as zero as well, they are taken for no part of the release"
-)
-_NOT_FOLLOWED = (
-    "what is done to the gradient behind its noise could not be followed: the update may use other "
-    "things than what was released; entry by entry, or as a sum over steps, it can be"
-)
 
 
 class AuditSession:
@@ -102,15 +99,12 @@ class AuditSession:
 
     def pass_blockers(self) -> list[str]:
         """What stands in the way of a pass, in sentences."""
-        blockers = list(self.planner.pass_blockers)
-        fine = self.recorder.header.signal == 1.0
         shown = self.way.is_shown or shows_its_noise(self.step.optimizer)
-        uncertain = self.releases.late or not shown
-        if not self.releases.followed and fine:
-            blockers.append(_NOT_FOLLOWED)
-        elif uncertain and self.recorder.released.tensors.min() < 1.0:
-            blockers.append(f"{_ZEROS}; {SHOW_THE_RELEASE}")
-        return [*blockers, *self.source.pass_blockers()]
+        return [
+            *self.planner.pass_blockers,
+            *self.recorder.pass_blockers(at_cut=shown and not self.releases.late),
+            *self.source.pass_blockers(),
+        ]
 
     # ------------------------------------------------------------------ hooks
 
@@ -130,7 +124,7 @@ class AuditSession:
 
     def follow(self, step: DPSGDStep) -> bool:
         """Go on with a new optimizer over the same parameters; False if they differ."""
-        same = [id(p) for p in step.params] == [id(p) for p in self.step.params]
+        same = same_objects(step.params, self.step.params)
         if same:
             self._unhook()
             step.norms = self.step.norms
@@ -179,7 +173,8 @@ class AuditSession:
         self.source.conceal()
 
     def inject(self) -> None:
-        """Put the canaries of the coming step in, before clipping."""
+        """Before clipping and noise, where the step is announced: put its canaries in."""
+        self._look_at_noise()
         if self.way.tap.inside_step:  # a closure that runs again is of no step of its own
             return
         if not self.step.final_step_of_batch():  # a physical batch of a larger logical one
@@ -198,9 +193,9 @@ class AuditSession:
             self.inject()
         if self._ranks.several and self.recorder.steps < STEPS:
             self.draws.start(self.step.noise_state())
-        self.look_at_noise()
+        self._look_at_noise()
 
-    def look_at_noise(self) -> None:
+    def _look_at_noise(self) -> None:
         """Before the first noise in this process: see where its generator stands."""
         if not self.noise_start.seen:
             self.noise_start.look(self.step, self.recorder.steps, warns=self._ranks.is_first)
@@ -239,16 +234,17 @@ class AuditSession:
             now: what is claimed when the noise is in; None if that cannot be told.
         """
         planner, tap, number = self.planner, self.way.tap, self.recorder.steps
+        grads = tap.grads()
         if self._ranks.several and number < STEPS:
             self.draws.end(number, self.step.noise_state())
         self._asked = planner.plan is not None and planner.plan.asked
-        self._noise.read(self.step, number, self.way.samples(planner.plan), tap.grads())
+        self._noise.read(self.step, number, self.way.samples(planner.plan), grads)
         if planner.plan is not None and planner.plan.prepared:
             planner.withdraw()  # clipping is over, and nobody put the canaries in
         planner.settle(now)
         plan, taken = planner.plan, None
         if plan is not None:
-            taken = self.source.take_out(plan, self._divisor(plan.claim), tap.grads())
+            taken = self.source.take_out(plan, self._divisor(plan.claim), grads)
         # Elsewhere the gradient that is read need not be the one that is released.
         known = self.way.is_sure
         if not tap.read(taken) and known and planner.changed_at is None:
@@ -295,11 +291,9 @@ class AuditSession:
         unit, noise = self._noise.seen(claim, int(plan.coins.sum()), divisor, reading.factor)
         readable = not reading.unclear and bool(np.isfinite(values).all())
         sums = values * unit
-        self.releases.update(reading, sums, claim.noise_multiplier, coordinates.witness_at)
-        dead = None
+        self.releases.update(reading, sums, claim.noise_multiplier)
         if reading.dead is not None:
-            planner.note(_ZEROS)
-            dead = zero_entries(plan, reading.dead, coordinates)
+            planner.note(ZEROS)
         fine = self.recorder.header.signal == 1.0  # low precision leaves a rest of each canary
         self.recorder.take(
             ObservedStep(
@@ -312,8 +306,9 @@ class AuditSession:
                 replaced=reading.replaced,
                 sample_rate=self._sample_rate(claim.accumulated),
                 noise=noise if readable else None,
-                dead=dead,
+                dead=zero_entries(plan, reading, coordinates),
                 used=used_release(plan, reading, coordinates) if fine else None,
+                followed=followed_release(reading, coordinates),
             )
         )
         planner.canary_steps += plan.status == INJECTED

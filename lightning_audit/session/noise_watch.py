@@ -1,4 +1,4 @@
-"""Watches a step's noise beside its clipped sums, and what becomes of its release."""
+"""Watches a step's noise beside its clipped sums, and where its release was read."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
-from lightning_audit.checks.noise_channel import NoiseSeen, divisors_of
-from lightning_audit.checks.release_processing import ReleaseProcessing
+from lightning_audit.checks.noise_channel import NoiseSeen
 from lightning_audit.checks.witnesses import REUSE_IN_ALL, Witnesses
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
-from lightning_audit.layout import FloatArray, IndexArray
+from lightning_audit.layout import FloatArray
 from lightning_audit.record.snapshot import restore, snapshot
 from lightning_audit.taps.gradient_reading import Reading
 from lightning_audit.taps.moves_outside import MovesOutside
@@ -112,44 +111,38 @@ class NoiseWatch:
         )
 
 
+def divisors_of(rows: Sequence[int], scale: float) -> tuple[float, ...]:
+    """Numbers of samples over the stated divisor; none where nothing is divided."""
+    return tuple(n / scale for n in rows) if scale > 1.0 and min(rows, default=0) > 0 else ()
+
+
 class ReleaseWatch:
-    """Where the releases of a private optimizer were read, and what became of them."""
+    """Where the releases of a private optimizer were read, and how weights move outside of them."""
 
     def __init__(self) -> None:
         #: Steps that were not read where the noise is known to be in.
         self.late = 0
         #: Steps whose gradient was what a backward pass left.
         self.raw = 0
-        self._moves, self._processing = MovesOutside(), ReleaseProcessing()
+        self._moves = MovesOutside()
 
-    def update(
-        self, reading: Reading, sums: FloatArray, noise_multiplier: float, witness_at: IndexArray
-    ) -> None:
+    def update(self, reading: Reading, sums: FloatArray, noise_multiplier: float) -> None:
         """Take in a step.
 
         Args:
             reading: of its gradient.
             sums: what counts of it, in units of the clipping norm, ``[n]``.
             noise_multiplier: claimed.
-            witness_at: positions of the witnesses in what was read.
         """
         self.late += not reading.at_cut
         self.raw += reading.raw
         if reading.moves is not None and noise_multiplier > 0:
             self._moves.update(reading.moves, sums / noise_multiplier)
-        if reading.at_cut and not reading.replaced:
-            used = None if reading.used is None else reading.used[witness_at]
-            self._processing.update(reading.values[witness_at], used)
 
     @property
     def weights_move(self) -> bool:
         """Whether weights move outside of the update as by noise, in most steps."""
         return self._moves.like_noise
-
-    @property
-    def followed(self) -> bool:
-        """Whether it could be followed what was made of the releases."""
-        return self._processing.followed
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds."""

@@ -10,15 +10,22 @@ from typing import Any
 import numpy as np
 
 from lightning_audit.catalogue.evidence import evidence_in, judge_again
+from lightning_audit.catalogue.noise_checks import SHOW_THE_RELEASE
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.noise_channel import NoiseChannelChecks
 from lightning_audit.checks.post_processing import UseOfRelease
+from lightning_audit.checks.release_processing import ReleaseProcessing
 from lightning_audit.checks.witnesses import Witnesses, WitnessReducer
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.snapshot import restore, snapshot
 from lightning_audit.record.store import NOT_PLANNED, ObservationStore, RecordHeader
 from lightning_audit.results.audit_report import CheckResult
-from lightning_audit.session.steps import ObservedStep, ZeroEntries
+from lightning_audit.session.steps import ZEROS, ObservedStep, ZeroEntries
+
+_NOT_FOLLOWED = (
+    "what is done to the gradient behind its noise could not be followed: the update may use other "
+    "things than what was released; entry by entry, or as a sum over steps, it can be"
+)
 
 
 class Recorder:
@@ -61,6 +68,7 @@ class Recorder:
         #: What is seen of the noise itself; asked for after `digest`.
         self._noise = NoiseChannelChecks(significance, fine=header.signal == 1.0)
         self._use = UseOfRelease(significance, header.coin_probability)
+        self._processing = ReleaseProcessing()
         self._waiting: list[ObservedStep] = []
         #: Steps taken in.
         self.steps = 0
@@ -79,6 +87,19 @@ class Recorder:
         use = self._use
         own = (use.result(c) if c.name == use.evidence.name else c for c in monitor.results())
         return (*own, *noise)
+
+    def pass_blockers(self, *, at_cut: bool) -> list[str]:
+        """What of the releases stands in the way of a pass, in sentences.
+
+        Args:
+            at_cut: whether every step was read where its noise is known to be in.
+        """
+        self.digest()
+        if not self._processing.followed and self.header.signal == 1.0:
+            return [_NOT_FOLLOWED]
+        if not at_cut and self.released.tensors.min() < 1.0:
+            return [f"{ZEROS}; {SHOW_THE_RELEASE}"]
+        return []
 
     def take(self, step: ObservedStep) -> None:
         """Take in a step."""
@@ -122,6 +143,8 @@ class Recorder:
                 self._noise.update(step.noise, int(entry["step"]))
             if (used := step.used) is not None:
                 self._use.update(int(entry["step"]), step.coins, used.rest, used.used, used.moved)
+            if (made := step.followed) is not None:
+                self._processing.update(made.release, made.used)
             if self.store is not None:
                 self.store.append(entry)
 

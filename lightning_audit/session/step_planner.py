@@ -86,7 +86,16 @@ class StepPlanner:
         Raises:
             ValueError: nothing can be claimed of it.
         """
-        return self.config.claim_of_step(self.step.claim(accumulated))
+        stated, own = self.step.claim(accumulated), self.config.claim
+        if own is None:
+            return stated
+        batch = own.expected_batch_size
+        return replace(
+            stated,
+            noise_multiplier=own.noise_multiplier or stated.noise_multiplier,
+            max_grad_norm=own.max_grad_norm or stated.max_grad_norm,
+            scale=batch * stated.accumulated if batch else stated.scale,
+        )
 
     def known_claim(self) -> StepClaim | None:
         """As `claim`; None if nothing can be claimed."""

@@ -29,6 +29,12 @@ from lightning_audit.session.coordinates import Coordinates, Located
 from lightning_audit.taps.gradient_reading import Reading
 from lightning_audit.taps.tensor_views import add_along
 
+#: What is said where a step has such zeros.
+ZEROS = (
+    "entries of the gradient were exactly zero, noise included; where a canary that had entered "
+    "came out as zero as well, they are taken for no part of the release"
+)
+
 
 @dataclass(frozen=True)
 class PlannedStep:
@@ -122,6 +128,19 @@ class UsedRelease:
 
 
 @dataclass(frozen=True)
+class FollowedRelease:
+    """A step's release and what the update used, at the witnesses, in any unit, ``[n]``.
+
+    Args:
+        release: entries of the noisy gradient, canaries taken out.
+        used: the same when the update was done; None if it is the release.
+    """
+
+    release: FloatArray
+    used: FloatArray | None
+
+
+@dataclass(frozen=True)
 class ZeroEntries:
     """What of one step is exactly zero.
 
@@ -180,6 +199,7 @@ class ObservedStep:
         noise: the gradient beside the sums that it was made of, None if it was not read.
         dead: what of the step is exactly zero; None if nothing is.
         used: what was made of the release; None if that is not known.
+        followed: the release and what was made of it; None where it was not read at the cut.
     """
 
     claim: StepClaim
@@ -193,6 +213,15 @@ class ObservedStep:
     noise: NoiseSeen | None = None
     dead: ZeroEntries | None = None
     used: UsedRelease | None = None
+    followed: FollowedRelease | None = None
+
+
+def followed_release(reading: Reading, coordinates: Coordinates) -> FollowedRelease | None:
+    """What can be followed of a step's release: None where it was not read, or is not used."""
+    if not reading.at_cut or reading.replaced:
+        return None
+    at, used = coordinates.witness_at, reading.used
+    return FollowedRelease(reading.values[at], None if used is None else used[at])
 
 
 def used_release(
@@ -226,15 +255,18 @@ def used_release(
 
 
 def zero_entries(
-    plan: PlannedStep, dead: NDArray[np.bool_], coordinates: Coordinates
-) -> ZeroEntries:
-    """What of a step is no part of its release.
+    plan: PlannedStep, reading: Reading, coordinates: Coordinates
+) -> ZeroEntries | None:
+    """What of a step is no part of its release; None where nothing that was read was zero.
 
     Args:
         plan: of the step.
-        dead: which of the entries that were read are zero, ``[n]``.
+        reading: of its gradient.
         coordinates: of what was read.
     """
+    dead = reading.dead
+    if dead is None:
+        return None
     live, proved = np.ones(len(plan.coins)), False
     if plan.status == INJECTED and plan.located is not None:
         live = plan.located.shares(~dead, len(plan.coins))

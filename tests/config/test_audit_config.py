@@ -9,10 +9,7 @@ import pytest
 
 from lightning_audit import PrivacyAudit, PrivacyClaim, Resolution
 from lightning_audit.config.audit_config import AuditConfig
-from lightning_audit.dpsgd.protocol import StepClaim
 from lightning_audit.verdict.pass_blockers import OutcomeSettings
-
-OPTIMIZERS = StepClaim(noise_multiplier=1.0, max_grad_norm=2.0, scale=32.0, accumulated=4)
 
 
 def config(**arguments: Any) -> AuditConfig:
@@ -47,21 +44,3 @@ def test_a_changed_copy_is_checked_anew() -> None:
     assert dataclasses.replace(config(), significance=1e-4).significance == 1e-4
     with pytest.raises(ValueError, match="significance=2 must be in"):
         dataclasses.replace(config(), significance=2)
-
-
-@pytest.mark.parametrize(
-    ("stated", "expected"),
-    [
-        (None, OPTIMIZERS),
-        ({"epsilon": 1.0, "delta": 1e-5}, OPTIMIZERS),
-        ({"noise_multiplier": 3.0}, StepClaim(3.0, 2.0, 32.0, 4)),
-        ({"max_grad_norm": 0.5}, StepClaim(1.0, 0.5, 32.0, 4)),
-        # Of one batch: a step adds up several.
-        ({"expected_batch_size": 16}, StepClaim(1.0, 2.0, 64.0, 4)),
-    ],
-)
-def test_what_is_stated_stands_before_what_the_optimizer_says(
-    stated: dict[str, Any] | None, expected: StepClaim
-) -> None:
-    claim = None if stated is None else PrivacyClaim(**stated)
-    assert config(claim=claim).claim_of_step(OPTIMIZERS) == expected

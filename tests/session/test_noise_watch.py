@@ -10,7 +10,7 @@ from torch import nn
 
 from lightning_audit.checks.witnesses import Witnesses
 from lightning_audit.dpsgd.protocol import StepClaim
-from lightning_audit.session.noise_watch import NoiseWatch, ReleaseWatch
+from lightning_audit.session.noise_watch import NoiseWatch, ReleaseWatch, divisors_of
 from lightning_audit.taps.gradient_reading import Reading
 
 CLAIM = StepClaim(noise_multiplier=1.0, max_grad_norm=2.0, scale=8.0)
@@ -55,6 +55,16 @@ def test_a_number_of_the_steps_samples_counts_as_its_divisor(
     assert watch().seen(CLAIM, 1, 8.0, factor)[0] == pytest.approx(unit)
 
 
+@pytest.mark.parametrize(
+    ("rows", "scale", "ratios"),
+    [((8, 16), 16.0, (0.5, 1.0)), ((8,), 1.0, ()), ((0, 3), 16.0, ()), ((), 16.0, ())],
+)
+def test_divisors_are_those_that_something_could_be_divided_by(
+    rows: tuple[int, ...], scale: float, ratios: tuple[float, ...]
+) -> None:
+    assert divisors_of(rows, scale) == ratios
+
+
 def test_several_processes_know_neither_sum_nor_number_of_samples() -> None:
     unit, seen = watch(alone=False).seen(CLAIM, 1, 8.0, 8 / 6)
     assert unit == 4.0
@@ -82,7 +92,6 @@ def test_releases_that_were_read_late_or_raw_are_counted_and_come_back() -> None
         Reading(values),
         Reading(values, raw=True),
     ):
-        made.update(reading, values, 1.0, np.array([0, 2]))
+        made.update(reading, values, 1.0)
     again.load(made.state())
     assert (again.late, again.raw, again.weights_move) == (2, 2, False)
-    assert made.followed

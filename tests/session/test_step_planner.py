@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from bare_session import BareSession
 
+from lightning_audit import PrivacyClaim
+from lightning_audit.dpsgd.protocol import StepClaim
 from lightning_audit.record.store import INJECTED
 from lightning_audit.session import step_planner
 
@@ -61,3 +63,21 @@ def test_another_set_of_trained_parameters_ends_the_canaries_and_is_said_once() 
     (sentence,) = bare.session.pass_blockers()
     assert sentence.startswith("the set of trained parameters changed at step 2")
     assert entered(bare) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        (None, StepClaim(0.0, 2.0, 16.0, 4)),
+        ({"epsilon": 1.0, "delta": 1e-5}, StepClaim(0.0, 2.0, 16.0, 4)),
+        ({"noise_multiplier": 3.0}, StepClaim(3.0, 2.0, 16.0, 4)),
+        ({"max_grad_norm": 0.5}, StepClaim(0.0, 0.5, 16.0, 4)),
+        # Of one batch: a step adds up several.
+        ({"expected_batch_size": 16}, StepClaim(0.0, 2.0, 64.0, 4)),
+    ],
+)
+def test_what_is_stated_stands_before_what_the_optimizer_says(
+    stated: dict[str, Any] | None, expected: StepClaim
+) -> None:
+    claim = None if stated is None else PrivacyClaim(**stated)
+    assert BareSession(claim=claim).session.planner.claim(accumulated=4) == expected

@@ -36,12 +36,14 @@ class BareSession:
         self,
         canaries: tuple[GradientCanary, ...] = (Dirac(), Spread()),
         every_n_steps: int | None = 1,
+        **audit_arguments: Any,
     ) -> None:
         torch.manual_seed(0)
         self.net = GradSampleModule(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)))
         self.optimizer = self.new_optimizer()
         self.kept = KeptEntries()
-        audit = PrivacyAudit(canaries=canaries, every_n_steps=every_n_steps, seed=1)
+        asked = {"canaries": canaries, "every_n_steps": every_n_steps, **audit_arguments}
+        audit = PrivacyAudit(seed=1, **asked)
         self.session = begin_session(
             OpacusStep(self.optimizer, {}, self.net.modules()),
             audit.config,
