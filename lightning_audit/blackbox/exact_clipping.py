@@ -27,10 +27,10 @@ _TOLERATED, _TOLERATED_LOW = 2e-3, 0.1
 #: Error of a sum of unclipped gradients, in clipping norms, above which the precision is lower;
 #: and above which it is no rounding.
 _LOW_PRECISION, _NO_ROUNDING = 1e-4, 0.075
-#: Calls for each probe where the release is no lattice.
-_CALLS = 8
-#: Entries in which equal ones are counted, and how many of them continuous noise may have.
-_ENTRIES, _EQUAL = 2000, 10
+#: Random numbers under which each probe is read at the least.
+_LOOKS = 8
+#: Entries of noise in which equal ones are counted, and how many of them continuous noise may have.
+_ENTRIES, _EQUAL = 1000, 2
 #: Calls for each shift of a lattice at the most, after how many one that is not too large is left,
 #: the least shift that they show, and by how many standard errors.
 _LATTICE_CALLS, _FEW, _LATTICE_RESOLUTION, _ERRORS = 256, 16, 1.15, 6.0
@@ -73,6 +73,7 @@ def read_exactly(
     along: Floats,
     batch_size: int,
     batches: str,
+    calls: int,
     seed: int,
 ) -> tuple[ExactReading, dict[str, ShiftReading]]:
     """Read crafted gradients, and the probes' shifts.
@@ -84,6 +85,7 @@ def read_exactly(
         batch_size: gradients of a usual batch.
         batches: if "fixed", gradients give way to zeros and all batches are of that size; if
             "poisson", they are left out.
+        calls: ten times the random numbers under which each probe is read.
         seed: of the gradients and of all calls.
 
     Returns:
@@ -94,13 +96,13 @@ def read_exactly(
     """
     frozen = FrozenNoise(released)
     crafted = CraftedGradients(released.sizes, batch_size, seed)
-    reader = _Reader(frozen, crafted, along, batch_size, batches == "fixed", seed)
+    reader = _Reader(frozen, crafted, along, batch_size, batches == "fixed", calls, seed)
     try:
         if reason := reader.obstacle():
             return ExactReading(reason=reason), {}
         shifts = {name: reader.shift(probe) for name, probe in probes.items()}
         if any(shift is None for shift in shifts.values()):
-            reason = "the number of random numbers depends on the gradients"
+            reason = "its random numbers follow the gradients, or come from elsewhere at times"
             return ExactReading(reason=reason), {}
         return reader.trials(), {n: shift for n, shift in shifts.items() if shift is not None}
     finally:
@@ -117,10 +119,12 @@ class _Reader:
         along: Floats,
         batch: int,
         fixed: bool,
+        calls: int,
         seed: int,
     ) -> None:
         self._frozen, self._crafted, self._along = frozen, crafted, along
         self._batch, self._fixed = batch, fixed
+        self._looks = max(calls // 10, _LOOKS)
         self._seeds = itertools.count(1_000_003 * (seed + 1))
 
     def obstacle(self) -> str:
@@ -129,16 +133,16 @@ class _Reader:
 
     def shift(self, probe: Probe) -> ShiftReading | None:
         """The shift of a probe, or None if the noise differs."""
-        calls = self._lattice_calls if self._on_a_lattice else max(_CALLS, len(probe.batches))
+        jumps = self._on_a_lattice
+        calls = self._lattice_calls if jumps else max(self._looks, len(probe.batches))
         values = []
         for number in range(calls):
             rows = probe.batches[number % len(probe.batches)]
-            gap = self._frozen.difference(rows, probe.without, next(self._seeds))
+            gap = self._frozen.difference(rows, probe.without, next(self._seeds), sure=not jumps)
             if gap is None:
                 return None
             values.append(float(gap @ probe.along) / probe.gradients)
-        largest = _surely(values) if self._on_a_lattice else max(values)
-        found = largest > self._limit
+        found = (_surely(values) if jumps else max(values)) > self._limit
         return ShiftReading(
             float(np.mean(values)), math.inf if found else 0.0, probe.gradients, 2 * calls
         )
@@ -195,7 +199,7 @@ class _Reader:
         """
         gaps: list[Floats] = []
         while len(gaps) < self._lattice_calls:
-            gap = self._frozen.difference(rows, others, next(self._seeds))
+            gap = self._frozen.difference(rows, others, next(self._seeds), sure=False)
             if gap is None:
                 return None
             gaps.append(gap)
@@ -231,15 +235,19 @@ class _Reader:
 
     @property
     def _lattice_calls(self) -> int:
-        return min(max(math.ceil(_ENTRIES / len(self._along)), 32), _LATTICE_CALLS)
+        return min(max(2 * self._noise_calls, 32), _LATTICE_CALLS)
+
+    @property
+    def _noise_calls(self) -> int:
+        return min(math.ceil(_ENTRIES / len(self._along)), _LATTICE_CALLS)
 
     @cached_property
     def _on_a_lattice(self) -> bool:
         """Whether releases have few values: noise of integers, rounded or in low precision."""
-        calls = range(self._lattice_calls)
-        releases = [self._frozen.release(self._equal_ones, next(self._seeds)) for _ in calls]
-        values = np.concatenate(releases)[:_ENTRIES]
-        values = values[values != 0.0]
+        rows = np.zeros_like(self._equal_ones)
+        calls = range(self._noise_calls)
+        noise = [self._frozen.release(rows, next(self._seeds)) for _ in calls]
+        values = np.array(noise)[:, np.any(noise, axis=0)].ravel()[:_ENTRIES]
         return len(values) - len(np.unique(values)) > _EQUAL
 
 

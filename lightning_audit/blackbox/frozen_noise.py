@@ -55,10 +55,12 @@ class FrozenNoise:
             rows: a batch, ``[n, d]``.
             seed: of two calls; the next number is of a third.
         """
-        one, again, same_draws = self._both((rows, seed), (rows, seed))
+        state = TrainingState(self._roots)
+        one, again, same_draws = self._both((rows, seed), (rows, seed), state)
         if not same_draws or not np.array_equal(one, again):
             return "equal calls under equal seeds release different values"
-        if np.array_equal(*self._both((rows, seed), (rows, seed + 1))[:2]):
+        state.put_back()
+        if np.array_equal(*self._both((rows, seed), (rows, seed + 1), state)[:2]):
             return "what is released does not follow the generators that can be set"
         return ""
 
@@ -67,23 +69,40 @@ class FrozenNoise:
         TrainingState(self._roots).seed(seed)
         return self._released(rows)
 
-    def difference(self, rows: Floats, others: Floats, seed: int) -> Floats | None:
+    def difference(
+        self, rows: Floats, others: Floats, seed: int, *, sure: bool = True
+    ) -> Floats | None:
         """Release of rows, ``[n, d]``, less that of others, ``[m, d]``; None if noise differs.
 
         The function goes on by one call: what it counts, and what it remembers, is that of the
-        second one, so that a fault of some calls only comes up.
+        last one, so that a fault of some calls only comes up.
+
+        Args:
+            rows: a batch.
+            others: another one.
+            seed: of both calls.
+            sure: whether a difference above the clipping norm is computed again, to see that it is
+                none of random numbers that come from elsewhere now and then.
 
         Raises:
             MechanismError: As of `Released`.
         """
-        one, other, same_draws = self._both((rows, seed), (others, seed))
-        return one - other if same_draws else None
+        calls = (rows, seed), (others, seed)
+        state = TrainingState(self._roots)
+        one, other, same_draws = self._both(*calls, state)
+        if not same_draws:
+            return None
+        if sure and np.linalg.norm(one - other) > 1.0:
+            state.put_back()
+            again = self._both(*calls, state)
+            if not (np.array_equal(one, again[0]) and np.array_equal(other, again[1])):
+                return None
+        return one - other
 
     def _both(
-        self, first: tuple[Floats, int], second: tuple[Floats, int]
+        self, first: tuple[Floats, int], second: tuple[Floats, int], state: TrainingState
     ) -> tuple[Floats, Floats, bool]:
         """Two releases from one state, and whether as many random numbers were drawn."""
-        state = TrainingState(self._roots)
         state.seed(first[1])
         one, drawn = self._released(first[0]), _positions(state)
         state.put_back()

@@ -154,7 +154,8 @@ def audit_privatize(
 ) -> PrivatizeAudit:
     """Audit a function ``privatize(per_sample_grads) -> gradient`` by calling it.
 
-    What it claims to release, and how that is tested, is said at the top of this module.
+    What it claims to release, and how that is tested, is said at the top of this module. Calls
+    under seeds are taken back: the function's own state and all generators are put back.
 
     Args:
         privatize: The function. It gets one array ``[n, *shape]``, or a list of them, and returns
@@ -189,7 +190,7 @@ def audit_privatize(
     noises = read_noises(released, along, sigma, batch_size, batches, calls, goal)
     group = min(batch_size, math.ceil(8.0 * sigma))
     wanted = probes(along, released.sizes, batch_size, group)
-    exact, shifts = read_exactly(released, wanted, along, batch_size, batches, seed)
+    exact, shifts = read_exactly(released, wanted, along, batch_size, batches, calls, seed)
     smallest = exact.limit
     if exact.reason:
         shifts = read_shifts(released, wanted, sigma, calls, goal, rng)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ UNREPEATABLE = {"a generator of Python", "the operating system"}
 def test_a_correct_function_passes(name: str, seed: int) -> None:
     torch.manual_seed(seed)
     make, stated = CORRECT[name]
-    found = audit(make(seed), calls=400 if name in UNREPEATABLE else 40, seed=seed, **stated)
+    found = audit(make(seed), calls=120 if name in UNREPEATABLE else 20, seed=seed, **stated)
     assert found.passed
     assert bool(found.exact.reason) == (name in UNREPEATABLE)
     assert bool(found.exact.sizes) != (name in UNREPEATABLE)
@@ -34,7 +35,7 @@ def reading(privatize: Any, batches: str = "poisson", divisor: float = 1.0) -> E
     called = Released(privatize, SHAPES, False, NORM, divisor, "torch")
     along = direction(called.sizes, np.random.default_rng(0))
     plan = probes(along, called.sizes, BATCH, 12)
-    return read_exactly(called, plan, along, BATCH, batches, seed=0)[0]
+    return read_exactly(called, plan, along, BATCH, batches, calls=80, seed=0)[0]
 
 
 def test_sizes_are_exact() -> None:
@@ -45,8 +46,9 @@ def test_sizes_are_exact() -> None:
     assert all(found.sizes[name] > 1.002 for name in found.found)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("make", [on_a_lattice, of_integers])
-@pytest.mark.parametrize("step", staged(quick=[0.3], heavy=[0.02, 0.1]))
+@pytest.mark.parametrize("step", [0.02, 0.1, 0.3])
 def test_on_a_lattice_steps_are_no_shift_and_one_twice_too_large_is_found(
     make: Any, step: float
 ) -> None:
@@ -64,10 +66,10 @@ def test_on_a_lattice_a_gradient_of_one_number_is_no_shift_of_a_step() -> None:
     def privatize(grads: np.ndarray) -> np.ndarray:
         return 1.1 * np.round((grads.clip(-1, 1).sum(0) + 3.0 * np.random.normal(size=1)) / 1.1)
 
-    for seed in range(3):
+    for seed in range(2):
         called = Released(privatize, [(1,)], True, 1.0, 1.0, "numpy")
         plan = probes(np.ones(1), [1], BATCH, 12)
-        found, shifts = read_exactly(called, plan, np.ones(1), BATCH, "poisson", seed)
+        found, shifts = read_exactly(called, plan, np.ones(1), BATCH, "poisson", 80, seed)
         assert not found.found
         assert max(shift.log_e for shift in shifts.values()) == 0.0
 
@@ -106,6 +108,17 @@ def test_clipping_by_chance_is_found() -> None:
     assert 0 < len(reading(noisy(total)).found) < 12
 
 
+def test_noise_that_is_drawn_anew_now_and_then_is_no_shift() -> None:
+    count = itertools.count()
+
+    def noise() -> torch.Tensor:
+        if next(count) % 5 == 4:
+            return torch.randn(17, generator=torch.Generator().manual_seed(next(count)))
+        return torch.randn(17)
+
+    assert not reading(noisy(clipped_sum, noise)).found
+
+
 def test_generators_are_afterwards_as_if_nothing_had_been_called() -> None:
     torch.manual_seed(4)
     own = torch.Generator().manual_seed(4)
@@ -122,9 +135,9 @@ def test_draws_that_follow_the_gradients_are_no_shift_of_theirs() -> None:
         return noisy(clipped_sum)(grads)
 
     found = reading(privatize)
-    assert found.reason == "the number of random numbers depends on the gradients"
+    assert "its random numbers follow the gradients" in found.reason
     torch.manual_seed(0)
-    assert audit(privatize, calls=400).passed
+    assert audit(privatize, calls=120).passed
 
 
 def test_a_line_says_what_was_found() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from clippings import FAULTY, noisy
 from privatizer import BATCH, SIGMA, Privatizer, Unrepeatable, audit
+from stages import staged
 
 FAULTS = [
     ("no clipping", "no_clipping"),
@@ -37,7 +38,7 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("function", [Privatizer, Unrepeatable])
+@pytest.mark.parametrize("function", staged(quick=[Privatizer], heavy=[Unrepeatable]))
 @pytest.mark.parametrize(("fault", "name"), FAULTS)
 def test_a_fault_is_found_by_name_whether_or_not_the_noise_repeats(
     function: type[Privatizer], fault: str, name: str
@@ -50,7 +51,8 @@ def test_a_fault_is_found_by_name_whether_or_not_the_noise_repeats(
 @pytest.mark.parametrize("fault", FAULTY)
 def test_a_faulty_clipping_is_found_and_named_by_a_gradient_that_shows_it(fault: str) -> None:
     torch.manual_seed(0)
-    found = audit(noisy(FAULTY[fault])).verdict
+    # More calls tell a norm that is somewhat too large from another unit.
+    found = audit(noisy(FAULTY[fault]), calls=120 if "too large" in fault else 20).verdict
     assert found.outcome == "VIOLATION"
     assert found.faults[0].name == NAMES.get(fault, "clipping_misses_gradients")
     assert ("a single gradient moves" in found.faults[0].sentence) == (fault not in NAMES)
