@@ -76,11 +76,10 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
             another training has the directory, they go to ``run-2`` in it, or ``run-3``...
         log_prefix: first part of the names of the logged metrics.
         seed: of the audit's own coins; None to draw one. It is written to the report.
-        examinations: steps that are examined by replay, which tests the definition of DP-SGD on the
-            user's own step and leaves the training as it would have been: "auto" for the first step
-            (at most 80 step times) and later ones (at most 3 % of the time since), 0 for none, or
-            a number of them, each as long as it needs. What the step's code writes elsewhere, to a
-            file, say, is written again.
+        examinations: steps that are examined by replay, which tests the definition of DP-SGD and
+            leaves the training as it would have been: "auto" for the first step (at most 80 step
+            times) and later ones (at most 3 % of the time since), 0 for none, or a number of them,
+            each as long as it needs. What the step writes elsewhere, to a file, is written again.
 
     Raises:
         ValueError: an argument is outside its range, or, when training starts, a canary names a

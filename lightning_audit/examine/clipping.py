@@ -38,6 +38,8 @@ def examine_clipping(
     seed: int,
     trials: int = TRIALS,
     begin: int = 0,
+    *,
+    replaced: bool = False,
 ) -> Answer:
     """Replay a step with gradients of the audit's own.
 
@@ -48,6 +50,7 @@ def examine_clipping(
         seed: of the replays and of the gradients.
         trials: how many gradients are left out, at the most.
         begin: trials that earlier examinations made, with which this one goes on.
+        replaced: whether zeros take the place of the gradient, so that there are as many.
     """
     count = rows(batch)
     usual = replay.run([batch], seed)
@@ -56,7 +59,7 @@ def examine_clipping(
     if reason := too_coarse(replay.rounding(usual), tolerated):
         return Answer(reason=reason)
     crafted = CraftedGradients(replay.sizes, count, seed)
-    pair = _pairs(replay, batch, crafted, seed)
+    pair = _pairs(replay, batch, crafted, seed, replaced=replaced)
     found: list[Finding] = []
     asked = 0
     start = begin % TRIALS
@@ -82,7 +85,7 @@ def _endless(crafted: CraftedGradients) -> Iterator[Trial]:
 
 
 def _pairs(
-    replay: StepReplay, batch: Any, crafted: CraftedGradients, seed: int
+    replay: StepReplay, batch: Any, crafted: CraftedGradients, seed: int, *, replaced: bool
 ) -> Callable[[Trial, int], list[Replay]]:
     """What gives the step with the gradients of a trial, and without the one.
 
@@ -99,7 +102,8 @@ def _pairs(
         alone = bool(whole.releases) and not short.error and equal_releases(whole, short)
 
     def pair(trial: Trial, seed: int) -> list[Replay]:
-        return [run(rows, seed, alone=alone) for rows in (trial.rows, trial.neighbour)]
+        without = trial.with_zeros if replaced else trial.neighbour
+        return [run(rows, seed, alone=alone) for rows in (trial.rows, without)]
 
     return pair
 

@@ -83,6 +83,7 @@ def _clipping(asked: Asked) -> Answer:
         asked.seed,
         asked.trials,
         begin=asked.earlier_trials,
+        replaced=asked.replaced,
     )
 
 

@@ -169,6 +169,7 @@ class AuditRun:
     @property
     def facts(self) -> RunFacts:
         """What is known now, from each part of the run."""
+        self.examinations.look_at_changes()
         return RunFacts.of(self.optimizers, self.lints, self._course, self.ranks)
 
     # ------------------------------------------------------------------ what a batch goes through
@@ -235,7 +236,8 @@ class AuditRun:
         self._steps_before = self._steps()
         for session in self.sessions:
             session.start_batch(epoch)
-        self.examinations.start_batch(batch, self._steps_before)
+        if self._steps_before + 1 >= self.examinations.schedule.due:
+            self.examinations.start_batch(batch, self._steps_before)
 
     def end_batch(self, batch: Any) -> None:
         """Until the next batch nothing is trained."""
@@ -244,7 +246,7 @@ class AuditRun:
         stepped = self._steps() > self._steps_before
         if self.sessions and not stepped and self._empty.skipped(batch):
             self._course.notes.add(SKIPPED)
-        if stepped:
+        if stepped and self.examinations.watch is not None:
             self.examinations.end_batch(self._steps())
 
     def _steps(self) -> int:

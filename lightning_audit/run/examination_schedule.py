@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ from typing import Any
 FIRST_STEP_TIMES, LATER_SHARE = 80.0, 0.03
 #: Crafted gradients of one examination, where that is so: so many fit in.
 _TRIALS_IN_TIME = 16
+#: A step that never comes.
+NEVER = sys.maxsize
 
 
 class Schedule:
@@ -28,8 +31,8 @@ class Schedule:
         self._random = random.Random(seed)
         self._questions = list(questions)
         self._turn = 0
-        #: Number of the next step that is examined, from 1; None if there is none.
-        self.due: int | None = 1 if self._left else None
+        #: Number of the next step that is examined, from 1.
+        self.due = 1 if self._left else NEVER
         #: Of each question, seconds that it took when it was asked last.
         self._costs: dict[str, float] = {}
         self._since, self._spent = 0.0, 0.0
@@ -69,7 +72,7 @@ class Schedule:
         if not self._auto:
             self._left -= 1
             gap = self._random.randint(1, max(2, 2 * step))
-            self.due = step + gap if self._left > 0 else None
+            self.due = step + gap if self._left > 0 else NEVER
             self._costs = dict.fromkeys(names, seconds)
             return
         if first:
@@ -85,16 +88,15 @@ class Schedule:
         """There is nothing to examine, or no time for it, at a step; the next one may do."""
         self.due = step + 1
 
-    def hasten(self, step: int, name: str) -> None:
-        """Ask a question of the next step, unless everything was asked, or is about to be.
+    def end(self) -> None:
+        """Nothing more is examined."""
+        self.due = NEVER
 
-        Args:
-            step: number of the last step, from 1.
-            name: of the question.
-        """
-        if self.due is None or self.due <= step + 1:
+    def hasten(self, name: str) -> None:
+        """Ask a question of the next step, unless nothing more is asked."""
+        if self.due == NEVER:
             return
-        self.due = step + 1
+        self.due = 1
         if self._auto and name in self._costs:
             self._turn = self._questions.index(name)
             self._costs[name] = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ from lightning_audit.examine.questions import QUESTIONS
 from lightning_audit.examine.step_examiner import UserStep, examine_step, source_of_step
 from lightning_audit.examine.step_watch import StepWatch, TakenStep
 from lightning_audit.run.audited_optimizers import AuditedOptimizers
-from lightning_audit.run.examination_schedule import Schedule
+from lightning_audit.run.examination_schedule import NEVER, Schedule
 from lightning_audit.run.run_facts import RunCourse
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.ranks import Ranks
@@ -22,6 +23,7 @@ from lightning_audit.session.ranks import Ranks
 #: Steps after which it is asked again whether there is time for an examination.
 _WAIT = 16
 _OFF = "examinations=0"
+_log = logging.getLogger(__name__)
 _RANKS = "several processes train, and a step is replayed in one only"
 _BY_TRAINING = "training_step logs {names}, computed of records without noise: whoever reads them "
 _SEES = "sees more than the releases, and no epsilon covers that"
@@ -53,11 +55,13 @@ class Examinations:
         self._config, self._optimizers = config, optimizers
         self._log, self._coupling, self._notes = course.examined, course.coupling, course.notes
         self._user: LoggingStep | None = None
-        self._watch: StepWatch | None = None
+        #: Collects the batches of the step that is examined next.
+        self.watch: StepWatch | None = None
         wanted = 0 if ranks.several else config.examinations
         if not wanted:
             self._log.off = _RANKS if ranks.several else _OFF
-        self._schedule = Schedule(wanted, _seed(config.seed, 0), list(QUESTIONS))
+        #: Tells which step is the next.
+        self.schedule = Schedule(wanted, _seed(config.seed, 0), list(QUESTIONS))
         self._names: list[str] = []
         #: Epochs between which weights were seen to change, and whether they did within one.
         self._between, self._moves = 0, False
@@ -76,17 +80,15 @@ class Examinations:
             batch: as the user's hooks left it.
             steps: that were taken.
         """
-        due = self._schedule.due
-        if due is None or steps + 1 < due or self._user is None:
-            return
-        if self._watch is None and (session := self._session()) is not None:
-            self._names = self._schedule.next_questions(time.perf_counter())
+        session = self._session()
+        if self.watch is None and session is not None:
+            self._names = self.schedule.next_questions(time.perf_counter())
             if not self._names:
-                self._schedule.postpone(steps + _WAIT)
+                self.schedule.postpone(steps + _WAIT)
                 return
-            self._watch = StepWatch(session.step)
-        if self._watch is not None:
-            self._watch.start_batch(batch)
+            self.watch = StepWatch(session.step)
+        if self.watch is not None:
+            self.watch.start_batch(batch)
 
     def end_batch(self, steps: int) -> None:
         """A batch was trained: examine the step that it ended, if that is due.
@@ -94,23 +96,27 @@ class Examinations:
         Args:
             steps: that were taken.
         """
-        self._look_at_changes(steps)
-        taken = self._watch.end_batch() if self._watch is not None else None
-        if taken is None or self._user is None or steps < 1:
+        taken = self.watch.end_batch() if self.watch is not None else None
+        if taken is None:
             return
         self.detach()
         session = self._session()
         if session is None or self._log.found:
-            self._schedule.due = None
+            self.schedule.end()
             return
-        self._examine(session, taken, steps)
+        try:
+            self._examine(session, taken, steps)
+        except Exception:  # the examination's own troubles end no training
+            _log.exception("step %d could not be examined", steps)
+            self._log.off = "the examination failed; see the log"
+            self.schedule.end()
 
     def _examine(self, session: AuditSession, taken: TakenStep, steps: int) -> None:
         user, names = self._user, self._names
-        assert user is not None
+        assert user is not None  # before the training starts no step is taken
         config, self._number = self._config, self._number + 1
         accumulated = 1 if any(taken.skips) else len(taken.batches)
-        claim = config.claim_of_step(session.step.claim(accumulated))
+        claim = session.planner.claim(accumulated)
         with self._optimizers.paused():
             found = examine_step(
                 user,
@@ -120,15 +126,15 @@ class Examinations:
                 seed=_seed(config.seed, self._number),
                 names=names,
                 replaced=config.adjacency == "replace_one",
-                trials=self._schedule.trials or TRIALS,
+                trials=self.schedule.trials or TRIALS,
                 earlier_trials=self._log.asked("replay.clipping"),
-                step_times=self._schedule.step_times if len(names) > 1 else None,
+                step_times=self.schedule.step_times if len(names) > 1 else None,
             )
         answers = found.answers
         if all("is too small" in answer.reason for answer in answers.values()):
-            self._schedule.postpone(steps)
+            self.schedule.postpone(steps)
             return
-        self._schedule.note(steps, names, found.seconds, time.perf_counter())
+        self.schedule.note(steps, names, found.seconds, time.perf_counter())
         if not self._log.where:
             self._log.where = source_of_step(session.step.optimizer, user.module)
         self._log.take(steps - 1, answers)
@@ -140,7 +146,7 @@ class Examinations:
             shown = ", ".join(f"`{name}`" for name in list(user.logged)[:5])
             self._notes.add(_BY_TRAINING.format(names=shown) + _SEES)
 
-    def _look_at_changes(self, steps: int) -> None:
+    def look_at_changes(self) -> None:
         """Where weights begin to change behind a step's end, ask of the next one what it uses."""
         marks = [s.way.tap.weights.fingerprint for s in self._optimizers.sessions]
         between, within = sum(m.between for m in marks), sum(m.within for m in marks)
@@ -149,20 +155,21 @@ class Examinations:
             self._between = between
         if within and not self._moves:
             self._moves = True
-            self._schedule.hasten(steps, "replay.release")
+            self.schedule.hasten("replay.release")
 
     def _session(self) -> AuditSession | None:
         """The session of the only private optimizer; None where there are several, or none yet."""
         sessions = self._optimizers.sessions
         if len(sessions) > 1:
             self._log.off = f"{len(sessions)} private optimizers step together"
+            self.schedule.end()
         return sessions[0] if len(sessions) == 1 else None
 
     def detach(self) -> None:
         """Take all hooks off."""
-        if self._watch is not None:
-            self._watch.remove()
-        self._watch = None
+        if self.watch is not None:
+            self.watch.remove()
+        self.watch = None
 
     # ------------------------------------------------------------------ going on
 
@@ -170,7 +177,7 @@ class Examinations:
         """What a checkpoint holds."""
         return {
             "log": self._log.state(),
-            "schedule": self._schedule.state(),
+            "schedule": self.schedule.state(),
             "number": self._number,
         }
 
@@ -178,8 +185,8 @@ class Examinations:
         """Go on from a checkpoint's state."""
         self._log.load(state["log"])
         self._number = state["number"]
-        if self._schedule.due is not None:
-            self._schedule.load(state["schedule"], time.perf_counter())
+        if self.schedule.due != NEVER:
+            self.schedule.load(state["schedule"], time.perf_counter())
 
 
 def _seed(seed: int, number: int) -> int:

@@ -250,7 +250,7 @@ def test_a_resumed_training_is_not_examined_first_again(tmp_path: Path) -> None:
         module.net = GradSampleModule(module.net)
         return module
 
-    first, again = (audit(examinations="auto") for _ in range(2))
+    first, again = audit(), audit()
     trainer = trainer_for(tmp_path / "one", first, max_steps=3)
     trainer.fit(wrapped())
     trainer.save_checkpoint(tmp_path / "last.ckpt")

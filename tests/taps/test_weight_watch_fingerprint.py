@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_audit.taps.weight_fingerprint import WeightFingerprint
+from lightning_audit.taps.weight_watch import WeightFingerprint
 
 
 def made(dtype: torch.dtype = torch.float32) -> tuple[torch.nn.Linear, WeightFingerprint]:
