@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,14 @@ from opacus import GradSampleModule
 from torch import nn
 from torch.nn import functional
 from training_support import PrivateModule, digits, fit, mlp, status, trainer_for, violation
+from two_nets import TwoNets
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
 from lightning_audit.canaries import Mislabeled
+from lightning_audit.run.examination_schedule import NEVER
+from lightning_audit.run.examinations import Examinations
+from lightning_audit.run.run_facts import RunCourse
+from lightning_audit.session.ranks import Ranks
 from lightning_audit.testing.faulty_steps import ClipByThreeNorm, FirstRowNotClipped
 
 NAMES = ("replay.sensitivity", "replay.clipping", "replay.release", "coupling")
@@ -276,6 +282,33 @@ def test_what_the_users_code_raises_in_a_replay_is_recorded(tmp_path: Path) -> N
     report = fit(tmp_path, Once(mlp(64), dataset=digits()), audit(), max_steps=3)
     assert report.steps == 3
     assert "out of step" in check(report, "replay.sensitivity").message
+
+
+def test_several_private_optimizers_are_not_examined_by_name(tmp_path: Path) -> None:
+    report = fit(tmp_path, TwoNets(), audit(), max_steps=3)
+    told = {check(report, name).message for name in NAMES}
+    assert told == {"not asked: 2 private optimizers step together"}
+
+
+def test_several_processes_are_not_examined_by_name() -> None:
+    course = RunCourse()
+    optimizers: Any = SimpleNamespace(sessions=[])
+    examinations = Examinations(audit().config, optimizers, Ranks(0, 2), course)
+    assert examinations.schedule.due == NEVER
+    assert {found.message for found in course.examined.results()} == {
+        "not asked: several processes train, and a step is replayed in one only"
+    }
+
+
+def test_weights_that_change_between_epochs_are_told(tmp_path: Path) -> None:
+    class Halves(pl.Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            with torch.no_grad():
+                next(pl_module.parameters()).mul_(0.999)
+
+    own = audit(on_violation="warn")
+    trainer_for(tmp_path, own, Halves(), max_epochs=3, limit_train_batches=3).fit(private())
+    assert check(own.report, "replay.release").evidence["between_epochs"] == 2
 
 
 def test_a_claim_about_replaced_records_is_asked_of_replaced_records(tmp_path: Path) -> None:
