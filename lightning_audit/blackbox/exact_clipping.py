@@ -59,10 +59,12 @@ class ExactReading:
     reason: str = ""
 
     def describe(self) -> str:
-        """What was found, in a line, by two digits."""
+        """What was found, in a line, by two digits, or as many as show that it is more than C."""
         largest = self.found[0]
+        size = self.sizes[largest]
+        told = f"{size:.2g}" if size >= 1.1 else f"{size:.4g}"
         return (
-            f"a single gradient moves the release by {self.sizes[largest]:.2g} times C "
+            f"a single gradient moves the release by {told} times C "
             f'("{largest}"; {len(self.found)} of {len(self.sizes)} crafted gradients)'
         )
 

@@ -84,6 +84,16 @@ def test_a_divisor_of_the_rows_is_found_unless_batches_are_fixed() -> None:
     assert reading(mean, "poisson", BATCH).found
 
 
+def test_noise_that_grows_with_the_batch_is_found() -> None:
+    def privatize(grads: list[torch.Tensor]) -> list[torch.Tensor]:
+        share = (len(grads[0]) / BATCH) ** 0.5
+        return noisy(clipped_sum, lambda: share * torch.randn(17))(grads)
+
+    found = reading(privatize)
+    assert 1.002 < found.sizes[found.found[0]] < 1.4
+    assert not reading(privatize, "fixed").found
+
+
 def now_and_then(period: int) -> Sum:
     """Clips at all calls but some."""
     calls = 0
