@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from clippings import CORRECT, FAULTY, Sum, clipped_sum, noisy, of_integers, on_a_lattice
-from privatizer import BATCH, NORM, SHAPES, audit
+from clippings import CORRECT, FAULTY, Sum, clipped, clipped_sum, noisy, of_integers, on_a_lattice
+from privatizer import BATCH, NORM, SHAPES, SIGMA, audit
 from stages import staged
 
 from lightning_audit.blackbox.exact_clipping import ExactReading, read_exactly
+from lightning_audit.blackbox.privatize import audit_privatize
 from lightning_audit.blackbox.privatize_readings import probes
 from lightning_audit.blackbox.probes import Released, direction
 
@@ -58,6 +59,23 @@ def test_on_a_lattice_steps_are_no_shift_and_one_twice_too_large_is_found(
     found = reading(right)
     assert (found.limit >= 1.15, found.found) == (True, [])
     assert reading(lambda grads: [2.0 * part for part in right(grads)]).found
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_in_low_precision_a_shift_half_too_large_is_found(
+    dtype: torch.dtype, factor: float
+) -> None:
+    torch.manual_seed(0)
+
+    def privatize(grads: torch.Tensor) -> torch.Tensor:
+        kept = (factor * clipped(grads)).to(dtype)
+        return kept.sum(0) + (SIGMA * NORM * torch.randn(300)).to(dtype)
+
+    stated = {"noise_multiplier": SIGMA, "max_grad_norm": NORM, "calls": 20}
+    found = audit_privatize(privatize, (300,), **stated, batch_size=64)
+    assert found.verdict.outcome == ("PASS" if factor == 1.0 else "VIOLATION")
 
 
 def test_on_a_lattice_a_gradient_of_one_number_is_no_shift_of_a_step() -> None:
