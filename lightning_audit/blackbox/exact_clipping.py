@@ -34,7 +34,7 @@ _ENTRIES, _EQUAL = 1000, 2
 #: Calls for each shift of a lattice at the most, after how many one that is not too large is left,
 #: the least shift that they show, and by how many standard errors.
 _LATTICE_CALLS, _FEW, _LATTICE_RESOLUTION, _ERRORS = 256, 16, 1.15, 6.0
-_MILLION = math.log(1e6)
+_MILLION, _SAME = math.log(1e6), 1e-5
 #: Norm from which a gradient's clipping shows plainly, and by what part equal sizes may differ.
 _PLAIN, _ALIKE = 2.9, 0.1
 
@@ -59,10 +59,12 @@ class ExactReading:
     reason: str = ""
 
     def describe(self) -> str:
-        """What was found, in a line, by two digits."""
+        """What was found, in a line, by two digits, or as many as show that it is more than C."""
         largest = self.found[0]
+        size = self.sizes[largest]
+        told = f"{size:.2g}" if size >= 1.1 else f"{size:.4g}"
         return (
-            f"a single gradient moves the release by {self.sizes[largest]:.2g} times C "
+            f"a single gradient moves the release by {told} times C "
             f'("{largest}"; {len(self.found)} of {len(self.sizes)} crafted gradients)'
         )
 
@@ -235,7 +237,7 @@ class _Reader:
 
     @property
     def _lattice_calls(self) -> int:
-        return min(max(2 * self._noise_calls, 32), _LATTICE_CALLS)
+        return min(max(2 * self._noise_calls, 64), _LATTICE_CALLS)
 
     @property
     def _noise_calls(self) -> int:
@@ -248,7 +250,7 @@ class _Reader:
         calls = range(self._noise_calls)
         noise = [self._frozen.release(rows, next(self._seeds)) for _ in calls]
         values = np.array(noise)[:, np.any(noise, axis=0)].ravel()[:_ENTRIES]
-        return len(values) - len(np.unique(values)) > _EQUAL
+        return not len(values) or len(values) - len(np.unique(values)) > _EQUAL
 
 
 def _halved(gaps: Sequence[Floats]) -> Floats:
@@ -262,11 +264,11 @@ def _halved(gaps: Sequence[Floats]) -> Floats:
 def _surely(values: Sequence[float] | Floats) -> float:
     """What the mean of jumps exceeds for sure: it less six standard errors.
 
-    If all are equal, then the jump has at least a probability of which so many of it come once in a
+    If all are equal, the probability of a jump is at least the one of which so many come once in a
     million times.
     """
     error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
     mean = float(np.mean(values))
-    if error < 1e-3 * abs(mean):
+    if np.ptp(values) <= _SAME * abs(mean):
         return mean * math.exp(-_MILLION / len(values))
     return mean - _ERRORS * error

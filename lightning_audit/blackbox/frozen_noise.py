@@ -26,6 +26,7 @@ __all__ = ["FrozenNoise"]
 #: Modules in whose globals no generator of the user's is.
 _LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy", "scipy", "opacus", "lightning_audit"}
 
+#: What holds no generator; arrays do not, and may be large.
 _WITHOUT = (
     *(types.ModuleType, types.BuiltinFunctionType, type, type(None)),
     *(bool, int, float, str, bytes, torch.dtype, torch.device, torch.Tensor, np.ndarray),
@@ -144,7 +145,7 @@ def _roots(privatize: object) -> list[object]:
 
 
 def _holds_none(item: object) -> bool:
-    """Whether an object has no generator, or is an array, which may be large, beside the code."""
+    """Whether no generator can be reached from an object."""
     if isinstance(item, _WITHOUT):
         return True
     return isinstance(item, types.FunctionType) and _is_library(item)

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from clippings import CORRECT, FAULTY, Sum, clipped_sum, noisy, of_integers, on_a_lattice
-from privatizer import BATCH, NORM, SHAPES, audit
+from clippings import CORRECT, FAULTY, Sum, clipped, clipped_sum, noisy, of_integers, on_a_lattice
+from privatizer import BATCH, NORM, SHAPES, SIGMA, audit
 from stages import staged
 
 from lightning_audit.blackbox.exact_clipping import ExactReading, read_exactly
+from lightning_audit.blackbox.privatize import audit_privatize
 from lightning_audit.blackbox.privatize_readings import probes
 from lightning_audit.blackbox.probes import Released, direction
 
@@ -60,6 +61,23 @@ def test_on_a_lattice_steps_are_no_shift_and_one_twice_too_large_is_found(
     assert reading(lambda grads: [2.0 * part for part in right(grads)]).found
 
 
+@pytest.mark.heavy
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_in_low_precision_a_shift_half_too_large_is_found(
+    dtype: torch.dtype, factor: float
+) -> None:
+    torch.manual_seed(0)
+
+    def privatize(grads: torch.Tensor) -> torch.Tensor:
+        kept = (factor * clipped(grads)).to(dtype)
+        return kept.sum(0) + (SIGMA * NORM * torch.randn(300)).to(dtype)
+
+    stated = {"noise_multiplier": SIGMA, "max_grad_norm": NORM, "calls": 20}
+    found = audit_privatize(privatize, (300,), **stated, batch_size=64)
+    assert found.verdict.outcome == ("PASS" if factor == 1.0 else "VIOLATION")
+
+
 def test_on_a_lattice_a_gradient_of_one_number_is_no_shift_of_a_step() -> None:
     """Jumps of 1.1 C with a probability of .91, as often as they come."""
 
@@ -82,6 +100,16 @@ def test_a_divisor_of_the_rows_is_found_unless_batches_are_fixed() -> None:
     assert not fixed.found
     assert len(fixed.sizes) == len(reading(mean, "poisson", BATCH).sizes) - 4
     assert reading(mean, "poisson", BATCH).found
+
+
+def test_noise_that_grows_with_the_batch_is_found() -> None:
+    def privatize(grads: list[torch.Tensor]) -> list[torch.Tensor]:
+        share = (len(grads[0]) / BATCH) ** 0.5
+        return noisy(clipped_sum, lambda: share * torch.randn(17))(grads)
+
+    found = reading(privatize)
+    assert 1.002 < found.sizes[found.found[0]] < 1.4
+    assert not reading(privatize, "fixed").found
 
 
 def now_and_then(period: int) -> Sum:
