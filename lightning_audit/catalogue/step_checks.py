@@ -46,11 +46,12 @@ SENSITIVITY = Check(
     # It needs the most steps of all: what is left over helps it most.
     share=0.17,
     group="clipping",
-    needs="no step was read that canaries could go into",
+    needs="no finite gradient was read of a step with canaries",
     each=True,
     always=True,
     must_run=True,
     doubtful=True,
+    size_of="signal",
 )
 
 GRADIENT_REPLACED = Check(
@@ -113,6 +114,11 @@ COUPLING = Check(
     "coupling",
     "a record's gradient depends on the others in its batch (with `replay_neighbours=True`)",
     wrong=lambda seen: seen["step"] is not None,
+    blocks=lambda found: (
+        f"replay_neighbours=True replayed nothing: {found.message}"
+        if found.status == "not_run"
+        else ""
+    ),
     faults=(
         FaultRule(
             "records_coupled",
