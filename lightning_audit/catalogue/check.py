@@ -51,7 +51,7 @@ class Check:
         kind: which claim it is about.
         share: of the significance, for a check by e-process; where it warns, of a second one.
         group: of checks of the same property, None if it is alone.
-        needs: what was missing where it did not run, in words.
+        needs: what was missing where it did not run, in words, if nothing more is known.
         each: whether each private optimizer has one of its own; if not, the run has one.
         always: whether it is there wherever a private optimizer is.
         wrong: tells by the evidence of a check without e-value whether what it found is wrong; None
@@ -59,6 +59,9 @@ class Check:
         warns: whether what is wrong is a warning, and fails nothing.
         must_run: whether a pass rests on it, so that it must have seen something.
         doubtful: whether what is wrong may be undecided; see `checks.post_processing`.
+        size_of: what it tells the size of, over many steps.
+        blocks: what of a result stands in the way of a pass, in a sentence, or empty; None where
+            nothing does but what is undecided, as of every check.
         faults: the rules by which it names a fault alone; the first that applies counts.
     """
 
@@ -74,6 +77,8 @@ class Check:
     warns: bool = False
     must_run: bool = False
     doubtful: bool = False
+    size_of: Literal["noise", "signal"] | None = None
+    blocks: Callable[[CheckResult], str] | None = None
     faults: tuple[FaultRule, ...] = ()
 
     def test(self, significance: float) -> Evidence:
@@ -111,7 +116,13 @@ class Check:
         return CheckResult(self.name, self.kind, self.flag, wrong, advice, evidence=evidence)
 
     def result(
-        self, test: Evidence, fine: str, wrong: str, advice: str, evidence: Mapping[str, Any]
+        self,
+        test: Evidence,
+        fine: str,
+        wrong: str,
+        advice: str,
+        evidence: Mapping[str, Any],
+        lack: str = "",
     ) -> CheckResult:
         """Result of a check by e-process.
 
@@ -121,9 +132,10 @@ class Check:
             wrong: message where something is.
             advice: what to do about that.
             evidence: numbers to show.
+            lack: what was missing, if nothing was observed and that is known better than `needs`.
         """
         status = self.flag if test.violated else "ok" if test.observed else "not_run"
-        messages = {self.flag: wrong, "ok": fine, "not_run": f"not tested: {self.needs}"}
+        messages = {self.flag: wrong, "ok": fine, "not_run": f"not tested: {lack or self.needs}"}
         return CheckResult(
             name=self.name,
             kind=self.kind,

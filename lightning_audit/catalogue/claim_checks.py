@@ -6,6 +6,7 @@ import dataclasses
 
 from lightning_audit.accounting.margin import exceeds
 from lightning_audit.catalogue.check import Check, FaultRule
+from lightning_audit.results.audit_report import CheckResult
 
 _SPENT_MORE = FaultRule(
     "wrong_accounting",
@@ -40,6 +41,14 @@ ACCOUNTING = Check(
 #: A loader's rate is often rounded: no finding for one per cent.
 RATE_TOLERANCE = 1.01
 
+
+def _unknown_sampling(found: CheckResult) -> str:
+    # Where no subsampling is accounted for, it is of no consequence how the loader draws.
+    if found.status != "not_run" or found.evidence.get("accounted_rate") is None:
+        return ""
+    return f"{found.message}; if it does, set allow={found.name!r}"
+
+
 # Of samplers whose type does not tell how they draw; a wrong one is seen in a few batches.
 NOT_POISSON = Check(
     "sampling.not_poisson",
@@ -48,6 +57,7 @@ NOT_POISSON = Check(
     share=0.01,
     always=True,
     wrong=lambda seen: seen["poisson"] is not True,
+    blocks=_unknown_sampling,
     faults=(
         FaultRule(
             "not_poisson",
@@ -66,6 +76,7 @@ SAMPLING_RATE = dataclasses.replace(
     needs="no batch was seen whose rate the accountant was told",
     always=False,
     wrong=lambda seen: seen["loader_rate"] > RATE_TOLERANCE * seen["accounted_rate"],
+    blocks=None,
     faults=(
         FaultRule(
             "sampled_too_often",
@@ -93,12 +104,21 @@ REPEATED = Check(
     ),
 )
 
+
+def _unpaid(found: CheckResult) -> str:
+    # The divisor's cost alone is within the claim; what it and the steps cost is not known.
+    if found.status != "ok" or found.evidence.get("private_dataset_size") is not True:
+        return ""
+    return f"{found.message}: the epsilon of both together is unknown; {found.advice}"
+
+
 EXPECTED_BATCH_SIZE = Check(
     "expected_batch_size",
     "one record more or less changes the divisor of the gradients, and what that costs (a "
     "violation only where the number of records is stated as private)",
     kind="accounting",
     each=True,
+    blocks=_unpaid,
     # Where the number of records is private, and the divisor tells it at more than is claimed.
     wrong=lambda seen: (
         seen.get("private_dataset_size") is True

@@ -14,7 +14,7 @@ SHOW_THE_RELEASE = (
 
 _FINDS = "too little noise: everywhere, in a tensor, in a few steps, on a canary"
 
-_NO_STEP = "no step was read whose noise is claimed"
+_NO_STEP = "no finite gradient was read of a step whose noise is claimed"
 
 NOISE = Check(
     "noise",
@@ -26,14 +26,15 @@ NOISE = Check(
     always=True,
     must_run=True,
     doubtful=True,
+    size_of="noise",
 )
 
 NOISE_TENSOR = dataclasses.replace(NOISE, name="noise.tensor")
 
-NOISE_STEP = dataclasses.replace(NOISE, name="noise.step")
+NOISE_STEP = dataclasses.replace(NOISE, name="noise.step", size_of=None)
 
 NOISE_CANARY = dataclasses.replace(
-    NOISE, name="noise.canary", needs="no step was read that canaries could go into"
+    NOISE, name="noise.canary", needs="no finite gradient was read of a step with canaries"
 )
 
 # What most of these look for shows in a step or two, with evidence that needs no larger share.
@@ -42,7 +43,7 @@ NOISE_SHAPE = Check(
     "noise whose tails are not those of normal noise, or that lies on a lattice",
     share=0.01,
     group="channel",
-    needs="no step was read, or all in low precision or beside data too loud for it",
+    needs="of no step were entries read between its noise and its update",
     each=True,
     always=True,
     doubtful=True,
@@ -74,20 +75,16 @@ NOISE_MEAN = Check(
     "noise.mean",
     "noise whose mean is not zero (a warning: no privacy is lost, no gate fails)",
     share=0.5,
-    needs="the clipped sums are not known, or the residual is too small to be the claimed noise",
+    needs=NOISE_SHAPE.needs,
     each=True,
     always=True,
     warns=True,
 )
 
-NOISE_EXCESS = Check(
-    "noise.excess",
-    "noise that is larger than claimed (a warning: no privacy is lost, no gate fails)",
-    share=0.5,
-    needs="the clipped sums are not known, or the residual is too small to be the claimed noise",
-    each=True,
-    always=True,
+NOISE_EXCESS = dataclasses.replace(
+    NOISE_MEAN,
+    name="noise.excess",
+    finds="noise that is larger than claimed (a warning: no privacy is lost, no gate fails)",
     # Parts of a batch that are too long, or processes of equal noise, are seen without an e-value.
     wrong=lambda _: True,
-    warns=True,
 )

@@ -110,6 +110,12 @@ def entailed(rule: FaultRule) -> tuple[str, ...]:
     return (*rule.explains, *(name for of in rule.explains_groups for name in group(of)))
 
 
+def teller(fault: str) -> tuple[Check, FaultRule] | None:
+    """The check that tells a fault by itself, and its rule; None where there is none."""
+    told = ((check, rule) for check in REGISTRY.values() for rule in check.faults)
+    return next(((check, rule) for check, rule in told if rule.name == fault), None)
+
+
 def in_order(results: Iterable[CheckResult]) -> list[CheckResult]:
     """Results in the order of the report."""
     places = {name: place for place, name in enumerate(REGISTRY)}

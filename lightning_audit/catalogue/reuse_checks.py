@@ -37,7 +37,7 @@ RECURRENCE = dataclasses.replace(
     finds="noise that comes back at irregular steps, as from few seeds",
     # What it looks for shows in a step or two, with evidence that needs no larger share.
     share=0.01,
-    needs="no step was read, or all in low precision or beside data too loud for it",
+    needs="of no step were entries read between its noise and its update",
 )
 
 NOISE_RESTARTED = Check(

@@ -46,11 +46,12 @@ SENSITIVITY = Check(
     # It needs the most steps of all: what is left over helps it most.
     share=0.17,
     group="clipping",
-    needs="no step was read that canaries could go into",
+    needs="no finite gradient was read of a step with canaries",
     each=True,
     always=True,
     must_run=True,
     doubtful=True,
+    size_of="signal",
 )
 
 GRADIENT_REPLACED = Check(

@@ -6,8 +6,8 @@ The checks see nothing but the record, so that `replay` gives the numbers of the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,28 @@ from lightning_audit.record.store import DROPPED, ENTERED, RecordHeader
 from lightning_audit.results.audit_report import CheckResult
 
 
+class EntryCheck(Protocol):
+    """Checks of a record's entries, made of its header and of the significance of a run.
+
+    What it holds goes into checkpoints; its class has a name in `record.snapshot`.
+    """
+
+    def update(self, entry: NDArray[np.void]) -> None:
+        """Take in one entry that counts."""
+
+    def results(self) -> tuple[CheckResult, ...]:
+        """Results of the checks."""
+
+
+Made = Callable[[RecordHeader, float], EntryCheck]
+#: Checks of each step with noise, and of each of those whose coins count, by the monitor's names.
+OF_STEPS: Mapping[str, Made] = {"witness_noise": WitnessNoiseCheck, "reuse": ReuseCheck}
+OF_CANARIES: Mapping[str, Made] = {
+    "canary_noise": CanaryNoiseCheck,
+    "sensitivity": SensitivityCheck,
+}
+
+
 class AuditMonitor:
     """All checks by e-process over one record.
 
@@ -38,16 +60,19 @@ class AuditMonitor:
         significance: probability of a false alarm over the whole run.
     """
 
+    witness_noise: WitnessNoiseCheck
+    reuse: ReuseCheck
+    canary_noise: CanaryNoiseCheck
+    sensitivity: SensitivityCheck
+
     def __init__(self, header: RecordHeader, significance: float) -> None:
         self.header = header
         self.significance = significance
-        self.witness_noise = WitnessNoiseCheck(header, significance)
-        self.canary_noise = CanaryNoiseCheck(header, significance)
-        self.sensitivity = SensitivityCheck(header, significance)
+        for name, make in {**OF_STEPS, **OF_CANARIES}.items():
+            setattr(self, name, make(header, significance))
         self.leakage = LeakageBound(header)
         self.signal = SignalBound(header)
         self.student = StudentBound(header)
-        self.reuse = ReuseCheck(header, significance)
         self.guesses = Guesses(header)
         self.steps = 0
         self.canary_steps = 0
@@ -75,8 +100,8 @@ class AuditMonitor:
         if not np.isfinite(entry["tensor_squares"]).all():
             self.lost_steps += 1
             return
-        self.witness_noise.update(entry)
-        self.reuse.update(entry)
+        for check in self._checks(OF_STEPS):
+            check.update(entry)
         if entry["canaries"] == DROPPED:
             self.lost_steps += 1
         elif entry["canaries"] in ENTERED:
@@ -84,19 +109,13 @@ class AuditMonitor:
                 self.lost_steps += 1
                 return
             self.canary_steps += 1
-            for part in self._of_canaries:
-                part.update(entry)
+            for check in self._checks(OF_CANARIES):
+                check.update(entry)
+            for bound in (self.leakage, self.signal, self.student, self.guesses):
+                bound.update(entry)
 
-    @property
-    def _of_canaries(self) -> tuple[Any, ...]:
-        return (
-            self.canary_noise,
-            self.sensitivity,
-            self.leakage,
-            self.signal,
-            self.student,
-            self.guesses,
-        )
+    def _checks(self, made: Mapping[str, Made]) -> Iterator[EntryCheck]:
+        return (getattr(self, name) for name in made)
 
     @property
     def history(self) -> tuple[Phase, ...]:
@@ -127,10 +146,7 @@ class AuditMonitor:
     def results(self) -> tuple[CheckResult, ...]:
         """Results of the checks that see the record alone."""
         return (
-            *self.witness_noise.results(),
-            *self.canary_noise.results(),
-            *self.sensitivity.results(),
-            *self.reuse.results(),
+            *(r for check in self._checks({**OF_STEPS, **OF_CANARIES}) for r in check.results()),
             gradient_replaced_result(self.replaced_steps, self.steps, self.first_replaced),
         )
 

@@ -45,6 +45,15 @@ _BESIDE_DATA = (
 )
 
 
+#: Why a step says nothing of the noise.
+_LOW = "gradients of low precision are rounded to a lattice, which the noise is not told from"
+_NOT_FINITE = "no step's clipped sum was finite"
+_LOUD = "the data are so loud that beside them the noise is rounding"
+_NO_SUMS = "the clipped sums that the noise was added to are not known"
+_TOO_SMALL = "what is left of the gradient without the clipped sums is too small to be the noise"
+_ALONG = "what is left of the gradient without the clipped sums goes along with them"
+
+
 @dataclass(frozen=True)
 class NoiseSeen:
     """One step, between its noise and its update, in units of the clipping norm.
@@ -68,23 +77,23 @@ class NoiseSeen:
     split: bool = False
 
 
-def noise_of(seen: NoiseSeen) -> FloatArray | None:
-    """The noise in units of its claimed standard deviation, ``[n]``; None if it cannot be told.
+def noise_of(seen: NoiseSeen) -> tuple[FloatArray | None, str]:
+    """The noise in units of its claimed standard deviation, ``[n]``; or None, and why.
 
     What is left of the gradient without the sums is noise only if the noise was added to these
     sums, and nothing else was done to them. It is taken for noise unless it is much too small, or
     goes along with the sums.
     """
     if seen.sums is None:
-        return None
+        return None, _NO_SUMS
     noise = np.asarray((seen.released - seen.sums) / seen.noise_multiplier)
     squares = float(noise @ noise)
     if special.gammainc(0.5 * len(noise), 0.5 * squares) < _RARE:
-        return None
+        return None, _TOO_SMALL
     norm = float(np.linalg.norm(seen.sums))
     scale = math.sqrt(max(squares / len(noise), 1.0))
     along = abs(float(noise @ seen.sums)) / norm if norm > 0 else 0.0
-    return noise if along <= _FAR * scale else None
+    return (noise, "") if along <= _FAR * scale else (None, _ALONG)
 
 
 class _QuietEntries:
@@ -124,8 +133,8 @@ class NoiseStatistic(Protocol):
     def update(self, noise: FloatArray, step: int) -> None:
         """Take in a step's noise in units of its claimed standard deviation, ``[n]``."""
 
-    def result(self) -> CheckResult:
-        """Result of the check."""
+    def result(self, lack: str) -> CheckResult:
+        """Result of the check; ``lack`` is why no noise was seen, or empty if no step was."""
 
 
 #: Further checks, of the noise alone: what each makes of it, given the significance of a run.
@@ -142,6 +151,8 @@ class NoiseChannelChecks:
 
     def __init__(self, significance: float, *, fine: bool = True) -> None:
         self._fine = fine
+        #: Why the latest step that says nothing does so: of its readings, and of its noise alone.
+        self._lack = self._noise_lack = "" if fine else _LOW
         self._of_noise = tuple(make(significance) for make in OF_NOISE)
         self._past = NoisePast()
         self._tails, self._ties = TailBet(), TieBet()
@@ -172,16 +183,20 @@ class NoiseChannelChecks:
 
     def update(self, seen: NoiseSeen, step: int) -> None:
         """Take in one step."""
+        if not self._fine:
+            return
         finite = seen.sums is None or np.isfinite(seen.sums).all()
-        if not self._fine or not finite or not np.isfinite(seen.released).all():
+        if not finite or not np.isfinite(seen.released).all():
+            self._lack = self._noise_lack = _NOT_FINITE
             return
         self._update_divisor(seen, step)
         # Beside data that are so much louder, what is left of the noise is rounding; but noise
         # that is itself so large is to be seen.
         loud = seen.released if seen.sums is None else seen.sums
         if np.abs(loud).max(initial=0.0) > _COARSE * seen.noise_multiplier:
+            self._lack = self._noise_lack = _LOUD
             return
-        noise = noise_of(seen)
+        noise, self._noise_lack = noise_of(seen)
         if noise is not None:
             self._update_excess(noise, step)
             for one in self._of_noise:
@@ -253,6 +268,7 @@ class NoiseChannelChecks:
                     "steps": [earlier, later] if recurred else [],
                     "difference_ratio": self._difference_ratio if recurred else None,
                 },
+                self._lack,
             ),
             BATCH_NORMALISED.result(
                 self.divisor,
@@ -261,8 +277,9 @@ class NoiseChannelChecks:
                 "so that the size of the gradient and of its noise tells of it",
                 "divide by the expected batch size, which is the same at every step",
                 {},
+                "" if self._fine else self._lack,
             ),
-            *(one.result() for one in self._of_noise),
+            *(one.result(self._noise_lack) for one in self._of_noise),
             self._excess_result(clips),
         )
 
@@ -280,6 +297,7 @@ class NoiseChannelChecks:
             "draw the noise with torch.normal or torch.randn in single precision, and neither "
             "round nor clip it",
             {"log_e_tails": self._tails.log_e, "log_e_ties": self._ties.log_e},
+            self._lack,
         )
 
     def _excess_result(self, clips: bool) -> CheckResult:
@@ -307,4 +325,5 @@ class NoiseChannelChecks:
             "the clipped sums; that loses no privacy, but accuracy",
             advice,
             evidence,
+            self._noise_lack,
         )

@@ -26,8 +26,8 @@ class NoiseMean:
         self._signs += [np.sum(noise > 0), np.sum(noise < 0)]
         self._test.update(sign_log_e(*self._signs.tolist()), step)
 
-    def result(self) -> CheckResult:
-        """Result of the check."""
+    def result(self, lack: str = "") -> CheckResult:
+        """Result of the check; ``lack`` is why no noise was seen."""
         positive, negative = self._signs.tolist()
         share = positive / max(positive + negative, 1)
         return NOISE_MEAN.result(
@@ -38,4 +38,5 @@ class NoiseMean:
             "look at the mean that the noise is drawn with, and whether anything else, such as "
             "momentum or weight decay, is added to the gradient before the update",
             {"positive": positive, "negative": negative},
+            lack,
         )

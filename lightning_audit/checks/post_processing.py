@@ -15,20 +15,13 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from lightning_audit.catalogue.noise_checks import (
-    BATCH_NORMALISED,
     NOISE,
     NOISE_CANARY,
     NOISE_SHAPE,
-    NOISE_STEP,
     NOISE_TENSOR,
     SHOW_THE_RELEASE,
 )
-from lightning_audit.catalogue.reuse_checks import (
-    RECURRENCE,
-    REUSE_BROADCAST,
-    REUSE_LAG,
-    REUSE_PAIR,
-)
+from lightning_audit.catalogue.registry import REGISTRY
 from lightning_audit.catalogue.step_checks import GRADIENT_REPLACED, SENSITIVITY
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.layout import FloatArray
@@ -43,16 +36,6 @@ _ERRORS = 2.5
 
 #: A canary that comes out smaller than this was shrunk, by more than the rounding of its norm.
 _WHOLE = 0.97
-#: Checks that say how large the noise is over many steps.
-_SIZED = {NOISE.name, NOISE_TENSOR.name, NOISE_CANARY.name}
-#: Checks that suppose noise of the claimed size, drawn anew.
-_OF_NOISE = {
-    *_SIZED,
-    NOISE_STEP.name,
-    *(check.name for check in (REUSE_LAG, REUSE_BROADCAST, REUSE_PAIR, RECURRENCE)),
-    NOISE_SHAPE.name,
-    BATCH_NORMALISED.name,
-}
 
 
 class _Following:
@@ -179,7 +162,10 @@ def explained_by_processing(
         shares: how much was released of each canary, ``[k]``, and of each tensor; None for all.
     """
     violated = {check.name for check in checks if check.status == "violated"}
-    of_noise = violated & _OF_NOISE
+    # Those that suppose noise of the claimed size, drawn anew, and those that tell its size.
+    doubtful = [REGISTRY[name] for name in violated if REGISTRY[name].doubtful]
+    of_noise = {check.name for check in doubtful if check.size_of != "signal"}
+    sized = {check.name for check in doubtful if check.size_of == "noise"}
     if weights_move:
         return of_noise
     if raw:
@@ -189,7 +175,6 @@ def explained_by_processing(
     if not math.isfinite(seen.error):  # no canary says how much of a gradient comes out
         return set()
     found: set[str] = set()
-    sized = of_noise & _SIZED
     if sized and seen.shrank_with(_noise_ratio(monitor, sized, tensors), at_cut=at_cut):
         found |= of_noise
     shrunk = seen.shift + _ERRORS * seen.error < _WHOLE

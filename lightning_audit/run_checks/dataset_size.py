@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from lightning_audit.accounting.composition import Adjacency
 from lightning_audit.catalogue.claim_checks import EXPECTED_BATCH_SIZE
@@ -43,9 +43,9 @@ def batch_size_result(
     Where it is private, the cost is `isotropic_pair_epsilon` of the two divisors' ratio: exact for
     records whose gradients are zero, which are among those that an epsilon is promised for, and so
     a lower bound for the mechanism, whatever its noise multiplier. If it is above the claim, the
-    claim is refuted. If it is not, what both cost together is not known (`pass_blockers.unpaid`):
-    where gradients are not zero, the divisor moves the mean as well, and no accountant counts it.
-    The sample rate is taken for a public constant.
+    claim is refuted. If it is not, what both cost together is not known, and nothing passes: where
+    gradients are not zero, the divisor moves the mean as well, and no accountant counts it. The
+    sample rate is taken for a public constant.
 
     Args:
         expected: the divisor.
@@ -81,29 +81,28 @@ def batch_size_result(
             f"it is not, {priced}: set expected_batch_size to a constant",
             evidence,
         )
-    evidence |= {"private_dataset_size": True, "claimed_epsilon": promise.claimed_epsilon}
-    advice = (
-        "after make_private set optimizer.expected_batch_size to a constant that is not computed "
-        f"of the records, and state it: PrivacyClaim(expected_batch_size=...); if {expected:g} is "
-        "such a constant, state it"
-    )
-    refuted = EXPECTED_BATCH_SIZE.is_wrong(evidence)
-    claimed = promise.claimed_epsilon
-    claim = "" if claimed is None else f", and {claimed:.4g} is claimed"
-    message = f"{divided}, and the number of records is private: {priced}{claim}"
-    status: Final = "violated" if refuted else "ok"
-    return CheckResult(
-        EXPECTED_BATCH_SIZE.name,
-        EXPECTED_BATCH_SIZE.kind,
-        status,
-        message,
-        advice,
-        evidence=evidence,
+    return _of_private_size(
+        f"{divided}, and the number of records is private: {priced}", evidence, promise
     )
 
 
 def _fine(message: str, evidence: Mapping[str, object]) -> CheckResult:
     return EXPECTED_BATCH_SIZE.judged(evidence, message, "", "")
+
+
+def _of_private_size(message: str, evidence: Mapping[str, object], promise: Promise) -> CheckResult:
+    """The result where the divisor tells a private number, which has its advice at any cost."""
+    claimed, expected = promise.claimed_epsilon, evidence["expected_batch_size"]
+    evidence = {**evidence, "private_dataset_size": True, "claimed_epsilon": claimed}
+    advice = (
+        "after make_private set optimizer.expected_batch_size to a constant that is not computed "
+        f"of the records, and state it: PrivacyClaim(expected_batch_size=...); if {expected:g} is "
+        "such a constant, state it"
+    )
+    if claimed is not None:
+        message += f", and {claimed:.4g} is claimed"
+    found = EXPECTED_BATCH_SIZE.judged(evidence, message, message, advice)
+    return dataclasses.replace(found, advice=advice)
 
 
 def _cost(expected: float, other: int, coordinates: int, delta: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -60,11 +60,7 @@ def begin_session(
     if isinstance(first, InputCanary):
         refuse_other_clipping(step, config.canaries)
         chooser = np.random.default_rng(rng.integers(2**62))
-        # No coordinate is the canary's own: its gradient lies on all of them.
-        placement = Placement(step.layout)
-    else:
-        rows = [canary for canary in config.canaries if isinstance(canary, GradientCanary)]
-        placement = place(rows, step.layout, rng)
+    placement = _placed(config.canaries, step, rng)
     witnesses = choose_witnesses(step.layout, placement.support(), rng)
     coordinates = Coordinates(witnesses, placement)
     names = tuple(slot.name for slot in step.layout)
@@ -84,18 +80,26 @@ def begin_session(
         recorder,
         track_batch_sizes=track_batch_sizes,
     )
-    way: ReadingWay
-    source: CanarySource
-    if isinstance(step, ManualStep):
-        way = by_hand = HandWrittenReading(step, coordinates.by_tensor)
-        source = HandedRows(planner, by_hand)
-    else:
-        way = PrivateReading(step, coordinates.by_tensor)
-        source = GradientRows(planner)
+    way, source = _read_and_fed(step, planner)
     if isinstance(first, InputCanary):
         source = InputSample(first, planner, way, chooser)
     noise = NoiseWatch(witnesses, alone=not ranks.several)
     return AuditSession(planner, source, way, noise, sample_rate)
+
+
+def _placed(canaries: Sequence[object], step: DPSGDStep, rng: np.random.Generator) -> Placement:
+    """Where the canaries lie in a step's gradient; one of an input, on all of its coordinates."""
+    rows = [canary for canary in canaries if isinstance(canary, GradientCanary)]
+    return place(rows, step.layout, rng) if rows else Placement(step.layout)
+
+
+def _read_and_fed(step: DPSGDStep, planner: StepPlanner) -> tuple[ReadingWay, CanarySource]:
+    """How the steps are read, and where their canaries of gradient come from."""
+    coordinates = planner.coordinates.by_tensor
+    if isinstance(step, ManualStep):
+        by_hand = HandWrittenReading(step, coordinates)
+        return by_hand, HandedRows(planner, by_hand)
+    return PrivateReading(step, coordinates), GradientRows(planner)
 
 
 def _with_game(header: RecordHeader, canary: InputCanary) -> RecordHeader:

@@ -15,6 +15,7 @@ from opacus.optimizers import (
     DPPerLayerOptimizer,
 )
 
+from lightning_audit.catalogue.registry import teller
 from lightning_audit.testing import faulty_clipping, faulty_parts, faulty_steps, trainings
 
 #: Optimizers that do not clip whole per-sample gradients by one norm that is given.
@@ -32,7 +33,8 @@ class Fault:
         name: its name in `lightning_audit.testing.faults.FAULTS`.
         wrong: what is wrong, in words.
         met_in: where it was met.
-        check: name of the finding that fires; empty where a note of the report tells it.
+        check: name of the finding that fires; empty where a note of the report tells it. This and
+            the sentence are the catalogue's where a check tells the fault by itself.
         sentence: how `Verdict.fault` begins, for a warning how its message does.
         optimizer: the faulty class, for faults that can be planted.
         training: a class of `lightning_audit.testing.trainings` that shows the fault.
@@ -54,7 +56,7 @@ class Fault:
     name: str
     wrong: str
     met_in: str
-    check: str
+    check: str = ""
     sentence: str = ""
     optimizer: type[DPOptimizer] | None = None
     training: type[trainings.Training] = trainings.Training
@@ -69,6 +71,13 @@ class Fault:
     trainer: Mapping[str, Any] = field(default_factory=dict)
     resumes: bool = False
     remarked: bool = False
+
+    def __post_init__(self) -> None:
+        told = None if self.sentence else teller(self.likely)
+        if told is not None:
+            check, rule = told
+            object.__setattr__(self, "check", check.name)
+            object.__setattr__(self, "sentence", rule.sentence)
 
     @property
     def likely(self) -> str:

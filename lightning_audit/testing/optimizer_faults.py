@@ -14,9 +14,7 @@ OF_THE_OPTIMIZER = (
         "the closure is passed on to the inner optimizer, which computes the gradient again "
         "without clipping and noise",
         "opacus #313, PR #330",
-        "gradient_replaced",
-        "gradient replaced",
-        clipping.ClosureRunsAgain,
+        optimizer=clipping.ClosureRunsAgain,
         named="gradient_replaced",
     ),
     Fault(
@@ -221,9 +219,7 @@ OF_THE_OPTIMIZER = (
         "divides_by_realised_batch",
         "the sum is divided by the number of records that a Poisson batch happens to have",
         "opacus #420, #571, #819",
-        "batch_normalised",
-        "divided by the realised batch size",
-        clipping.DividesByRealisedBatch,
+        optimizer=clipping.DividesByRealisedBatch,
     ),
     Fault(
         "parts_share_memory",

@@ -9,11 +9,7 @@ from lightning_audit.testing import faulty_steps as faulty
 from lightning_audit.testing.fault import Fault
 from lightning_audit.testing.training_faults import BY_HAND_CLAIM
 
-_MOVES, _PASSES = "no bounded sensitivity", "clipping that can be passed"
-_SHOWS = "more than the release is used"
 _THREE: Mapping[str, Any] = {"examinations": 3}
-
-_SENSITIVITY, _CLIPPING, _RELEASE = "replay.sensitivity", "replay.clipping", "replay.release"
 _BY_RECORD, _BY_GRADIENT = "one_record_moves_too_much", "some_gradients_not_clipped"
 _KEPT = "more_than_the_release"
 
@@ -22,7 +18,7 @@ OF_THE_STEP = (
         "clip_by_median_norm",
         "gradients are clipped by the median norm of their batch",
         "adaptive clipping without private counts",
-        _SENSITIVITY,
+        "replay.sensitivity",
         "clipping norm too large",
         faulty.ClipByMedianNorm,
         named="clipping_norm_too_large",
@@ -32,9 +28,7 @@ OF_THE_STEP = (
         "first_row_not_clipped",
         "the first record of each batch is not clipped",
         "loops that begin at the second row",
-        _SENSITIVITY,
-        _MOVES,
-        faulty.FirstRowNotClipped,
+        optimizer=faulty.FirstRowNotClipped,
         named=_BY_RECORD,
         audit=_THREE,
     ),
@@ -42,9 +36,7 @@ OF_THE_STEP = (
         "clip_by_three_norm",
         "gradients are clipped by their 3-norm",
         "`norm(p=...)` with another order",
-        _SENSITIVITY,
-        _MOVES,
-        faulty.ClipByThreeNorm,
+        optimizer=faulty.ClipByThreeNorm,
         named=_BY_RECORD,
         audit=_THREE,
     ),
@@ -52,9 +44,7 @@ OF_THE_STEP = (
         "only_outliers_clipped",
         "only gradients above ten times the clipping norm are clipped",
         "clipping as it is used against explosions",
-        _SENSITIVITY,
-        _MOVES,
-        faulty.OnlyOutliersClipped,
+        optimizer=faulty.OnlyOutliersClipped,
         named=_BY_RECORD,
         audit=_THREE,
     ),
@@ -62,9 +52,7 @@ OF_THE_STEP = (
         "two_clipped_together",
         "two records are clipped by the norm of their sum",
         "micro-batches of two",
-        _CLIPPING,
-        _PASSES,
-        faulty.TwoClippedTogether,
+        optimizer=faulty.TwoClippedTogether,
         named=_BY_GRADIENT,
         audit=_THREE,
     ),
@@ -72,9 +60,7 @@ OF_THE_STEP = (
         "momentum_of_raw_gradients",
         "an average of raw gradients moves the weights beside the private ones",
         "momentum that is kept before clipping",
-        _RELEASE,
-        _SHOWS,
-        faulty.MomentumOfRawGradients,
+        optimizer=faulty.MomentumOfRawGradients,
         steps=8,
         named=_KEPT,
         audit=_THREE,
@@ -83,9 +69,7 @@ OF_THE_STEP = (
         "learning_rate_by_raw_norm",
         "the learning rate of a step is made of the norm of its raw gradients",
         "learning rates that adapt to the gradient",
-        _RELEASE,
-        _SHOWS,
-        faulty.LearningRateByRawNorm,
+        optimizer=faulty.LearningRateByRawNorm,
         named=_KEPT,
         audit=_THREE,
     ),
@@ -93,8 +77,6 @@ OF_THE_STEP = (
         "statistics_kept",
         "batch normalisation keeps statistics of the records, which go into checkpoints",
         "the buffers of BatchNorm",
-        _RELEASE,
-        _SHOWS,
         training=faulty.KeepsStatistics,
         named=_KEPT,
         audit={**_THREE, "claim": BY_HAND_CLAIM},
@@ -103,8 +85,6 @@ OF_THE_STEP = (
         "changed_after_step",
         "weights are moved by the batch's inputs when its step is done",
         "hooks behind the step",
-        _RELEASE,
-        _SHOWS,
         training=faulty.ChangedAfterStep,
         named=_KEPT,
         audit=_THREE,
@@ -113,8 +93,6 @@ OF_THE_STEP = (
         "views_clipped_apart",
         "two augmented views of a record are clipped as two records",
         "augmentation that repeats records in the batch",
-        _SENSITIVITY,
-        _MOVES,
         training=faulty.ViewsClippedApart,
         named=_BY_RECORD,
         audit=_THREE,

@@ -14,22 +14,22 @@ from lightning_audit.verdict.pass_blockers import OutcomeSettings
 _ROUNDING = 1e-9
 
 
-def contradictions_of_checks(report: AuditReport, asked: OutcomeSettings) -> Iterator[str]:
+def contradictions_of_checks(report: AuditReport, settings: OutcomeSettings) -> Iterator[str]:
     """What in the checks of a report cannot be: their names, how many there are, their status.
 
     Args:
         report: as it was read.
-        asked: what was asked of the audit.
+        settings: what was asked of the audit.
     """
     optimizers = len(report.optimizers)
-    yield from _of_names(report, asked, optimizers)
+    yield from _of_names(report, settings, optimizers)
     for check in report.checks:
         if check.name in REGISTRY:
-            wrong = _of_status(check, asked, optimizers)
+            wrong = _of_status(check, settings, optimizers)
             yield from (f"checks: {check.name} {sentence}" for sentence in wrong)
 
 
-def _of_names(report: AuditReport, asked: OutcomeSettings, optimizers: int) -> Iterator[str]:
+def _of_names(report: AuditReport, settings: OutcomeSettings, optimizers: int) -> Iterator[str]:
     counts = Counter(check.name for check in report.checks)
     yield from (f"checks: there is no check {name!r}" for name in counts if name not in REGISTRY)
     for name, known in REGISTRY.items():
@@ -49,9 +49,9 @@ def _of_names(report: AuditReport, asked: OutcomeSettings, optimizers: int) -> I
             yield f"checks: {check.name} is of optimizer {check.optimizer!r}, which is unknown"
 
 
-def _of_status(check: CheckResult, asked: OutcomeSettings, optimizers: int) -> Iterator[str]:
+def _of_status(check: CheckResult, settings: OutcomeSettings, optimizers: int) -> Iterator[str]:
     known = REGISTRY[check.name]
-    wrong = "warned" if known.warns else "allowed" if check.name in asked.allow else "violated"
+    wrong = "warned" if known.warns else "allowed" if check.name in settings.allow else "violated"
     if check.log_e_value is None:
         if check.share not in (0, known.share):
             yield f"has the share {check.share} of the significance, and no e-value"
@@ -64,7 +64,7 @@ def _of_status(check: CheckResult, asked: OutcomeSettings, optimizers: int) -> I
     if not math.isclose(check.share, share):
         yield f"has the share {check.share} of the significance, not {share}"
         return
-    threshold = -math.log(share * asked.significance)
+    threshold = -math.log(share * settings.significance)
     if math.isclose(check.log_e_value, threshold, rel_tol=_ROUNDING):
         return
     crossed = check.log_e_value > threshold

@@ -41,17 +41,17 @@ def contradictions(report: AuditReport) -> list[str]:
         The sentences; none where the verdict is the one that checks, counts and settings give.
     """
     try:
-        asked = OutcomeSettings.of(report.settings)
+        settings = OutcomeSettings.of(report.settings)
     except ValueError as error:
         return [str(error)]
     return [
-        *_of_verdict(report, asked),
+        *_of_verdict(report, settings),
         *_of_counts(report),
-        *_of_epsilons(report, asked),
-        *contradictions_of_checks(report, asked),
+        *_of_epsilons(report, settings),
+        *contradictions_of_checks(report, settings),
         *contradictions_of_root(report),
-        *_of_powers(report, asked),
-        *_of_bounds(report, asked),
+        *_of_powers(report, settings),
+        *_of_bounds(report, settings),
     ]
 
 
@@ -116,16 +116,16 @@ def _ran(one: OptimizerSeen, name: str) -> bool:
     return bool(one.canary_steps if name == "sensitivity" else one.steps)
 
 
-def _of_powers(report: AuditReport, asked: OutcomeSettings) -> Iterator[str]:
+def _of_powers(report: AuditReport, settings: OutcomeSettings) -> Iterator[str]:
     for one in report.optimizers:
         sizes = {part: power.size for part, power in one.power.items()}
-        if sizes != asked.resolution.parts and (sizes or (report.complete and one.steps)):
+        if sizes != settings.resolution.parts and (sizes or (report.complete and one.steps)):
             yield f"optimizers: power is of {sizes}, the resolution asks for " + (
-                f"{dict(asked.resolution.parts)}"
+                f"{dict(settings.resolution.parts)}"
             )
         if not all(0.0 <= power.power <= 1.0 for power in one.power.values()):
             yield "optimizers: a power outside [0, 1]"
-    least = {part: _least(report.optimizers, part) for part in asked.resolution.parts}
+    least = {part: _least(report.optimizers, part) for part in settings.resolution.parts}
     if report.power != {part: row for part, row in least.items() if row is not None}:
         yield f"power: {dict(report.power)} is not the least of the optimizers', {least}"
 
@@ -135,14 +135,14 @@ def _least(seen: Iterable[OptimizerSeen], part: str) -> dict[str, Any] | None:
     return dataclasses.asdict(min(powers, key=lambda power: power.power)) if powers else None
 
 
-def _of_epsilons(report: AuditReport, asked: OutcomeSettings) -> Iterator[str]:
+def _of_epsilons(report: AuditReport, settings: OutcomeSettings) -> Iterator[str]:
     claimed_epsilon, epsilon_spent = report.claimed_epsilon, report.epsilon_spent
     delta = report.delta
-    stated = asked.claimed_epsilon
+    stated = settings.claimed_epsilon
     if stated is not None and stated != claimed_epsilon:
         yield f"claimed_epsilon is {claimed_epsilon}, settings.claimed_epsilon {stated}"
-    if asked.delta != delta:
-        yield f"delta is {delta}, settings.delta {asked.delta}"
+    if settings.delta != delta:
+        yield f"delta is {delta}, settings.delta {settings.delta}"
     known = bool(report.history) and all(rate is not None for _, rate, _ in report.history)
     if known != (epsilon_spent is not None):
         gives = "gives" if known else "does not give"
@@ -171,7 +171,7 @@ def _of_epsilons(report: AuditReport, asked: OutcomeSettings) -> Iterator[str]:
                 )
 
 
-def _of_bounds(report: AuditReport, asked: OutcomeSettings) -> Iterator[str]:
+def _of_bounds(report: AuditReport, settings: OutcomeSettings) -> Iterator[str]:
     names = [bound.name for bound in report.bounds]
     if len(set(names)) < len(names):
         yield "bounds: a name occurs twice"
@@ -192,25 +192,25 @@ def _of_bounds(report: AuditReport, asked: OutcomeSettings) -> Iterator[str]:
         if (bound.looks == "anytime") != (bound.name == _ANYTIME):
             yield f"bounds: {bound.name} is for {bound.looks} looks"
         # Of several optimizers, those that took no step leave the others with their share.
-        levels = (asked.bound_significance, asked.bound_significance / count)
+        levels = (settings.bound_significance, settings.bound_significance / count)
         if not any(math.isclose(bound.significance, level) for level in levels):
             yield f"bounds: {bound.name} is at significance {bound.significance}, not {levels[0]}"
     surely = [check.evidence.get("epsilon_lower") for check in _named(report, "epsilon")]
     lower = report.epsilon_lower
-    strict = EPSILON.share * asked.significance <= asked.bound_significance
+    strict = EPSILON.share * settings.significance <= settings.bound_significance
     for sure in surely:
         if isinstance(sure, int | float) and strict and (lower is None or exceeds(sure, lower)):
             yield f"bounds: epsilon {sure} is proved at the verdict's level, {lower} in bounds"
 
 
-def _of_verdict(report: AuditReport, asked: OutcomeSettings) -> Iterator[str]:
+def _of_verdict(report: AuditReport, settings: OutcomeSettings) -> Iterator[str]:
     verdict = report.verdict
     others = report.pass_blockers
     blockers = blockers_of_run(
-        asked, report.checks, report.epsilon_spent, others, complete=report.complete
+        settings, report.checks, report.epsilon_spent, others, complete=report.complete
     )
     for one in report.optimizers or (None,):
-        blockers += blockers_of_optimizer(one, asked.resolution)
+        blockers += blockers_of_optimizer(one, settings.resolution)
     outcome = outcome_of(report.checks, blockers)
     violated = [check for check in report.checks if check.status == "violated"]
     if verdict.outcome != outcome:

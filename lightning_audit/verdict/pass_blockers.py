@@ -11,6 +11,7 @@ from typing import Any
 
 from lightning_audit import _validate
 from lightning_audit.catalogue.noise_checks import SHOW_THE_RELEASE
+from lightning_audit.catalogue.registry import REGISTRY
 from lightning_audit.files import typed_json as _typed
 from lightning_audit.results.audit_report import CheckResult, OptimizerSeen, Outcome
 
@@ -114,7 +115,7 @@ def outcome_of(checks: Iterable[CheckResult], blockers: Sequence[str]) -> Outcom
 
 
 def blockers_of_run(
-    asked: OutcomeSettings,
+    settings: OutcomeSettings,
     checks: Sequence[CheckResult],
     epsilon_spent: float | None,
     others: Sequence[str],
@@ -124,7 +125,7 @@ def blockers_of_run(
     """What stands in the way of a pass, whichever private optimizer is looked at.
 
     Args:
-        asked: what was asked of the audit.
+        settings: what was asked of the audit.
         checks: all checks.
         epsilon_spent: epsilon of the steps that ran; None if unknown.
         others: what no check and no count shows, in sentences.
@@ -133,21 +134,14 @@ def blockers_of_run(
     blockers = list(others)
     if not complete and not blockers:
         blockers.append(NOT_ENDED)
-    if asked.claimed_epsilon is not None and epsilon_spent is None:
+    if settings.claimed_epsilon is not None and epsilon_spent is None:
         blockers.append(
             "the sample rate is unknown, so the claimed epsilon cannot be checked; state it as "
             "PrivacyAudit(claim=PrivacyClaim(sample_rate=...)) or attach an accountant"
         )
-    idle = {c.name: c for c in checks if c.status == "not_run" and c.name not in asked.allow}
-    name = "sampling.not_poisson"
-    # Where no subsampling is accounted for, it is of no consequence how the loader draws.
-    if name in idle and idle[name].evidence.get("accounted_rate") is not None:
-        blockers.append(f"{idle[name].message}; if it does, set allow={name!r}")
-    blockers += [
-        f"{check.message}: the epsilon of both together is unknown; {check.advice}"
-        for check in checks
-        if unpaid(check) and check.name not in asked.allow
-    ]
+    for name, known in REGISTRY.items():
+        if known.blocks is not None and name not in settings.allow:
+            blockers += filter(None, map(known.blocks, (c for c in checks if c.name == name)))
     undecided = [check.name for check in checks if check.status == "undecided"]
     if undecided:
         named = ", ".join(undecided)
@@ -155,16 +149,6 @@ def blockers_of_run(
             f"{named}: a fault, or post-processing of correct noise; {SHOW_THE_RELEASE}"
         )
     return blockers
-
-
-def unpaid(check: CheckResult) -> bool:
-    """Whether a private number of records changes the divisor, at a cost that no claim covers.
-
-    Of a result that is not violated: the divisor's cost alone is within the claim, and what it and
-    the steps cost together is not known.
-    """
-    private = check.evidence.get("private_dataset_size") is True
-    return check.name == "expected_batch_size" and check.status == "ok" and private
 
 
 def blockers_of_optimizer(seen: OptimizerSeen | None, resolution: Resolution) -> list[str]:

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from lightning_audit.catalogue.check import Check, FaultRule
-from lightning_audit.catalogue.registry import REGISTRY, entailed, group, in_order, shares
+from lightning_audit.catalogue.registry import REGISTRY, entailed, group, in_order, shares, teller
 from lightning_audit.config.audit_config import findings
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.verdict.diagnosis import likely_faults
@@ -54,5 +54,12 @@ def test_a_check_that_is_added_is_known_everywhere(monkeypatch: pytest.MonkeyPat
     assert "made.up" in entailed(REGISTRY["gradient_replaced"].faults[0])
     other = CheckResult("noise", "mechanism", "ok", "fine")
     assert in_order([found, other]) == [other, found]
+    assert teller("made_up") == (MADE_UP, MADE_UP.faults[0])
     (fault,) = likely_faults([found], None, 1.0)
     assert (fault.name, fault.finding) == ("made_up", "made.up")
+
+
+def test_a_fault_that_one_check_tells_is_its_and_no_other_has_a_teller() -> None:
+    for check in REGISTRY.values():
+        assert all(teller(rule.name) == (check, rule) for rule in check.faults)
+    assert teller("clip_after_average") is None  # of several checks together

@@ -166,12 +166,49 @@ def test_sums_that_the_noise_is_already_in_are_no_reason_to_accuse() -> None:
     assert status(checks)["noise.excess"] == "not_run"
 
 
+SUMS = np.linspace(1.0, 9.0, 128)
+
+
+@pytest.mark.parametrize(
+    ("released", "sums", "why"),
+    [
+        (SUMS, None, "clipped sums that the noise was added to are not known"),
+        (SUMS, SUMS, "too small to be the noise"),
+        (3.0 * SUMS, SUMS, "goes along with them"),
+        (5000.0 * SUMS, 5000.0 * SUMS, "beside them the noise is rounding"),
+        (SUMS, SUMS * np.inf, "no step's clipped sum was finite"),
+    ],
+)
+def test_checks_that_saw_no_noise_say_which_of_several_causes_it_was(
+    released: FloatArray, sums: FloatArray | None, why: str
+) -> None:
+    checks = NoiseChannelChecks(1e-3)
+    checks.update(NoiseSeen(released, sums, 1.0), 0)
+    said = {check.name: check.message for check in checks.results(clips=True)}
+    assert said["noise.mean"].startswith("not tested: ")
+    assert why in said["noise.mean"]
+    assert said["noise.excess"] == said["noise.mean"]
+    # What is valid beside any data is tested where the noise alone is not told.
+    of_readings = why in said["noise.shape"]
+    assert of_readings == ("rounding" in why or "finite" in why)
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_in_low_precision_every_check_of_the_noise_says_that_this_is_why(steps: int) -> None:
+    checks = NoiseChannelChecks(1e-3, fine=False)
+    for step in range(steps):
+        checks.update(NoiseSeen(SUMS, None, 1.0, (0.5,)), step)
+    for check in checks.results(clips=True):
+        assert check.status == "not_run"
+        assert check.message.startswith("not tested: gradients of low precision"), check.name
+
+
 @pytest.mark.parametrize("factor", [0.5, 2.0])
 def test_a_gradient_that_is_scaled_after_its_noise_is_not_taken_for_noise(factor: float) -> None:
     checks = run(lambda rng, sums, rows: factor * sound(rng, sums, rows), data=10.0)
     assert status(checks)["noise.mean"] == "not_run"
     seen = NoiseSeen(np.full(9, 0.2), np.full(9, 0.1), 1.0)
-    assert noise_of(seen) is not None
+    assert noise_of(seen)[0] is not None
 
 
 def test_a_sum_longer_than_its_terms_warns_of_noise_within_unless_clipping_is_broken() -> None:

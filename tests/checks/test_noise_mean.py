@@ -32,6 +32,6 @@ def test_a_run_without_noise_to_see_says_why_nothing_was_tested() -> None:
     result = found(0.0, steps=0)
     assert result.status == "not_run"
     assert result.message == (
-        "not tested: the clipped sums are not known, or the residual is too small to be the "
-        "claimed noise"
+        "not tested: of no step were entries read between its noise and its update"
     )
+    assert NoiseMean(1e-3).result("they are hidden").message == "not tested: they are hidden"

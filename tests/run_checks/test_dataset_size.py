@@ -5,10 +5,10 @@ import math
 
 import pytest
 
+from lightning_audit.catalogue.claim_checks import EXPECTED_BATCH_SIZE
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.run_checks.dataset_size import Promise, batch_size_result
 from lightning_audit.stats.tradeoff.isotropic_divergence import isotropic_pair_epsilon
-from lightning_audit.verdict.pass_blockers import unpaid
 
 PUBLIC = Promise(3.0, 1e-5)
 PRIVATE = dataclasses.replace(PUBLIC, private_size=True)
@@ -19,6 +19,11 @@ def of_512(promise: Promise, coordinates: int = 100_000) -> CheckResult:
     result = batch_size_result(16, 512, 1 / 32, coordinates, promise)
     assert result is not None
     return result
+
+
+def blocks(result: CheckResult) -> str:
+    assert EXPECTED_BATCH_SIZE.blocks is not None
+    return EXPECTED_BATCH_SIZE.blocks(result)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +40,7 @@ def test_divisor_of_neighbouring_data_sets_is_told_and_never_fails(
     result = batch_size_result(expected, records, rate, 10**9, PUBLIC)
     assert result is not None
     assert result.status == "ok"
-    assert not unpaid(result)
+    assert not blocks(result)
     assert result.evidence["of_neighbours"] == of_neighbours
     assert ("set expected_batch_size to a constant" in result.message) == bool(of_neighbours)
     assert ("epsilon_of_divisor" in result.evidence) == bool(of_neighbours)
@@ -66,7 +71,7 @@ def test_of_two_neighbours_the_costlier_one_counts() -> None:
 def test_a_private_number_of_records_is_violated_where_the_divisor_alone_costs_more() -> None:
     result = of_512(PRIVATE)
     assert (result.status, result.kind) == ("violated", "accounting")
-    assert not unpaid(result)
+    assert not blocks(result)
     assert "by 15, and the number of records is private: the other size of" in result.message
     assert result.message.endswith("(1e+05 parameters times steps), and 3 is claimed")
     assert "PrivacyClaim(expected_batch_size=...)" in result.advice
@@ -76,20 +81,20 @@ def test_a_cost_within_a_private_claim_is_neither_violated_nor_paid_for() -> Non
     result = of_512(PRIVATE, coordinates=10)
     assert result.evidence["epsilon_of_divisor"] < 3.0
     assert result.status == "ok"
-    assert unpaid(result)
+    assert blocks(result)
 
 
 def test_without_a_claim_nothing_is_violated() -> None:
     result = of_512(dataclasses.replace(PRIVATE, claimed_epsilon=None))
     assert result.status == "ok"
-    assert unpaid(result)
+    assert blocks(result)
 
 
 def test_a_divisor_that_no_record_changes_is_free_where_their_number_is_private() -> None:
     result = batch_size_result(255, 59_999, 1 / 235, 10**9, PRIVATE)
     assert result is not None
     assert result.status == "ok"
-    assert not unpaid(result)
+    assert not blocks(result)
     assert result.message == "one record more or less leaves the divisor of the gradients the same"
 
 

@@ -12,8 +12,9 @@ from torch import nn
 
 from lightning_audit import PrivacyAudit
 from lightning_audit.canaries import Dirac, GradientCanary, Spread
+from lightning_audit.dpsgd.manual import ManualStep
 from lightning_audit.dpsgd.opacus import OpacusStep
-from lightning_audit.dpsgd.protocol import Backward
+from lightning_audit.dpsgd.protocol import Backward, StepClaim
 from lightning_audit.session.begin import begin_session
 from lightning_audit.session.ranks import Ranks
 
@@ -79,6 +80,47 @@ class BareSession:
         for _ in range(steps):
             self.backward(announced=announced)
             self.step()
+
+    def column(self, name: str) -> np.ndarray:
+        """A field of all entries so far."""
+        self.session.recorder.digest()
+        return np.array([entry[name] for entry in self.kept])
+
+
+class BareByHand:
+    """The same for a plain optimizer whose gradients are clipped and averaged by hand."""
+
+    CLIP, BATCH = 2.0, 4
+
+    def __init__(self, **audit_arguments: Any) -> None:
+        torch.manual_seed(0)
+        self.net = nn.Linear(4, 3)
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=1.0)
+        self.kept = KeptEntries()
+        names = {id(p): name for name, p in self.net.named_parameters()}
+        asked = {"canaries": (Dirac(), Spread()), "every_n_steps": 1, **audit_arguments}
+        self.session = begin_session(
+            ManualStep(self.optimizer, names, StepClaim(0.0, self.CLIP, self.BATCH)),
+            PrivacyAudit(seed=1, **asked).config,
+            np.random.default_rng(1),
+            lambda batches: None,
+            lambda header: self.kept,
+            Ranks(),
+        )
+
+    def sample_gradients(self) -> dict[str, torch.Tensor]:
+        """Of a batch of five samples, none of which has a gradient."""
+        return {name: torch.zeros(5, *p.shape) for name, p in self.net.named_parameters()}
+
+    def clipped_mean(self, grads: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        norms = torch.stack([g.flatten(1).norm(dim=1) for g in grads.values()]).norm(dim=0)
+        factors = (self.CLIP / norms.clamp(min=1e-9)).clamp(max=1.0)
+        return {n: torch.einsum("i,i...", factors, g) / self.BATCH for n, g in grads.items()}
+
+    def update(self, gradient: dict[str, torch.Tensor]) -> None:
+        for name, p in self.net.named_parameters():
+            p.grad = gradient[name]
+        self.optimizer.step()
 
     def column(self, name: str) -> np.ndarray:
         """A field of all entries so far."""

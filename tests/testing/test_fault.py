@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from planted import private
 
 from lightning_audit.testing import trainings
+from lightning_audit.testing.fault import Fault
 from lightning_audit.testing.faults import plant
 
 # Opacus and torch remark on hooks and secure mode wherever an optimizer is made private.
@@ -34,6 +37,14 @@ def test_a_planted_fault_changes_the_optimizers_own_class(mode: str) -> None:
     faulty.add_noise()
     drawn = torch.cat([p.grad.flatten() for p in faulty.params])
     assert drawn.std() == pytest.approx(0.5, rel=0.05)  # 5,898 draws: an error of 0.01
+
+
+def test_a_fault_that_one_check_tells_expects_that_check_and_its_sentence() -> None:
+    told = Fault("made_up", "nothing", "nowhere", named="records_coupled")
+    assert told.check == "coupling"
+    assert told.sentence.startswith("records are not independent: ")
+    own = dataclasses.replace(told, named="", check="noise", sentence="no noise")
+    assert (own.check, own.sentence) == ("noise", "no noise")
 
 
 def test_a_fault_of_the_clipping_is_refused_where_clipping_is_done_otherwise() -> None:

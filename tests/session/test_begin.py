@@ -1,0 +1,104 @@
+"""Which parts a session is made of, and that the seed decides where canaries and witnesses lie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from bare_session import BareByHand, BareSession
+from opacus import GradSampleModule
+from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer
+from torch import nn
+
+from lightning_audit import PrivacyAudit
+from lightning_audit.canaries import Dirac, Mislabeled
+from lightning_audit.dpsgd.opacus import OpacusStep
+from lightning_audit.record.store import RecordHeader
+from lightning_audit.results.refusal import UnauditableTraining
+from lightning_audit.session.audit_session import AuditSession
+from lightning_audit.session.begin import begin_session
+from lightning_audit.session.gradient_rows import GradientRows
+from lightning_audit.session.handed_rows import HandedRows
+from lightning_audit.session.input_sample import InputSample
+from lightning_audit.session.ranks import Ranks
+from lightning_audit.session.reading_way import HandWrittenReading, PrivateReading
+
+
+def begun(seed: int = 1, kind: type[DPOptimizer] = DPOptimizer, **arguments: Any) -> AuditSession:
+    """A session over one linear layer, with no record."""
+    net = GradSampleModule(nn.Linear(4, 3))
+    more = {}
+    if kind is AdaClipDPOptimizer:
+        more = {
+            "target_unclipped_quantile": 0.5,
+            "clipbound_learning_rate": 0.2,
+            "max_clipbound": 10.0,
+            "min_clipbound": 0.1,
+            "unclipped_num_std": 2.0,
+        }
+    plain = torch.optim.SGD(net.parameters(), lr=1.0)
+    optimizer = kind(plain, noise_multiplier=1.0, max_grad_norm=2.0, expected_batch_size=4, **more)
+    audit = PrivacyAudit(seed=0, **{"canaries": [Dirac()], **arguments})
+    rng = np.random.default_rng(seed)
+    return begin_session(
+        OpacusStep(optimizer, {}), audit.config, rng, lambda batches: None, None, Ranks()
+    )
+
+
+def test_opacus_steps_get_rows_and_steps_by_hand_hand_them_over() -> None:
+    private, by_hand = BareSession().session, BareByHand().session
+    assert isinstance(private.source, GradientRows)
+    assert isinstance(private.way, PrivateReading)
+    assert isinstance(by_hand.source, HandedRows)
+    assert isinstance(by_hand.way, HandWrittenReading)
+
+
+@pytest.mark.parametrize("made", [begun, lambda **a: BareByHand(**a).session])
+def test_an_input_canary_comes_in_the_batch_however_the_steps_are_read(made: Any) -> None:
+    plain = made()
+    session = made(canaries=[Mislabeled(sampling_rate=0.25)])
+    assert isinstance(session.source, InputSample)
+    assert type(session.way) is type(plain.way)
+    header = session.recorder.header
+    assert header.canaries == ("Mislabeled(input, sampling_rate=0.25)",)
+    assert header.coin_probability == 0.25
+    # No coordinate is the canary's own, so that each of a small net's is a witness.
+    assert header.witnesses == tuple(p.numel() for p in session.step.params)
+
+
+def test_one_seed_gives_one_placement_and_one_sequence_of_coins() -> None:
+    one, same, other = (begun(seed, canaries=[Dirac()] * 2) for seed in (1, 1, 2))
+    flips = []
+    for session in (one, same, other):
+        plans = [session.planner.flip(session.planner._last_claim) for _ in range(16)]
+        flips.append([plan.coins.tolist() for plan in plans])
+        assert all(plan.located is not None for plan in plans)
+    assert flips[0] == flips[1] != flips[2]
+    for tensor, index in one.planner.coordinates.by_tensor.items():
+        assert index.tolist() == same.planner.coordinates.by_tensor[tensor].tolist()
+
+
+def test_the_record_is_opened_by_the_header_of_the_session_and_none_is_kept_without() -> None:
+    assert begun().store is None
+    headers: list[RecordHeader] = []
+    bare = BareSession()
+    session = begin_session(
+        bare.session.step,
+        bare.session.planner.config,
+        np.random.default_rng(1),
+        lambda batches: None,
+        headers.append,  # gives None: the record cannot be opened
+        Ranks(),
+        signal=1.5,
+    )
+    assert headers == [session.recorder.header]
+    assert headers[0].signal == 1.5
+    assert session.store is None
+
+
+def test_an_input_canary_is_refused_where_clipping_adapts() -> None:
+    with pytest.raises(UnauditableTraining, match=r"cannot be taken out again under adaptive"):
+        begun(kind=AdaClipDPOptimizer, canaries=[Mislabeled()])
+    assert isinstance(begun(kind=AdaClipDPOptimizer).source, GradientRows)

@@ -1,0 +1,20 @@
+"""What a declaration says of a check's evidence: whether it is wrong, and which fault it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning_audit.catalogue.check import Check
+from lightning_audit.catalogue.registry import REGISTRY
+from lightning_audit.verdict.diagnosis import likely_faults
+
+
+def fault_of(check: Check, evidence: dict[str, Any]) -> str | None:
+    """Name of the likely fault by this check alone; None where nothing is wrong."""
+    assert REGISTRY[check.name] is check
+    found = check.judged(evidence, "fine", "wrong", "do this")
+    if found.status in ("ok", "warned"):
+        return None
+    first, *_ = likely_faults([found], None, 1.0)
+    assert first.finding == check.name
+    return first.name
