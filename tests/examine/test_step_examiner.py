@@ -1,0 +1,126 @@
+"""Nothing that goes wrong in an examination is raised, and the user's own code is named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from opacus import PrivacyEngine
+from opacus.optimizers import DPOptimizer
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_audit.dpsgd.adapters import opacus_step
+from lightning_audit.examine.questions import LEAST_RECORDS, QUESTIONS
+from lightning_audit.examine.step_examiner import Examined, examine_step, source_of_step
+from lightning_audit.examine.step_watch import TakenStep
+
+
+class PlainStep:
+    """A step of a loop without Lightning."""
+
+    precision = "32-true"
+    aside: Sequence[object] = ()
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+        self.data = (torch.randn(64, 6), torch.arange(64) % 3)
+        self.module, optimizer, _ = PrivacyEngine().make_private(
+            module=net,
+            optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+            data_loader=DataLoader(TensorDataset(*self.data), batch_size=8),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+        )
+        self.optimizers = [optimizer]
+        self.held: list[object] = []
+
+    def roots(self) -> list[object]:
+        return [self.module, *self.optimizers, *self.held]
+
+    def take(self, batches: Sequence[Any]) -> None:
+        for x, y in batches:
+            self.optimizers[0].zero_grad()
+            nn.functional.cross_entropy(self.module(x), y).backward()
+            self.optimizers[0].step()
+
+
+def examined(user: PlainStep, records: int = 8, **options: Any) -> Examined:
+    names = {id(p): name for name, p in user.module.named_parameters()}
+    step = opacus_step(user.optimizers[0], names, user.module.modules())
+    batch = tuple(part[:records] for part in user.data)
+    torch.manual_seed(5)
+    user.take([batch])
+    taken = TakenStep([batch], [False])
+    return examine_step(user, step, step.claim(1), taken, **{"seed": 1, **options})
+
+
+def test_a_loop_without_lightning_is_examined_and_left_as_it_was() -> None:
+    user, other = PlainStep(), PlainStep()
+    found = examined(user)
+    torch.manual_seed(5)
+    other.take([tuple(part[:8] for part in other.data)])
+    for mine, its in zip(user.module.parameters(), other.module.parameters(), strict=True):
+        assert torch.equal(mine, its)
+    assert {name for name, answer in found.answers.items() if answer.asked} == set(QUESTIONS)
+    assert not any(answer.findings for answer in found.answers.values())
+    assert 0.0 < found.step_seconds < found.seconds
+
+
+def test_some_questions_may_be_asked_alone() -> None:
+    assert set(examined(PlainStep(), names=["replay.release"]).answers) == {"replay.release"}
+
+
+def test_what_takes_no_time_asks_nothing_and_says_so() -> None:
+    found = examined(PlainStep(), step_times=0.0)
+    assert "no time was left" in found.answers["replay.clipping"].reason
+
+
+def test_a_batch_that_is_too_small_is_not_asked() -> None:
+    answers = examined(PlainStep(), records=LEAST_RECORDS - 1).answers
+    assert {answer.reason for answer in answers.values()} == {"a batch of 2 records is too small"}
+
+
+def test_what_cannot_be_kept_is_a_reason_and_the_step_is_not_replayed() -> None:
+    user = PlainStep()
+    user.held = [SimpleNamespace(stream=iter([1]))]
+    before = [p.detach().clone() for p in user.module.parameters()]
+    answers = examined(user).answers
+    assert all("holds an iterator" in answer.reason for answer in answers.values())
+    assert not all(map(torch.equal, before, user.module.parameters()))  # its own step alone
+
+
+@pytest.mark.parametrize("when", ["a replay", "the state"])
+def test_exceptions_are_recorded(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    user = PlainStep()
+
+    def fail(*_: object) -> Any:
+        raise RuntimeError("out of order")
+
+    take, calls = user.take, iter([True])
+    if when == "a replay":
+        monkeypatch.setattr(user, "take", lambda b: take(b) if next(calls, False) else fail())
+    else:
+        monkeypatch.setattr(PlainStep, "roots", fail)
+    answers = examined(user).answers
+    assert all("out of order" in answer.reason for answer in answers.values())
+
+
+class Own(DPOptimizer):
+    """Of the user."""
+
+
+def test_the_users_code_is_named_by_its_optimizer_or_its_step() -> None:
+    user = PlainStep()
+    optimizer = user.optimizers[0]
+    module: Any = type("Module", (nn.Module,), {"training_step": PlainStep.take})()
+    assert source_of_step(optimizer, module).startswith("Module.training_step in ")
+    optimizer.__class__ = Own
+    assert source_of_step(optimizer, module).startswith("Own in ")
+    assert "test_step_examiner.py:" in source_of_step(optimizer, module)
+    optimizer.__class__ = DPOptimizer
+    assert source_of_step(optimizer, nn.Linear(1, 1)) == ""
