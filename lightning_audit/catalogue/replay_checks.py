@@ -19,7 +19,7 @@ REPLAY_SENSITIVITY = Check(
             "everything between training_step and the noise that one record can change: clipping "
             "factors, sums, several rows of one record, losses over the batch",
             rank=1,
-            explains_groups=("replay", "leakage"),
+            explains_groups=("replay", "clipping", "leakage"),
         ),
     ),
 )
@@ -37,7 +37,7 @@ REPLAY_CLIPPING = Check(
             "norm, whatever the batch of now shows",
             "the norm that clips, and the rows, sizes and batches that it leaves out",
             rank=2,
-            explains_groups=("leakage",),
+            explains_groups=("clipping", "leakage"),
         ),
     ),
 )

@@ -76,7 +76,11 @@ def examine_clipping(
         if far > 1.0 + tolerated and on_a_lattice(torch.cat(one.releases)):
             far = shift_by_more_draws(partial(pair, trial), seed)
         if far > 1.0 + tolerated:
-            found.append(Finding(trial.name, far, 1.0))
+            left = trial.rows[trial.left_out]
+            parts = sum(bool(part.any()) for part in torch.split(left, replay.sizes))
+            alone = parts == 1 < len(replay.sizes)
+            whole = float(left.norm())
+            found.append(Finding(trial.name, far, 1.0, whole=whole, in_one_tensor=alone))
     return Answer(asked, tuple(found), "" if asked else replay.why_none("crafted gradient"))
 
 

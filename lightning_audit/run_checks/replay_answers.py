@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,10 @@ from lightning_audit.catalogue.replay_checks import (
 )
 from lightning_audit.results.audit_report import CheckResult
 
+#: A gradient that adds less than this part of its norm was clipped, at some norm.
+_WHOLE = 0.9
+#: Norms within this factor are one.
+_ALIKE = 1.5
 #: What was not asked because there was nothing to ask it of.
 NOT_EXAMINED = "no step was examined"
 
@@ -29,12 +33,16 @@ class Finding:
             behind, the relative difference. Infinite where it has no size.
         allowed: what the definition allows.
         made_up: whether the record is one with scaled inputs, and inputs have bounds.
+        whole: norm of a crafted gradient over the clipping norm; None for a record.
+        in_one_tensor: whether all of that gradient is in one of several tensors.
     """
 
     name: str
     size: float
     allowed: float
     made_up: bool = False
+    whole: float | None = None
+    in_one_tensor: bool = False
 
     @property
     def rounded(self) -> float | None:
@@ -135,6 +143,8 @@ class _Told:
     size: float | None = None
     allowed: float = 0.0
     finding: str = ""
+    alike: bool = True
+    in_one_tensor: bool = False
     reason: str = ""
 
 
@@ -224,6 +234,8 @@ class ExaminationLog:
                 "size": told.size,
                 "allowed": told.allowed,
                 "finding": finding,
+                "alike": told.alike,
+                "in_one_tensor": told.in_one_tensor,
                 "where": self.where,
             }
         return check.judged(
@@ -261,3 +273,11 @@ def _add(told: _Told, step: int, answer: Answer) -> None:
         worst = max(answer.findings, key=lambda finding: finding.size)
         told.step, told.size, told.allowed = step, worst.rounded, worst.allowed
         told.finding = worst.describe()
+        told.alike = _alike(answer.findings)
+        told.in_one_tensor = any(found.in_one_tensor for found in answer.findings)
+
+
+def _alike(findings: Sequence[Finding]) -> bool:
+    """Whether gradients that are clipped too late are all clipped at one norm."""
+    clipped = [f.size for f in findings if f.whole is not None and f.size < _WHOLE * f.whole]
+    return not clipped or max(clipped) <= _ALIKE * min(clipped)

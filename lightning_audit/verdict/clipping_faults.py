@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from lightning_audit.catalogue.registry import group
+from lightning_audit.catalogue.replay_checks import REPLAY_CLIPPING
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.verdict.candidates import Candidate, Case, named_tensors
 
@@ -46,11 +47,7 @@ def clipping_candidates(case: Case) -> list[Candidate]:
         )
     elif not loose:
         by_part = _by_part(monitor)
-        found += (
-            [by_part]
-            if by_part
-            else [_per_tensor(monitor), _counts_twice(monitor), _too_large(monitor)]
-        )
+        found += [by_part] if by_part else _of_norm(case, monitor)
     return [
         case.candidate(
             named.name,
@@ -64,6 +61,21 @@ def clipping_candidates(case: Case) -> list[Candidate]:
         for named in found
         if named is not None
     ]
+
+
+def _of_norm(case: Case, monitor: AuditMonitor) -> list[_Named | None]:
+    """Faults by which gradients are clipped at some norm, and not at the claimed one.
+
+    Replays with gradients of the audit's own show more than canaries: where they pass that lie in
+    one tensor, it is not that each tensor is clipped on its own, and where it depends on a gradient
+    at what it is clipped, no norm is the one. Then the replay itself names the fault.
+    """
+    replayed = case.violated.get(REPLAY_CLIPPING.name)
+    seen = {} if replayed is None else replayed.evidence
+    found = [] if seen.get("in_one_tensor") else [_per_tensor(monitor)]
+    if seen.get("alike", True):
+        found += [_counts_twice(monitor), _too_large(monitor)]
+    return found
 
 
 @dataclass(frozen=True)
