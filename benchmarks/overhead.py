@@ -77,7 +77,14 @@ def ratios(name: str, batch_size: int, steps: int, *, ghost: bool = False) -> di
     make, data = NETS[name]
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        audit = PrivacyAudit(num_canaries=canaries, report_dir=folder, on_violation="warn", seed=0)
+        # What examinations cost is printed by `examination_cost`.
+        audit = PrivacyAudit(
+            num_canaries=canaries,
+            report_dir=folder,
+            on_violation="warn",
+            seed=0,
+            examinations=0,
+        )
         clock = Alternate(audit)
         module = classifier(make(), data(), batch_size=batch_size)
         trainer(steps, audit, clock).fit(module)

@@ -21,6 +21,7 @@ NAMES = (
     "drift",
     "epoch_cost",
     "overhead",
+    "examination_cost",
     "step_crossings",
     "two_processes",
     "memory",
@@ -34,6 +35,7 @@ SMALL: dict[str, dict[str, int]] = {
     "healthy": {"runs": 2},
     "healthy_matrix": {"seeds": 1, "steps": 4},
     "transformer": {"width": 64},
+    "examination_cost": {"steps": 20},
     "drift": {"seeds": 1},
     "black_box": {"runs": 1},
 }

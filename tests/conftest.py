@@ -45,13 +45,25 @@ def _divergences_once() -> None:
 
 @pytest.fixture
 def short_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Audits with ``bounds=[]`` by default, and as without matplotlib: half of a short training."""
+    """Audits with ``bounds=[]`` and ``examinations=0`` by default, and as without matplotlib.
+
+    These are the larger part of a short training.
+    """
     from lightning_audit import PrivacyAudit
 
     monkeypatch.setattr("lightning_audit.callbacks.figures.find_spec", lambda name: None)
-    *others, bounds = PrivacyAudit.__init__.__defaults__
-    assert bounds is None
-    monkeypatch.setattr(PrivacyAudit.__init__, "__defaults__", (*others, ()))
+    *others, examinations, bounds = PrivacyAudit.__init__.__defaults__
+    assert (examinations, bounds) == ("auto", None)
+    monkeypatch.setattr(PrivacyAudit.__init__, "__defaults__", (*others, 0, ()))
+
+
+@pytest.fixture
+def one_examination(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Audits with ``examinations=1`` by default."""
+    from lightning_audit import PrivacyAudit
+
+    *others, _, bounds = PrivacyAudit.__init__.__defaults__
+    monkeypatch.setattr(PrivacyAudit.__init__, "__defaults__", (*others, 1, bounds))
 
 
 @pytest.fixture(autouse=True)
@@ -62,8 +74,9 @@ def _training(request: pytest.FixtureRequest) -> None:
     import torch
 
     request.getfixturevalue("_divergences_once")
-    if request.node.get_closest_marker("whole_report") is None:
-        request.getfixturevalue("short_report")
+    # Later examinations come by the clock, so that no two reports would be the same.
+    whole = request.node.get_closest_marker("whole_report") is not None
+    request.getfixturevalue("one_examination" if whole else "short_report")
     torch.set_num_threads(1)
     torch.manual_seed(0)
 

@@ -32,6 +32,13 @@ README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 pytestmark = pytest.mark.filterwarnings("default")
 
 
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    import torch
+
+    torch.manual_seed(0)
+
+
 def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
 
@@ -114,7 +121,8 @@ def test_a_release_that_is_shown_may_be_processed(hand_written, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     names = run(processed, run(stated, dict(vars(hand_written))))
     kind = type("Model", (hand_written.ByVmap,), {"training_step": names["training_step"]})
-    assert trained(kind, names, 60).report.verdict.outcome == "PASS"
+    # Twice the steps that the power needs: the audit draws its seed.
+    assert trained(kind, names, 120).report.verdict.outcome == "PASS"
 
 
 def test_the_input_canary_audits_a_module_that_has_a_forward(digits, tmp_path, monkeypatch):
@@ -132,8 +140,8 @@ def test_a_planted_fault_fails_the_training_by_name(digits, tmp_path, monkeypatc
 
 
 def test_the_number_of_faults_is_as_stated():
-    assert "holds forty-seven faults" in README
-    assert len(FAULTS) == 47
+    assert "holds fifty-seven faults" in README
+    assert len(FAULTS) == 57
 
 
 @pytest.mark.parametrize("name", staged(quick=["vmap"], heavy=["own optimizer", "one by one"]))

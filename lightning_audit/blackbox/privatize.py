@@ -5,10 +5,12 @@ The function claims to release, for gradients g_i, the clipping norm C and a div
 .. math:: \frac{1}{b} \Bigl(\sum_i g_i \min\{1, C / \lVert g_i \rVert\}
     + \sigma C\, \mathcal{N}(0, I)\Bigr)
 
-Coins let gradients in or out that are oversized, of norm C, in one tensor alone, or opposed to all
-others; whoever can bet on the coins better than a shift of C allows has found a fault (`CoinBet`).
-The noise is read off batches of zeros, of an oversized gradient, and of twice the size
-(`noise_log_e`).
+Under equal random numbers, two releases differ by what a gradient adds: exactly, and for gradients
+of many norms, shapes and places in a batch (`read_exactly`). Where the function's random numbers
+cannot be set, coins let gradients in or out that are oversized, of norm C, in one tensor alone, or
+opposed to all others; whoever can bet on the coins better than a shift of C allows has found a
+fault (`CoinBet`). The noise is read off batches of zeros, of an oversized gradient, and of twice
+the size (`noise_log_e`).
 
 Example:
     Each tensor is clipped to the norm of the whole gradient:
@@ -33,10 +35,12 @@ from typing import Any, Literal
 import numpy as np
 
 from lightning_audit import _validate
+from lightning_audit.blackbox.exact_clipping import ExactReading, read_exactly
 from lightning_audit.blackbox.privatize_faults import likely_fault
 from lightning_audit.blackbox.privatize_readings import (
     ADDS_UP,
     LEARNING,
+    probes,
     read_noises,
     read_shifts,
 )
@@ -54,7 +58,8 @@ __all__ = ["PrivatizeAudit", "PrivatizeViolation", "assert_privatizes", "audit_p
 
 Shapes = tuple[int, ...] | Sequence[tuple[int, ...]]
 
-# E-values that share the significance: five readings of shifts, three of each batch's noise.
+# E-values that share the significance: five readings of shifts by coins, three of each batch's
+# noise.
 _TESTS = 14
 # A shift larger than this must have been found for a PASS.
 _RESOLUTION = 1.5
@@ -79,6 +84,8 @@ class PrivatizeAudit:
             else PASS.
         shifts: by probe, how much gradients add, over what clipping allows.
         noises: by batch, how large the noise is, over the claim.
+        exact: how far single gradients move the release beside equal noise, which takes no part of
+            the significance; or why that was not read, and the shifts were read by coins.
         detectable_shift: smallest shift that so many calls would have shown.
         significance: probability of a VIOLATION although the function is correct.
         calls: calls of the function.
@@ -87,6 +94,7 @@ class PrivatizeAudit:
     verdict: Verdict
     shifts: dict[str, ShiftReading]
     noises: dict[str, NoiseReading]
+    exact: ExactReading
     detectable_shift: float
     significance: float
     calls: int
@@ -146,7 +154,8 @@ def audit_privatize(
 ) -> PrivatizeAudit:
     """Audit a function ``privatize(per_sample_grads) -> gradient`` by calling it.
 
-    What it claims to release, and how that is tested, is said at the top of this module.
+    What it claims to release, and how that is tested, is said at the top of this module. Calls
+    under seeds are taken back: the function's own state and all generators are put back.
 
     Args:
         privatize: The function. It gets one array ``[n, *shape]``, or a list of them, and returns
@@ -161,7 +170,8 @@ def audit_privatize(
         batches: "poisson" if the number of gradients varies in the training, so that the noise must
             not depend on it; "fixed" if it does not.
         batch_size: Number of gradients in each call, >= 2.
-        calls: Calls at the most for each probe of clipping, >= 20; there are five.
+        calls: Calls at the most for each batch of which the noise is read, >= 20, and for each of
+            five probes of clipping where that is read beside the noise.
         significance: Probability in (0, 1) of a VIOLATION although the function is correct.
         arrays: What the function works on.
         seed: Seed of coins and directions; the noise is the function's own.
@@ -179,11 +189,15 @@ def audit_privatize(
     along = direction(released.sizes, rng)
     noises = read_noises(released, along, sigma, batch_size, batches, calls, goal)
     group = min(batch_size, math.ceil(8.0 * sigma))
-    shifts = read_shifts(released, along, sigma, batch_size, group, calls, goal, rng)
-    # An excess x of the group grows the wealth by (group x / sigma)^2 / 8 nats a call.
-    smallest = 1.0 + math.sqrt(8.0 * (goal + LEARNING) / calls) * sigma / group
-    verdict = _verdict(shifts, noises, goal, smallest, level, released, batch_size)
-    return PrivatizeAudit(verdict, shifts, noises, smallest, level, released.calls)
+    wanted = probes(along, released.sizes, batch_size, group)
+    exact, shifts = read_exactly(released, wanted, along, batch_size, batches, calls, seed)
+    smallest = exact.limit
+    if exact.reason:
+        shifts = read_shifts(released, wanted, sigma, calls, goal, rng)
+        # An excess x of the group grows the wealth by (group x / sigma)^2 / 8 nats a call.
+        smallest = 1.0 + math.sqrt(8.0 * (goal + LEARNING) / calls) * sigma / group
+    verdict = _verdict(shifts, noises, exact, goal, smallest, level, released, batch_size)
+    return PrivatizeAudit(verdict, shifts, noises, exact, smallest, level, released.calls)
 
 
 def _check_calls(batches: str, batch_size: int, calls: int) -> None:
@@ -228,39 +242,48 @@ def _no_shape(shape: Any) -> bool:
 def _verdict(
     shifts: dict[str, ShiftReading],
     noises: dict[str, NoiseReading],
+    exact: ExactReading,
     goal: float,
     smallest: float,
     level: float,
     released: Released,
     batch_size: int,
 ) -> Verdict:
-    clipping = [name for name, reading in shifts.items() if reading.log_e >= goal]
-    noise = [
-        name
-        for name, reading in noises.items()
-        if max(reading.log_e, reading.log_e_repeated, reading.log_e_shared) >= goal
-    ]
-    shown = f"at significance {level:g} after {released.calls:,} calls"
-    quiet = min(reading.ratio for reading in noises.values())
-    if clipping or noise:
-        fault = likely_fault(shifts, noises, goal, len(released.sizes), batch_size)
+    noise = any(reading.refuted(goal) for reading in noises.values())
+    shifted = any(reading.log_e >= goal for reading in shifts.values())
+    if noise or shifted or exact.found:
+        fault = likely_fault(shifts, noises, goal, len(released.sizes), batch_size, exact)
         if fault.name == "another_unit":
             return Verdict(
                 "INCONCLUSIVE", None, fault.sentence, pass_blockers=("the unit of the sum",)
             )
+        clipping = fault.finding == "clipping"
         what = " and ".join(part for part, hit in (("clip", clipping), ("add noise", noise)) if hit)
+        sure = f"at significance {level:g}" if noise or exact.reason else "exactly up to rounding"
         return Verdict(
             "VIOLATION",
             "mechanism",
-            f"the function does not {what} as is stated, {shown}",
+            f"the function does not {what} as is stated, {sure} after {released.calls:,} calls",
             faults=(fault,),
         )
-    reach = f"a shift of {smallest:.3g} times C would have been found"
+    return _without_fault(shifts, noises, exact, smallest, released.calls)
+
+
+def _without_fault(
+    shifts: dict[str, ShiftReading],
+    noises: dict[str, NoiseReading],
+    exact: ExactReading,
+    smallest: float,
+    calls: int,
+) -> Verdict:
+    reach = f"{len(exact.sizes)} crafted gradients add at most C each, up to rounding"
+    if exact.reason:
+        reach = f"a shift of {smallest:.3g} times C would have been found"
     if smallest > _RESOLUTION:
         return Verdict(
             "INCONCLUSIVE",
             None,
-            f"{released.calls:,} calls are too few beside noise of this size: only {reach}",
+            f"{calls:,} calls are too few beside noise of this size: only {reach}",
             pass_blockers=(
                 f"calls: a shift of {_RESOLUTION:g} times C would not be found for sure",
             ),
@@ -276,9 +299,11 @@ def _verdict(
             pass_blockers=("gradients that add up as is stated",),
             advice="raise calls, or state the clipping norm that is used",
         )
+    quiet = min(reading.ratio for reading in noises.values())
+    beside = f"; clipping was read beside the noise alone: {exact.reason}" if exact.reason else ""
     return Verdict(
         "PASS",
         None,
-        f"clips and adds noise as is stated, as far as {released.calls:,} calls show; {reach}, "
-        f"the noise is {quiet:.3g} times the claim",
+        f"clips and adds noise as is stated, as far as {calls:,} calls show; {reach}, "
+        f"the noise is {quiet:.3g} times the claim{beside}",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lightning_audit.blackbox.exact_clipping import ExactReading
 from lightning_audit.blackbox.probes import NoiseReading, ShiftReading
 from lightning_audit.results.audit_report import LikelyFault
 
@@ -12,8 +13,12 @@ __all__ = ["likely_fault"]
 
 # Noise below this part of the claim is none; a shift above this many C is of no clipping at all.
 _NO_NOISE, _NO_CLIPPING = 0.02, 100.0
-# Shifts that differ by this part may be equal.
-_ALIKE = 0.07
+# Shifts that differ by this part may be equal, read beside noise and exactly.
+_ALIKE, _ALIKE_EXACTLY = 0.07, 0.01
+# A sum clipped to C moves by at most 2 C; what was read of it has an error.
+_OF_A_SUM = 3.0
+# What is wrong of every gradient, if it is that.
+_OF_ALL = ("no_clipping", "clipping_norm_too_large")
 # Differences of noise below this part of the noise are none.
 _SMALL = 0.4
 # A gradient in one tensor that adds so many times what one in all tensors adds is not in the norm.
@@ -26,11 +31,28 @@ def likely_fault(
     goal: float,
     tensors: int,
     batch_size: int,
+    exact: ExactReading,
 ) -> LikelyFault:
-    """Name the fault that the readings speak for most; one of them has an e-value of ``goal``."""
-    if any(reading.log_e >= goal for reading in shifts.values()):
-        return _of_clipping(shifts, noises, goal, tensors)
-    return _of_noise(shifts, noises, goal, batch_size)
+    """Name the fault that the readings speak for most: one of them is against the claim."""
+    noisy = [name for name, reading in noises.items() if reading.refuted(goal)]
+    # Beside noise that follows the gradients, no difference is that of the gradients alone.
+    follows = not exact.reason and noisy and "no gradient" not in noisy
+    if not follows and any(reading.log_e >= goal for reading in shifts.values()):
+        fault = _of_clipping(shifts, noises, goal, tensors, exact)
+        some = exact.found and not exact.alike
+        return _of_some(exact) if some and fault.name in _OF_ALL else fault
+    return _of_noise(shifts, noises, goal, batch_size) if noisy else _of_some(exact)
+
+
+def _of_some(exact: ExactReading) -> LikelyFault:
+    """Of gradients that no rule knows: the trial says which."""
+    return LikelyFault(
+        "clipping_misses_gradients",
+        exact.describe(),
+        "clipping",
+        "which gradients are clipped, by which norm, and what else of the batch that follows",
+        {name: exact.sizes[name] for name in exact.found},
+    )
 
 
 def _of_clipping(
@@ -38,14 +60,15 @@ def _of_clipping(
     noises: Mapping[str, NoiseReading],
     goal: float,
     tensors: int,
+    exact: ExactReading,
 ) -> LikelyFault:
     one, group = shifts["one oversized"].shift, shifts["oversized"].shift
     fired = {name for name, reading in shifts.items() if reading.log_e >= goal}
     evidence = {f"shift, {name}": reading.shift for name, reading in shifts.items()}
     members, ratio = shifts["oversized"].gradients, noises["no gradient"].ratio
-    if ratio > 1.0 and all(
-        _as_the_noise(shifts[name].shift, ratio) for name in ("oversized", "of norm C")
-    ):
+    either = (shifts["oversized"].shift, shifts["of norm C"].shift)
+    unsure = 0.0 if exact.reason else 4.0 * noises["no gradient"].error
+    if all(s > 1.0 and (_as_the_noise(s, ratio) or abs(s - ratio) < unsure) for s in either):
         return _another_unit(ratio, evidence)
     if one > _NO_CLIPPING:
         return LikelyFault(
@@ -65,7 +88,8 @@ def _of_clipping(
             evidence,
         )
     # Of a sum that is clipped as a whole a group adds no more than one.
-    if fired == {"against all others"} or (members > 1 and one > 1.5 * max(group, 0.1)):
+    alone = fired == {"against all others"} and shifts["against all others"].shift < _OF_A_SUM
+    if alone or (members > 1 and one > 1.5 * max(group, 0.1)):
         return LikelyFault(
             "clip_after_average",
             "the sum or mean is clipped as a whole, after the gradients were added up",
@@ -73,7 +97,8 @@ def _of_clipping(
             "over which axis the norm is taken: there must be one norm for each sample",
             evidence,
         )
-    if tensors > 1 and abs(group / tensors**0.5 - 1.0) < _ALIKE and "of norm C" not in fired:
+    alike = _ALIKE if exact.reason else _ALIKE_EXACTLY
+    if tensors > 1 and abs(group / tensors**0.5 - 1.0) < alike and "of norm C" not in fired:
         return LikelyFault(
             "clip_per_tensor",
             f"each tensor is clipped to the norm of the whole gradient: {tensors} tensors add "

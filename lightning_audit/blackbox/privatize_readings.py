@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import torch
 
 from lightning_audit.blackbox.probes import (
     NoiseReading,
+    Probe,
     Released,
     ShiftReading,
     read_noise,
     read_shift,
 )
+from lightning_audit.examine.crafted_gradients import OVERSIZE, Trial, against_others, alone
 from lightning_audit.stats._arguments import Floats
 
-__all__ = ["ADDS_UP", "LEARNING", "read_noises", "read_shifts"]
+__all__ = ["ADDS_UP", "LEARNING", "probes", "read_noises", "read_shifts"]
 
-#: Norm of oversized gradients, in clipping norms; and of the one that outweighs all of them.
-OVERSIZE, OUTWEIGHING = 1e3, 1e6
 #: Coordinates times calls by which each reading of the noise goes on.
 _NOISE_READINGS = 10_000
 #: Gradients of norm C that add less are not what is stated.
@@ -50,41 +52,54 @@ def read_noises(
     return {name: read_noise(released, batch, sigma, most, goal) for name, batch in rows.items()}
 
 
+def probes(along: Floats, sizes: Sequence[int], batch_size: int, group: int) -> dict[str, Probe]:
+    """Gradients by whose shifts faults of clipping are told apart, by name.
+
+    Args:
+        along: a unit vector with a part of the same length in every tensor, ``[d]``.
+        sizes: entries of each tensor.
+        batch_size: rows of each batch, those of zeros included.
+        group: gradients that go in or out together where many do.
+    """
+    unit = torch.from_numpy(along)
+    zeros = np.zeros((batch_size, len(along)))
+    many = np.vstack([zeros[group:], np.tile(along, (group, 1))])
+    one = [alone(OVERSIZE * unit, batch_size)]
+    found = {
+        "one oversized": _of_trials(one, along),
+        "oversized": Probe([OVERSIZE * many], zeros, along, group),
+        "of norm C": Probe([many], zeros, along, group),
+        "against all others": _of_trials([against_others(unit, batch_size)], along),
+    }
+    if len(sizes) > 1:
+        tensor = torch.repeat_interleave(torch.tensor(sizes))
+        each = math.sqrt(len(sizes)) * unit
+        alone_in = [alone(OVERSIZE * each * (tensor == k), batch_size) for k in range(len(sizes))]
+        found["in one tensor"] = _of_trials(alone_in, each.numpy())
+    return found
+
+
+def _of_trials(trials: Sequence[Trial], along: Floats) -> Probe:
+    """A probe of trials of one neighbour."""
+    return Probe([t.rows.numpy() for t in trials], trials[0].with_zeros.numpy(), along)
+
+
 def read_shifts(
     released: Released,
-    along: Floats,
+    probes: Mapping[str, Probe],
     sigma: float,
-    batch_size: int,
-    group: int,
     calls: int,
     goal: float,
     rng: np.random.Generator,
 ) -> dict[str, ShiftReading]:
-    """Read the shift of every kind of gradient, by name.
-
-    Args as of `read_shift`; ``group`` gradients go in or out together where many do.
-    """
-    zeros = np.zeros((batch_size, len(along)))
-    many = np.tile(along, (group, 1))
-
-    def read(base: Floats, extras: list[Floats], at: Floats, most: int = calls) -> ShiftReading:
-        return read_shift(released, base, extras, at, sigma, most, goal, rng)
-
-    readings = {
-        "one oversized": read(zeros[1:], [OVERSIZE * along[None]], along),
-        "oversized": read(zeros[group:], [OVERSIZE * many], along),
-        "of norm C": read(zeros[group:], [many], along),
-    }
-    # A sum that is clipped as a whole adds 2 C at the most, which takes many calls to show; that
-    # gradients add up excludes it.
-    adds_up = readings["of norm C"].shift > ADDS_UP
-    wanted = math.ceil(11.0 * (goal + LEARNING) * sigma**2)
-    enough = calls if adds_up else max(calls, min(wanted, 10 * calls))
-    against = np.tile(-OVERSIZE * along, (batch_size - 1, 1))
-    readings["against all others"] = read(against, [OUTWEIGHING * along[None]], along, enough)
-    if len(released.sizes) > 1:
-        tensor = np.repeat(np.arange(len(released.sizes)), released.sizes)
-        each = math.sqrt(len(released.sizes)) * along
-        extras = [OVERSIZE * (each * (tensor == k))[None] for k in range(len(released.sizes))]
-        readings["in one tensor"] = read(zeros[1:], extras, each)
+    """Read the shift of every probe beside the noise, by name; args as of `read_shift`."""
+    readings: dict[str, ShiftReading] = {}
+    for name, probe in probes.items():
+        most = calls
+        if name == "against all others" and readings["of norm C"].shift <= ADDS_UP:
+            # A sum that is clipped as a whole adds 2 C at the most, which takes many calls to show;
+            # that gradients add up excludes it.
+            wanted = math.ceil(11.0 * (goal + LEARNING) * sigma**2)
+            most = max(calls, min(wanted, 10 * calls))
+        readings[name] = read_shift(released, probe, sigma, most, goal, rng)
     return readings

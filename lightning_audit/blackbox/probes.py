@@ -15,7 +15,17 @@ from lightning_audit.stats.evalues.coin_bet import CoinBet
 from lightning_audit.stats.evalues.noise_scale import noise_log_e
 from lightning_audit.stats.evalues.sequential import log_mean_exp
 
-__all__ = ["NoiseReading", "Privatize", "Released", "ShiftReading", "direction"]
+__all__ = [
+    "ROUNDING",
+    "NoiseReading",
+    "Privatize",
+    "Probe",
+    "Released",
+    "ShiftReading",
+    "direction",
+    "read_noise",
+    "read_shift",
+]
 
 Arrays = Literal["torch", "numpy"]
 
@@ -44,7 +54,7 @@ class Released:
         divisor: float,
         arrays: Arrays,
     ) -> None:
-        self._privatize, self._shapes, self._single = privatize, shapes, single
+        self.privatize, self._shapes, self._single = privatize, shapes, single
         self._norm, self._divisor, self._arrays = max_grad_norm, divisor, arrays
         self.sizes = [math.prod(shape) for shape in shapes]
         self.calls = 0
@@ -65,7 +75,7 @@ class Released:
             for part, shape in zip(parts, self._shapes, strict=True)
         ]
         try:
-            released = self._privatize(tensors[0] if self._single else tensors)
+            released = self.privatize(tensors[0] if self._single else tensors)
         except Exception as error:
             raise self._failed(f"raised {type(error).__name__}: {error}", rows) from error
         values = [released] if self._single else list(released)
@@ -92,13 +102,31 @@ class Released:
         )
 
 
+@dataclass(frozen=True)
+class Probe:
+    """Gradients that are there or not, in clipping norms.
+
+    Args:
+        batches: batches with them, ``[n, d]``; several take turns.
+        without: the batch with rows of zeros in their place, ``[n, d]``.
+        along: vector along which is read, ``[d]``: of length one along each of the gradients.
+        gradients: how many there are.
+    """
+
+    batches: Sequence[Floats]
+    without: Floats
+    along: Floats
+    gradients: int = 1
+
+
 @dataclass
 class ShiftReading:
     """How much more is released along a direction when some gradients are there.
 
     Args:
         shift: mean difference, over the number of gradients; 1 where clipping is right.
-        log_e: largest log e-value against a shift of at most 1.
+        log_e: largest log e-value against a shift of at most 1; where the shift was read exactly,
+            infinite if it is larger, and else 0.
         gradients: number of gradients that go in or out together.
         calls: calls that it took.
     """
@@ -111,36 +139,31 @@ class ShiftReading:
 
 def read_shift(
     released: Released,
-    base: Floats,
-    extras: Sequence[Floats],
-    along: Floats,
+    probe: Probe,
     noise_multiplier: float,
     calls: int,
     goal: float,
     rng: np.random.Generator,
 ) -> ShiftReading:
-    """Flip a coin in each call, and let the extra gradients in or not (rows of zeros).
+    """Flip a coin in each call, and let the gradients of a probe in or not.
 
     Args:
         released: the function.
-        base: gradients that are always there, in clipping norms, ``[n, d]``.
-        extras: gradients that the coin lets in, ``[m, d]``; several, of one shape, take turns.
-        along: vector along which is read, ``[d]``: of length one along every one of ``extras``.
+        probe: the gradients.
         noise_multiplier: claimed noise, in clipping norms.
         calls: calls at the most.
         goal: log e-value at which to stop, after `LEAST_CALLS` at the earliest.
         rng: source of the coins.
     """
-    m = len(extras[0])
-    out = np.vstack([base, np.zeros_like(extras[0])])
-    batches = [np.vstack([base, extra]) for extra in extras]
+    m, along, batches = probe.gradients, probe.along, probe.batches
     bet = CoinBet((1,), m * ROUNDING, noise_multiplier * float(np.linalg.norm(along)))
     # Readings are taken from a first one, so that what the base adds does not pass for noise.
-    offset = float(released(out) @ along)
+    offset = float(released(probe.without) @ along)
     sums, counts, best, done = np.zeros(2), np.zeros(2), 0.0, 0
     while done < calls and (best < goal or done < LEAST_CALLS):
         coin = int(rng.integers(2))
-        reading = float(released(batches[done % len(batches)] if coin else out) @ along) - offset
+        rows = batches[done % len(batches)] if coin else probe.without
+        reading = float(released(rows) @ along) - offset
         bet.update(np.array([float(coin)]), np.array([reading]))
         sums[coin] += reading
         counts[coin] += 1
@@ -164,6 +187,7 @@ class NoiseReading:
         log_e_shared: the same for the difference to the coordinate before.
         ratio_shared: the same for that: small where one number serves many coordinates.
         calls: calls that it took.
+        error: standard error of the ratio.
     """
 
     ratio: float
@@ -174,6 +198,11 @@ class NoiseReading:
     log_e_shared: float
     ratio_shared: float
     calls: int
+    error: float
+
+    def refuted(self, goal: float) -> bool:
+        """Whether one of the e-values is against the claim."""
+        return max(self.log_e, self.log_e_repeated, self.log_e_shared) >= goal
 
 
 def read_noise(
@@ -217,6 +246,7 @@ def read_noise(
         log_e_shared=float(best[2]),
         ratio_shared=float(spread[1]),
         calls=done + 1,
+        error=float(1.0 / np.sqrt(2.0 * counts.sum())),
     )
 
 
@@ -228,5 +258,5 @@ def direction(sizes: Sequence[int], rng: np.random.Generator) -> Floats:
 
 def _numbers(value: Any) -> Floats:
     if hasattr(value, "detach"):
-        value = value.detach().cpu()
+        value = value.detach().cpu().double()  # numpy has no bfloat16
     return np.asarray(value, dtype=np.float64)

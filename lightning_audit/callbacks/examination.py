@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,21 +14,19 @@ from lightning_audit.callbacks._namespaces import (
 )
 from lightning_audit.callbacks.lightning_step import LightningStep
 from lightning_audit.callbacks.privacy_audit import PrivacyAudit
+from lightning_audit.catalogue.registry import REGISTRY
 from lightning_audit.dpsgd.adapters import opacus_step
 from lightning_audit.dpsgd.manual import stated_claim
 from lightning_audit.dpsgd.opacus import private_optimizer
-from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
-from lightning_audit.examine.answers import Answer
-from lightning_audit.examine.questions import QUESTIONS, ask_all
-from lightning_audit.examine.step_replay import StepReplay
-from lightning_audit.examine.training_state import TrainingState
+from lightning_audit.dpsgd.protocol import DPSGDStep
+from lightning_audit.examine.questions import QUESTIONS
+from lightning_audit.examine.step_examiner import examine_step
+from lightning_audit.examine.step_watch import StepWatch, TakenStep
 from lightning_audit.run.optimizer_refusals import hand_written_step
-from lightning_audit.taps.method_hook import MethodHook
+from lightning_audit.run_checks.replay_answers import Answer
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
-
-_log = logging.getLogger(__name__)
 
 
 class Examination(Callback):
@@ -67,7 +64,7 @@ class Examination(Callback):
         #: What came of each question, by its name; empty before a step was examined.
         self.answers: Mapping[str, Answer] = {}
         self._steps = 0
-        self._forget()
+        self._watch: StepWatch | None = None
 
     @property
     def passed(self) -> bool:
@@ -79,7 +76,7 @@ class Examination(Callback):
         if not self.answers:
             return "no step was examined: none had a batch of three records"
         return "\n".join(
-            f"{name}: {answer.describe()}" + (f" ({QUESTIONS[name]})" * bool(answer.findings))
+            f"{name}: {answer.describe()}" + (f" ({REGISTRY[name].finds})" * bool(answer.findings))
             for name, answer in self.answers.items()
         )
 
@@ -107,8 +104,11 @@ class Examination(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Follow the optimizer, to see which batches make up a step."""
-        if not self.answers and not self._hooks:
-            self._watch(self._adapter(trainer, pl_module))
+        if self.answers:
+            return
+        if self._watch is None:
+            self._watch = StepWatch(self._adapter(trainer, pl_module))
+        self._watch.start_batch(batch)
 
     @refused_as_lightning_does
     def on_train_batch_end(
@@ -120,15 +120,13 @@ class Examination(Callback):
         batch_idx: int,
     ) -> None:
         """Examine the step that has just been taken, if it is its turn."""
-        if self.answers:
+        taken = self._watch.end_batch() if self._watch is not None else None
+        if taken is None:
             return
-        self._batches.append(batch)
-        if not self._stepped:
-            return
-        batches, skips, self._steps = self._batches, self._skips, self._steps + 1
+        self._steps += 1
         self._forget()
         if self._steps >= self.after:
-            answers = self._examine(trainer, pl_module, batches, skips)
+            answers = self._examine(trainer, pl_module, taken)
             small = all("is too small" in answer.reason for answer in answers.values())
             self.answers = {} if small else answers
 
@@ -144,26 +142,16 @@ class Examination(Callback):
 
     # ------------------------------------------------------------------ the step
 
-    def _examine(
-        self, trainer: Any, module: Any, batches: list[Any], skips: list[bool]
-    ) -> dict[str, Answer]:
+    def _examine(self, trainer: Any, module: Any, taken: TakenStep) -> Mapping[str, Answer]:
         private = [o for o in map(private_optimizer, trainer.optimizers) if o is not None]
         if len(private) > 1:
             reason = f"{len(private)} private optimizers step together"
             return {name: Answer(reason=reason) for name in QUESTIONS}
-        user = LightningStep(trainer, module, [self])
         step = self._adapter(trainer, module)
-        state = TrainingState(user.roots(), [self, trainer])
-        replay = StepReplay(user.take, module, step, self._claim_of(step), state, skips)
-        low = str(trainer.precision) not in ("32-true", "64-true")
-        try:
-            answers = ask_all(replay, batches, self.seed, low_precision=low)
-        except Exception as error:  # the examination's own troubles end no training
-            _log.exception("the step could not be examined")
-            return {name: Answer(reason=f"{type(error).__name__}: {error}") for name in QUESTIONS}
-        for lost in state.lost:
-            _log.warning("the training is not as it was before the examination: %s", lost)
-        return answers
+        accumulated = 1 if any(taken.skips) else len(taken.batches)
+        claim = step.claim(accumulated) if self.claim is None else stated_claim(self.claim)
+        user = LightningStep(trainer, module, self)
+        return examine_step(user, step, claim, taken, seed=self.seed).answers
 
     def _adapter(self, trainer: Any, module: Any) -> DPSGDStep:
         private = next(filter(None, map(private_optimizer, trainer.optimizers)), None)
@@ -178,30 +166,8 @@ class Examination(Callback):
             )
         return hand_written_step(self.claim, trainer.optimizers, module)
 
-    def _claim_of(self, step: DPSGDStep) -> StepClaim:
-        """What is claimed of a step, before it is replayed."""
-        return step.claim(1) if self.claim is None else stated_claim(self.claim)
-
-    def _watch(self, step: DPSGDStep) -> None:
-        """See steps of the optimizer, and which of its calls skip one."""
-        private = private_optimizer(step.optimizer)
-        if private is not None:
-
-            def note_skip() -> None:
-                self._skips.append(bool(getattr(private, "_is_last_step_skipped", False)))
-
-            self._hooks.append(MethodHook(private, "pre_step", after=note_skip))
-
-        def note_step(*_: Any) -> None:
-            self._stepped = True
-
-        self._hooks.append(step.inner.register_step_post_hook(note_step))
-
     def _forget(self) -> None:
         """Wait for the next step, with no hook."""
-        for hook in getattr(self, "_hooks", []):
-            hook.remove()
-        self._hooks: list[Any] = []
-        self._batches: list[Any] = []
-        self._skips: list[bool] = []
-        self._stepped = False
+        if self._watch is not None:
+            self._watch.remove()
+        self._watch = None

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from typing import Any
+
+#: Callbacks that only show or save, by the names of their classes in either package of Lightning.
+_SHOW_OR_SAVE = {"Checkpoint", "ProgressBar", "ModelSummary", "Timer"}
 
 
 class LightningStep:
@@ -14,12 +19,39 @@ class LightningStep:
     Args:
         trainer: in `fit`.
         module: the user's module.
-        silent: callbacks that are not called: the audit's own, and those that only show or save.
+        own: the audit's callback, which is not called.
     """
 
-    def __init__(self, trainer: Any, module: Any, silent: Sequence[Any]) -> None:
+    def __init__(self, trainer: Any, module: Any, own: Any) -> None:
         self._trainer, self._module = trainer, module
-        self._silent = silent
+        self._silent = [
+            c
+            for c in trainer.callbacks
+            if c is own or _SHOW_OR_SAVE & {kind.__name__ for kind in type(c).__mro__}
+        ]
+        #: Names of what ``training_step`` logs.
+        self.logged: dict[str, None] = {}
+
+    @property
+    def module(self) -> Any:
+        """The user's module."""
+        return self._module
+
+    @property
+    def optimizers(self) -> Sequence[Any]:
+        """The optimizers of the training."""
+        optimizers: Sequence[Any] = self._trainer.optimizers
+        return optimizers
+
+    @property
+    def precision(self) -> str:
+        """In which the training computes."""
+        return str(self._trainer.precision)
+
+    @property
+    def aside(self) -> Sequence[object]:
+        """Objects of which nothing is kept."""
+        return [self._trainer, *self._silent]
 
     def roots(self) -> list[object]:
         """What a step may change, for `TrainingState`."""
@@ -39,6 +71,7 @@ class LightningStep:
             *wrappers,
             *schedulers,
             *(c for c in trainer.callbacks if c not in self._silent),
+            trainer.precision_plugin,
             *progress,
         ]
 
@@ -53,6 +86,8 @@ class LightningStep:
         trainer, module = self._trainer, self._module
         loop = trainer.fit_loop.epoch_loop
         loop.batch_progress.current.ready = index + 1  # by it the loop knows what it adds up
+        for callback in trainer.callbacks:
+            callback.on_train_batch_start(trainer, module, batch, index)
         module.on_train_batch_start(batch, index)
         arguments = loop._build_kwargs(OrderedDict(), batch, index)
         if module.automatic_optimization:
@@ -70,17 +105,26 @@ class LightningStep:
         trainer, module = self._trainer, self._module
         callbacks, loggers = trainer.callbacks, trainer.loggers
         trainer.callbacks = [c for c in callbacks if c not in self._silent]
-        trainer.loggers = []
+        stops = trainer.should_stop
+        trainer.loggers = [_silent_logger(trainer) for _ in loggers]
         logs = {name: vars(module)[name] for name in ("log", "log_dict") if name in vars(module)}
-        vars(module).update(log=_drop, log_dict=_drop)
+        vars(module).update(log=self._drop, log_dict=self._drop)
         try:
-            yield
+            with contextlib.redirect_stdout(io.StringIO()):
+                yield
         finally:
             trainer.callbacks, trainer.loggers = callbacks, loggers
+            trainer.should_stop = stops
             for name in ("log", "log_dict"):
                 del vars(module)[name]
             vars(module).update(logs)
 
+    def _drop(self, logged: Any, *_: Any, **__: Any) -> None:
+        """Log nothing, and keep the names."""
+        self.logged |= dict.fromkeys(logged if isinstance(logged, dict) else [logged])
 
-def _drop(*_: Any, **__: Any) -> None:
-    """Log nothing."""
+
+def _silent_logger(trainer: Any) -> Any:
+    """A logger of the Trainer's package that takes everything and keeps nothing."""
+    package = type(trainer).__module__.partition(".trainer")[0]
+    return import_module(f"{package}.loggers.logger").DummyLogger()

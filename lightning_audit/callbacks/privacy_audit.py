@@ -11,6 +11,7 @@ from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.callbacks import audit_arguments as arguments
 from lightning_audit.callbacks._namespaces import Callback, of_its_run, refused_as_lightning_does
 from lightning_audit.callbacks.figures import send_report_figure
+from lightning_audit.callbacks.lightning_step import LightningStep
 from lightning_audit.callbacks.outcome import raise_for, show, warn_of_end
 from lightning_audit.callbacks.same_training import goes_on, note_end
 from lightning_audit.callbacks.strategy_hooks import StrategyHook, show_batches, watch_loaders
@@ -75,12 +76,10 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
             another training has the directory, they go to ``run-2`` in it, or ``run-3``...
         log_prefix: first part of the names of the logged metrics.
         seed: of the audit's own coins; None to draw one. It is written to the report.
-        replay_neighbours: at the first batch of the training and of each epoch, run
-            ``training_step`` twice more, without an update, on batches that share a record beside
-            different others: its gradient must be the same (`coupling`). It costs these passes, and
-            leaves model, optimizers and random numbers as they were; what ``training_step`` writes
-            elsewhere, to a file or an object of its own, is written again. In one process, for one
-            optimizer, and not for ghost clipping.
+        examinations: steps that are examined by replay, which tests the definition of DP-SGD and
+            leaves the training as it would have been: "auto" for the first step (at most 80 step
+            times) and later ones (at most 3 % of the time since), 0 for none, or a number of them,
+            each as long as it needs. What the step writes elsewhere, to a file, is written again.
 
     Raises:
         ValueError: an argument is outside its range, or, when training starts, a canary names a
@@ -112,7 +111,7 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         report_dir: str | Path | None = None,
         log_prefix: str = "audit",
         seed: int | None = None,
-        replay_neighbours: bool = False,
+        examinations: Literal["auto"] | int = "auto",
         bounds: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
@@ -130,7 +129,7 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
             on_violation=on_violation,
             on_inconclusive=on_inconclusive,
             seed=arguments.seed_of(seed),
-            replay_neighbours=replay_neighbours,
+            examinations=examinations,
             bounds=BOUND_NAMES if bounds is None else bounds,
         )
         self.report_dir = report_dir
@@ -211,7 +210,8 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         run.start(trainer.train_dataloader, trainer.global_step)
         run.follow(trainer.optimizers, pl_module)
         run.note_trainer_settings(trainer)
-        if run.way_to_batches(trainer, pl_module) is not None:
+        run.examinations.open_to(LightningStep(trainer, pl_module, self))
+        if run.admits_canaries(trainer):
             self._hooks.append(show_batches(trainer, pl_module, run))
 
     # ------------------------------------------------------------------ each step and epoch
@@ -232,7 +232,7 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         if not run.sessions:
             # Not before the first batch: a callback may make the training private until then.
             run.follow_hand_written(pl_module)
-        run.start_batch(trainer.current_epoch)
+        run.start_batch(trainer.current_epoch, batch)
 
     @of_its_run
     def on_before_backward(

@@ -82,11 +82,10 @@ def show_batches(trainer: Any, module: torch.nn.Module, run: AuditRun) -> Strate
         module: the user's module.
         run: the audit, which looks at each batch.
     """
-    look, admit = refused_as_lightning_does(run.look), refused_as_lightning_does(run.admit)
+    admit = refused_as_lightning_does(run.admit)
 
     def around(inner: _Method) -> _Method:
         def training_step(batch: Any, *args: Any, **kwargs: Any) -> Any:
-            look(batch, lambda other: inner(other, *args, **kwargs))
             # The extra passes compute in the precision of the training.
             with trainer.precision_plugin.train_step_context():
                 batch = admit(batch, module)

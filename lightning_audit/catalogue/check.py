@@ -12,9 +12,9 @@ from lightning_audit.results.audit_report import CheckResult, Kind
 #: Checks of the same property: a fault that explains one of them explains the others.
 #: Those of the channel suppose noise of the claimed size in each coordinate: noise that is smaller,
 #: or the same twice, is not of the right shape, nor does the stated divisor fit it.
-Group = Literal["clipping", "noise", "reuse", "channel", "leakage"]
-#: What is estimated from the gradients of many steps.
-MEASURED: tuple[Group, ...] = ("clipping", "noise", "reuse", "channel", "leakage")
+Group = Literal["clipping", "replay", "noise", "reuse", "channel", "leakage"]
+#: What is measured on the gradients of steps, or on steps that are replayed.
+MEASURED: tuple[Group, ...] = ("clipping", "replay", "noise", "reuse", "channel", "leakage")
 
 
 @dataclass(frozen=True)

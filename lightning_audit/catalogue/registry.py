@@ -27,6 +27,11 @@ from lightning_audit.catalogue.noise_checks import (
     NOISE_STEP,
     NOISE_TENSOR,
 )
+from lightning_audit.catalogue.replay_checks import (
+    REPLAY_CLIPPING,
+    REPLAY_RELEASE,
+    REPLAY_SENSITIVITY,
+)
 from lightning_audit.catalogue.reuse_checks import (
     NOISE_RESTARTED,
     NOISE_SHARED,
@@ -56,6 +61,9 @@ _CHECKS = (
     NOISE_STEP,
     NOISE_CANARY,
     SENSITIVITY,
+    REPLAY_SENSITIVITY,
+    REPLAY_CLIPPING,
+    REPLAY_RELEASE,
     REUSE_LAG,
     REUSE_BROADCAST,
     REUSE_PAIR,

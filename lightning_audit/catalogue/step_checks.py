@@ -35,7 +35,7 @@ CLIPPING_NORM = Check(
             "clipping by wrong norms: samples are clipped by norms that their gradients exceed",
             "the norm samplers of ghost clipping: a layer, a bias or a second use may be left out",
             rank=-4,
-            explains_groups=("clipping", "leakage"),
+            explains_groups=("clipping", "replay", "leakage"),
         ),
     ),
 )
@@ -112,13 +112,9 @@ UNSYNCHRONISED = Check(
 
 COUPLING = Check(
     "coupling",
-    "a record's gradient depends on the others in its batch (with `replay_neighbours=True`)",
+    "a record's gradient depends on the others in its batch",
+    always=True,
     wrong=lambda seen: seen["step"] is not None,
-    blocks=lambda found: (
-        f"replay_neighbours=True replayed nothing: {found.message}"
-        if found.status == "not_run"
-        else ""
-    ),
     faults=(
         FaultRule(
             "records_coupled",
@@ -128,7 +124,7 @@ COUPLING = Check(
             "batch, contrastive losses; and layers that order the batch anew, such as packed "
             "sequences",
             rank=-1,
-            explains_groups=("clipping", "leakage"),
+            explains_groups=("clipping", "replay", "leakage"),
         ),
     ),
 )
@@ -170,7 +166,7 @@ EPSILON = Check(
             "leaks_more_than_claimed",
             "more leaks than the claim allows, by noise and clipping together",
             "clipping and noise of each step, and the noise multiplier that the accountant is told",
-            rank=1,
+            rank=4,
         ),
     ),
 )

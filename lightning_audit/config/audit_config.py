@@ -44,6 +44,7 @@ class AuditConfig(OutcomeSettings):
     on_violation: str
     on_inconclusive: str
     seed: int
+    examinations: int | str
 
     def __post_init__(self) -> None:
         _refuse_another_class("claim", self.claim, PrivacyClaim)
@@ -61,7 +62,7 @@ class AuditConfig(OutcomeSettings):
         if self.claim is not None:
             _refuse_contradiction("delta", self.delta, "claim.delta", self.claim.delta)
         _refuse_unknown_findings(self.allow)
-        _refuse_no_flag("replay_neighbours", self.replay_neighbours)
+        _refuse_no_count("examinations", self.examinations)
         _validate.one_of("on_violation", self.on_violation, ON_VIOLATION)
         _validate.one_of("on_inconclusive", self.on_inconclusive, ON_INCONCLUSIVE)
         _refuse_seed(self.seed)
@@ -166,9 +167,10 @@ def _refuse_unknown_findings(allow: Sequence[str]) -> None:
             )
 
 
-def _refuse_no_flag(name: str, value: bool) -> None:
-    if not isinstance(value, bool):
-        raise ValueError(f"{name}={value!r} must be True or False.")
+def _refuse_no_count(name: str, value: int | str) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    if value != "auto" and not whole:
+        raise ValueError(f"{name}={value!r} must be 'auto' or a whole number >= 0.")
 
 
 def _refuse_seed(seed: int) -> None:

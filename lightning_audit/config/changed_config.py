@@ -24,7 +24,7 @@ _CONSEQUENCES = {
     "oversize": "; the run counts as one with the smaller canaries",
     # Each step has the one that it was taken with.
     "every_n_steps": "",
-    "replay_neighbours": "",
+    "examinations": "",
 }
 
 

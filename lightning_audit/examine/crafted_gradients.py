@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+#: Norm of oversized gradients, in clipping norms; and of the one that outweighs all of them.
+OVERSIZE, OUTWEIGHING = 1e3, 1e6
 #: Entries of all gradients of a batch at the most.
 _ENTRIES = 40_000_000
 
@@ -35,6 +37,27 @@ class Trial:
         at = self.left_out % len(self.rows)
         return torch.cat([self.rows[:at], self.rows[at + 1 :]])
 
+    @property
+    def with_zeros(self) -> torch.Tensor:
+        """The batch with zeros in its place, ``[n, d]``."""
+        rows = self.rows.clone()
+        rows[self.left_out] = 0.0
+        return rows
+
+
+def alone(gradient: torch.Tensor, batch: int) -> Trial:
+    """A gradient, ``[d]``, behind rows of zeros."""
+    rows = torch.zeros(batch, len(gradient), dtype=torch.float64)
+    rows[-1] = gradient
+    return Trial(f"norm {float(gradient.norm()):.3g} C, alone", rows, batch - 1)
+
+
+def against_others(direction: torch.Tensor, batch: int) -> Trial:
+    """A gradient along a unit vector, ``[d]``, that outweighs all others, which are opposite."""
+    rows = -OVERSIZE * direction.repeat(batch, 1)
+    rows[-1] = OUTWEIGHING * direction
+    return Trial("against all others, which it outweighs", rows, batch - 1)
+
 
 class CraftedGradients:
     """Makes trials, family by family.
@@ -48,7 +71,7 @@ class CraftedGradients:
     def __init__(self, sizes: Sequence[int], batch: int, seed: int) -> None:
         self._sizes = list(sizes)
         self._size = sum(sizes)
-        self._batch = max(min(batch, _ENTRIES // (2 * self._size)), 2)
+        self._batch = max(min(batch, _ENTRIES // (2 * self._size) - 1), 2)
         self._random = torch.Generator().manual_seed(seed)
 
     def trials(self) -> Iterator[Trial]:
@@ -93,23 +116,27 @@ class CraftedGradients:
             )
 
     def _of_others(self) -> Iterator[Trial]:
-        """One gradient among equal, opposite, tiny or huge ones."""
-        one, many = self._dense(1)[0], min(8, self._batch)
+        """One gradient among equal, opposite, tiny, huge or no ones."""
+        one, many = self._dense(1)[0], self._batch
         signs = torch.tensor([1.0, -1.0] * many)[:many, None]
-        tiny, huge = 0.01 * self._dense(many), 1e3 * self._dense(many)
+        tiny, huge = 0.01 * self._dense(many), OVERSIZE * self._dense(many)
         yield Trial("one of equal ones, norm 3 C", 3.0 * one.repeat(many, 1), many - 1)
         yield Trial("huge among tiny ones", torch.cat([huge[:1], tiny[1:]]), 0)
-        yield Trial("tiny among huge ones", torch.cat([huge[1:], tiny[:1]]), many - 1)
+        between = huge.clone()
+        between[many // 2] = tiny[0]  # without it, those behind it come to other places
+        yield Trial("tiny among huge ones", between, many // 2)
         yield Trial("one of opposite ones, norm 3 C", 3.0 * one * signs.double(), 0)
         yield Trial("huge one of tiny ones, last", torch.cat([tiny[1:], huge[:1]]), many - 1)
+        yield against_others(one, many)
+        yield alone(OVERSIZE * one, many)
 
     def _of_sizes(self) -> Iterator[Trial]:
-        """Batches of two, and of twice the usual size."""
-        two = self._dense(2)
+        """Batches of two, and of more than twice the usual size."""
+        two, many = self._dense(2), 2 * self._batch + 2
         yield Trial("one of two, norm 3 C", torch.stack([3.0 * two[0], 0.9 * two[1]]), 0)
-        yield Trial("first of twice the usual batch", 0.9 * self._dense(2 * self._batch), 0)
+        yield Trial("first of a batch twice as large, norm 0.9 C", 0.9 * self._dense(many), 0)
         yield Trial("the smaller of two", torch.stack([3.0 * two[0], 0.9 * two[1]]), 1)
-        yield Trial("last of twice the usual batch", 3.0 * self._dense(2 * self._batch), -1)
+        yield Trial("last of a batch twice as large, norm 3 C", 3.0 * self._dense(many), -1)
 
     # ------------------------------------------------------------------ gradients
 

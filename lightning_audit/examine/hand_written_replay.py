@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
-
-if TYPE_CHECKING:
-    from lightning_audit.examine.step_replay import Replay
+from lightning_audit.examine.replay import Replay, count_rows
 
 Gradients = TypeVar("Gradients", bound=dict[str, torch.Tensor])
 
@@ -26,9 +24,12 @@ class HandWrittenReplay:
         claim: StepClaim,
         clips: Callable[[], None],
         reads: Callable[..., None],
+        *,
+        keep: bool = False,
     ) -> None:
         self._step, self._found, self._rows = step, found, rows
         self._claim, self._clips, self._reads = claim, clips, reads
+        self._keep = keep
         #: Whether the release of the present step was shown.
         self.shown = False
 
@@ -38,17 +39,21 @@ class HandWrittenReplay:
         """Count the gradients, or give others in their place."""
         # Those of a second step are left as they are.
         later = bool(self._found.after)
+        tensors = list(grads.values())
         if not later:
-            count_rows(self._found, list(grads.values()), self._claim.max_grad_norm)
+            count_rows(self._found, tensors, self._claim.max_grad_norm, keep=self._keep)
         self._clips()
         if self._rows is None or later:
             return grads
         places: Any = self._step.places(list(grads), module, root)  # type: ignore[attr-defined]
         params, new = self._step.params, type(grads)()
-        own = torch.split(self._rows, [p.numel() for p in params], dim=1)
+        # A batch may come in several calls, each with its share of the rows.
+        end = self._found.rows
+        rows = self._rows[end - len(tensors[0]) : end]
+        own = torch.split(rows, [p.numel() for p in params], dim=1)
         for name, grad in grads.items():
             values = own[places[name]] * self._claim.max_grad_norm
-            new[name] = values.to(grad).reshape(len(self._rows), *grad.shape[1:])
+            new[name] = values.to(grad).reshape(len(rows), *grad.shape[1:])
         return new
 
     def rows(self, module: torch.nn.Module, root: torch.nn.Module) -> list[dict[str, torch.Tensor]]:
@@ -65,10 +70,3 @@ class HandWrittenReplay:
                 tensors[place] = grads[name]
         self.shown = True
         self._reads(tensors, self._claim.max_grad_norm / self._claim.scale)
-
-
-def count_rows(found: Replay, grads: Sequence[torch.Tensor], norm: float) -> None:
-    """Take in per-sample gradients that come to be clipped."""
-    found.rows += len(grads[0])
-    squares = [g.detach().reshape(len(g), -1).double().square().sum(1).cpu() for g in grads]
-    found.norms.append(torch.stack(squares).sum(0).sqrt() / norm)

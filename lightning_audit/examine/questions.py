@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from lightning_audit.canaries.sample_batches import rows
-from lightning_audit.examine.answers import Answer
-from lightning_audit.examine.clipping import examine_clipping
+from lightning_audit.examine.clipping import TRIALS, examine_clipping
+from lightning_audit.examine.record_independence import examine_independence
 from lightning_audit.examine.record_sensitivity import examine_sensitivity, tolerance
 from lightning_audit.examine.release_use import examine_release
 from lightning_audit.examine.step_replay import StepReplay
+from lightning_audit.run_checks.record_coupling import tolerance_of
+from lightning_audit.run_checks.replay_answers import Answer
 
-#: Names of the questions, and what a yes says.
-QUESTIONS: Mapping[str, str] = {
-    "replay.sensitivity": "one record moves what a step releases by at most the clipping norm",
-    "replay.clipping": "one gradient, whatever it is, adds at most the clipping norm",
-    "replay.release": "what a step leaves behind rests on its release alone",
-}
 #: Records that a batch must have so that one can be left out.
 LEAST_RECORDS = 3
+#: Entries of a gradient of which several copies in double precision are held.
+MOST_ENTRIES = 50_000_000
 
 _NOT_SURE = (
     "it cannot be told where the noise is in; show it: "
@@ -29,42 +28,108 @@ _NOT_SURE = (
 )
 
 
-def ask_all(
-    replay: StepReplay, batches: Sequence[Any], seed: int, *, low_precision: bool
-) -> dict[str, Answer]:
-    """Ask every question of a step, by its name.
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of one step.
 
     Args:
         replay: of the step.
-        batches: the physical batches of one logical step.
+        batches: the physical batches of the logical one.
         seed: of the replays.
         low_precision: whether layers compute in bf16 or fp16.
+        replaced: whether neighbours have a record replaced, and none more or less.
+        trials: gradients to put in at the most.
+        earlier_trials: those that earlier examinations put in.
     """
-    if reason := _obstacle(replay, batches, seed):
-        return {name: Answer(reason=reason) for name in QUESTIONS}
-    tolerated = tolerance(replay.dtypes, low_precision=low_precision)
-    largest = max(batches, key=rows)
-    clipping = (
-        examine_clipping(replay, largest, tolerated, seed)
-        if len(batches) == 1 or replay.skips
-        else Answer(reason="gradients of several batches are added up by the Trainer")
+
+    replay: StepReplay
+    batches: Sequence[Any]
+    seed: int
+    low_precision: bool = False
+    replaced: bool = False
+    trials: int = TRIALS
+    earlier_trials: int = 0
+
+    @property
+    def tolerated(self) -> float:
+        """Rounding of a sensitivity, in clipping norms."""
+        return tolerance(self.replay.dtypes, low_precision=self.low_precision)
+
+
+def _sensitivity(asked: Asked) -> Answer:
+    return examine_sensitivity(
+        asked.replay, asked.batches, asked.tolerated, asked.seed, replaced=asked.replaced
     )
-    return {
-        "replay.sensitivity": examine_sensitivity(replay, batches, tolerated, seed),
-        "replay.clipping": clipping,
-        "replay.release": examine_release(replay, batches, seed),
-    }
 
 
-def _obstacle(replay: StepReplay, batches: Sequence[Any], seed: int) -> str:
+def _release(asked: Asked) -> Answer:
+    return examine_release(asked.replay, asked.batches, asked.seed)
+
+
+def _coupling(asked: Asked) -> Answer:
+    if reason := _not_alone(asked):
+        return Answer(reason=reason)
+    low = tolerance_of(low_precision=asked.low_precision)
+    return examine_independence(asked.replay, max(asked.batches, key=rows), low, asked.seed)
+
+
+def _clipping(asked: Asked) -> Answer:
+    if reason := _not_alone(asked):
+        return Answer(reason=reason)
+    return examine_clipping(
+        asked.replay,
+        max(asked.batches, key=rows),
+        asked.tolerated,
+        asked.seed,
+        asked.trials,
+        begin=asked.earlier_trials,
+        replaced=asked.replaced,
+    )
+
+
+def _not_alone(asked: Asked) -> str:
+    """Why a physical batch cannot be replayed alone, or empty."""
+    if len(asked.batches) == 1 or asked.replay.skips:
+        return ""
+    return "gradients of several batches are added up by the Trainer"
+
+
+#: The questions by the names of their checks; what takes longest comes last.
+QUESTIONS: Mapping[str, Callable[[Asked], Answer]] = {
+    "replay.sensitivity": _sensitivity,
+    "replay.release": _release,
+    "coupling": _coupling,
+    "replay.clipping": _clipping,
+}
+
+
+def ask(asked: Asked, names: Collection[str] = tuple(QUESTIONS)) -> dict[str, Answer]:
+    """Ask questions of a step, by the names of their checks.
+
+    Args:
+        asked: the step, and how it is asked.
+        names: of the questions.
+    """
+    reason = _obstacle(asked)
+    answers: dict[str, Answer] = {}
+    for name, question in QUESTIONS.items():
+        if name in names:
+            reason = reason or asked.replay.lost
+            answers[name] = Answer(reason=reason) if reason else question(asked)
+    return answers
+
+
+def _obstacle(asked: Asked) -> str:
     """Why nothing can be asked, or empty."""
     try:
-        most = max(map(rows, batches), default=0)
+        most = max(map(rows, asked.batches), default=0)
     except ValueError as error:
         return str(error)
+    if sum(asked.replay.sizes) > MOST_ENTRIES:
+        return f"the gradient has more than {MOST_ENTRIES:,} entries"
     if most < LEAST_RECORDS:
         return f"a batch of {most} records is too small"
-    base = replay.run(batches, seed)
+    base = asked.replay.run(asked.batches, asked.seed)
     if base.error:
         return f"the step cannot be replayed ({base.error}, {base.where})"
     if not base.releases:

@@ -7,6 +7,7 @@ promises that it is at most the clipping norm, whatever the record.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,19 +17,27 @@ from typing import Any
 import torch
 
 from lightning_audit.canaries.sample_batches import leaves, rows, taken, with_scaled_row
-from lightning_audit.examine.answers import (
-    Answer,
-    Finding,
+from lightning_audit.examine.replay import Replay
+from lightning_audit.examine.replay_distance import (
     distance,
-    equal_releases,
     on_a_lattice,
     shift_by_more_draws,
     too_coarse,
 )
-from lightning_audit.examine.step_replay import Replay, StepReplay
+from lightning_audit.examine.step_replay import StepReplay
+from lightning_audit.run_checks.replay_answers import Answer, Finding
 
 #: What an outlier's inputs are multiplied by.
 _OUTLIER = 1e4
+#: How far two replays of one batch may be apart, in tolerances.
+_UNSTEADY = 0.1
+#: Relative difference of two norms that are one gradient's.
+_SAME_NORM = 1e-4
+_NO_RECORD = (
+    "no record of the batch changes the release: the step takes its records elsewhere, or their "
+    "gradients are zero"
+)
+_OTHER_DRAWS = "other records draw other random numbers when one is replaced"
 #: Random records of each physical batch, beside the first, the last and the largest.
 _RANDOM = 2
 
@@ -68,6 +77,8 @@ def examine_sensitivity(
     batches: Sequence[Any],
     tolerated: float,
     seed: int,
+    *,
+    replaced: bool = False,
 ) -> Answer:
     """Replay a step on neighbours of its batches.
 
@@ -76,27 +87,59 @@ def examine_sensitivity(
         batches: the physical batches of one logical step.
         tolerated: rounding, in units of the clipping norm.
         seed: of the replays, and of the choice of records.
+        replaced: whether neighbours have a record replaced, and none more or less.
     """
     base, again = replay.run(batches, seed), replay.run(batches, seed)
-    if not equal_releases(base, again):
+    # Sums over threads or on a GPU need not be the same to the bit.
+    if distance(base, again) > _UNSTEADY * tolerated:
         return Answer(reason="the step is not the same when it runs again")
     if reason := too_coarse(replay.rounding(base), tolerated):
         return Answer(reason=reason)
-    found, asked = [], 0
-    for neighbour in _neighbours(batches, base, random.Random(seed)):
+    found, asked, unlike, moves = [], 0, 0, False
+    records = sum(map(rows, batches))
+    for neighbour in _neighbours(batches, base, random.Random(seed), replaced or base.drew):
+        if not replay.in_time:
+            break
         other = replay.run(neighbour.batches, seed)
         if other.error:
             continue  # a batch that the user's code does not take tells nothing of privacy
-        asked += 1
         far = distance(base, other)
-        if far > neighbour.moved + tolerated and on_a_lattice(torch.cat(base.releases)):
+        too_far = far > neighbour.moved + tolerated
+        if too_far and base.drew and moved_rows(base, other) * records > base.rows:
+            unlike += 1  # the other records may have other random numbers, and so other gradients
+            continue
+        asked += 1
+        moves = moves or far > 0.0
+        if too_far and on_a_lattice(torch.cat(base.releases)):
             far = shift_by_more_draws(partial(_both, replay, batches, neighbour), seed)
         if far > neighbour.moved + tolerated:
             found.append(Finding(neighbour.name, far, neighbour.moved, neighbour.made_up))
-    found.sort(key=lambda finding: -finding.sensitivity)
-    reason = "" if asked else "no neighbour of the batch could be replayed"
+    if asked and not moves:
+        return Answer(reason=_NO_RECORD)
+    found.sort(key=lambda finding: -finding.size)
+    why = _OTHER_DRAWS if unlike else replay.why_none("neighbour of the batch")
+    reason = "" if asked else why
     real, made_up = ([f for f in found if f.made_up == kind] for kind in (False, True))
     return Answer(asked, tuple(real), reason, tuple(made_up))
+
+
+def moved_rows(one: Replay, other: Replay) -> float:
+    """How many per-sample gradients of one replay are not in another, by their norms.
+
+    Infinite where none are formed.
+    """
+    if not one.norms or not other.norms:
+        return math.inf
+    left = torch.cat(other.norms).sort().values.tolist()
+    moved, place = 0, 0
+    for norm in torch.cat(one.norms).sort().values.tolist():
+        while place < len(left) and left[place] < norm * (1.0 - _SAME_NORM):
+            place += 1
+        if place < len(left) and left[place] <= norm * (1.0 + _SAME_NORM):
+            place += 1
+        else:
+            moved += 1
+    return moved
 
 
 def _both(
@@ -105,8 +148,10 @@ def _both(
     return [replay.run(each, seed) for each in (batches, neighbour.batches)]
 
 
-def _neighbours(batches: Sequence[Any], base: Replay, rng: random.Random) -> Iterator[Neighbour]:
-    """Batches that differ in one record; where the step draws numbers, one that is replaced."""
+def _neighbours(
+    batches: Sequence[Any], base: Replay, rng: random.Random, replaced: bool
+) -> Iterator[Neighbour]:
+    """Batches that differ in one record: it is replaced, or left out or put in."""
     norms = torch.cat(base.norms) if base.norms else torch.zeros(0)
     start = 0
     for place, batch in enumerate(batches):
@@ -117,7 +162,7 @@ def _neighbours(batches: Sequence[Any], base: Replay, rng: random.Random) -> Ite
         own = norms[start : start + count] if len(norms) >= start + count else None
         for name, row in _chosen(count, own, rng).items():
             where = f"the {name} record" + (f" of physical batch {place + 1}" * (len(batches) > 1))
-            if base.drew:
+            if replaced:
                 order = list(range(count))
                 order[row] = (row + count // 2) % count
                 yield _changed(f"another in the place of {where}", batches, place, order, moved=2)
@@ -128,7 +173,7 @@ def _neighbours(batches: Sequence[Any], base: Replay, rng: random.Random) -> Ite
     last, count = len(batches) - 1, rows(batches[-1])
     made_up = is_bounded(batches[-1])
     for factor in (_OUTLIER, -_OUTLIER):
-        if base.drew or not count:
+        if replaced or not count:
             break
         outlier = with_scaled_row(batches[last], 0, factor)
         name = f"with one more record, the first with inputs times {factor:g}"

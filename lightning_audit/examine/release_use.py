@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from lightning_audit.canaries.sample_batches import rows, taken
-from lightning_audit.examine.answers import Answer, Finding
-from lightning_audit.examine.step_replay import Replay, StepReplay
+from lightning_audit.examine.replay import Replay
+from lightning_audit.examine.step_replay import StepReplay
+from lightning_audit.run_checks.replay_answers import Answer, Finding
 
 #: Of what a step changed, the part by which two runs may differ by rounding.
 _ROUNDING = 1e-3
@@ -38,6 +39,8 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
     found: list[Finding] = []
     asked = 0
     for name, row in (("first", 0), ("last", -1)):
+        if not replay.in_time:
+            break
         other = replay.run(_without(batches, row), seed, released=base, then=batches)
         if other.error or len(other.releases) != len(base.releases):
             continue
@@ -46,7 +49,7 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
             Finding(f"{what}, without the {name} record", far, 0.0)
             for what, far in differing(first, other, base).items()
         ]
-    return Answer(asked, tuple(found), "" if asked else "no neighbour of the batch was replayed")
+    return Answer(asked, tuple(found), "" if asked else replay.why_none("neighbour of the batch"))
 
 
 def differing(one: Replay, other: Replay, base: Replay) -> dict[str, float]:

@@ -7,9 +7,9 @@ What is released is read at the cut, where the noise is in; then everything is p
 from __future__ import annotations
 
 import contextlib
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,7 +19,9 @@ from lightning_audit.dpsgd.cut import divisor_at_cut, watch_cut
 from lightning_audit.dpsgd.hand_over import diverted
 from lightning_audit.dpsgd.opacus import chain, private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
-from lightning_audit.examine.hand_written_replay import HandWrittenReplay, count_rows
+from lightning_audit.examine.hand_written_replay import HandWrittenReplay
+from lightning_audit.examine.replay import Replay, count_rows
+from lightning_audit.examine.step_watch import copied
 from lightning_audit.examine.training_state import TrainingState
 from lightning_audit.taps.method_hook import MethodHook
 from lightning_audit.taps.step_hooks import is_torchs
@@ -28,36 +30,9 @@ from lightning_audit.taps.step_hooks import is_torchs
 _AT_CLIPPING, _AT_NOISE = 1_000_003, 2_000_003
 #: Of Opacus' adaptive clipping: how many gradients were not clipped, noise included, of how many.
 _COUNTS = ("unclipped_num", "sample_size")
-
-
-@dataclass
-class Replay:
-    """What one replay of a step showed.
-
-    Args:
-        releases: the gradient where its noise is in, of each step of the optimizer, in units of
-            the clipping norm, ``[d]``.
-        rows: per-sample gradients that came to be clipped; 0 where none is formed.
-        norms: their norms in units of the clipping norm, ``[rows]``; empty where none is formed.
-        drew: whether a generator was used before the gradients came to be clipped.
-        counts: what an optimizer that adapts its clipping norm releases beside its gradients.
-        after: what the step left behind that later steps read or a checkpoint holds, by name.
-        later: releases of a second step on the same batches; empty where none was asked for.
-        sure: whether what was read is where the noise is in.
-        error: what the user's code raised; empty if nothing.
-        where: the line of it.
-    """
-
-    releases: list[torch.Tensor] = field(default_factory=list)
-    rows: int = 0
-    norms: list[torch.Tensor] = field(default_factory=list)
-    drew: bool = False
-    counts: dict[str, Any] = field(default_factory=dict)
-    after: dict[str, torch.Tensor] = field(default_factory=dict)
-    later: list[torch.Tensor] = field(default_factory=list)
-    sure: bool = True
-    error: str = ""
-    where: str = ""
+#: Attributes of Opacus' optimizers that decide the next step. What a class of the user's own adds
+#: may be there to be looked at only; what it decides shows in the next step.
+_SETTINGS = ("max_grad_norm", "noise_multiplier", "expected_batch_size", "max_grad_norms")
 
 
 class StepReplay:
@@ -72,6 +47,8 @@ class StepReplay:
         state: the training, to which it is put back after each replay.
         skips: of each call of the optimizer's step in a logical step, whether it was skipped, as
             Opacus' batch memory manager has it; of the last one not.
+        step_times: what the replays may take, in times of one step; None for as long as they need.
+        begun: when the examination began, as `time.perf_counter` has it; None for now.
     """
 
     def __init__(
@@ -82,6 +59,8 @@ class StepReplay:
         claim: StepClaim,
         state: TrainingState,
         skips: Sequence[bool] = (),
+        step_times: float | None = None,
+        begun: float | None = None,
     ) -> None:
         #: Of each call of the optimizer's step, whether it is skipped; empty if none is.
         self.skips = list(skips) if any(skips) else []
@@ -94,8 +73,10 @@ class StepReplay:
         #: Types of the trained tensors, and entries of each.
         self.dtypes = [p.dtype for p in step.params]
         self.sizes = [p.numel() for p in step.params]
-        #: Replays so far.
-        self.count = 0
+        self._step_times = step_times
+        self._begun = time.perf_counter() if begun is None else begun
+        #: Duration of the shortest step that was replayed, and of the longest replay, in seconds.
+        self.step_seconds, self._longest = float("inf"), 0.0
 
     def run(
         self,
@@ -105,6 +86,8 @@ class StepReplay:
         rows: torch.Tensor | None = None,
         released: Replay | None = None,
         then: Sequence[Any] = (),
+        keep: bool = False,
+        alone: bool = False,
     ) -> Replay:
         """Replay a step, and put everything back.
 
@@ -116,26 +99,51 @@ class StepReplay:
                 of the last batch, ``[n, d]``.
             released: of which the releases take the place of this one's, behind the cut.
             then: batches of a second step, which is left as it is.
+            keep: whether the per-sample gradients are kept.
+            alone: whether ``rows`` are clipped and noised without the rest of the step, which one
+                of Opacus' optimizers can do.
         """
-        found, self._later = Replay(), False
-        self.count += 1
+        found, self._later, self._keep = Replay(), False, keep
+        begun = time.perf_counter()
         try:
             with self._watched(found, seed, rows, released):
                 self._state.seed(seed)
-                self._begun = torch.get_rng_state()
+                self._drawn = torch.get_rng_state()
                 self._announce(len(batches))
-                self._take_step(batches)
+                if alone and rows is not None:
+                    self._clip(rows)
+                else:
+                    self._take_step([copied(batch) for batch in batches])
+                    self.step_seconds = min(self.step_seconds, time.perf_counter() - begun)
                 found.after = self._left_behind() if then else {}
                 self._later = True
                 self._announce(len(then))
-                self._take_step(then)
+                self._take_step([copied(batch) for batch in then])
         except Exception as error:
             found.error = f"{type(error).__name__}: {error}"
             frames = traceback.extract_tb(error.__traceback__)
             found.where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         finally:
             self._state.put_back()
+            self._longest = max(self._longest, time.perf_counter() - begun)
         return found
+
+    @property
+    def in_time(self) -> bool:
+        """Whether two replays more are within what the examination may take."""
+        if self._step_times is None:
+            return True
+        spent = time.perf_counter() - self._begun
+        return spent + 2.0 * self._longest <= self._step_times * self.step_seconds
+
+    def why_none(self, what: str) -> str:
+        """Why nothing was replayed."""
+        return f"no {what} could be replayed" if self.in_time else "no time was left for it"
+
+    @property
+    def lost(self) -> str:
+        """What of the training could not be put back, or empty."""
+        return "; ".join(self._state.lost)
 
     @property
     def adapts(self) -> bool:
@@ -150,6 +158,25 @@ class StepReplay:
         """
         digits = max(torch.finfo(p.dtype).eps for p in self._step.params)
         return 0.5 * digits * float(torch.cat(seen.releases).norm()) if seen.releases else 0.0
+
+    @property
+    def clips_alone(self) -> bool:
+        """Whether clipping and noise can be had without a forward and a backward pass."""
+        return self._private is not None and all(
+            isinstance(getattr(p, "grad_sample", None), torch.Tensor) for p in self._step.params
+        )
+
+    def _clip(self, rows: torch.Tensor) -> None:
+        """Let the private optimizer make its gradient of per-sample gradients of ours."""
+        private: Any = self._private
+        private.zero_grad()
+        self._hand_over(rows)
+        private.pre_step()
+
+    def _hand_over(self, rows: torch.Tensor) -> None:
+        norm, params = self._claim.max_grad_norm, self._step.params
+        for p, own in zip(params, self._split(rows * norm), strict=True):
+            p.grad_sample = own.to(p.dtype).to(p.device)  # type: ignore[attr-defined]
 
     def _announce(self, batches: int) -> None:
         """Tell Opacus which of the coming physical batches end a logical one, where it asks."""
@@ -170,7 +197,8 @@ class StepReplay:
         def clips() -> None:
             nonlocal clipped
             if not clipped:
-                found.drew = not torch.equal(self._begun, torch.get_rng_state())
+                found.drawn = torch.get_rng_state()
+                found.drew = not torch.equal(self._drawn, found.drawn)
             clipped += 1
             self._state.seed(seed + clipped * _AT_CLIPPING)
 
@@ -193,9 +221,11 @@ class StepReplay:
             if self._private is not None:
                 hooks = self._opacus_hooks(found, seed, rows, clips, reads)
             else:
-                source = HandWrittenReplay(self._step, found, rows, self._claim, clips, reads)
+                source = HandWrittenReplay(
+                    self._step, found, rows, self._claim, clips, reads, keep=self._keep
+                )
                 stack.enter_context(diverted(self._module, source))
-                hooks = [self._update_hook(found, source, reads)]
+                hooks = self._update_hooks(found, source, reads)
             for hook in hooks:
                 stack.callback(hook.remove)
             yield
@@ -218,10 +248,9 @@ class StepReplay:
             last = [h[-1] if isinstance(h, list) and h else h for h in held]
             tensors = [h for h in last if isinstance(h, torch.Tensor)]
             if len(tensors) == len(params) and not self._later:
-                count_rows(found, tensors, norm)
+                count_rows(found, tensors, norm, keep=self._keep)
                 if rows is not None and private._check_skip_next_step(pop_next=False) is False:
-                    for p, own in zip(params, self._split(rows * norm), strict=True):
-                        p.grad_sample = own.to(p.dtype).to(p.device)  # type: ignore[attr-defined]
+                    self._hand_over(rows)
             clips()
 
         def noise_is_in() -> None:
@@ -243,9 +272,9 @@ class StepReplay:
             watch_cut(private, noise_is_in),
         ]
 
-    def _update_hook(
+    def _update_hooks(
         self, found: Replay, source: HandWrittenReplay, reads: Callable[..., None]
-    ) -> Any:
+    ) -> list[Any]:
         """Reads where the update begins, unless the code has shown its release before."""
         depth = 0
         unit = self._claim.max_grad_norm / self._claim.scale
@@ -264,7 +293,7 @@ class StepReplay:
             source.shown = source.shown and depth > 0
 
         inner = self._step.inner
-        return _Handles(inner.register_step_pre_hook(pre), inner.register_step_post_hook(post))
+        return [inner.register_step_pre_hook(pre), inner.register_step_post_hook(post)]
 
     # ------------------------------------------------------------------ tensors
 
@@ -301,7 +330,7 @@ class StepReplay:
                 kept |= {f"optimizer state {key} of {where}": v for key, v in state.items()}
             for number, group in enumerate(optimizer.param_groups):
                 kept |= {f"{key} of group {number}": v for key, v in group.items()}
-            own = {k: v for k, v in vars(optimizer).items() if k not in _COUNTS}
+            own = {key: v for key, v in vars(optimizer).items() if key in _SETTINGS}
             kept |= {f"attribute {key} of the optimizer": v for key, v in own.items()}
         return {name: _copied(value) for name, value in kept.items() if _is_number(value)}
 
@@ -312,15 +341,3 @@ def _is_number(value: Any) -> bool:
 
 def _copied(value: Any) -> torch.Tensor:
     return torch.as_tensor(value).detach().to("cpu", torch.float64, copy=True).reshape(-1)
-
-
-class _Handles:
-    """Hooks that are removed together."""
-
-    def __init__(self, *handles: Any) -> None:
-        self._handles = handles
-
-    def remove(self) -> None:
-        """Take them off."""
-        for handle in self._handles:
-            handle.remove()

@@ -2,34 +2,54 @@
 
 Kept is whatever can be reached from the module, its optimizers, schedulers and callbacks: tensors
 (parameters, buffers, gradients, per-sample gradients, states of optimizers), containers, attributes
-of objects, variables that functions enclose, attributes of the user's own classes, and every
-generator of random numbers, the global ones among them. Loaders, data sets, loggers and the Trainer
-are not followed: a replay does not touch them.
+of objects, variables that functions enclose, attributes of the user's own classes, plain values,
+containers and generators among the global variables of their modules, and every generator of random
+numbers, the global ones among them. Loaders, data sets, loggers and the Trainer are not followed: a
+replay does not touch them. An iterator cannot be put back: where one is held, nothing is replayed.
 """
 
 from __future__ import annotations
 
 import functools
+import io
 import random
+import sys
 import threading
 import types
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-#: Largest tensor, in entries, that is copied without being a parameter or belonging to one.
-LARGE = 10_000_000
+from lightning_audit.examine.put_back import (
+    PutBack,
+    generator_state,
+    global_generators,
+    refill,
+    refill_dict,
+    same_bits,
+    set_atoms,
+    set_grad,
+    set_slot,
+    uses_cuda,
+)
 
+#: Bytes for what is neither a parameter nor belongs to one.
+_BESIDE = 2**28
+
+#: Entries of a global container that is kept.
+_LONG = 10_000
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _NOT_FOLLOWED = (
     type,
     types.ModuleType,
-    types.GeneratorType,
     threading.Thread,
+    io.IOBase,
     DataLoader,
     Dataset,
     Sampler,
@@ -55,7 +75,9 @@ _OWN_TRAININGS = "lightning_audit.testing"
 #: Packages whose classes hold no state of the user's training.
 _LIBRARIES = ("torch", "pytorch_lightning", "lightning", "opacus", "builtins", "numpy", "abc")
 
-_PutBack = Callable[[], None]
+
+class CannotKeep(Exception):
+    """A training's state cannot be kept; the message says why."""
 
 
 class TrainingState:
@@ -64,16 +86,26 @@ class TrainingState:
     Args:
         roots: the module, optimizers, schedulers, callbacks: whatever a step may change.
         not_followed: objects of which nothing is kept.
+        room: bytes that copies may take; None for as many as are needed.
+
+    Raises:
+        CannotKeep: the copies would take more.
     """
 
-    def __init__(self, roots: Iterable[object], not_followed: Iterable[object] = ()) -> None:
-        #: What could not be kept, in words.
+    def __init__(
+        self,
+        roots: Iterable[object],
+        not_followed: Iterable[object] = (),
+        room: int | None = None,
+    ) -> None:
+        #: What could not be put back, in words.
         self.lost: list[str] = []
         #: Generators that the training holds itself, in the order in which they were found.
         self.generators: list[torch.Generator | np.random.Generator | np.random.RandomState] = []
+        self._room = room
         self._known: dict[int, object] = {id(each): each for each in not_followed}
         self._tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._back: list[_PutBack] = [_global_generators()]
+        self._back: list[PutBack] = [global_generators()]
         todo: deque[object] = deque(roots)
         while todo:
             todo.extend(self._keep(todo.popleft()))
@@ -82,16 +114,25 @@ class TrainingState:
         """Make the training what it was when this was made; it may be done many times."""
         with torch.no_grad():
             for tensor, value in self._tensors:
-                if not _same_bits(tensor, value):
+                if tensor.shape != value.shape:  # and all that shares its memory
+                    self._lose(f"a tensor of shape {tuple(value.shape)} has another shape now")
+                elif not same_bits(tensor, value):
                     tensor.copy_(value)
         for put in self._back:
-            put()
+            try:
+                put()
+            except Exception as error:  # an attribute that cannot be set
+                self._lose(f"{type(error).__name__}: {error}")
+
+    def _lose(self, what: str) -> None:
+        if what not in self.lost:
+            self.lost.append(what)
 
     def seed(self, number: int) -> None:
         """Set every generator, the training's own among them, to a state that ``number`` gives."""
         # Not `torch.manual_seed`, which queues calls for devices that are not there.
         torch.default_generator.manual_seed(number)
-        if _cuda():
+        if uses_cuda():
             torch.cuda.manual_seed_all(number)
         np.random.seed(number % 2**32)
         random.seed(number)
@@ -117,7 +158,12 @@ class TrainingState:
                 yield from self._keep_tensor(item)
             case torch.Generator() | np.random.Generator() | np.random.RandomState():
                 self.generators.append(item)
-                self._back.append(_generator(item))
+                self._back.append(generator_state(item))
+            case Iterator() if not isinstance(item, (io.IOBase, *weakref.ProxyTypes)):
+                raise CannotKeep(
+                    f"the training holds an iterator ({type(item).__name__}), which cannot be put "
+                    "back; hold what it iterates over, and a number"
+                )
             case random.Random():
                 self._back.append(functools.partial(item.setstate, item.getstate()))
             case np.ndarray():
@@ -141,33 +187,39 @@ class TrainingState:
     def _keep_tensor(self, tensor: torch.Tensor) -> Iterator[object]:
         if tensor.is_inference() or tensor.layout != torch.strided or tensor.device.type == "meta":
             return
-        of_parameters = isinstance(tensor, torch.nn.Parameter)
-        if tensor.numel() > LARGE and not of_parameters:
-            version = tensor._version
-            self._back.append(functools.partial(self._lose_if_changed, tensor, version))
-        else:
-            self._tensors.append((tensor, tensor.detach().clone()))
+        self._take_room(tensor.numel() * tensor.element_size())
+        self._tensors.append((tensor, tensor.detach().clone()))
         if tensor.is_leaf:
-            self._back.append(functools.partial(_set_grad, tensor, tensor.grad))
+            self._back.append(functools.partial(set_grad, tensor, tensor.grad))
             yield tensor.grad
         yield from self._keep_attributes(tensor)
 
-    def _lose_if_changed(self, tensor: torch.Tensor, version: int) -> None:
-        if tensor._version != version:
-            said = f"a tensor of {tensor.numel():,} entries was changed and cannot be put back"
-            if said not in self.lost:
-                self.lost.append(said)
+    def _take_room(self, size: int) -> None:
+        if self._room is None:
+            return
+        self._room -= size
+        if self._room < 0:
+            raise CannotKeep(
+                "the state of the training does not fit into memory a second time, or holds more "
+                "than parameters, gradients and states of optimizers; keep data in a Dataset"
+            )
 
     def _keep_array(self, array: np.ndarray) -> None:
-        if array.size > LARGE or not array.flags.writeable:
+        if not array.flags.writeable:
             return
+        self._take_room(array.nbytes)
         value = array.copy()
         self._back.append(functools.partial(np.copyto, array, value))
 
     def _keep_container(self, held: Any) -> Iterator[object]:
-        items = list(held.items()) if isinstance(held, dict) else list(held)
-        self._back.append(functools.partial(_refill, held, items))
-        yield from held.values() if isinstance(held, dict) else items
+        if isinstance(held, dict):
+            keys, values = list(held), list(held.values())
+            self._back.append(functools.partial(refill_dict, held, keys, values))
+            yield from values
+        else:
+            items = list(held)
+            self._back.append(functools.partial(refill, held, items))
+            yield from items
 
     def _keep_cells(self, cells: tuple[types.CellType, ...]) -> Iterator[object]:
         for cell in cells:
@@ -184,11 +236,28 @@ class TrainingState:
             if kind.__module__.partition(".")[0] not in _LIBRARIES:
                 # What an object of the user's changes of its class, it changes in place.
                 yield from (v for v in vars(kind).values() if isinstance(v, dict | list | set))
+                self._back.append(set_atoms(dict(vars(kind)), kind))
+                yield from self._keep_globals(sys.modules.get(kind.__module__))
                 for name in vars(kind).get("__slots__", ()):
                     if isinstance(name, str) and hasattr(item, name):
                         value = getattr(item, name)
-                        self._back.append(functools.partial(_set_slot, item, name, value))
+                        self._back.append(functools.partial(set_slot, item, name, value))
                         yield value
+
+    def _keep_globals(self, module: types.ModuleType | None) -> Iterator[object]:
+        """Keep what code of the user's own may change among its module's variables."""
+        where = getattr(module, "__file__", None) or ""
+        if module is None or id(module) in self._known or "site-packages" in where:
+            return
+        self._known[id(module)] = module
+        held = {n: v for n, v in vars(module).items() if not n.startswith("__")}
+        self._back.append(set_atoms(held, module))
+        for value in held.values():
+            if isinstance(value, _GENERATORS):
+                yield value
+            elif isinstance(value, dict | list | set | deque) and len(value) <= _LONG:
+                for _ in self._keep_container(value):
+                    """Its items are not followed: they may be all of the data."""
 
     def _keep_attributes(self, item: object) -> Iterator[object]:
         attributes = getattr(item, "__dict__", None)
@@ -196,71 +265,36 @@ class TrainingState:
             yield from self._keep_container(attributes)
 
 
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of one shape are equal; NaN equals nothing, and is copied."""
-    return one.shape == other.shape and bool(torch.equal(one, other))
+def room_for(params: Iterable[torch.nn.Parameter], optimizers: Iterable[Any]) -> int:
+    """Bytes that the copy of a training's state may take.
+
+    One copy of parameters, of one batch's gradients and of the states of optimizers, and a little
+    beside; at most half of what is free of a GPU.
+
+    Args:
+        params: of the module.
+        optimizers: of the training.
+    """
+    params = list(params)
+    tensors: list[Any] = [*params, *(p.grad for p in params)]
+    for p in params:
+        own = [getattr(p, name, None) for name in ("grad_sample", "summed_grad")]
+        tensors += [each for o in own for each in (o if isinstance(o, list) else [o])]
+    tensors += [held for o in optimizers for state in o.state.values() for held in _values(state)]
+    wanted = sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
+    devices = {p.device for p in params if p.device.type == "cuda"}
+    return min([wanted + _BESIDE, *(_free_memory(device) // 2 for device in devices)])
 
 
-def _set_grad(tensor: torch.Tensor, grad: torch.Tensor | None) -> None:
-    if tensor.grad is not grad:
-        tensor.grad = grad
+def _values(state: Any) -> list[Any]:
+    return list(state.values()) if isinstance(state, dict) else []
 
 
-def _set_slot(item: object, name: str, value: object) -> None:
-    if getattr(item, name, None) is not value:
-        setattr(item, name, value)
-
-
-def _refill(held: Any, items: list[Any]) -> None:
-    """Give a container back what it held; one that holds it still is left alone."""
-    if isinstance(held, dict):
-        now = list(held.items())
-        same = len(now) == len(items) and all(
-            a is c and b is d for (a, b), (c, d) in zip(now, items, strict=True)
-        )
-        if not same:
-            held.clear()
-            held.update(items)
-        return
-    now = list(held)
-    if len(now) == len(items) and all(a is b for a, b in zip(now, items, strict=True)):
-        return
-    held.clear()
-    held.update(items) if isinstance(held, set) else held.extend(items)
-
-
-def _global_generators() -> _PutBack:
-    """What sets the generators of torch, numpy and Python to where they are now."""
-    own, numpy, python = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    devices = torch.cuda.get_rng_state_all() if _cuda() else []
-
-    def put_back() -> None:
-        torch.set_rng_state(own)
-        np.random.set_state(numpy)
-        random.setstate(python)
-        if devices:
-            torch.cuda.set_rng_state_all(devices)
-
-    return put_back
-
-
-def _generator(generator: Any) -> _PutBack:
-    if isinstance(generator, torch.Generator):
-        state = generator.get_state()
-        return lambda: _discard(generator.set_state(state))
-    if isinstance(generator, np.random.RandomState):
-        return functools.partial(generator.set_state, generator.get_state())
-    bits = generator.bit_generator
-    return functools.partial(setattr, bits, "state", bits.state)
+def _free_memory(device: torch.device) -> int:
+    """Bytes of a device that are free, those among them that torch holds in reserve."""
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + held
 
 
 def _is_foreign(module: str) -> bool:
     return module.startswith(_FOREIGN) and not module.startswith(_OWN_TRAININGS)
-
-
-def _cuda() -> bool:
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-
-
-def _discard(_: object) -> None:
-    """Give nothing back."""

@@ -117,7 +117,16 @@ def _epsilon_lines(report: AuditReport) -> list[str]:
     shown = [name.format(f"{x:.4g}") for name, x in numbers.items() if x is not None]
     line = f"epsilon at delta {report.delta:g}: {', '.join(shown) or 'unknown'}"
     steps = f"{report.steps} steps, {report.observations} canary readings"
-    return [line, *_mu_lines(report), steps]
+    return [line, *_mu_lines(report), steps, *_cost_lines(report)]
+
+
+def _cost_lines(report: AuditReport) -> list[str]:
+    """What the examinations by replay took, if there were any."""
+    cost = report.examination_cost
+    if not cost:
+        return []
+    first = f"{cost['first']:.2g} s, {cost['first_step_times']:.0f} step times"
+    return [f"examinations by replay: the first took {first}; later ones {cost['later']:.2g} s"]
 
 
 def _mu_lines(report: AuditReport) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ import torch
 from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.dpsgd.protocol import Backward
-from lightning_audit.examine.neighbour_replay import NeighbourReplay
 from lightning_audit.lints.empty_batches import SKIPPED, EmptyBatches
 from lightning_audit.record.report_directory import REPORT_NAME
 from lightning_audit.results.audit_report import AuditReport
@@ -20,6 +19,7 @@ from lightning_audit.results.refusal import UnauditableTraining
 from lightning_audit.run.audited_optimizers import AuditedOptimizers
 from lightning_audit.run.checkpoint import refusing_what_does_not_fit
 from lightning_audit.run.evaluation import build_report, epoch_metrics
+from lightning_audit.run.examinations import Examinations
 from lightning_audit.run.findings import Findings, run_checks
 from lightning_audit.run.report_files import ReportFiles
 from lightning_audit.run.run_epsilons import Epsilons, current_epsilons
@@ -59,7 +59,7 @@ class AuditRun:
         #: Of each private optimizer; empty before there is one.
         self.sessions = self.optimizers.sessions
         self._empty, self._steps_before = EmptyBatches(), 0
-        self._replay: NeighbourReplay | None = None
+        self.examinations = Examinations(config, self.optimizers, self.ranks, self._course)
 
     def take_directory(self, *, again: bool) -> None:
         """Make the report's directory this training's; all processes call it.
@@ -150,6 +150,7 @@ class AuditRun:
             with refusing_what_does_not_fit():
                 self.lints.load(kept["lints"])
                 self._course.load(kept["course"])
+                self.examinations.load(kept["examinations"])
         except UnauditableTraining:
             self.optimizers.close_records()
             raise
@@ -158,18 +159,23 @@ class AuditRun:
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds of the audit: tensors and plain values."""
         rate = rate_of_all(self.optimizers.facts, self.lints.loaders)
-        held = {"lints": self.lints.state(rate), "course": self._course.state()}
+        held = {
+            "lints": self.lints.state(rate),
+            "course": self._course.state(),
+            "examinations": self.examinations.state(),
+        }
         return self.optimizers.state(held)
 
     @property
     def facts(self) -> RunFacts:
         """What is known now, from each part of the run."""
+        self.examinations.look_at_changes()
         return RunFacts.of(self.optimizers, self.lints, self._course, self.ranks)
 
     # ------------------------------------------------------------------ what a batch goes through
 
-    def way_to_batches(self, trainer: Any, module: torch.nn.Module) -> AuditRun | None:
-        """This run, if input canaries or replays are asked for, which look at each batch.
+    def admits_canaries(self, trainer: Any) -> bool:
+        """Whether an input canary joins batches.
 
         Raises:
             UnauditableTraining: several processes, each with a batch of its own.
@@ -181,26 +187,23 @@ class AuditRun:
                 f"canaries={list(canaries)!r} would join the batch of each of the "
                 f"{trainer.world_size} processes; train with devices=1, or use gradient canaries."
             )
-        if self.config.replay_neighbours:
-            coupling = self._course.coupling
-            self._replay = NeighbourReplay(trainer, module, coupling, lambda: self.sessions)
-        return self if by_input or self._replay is not None else None
-
-    def look(self, batch: Any, train: Callable[[Any], Any]) -> None:
-        """Before a batch is trained: replay it, given what trains on a batch."""
-        if self._replay is not None:
-            self._replay.look(batch, train)
+        return by_input
 
     def admit(self, batch: Any, module: torch.nn.Module) -> Any:
         """The batch that is trained, with an input canary if it is due."""
-        source = self.session.source if self.session is not None else None
-        return source.admit(batch, module) if isinstance(source, InputSample) else batch
+        source = self._input_sample()
+        return batch if source is None else source.admit(batch, module)
 
     def skipped(self) -> None:
         """Automatic optimization is told to take no step."""
-        source = self.session.source if self.session is not None else None
-        if isinstance(source, InputSample):
+        source = self._input_sample()
+        if source is not None:
             source.skip()
+
+    def _input_sample(self) -> InputSample | None:
+        """The source of an input canary, if there is one and this is no replay of a step."""
+        source = self.session.source if self.session is not None else None
+        return source if isinstance(source, InputSample) and self.optimizers.looks else None
 
     # ------------------------------------------------------------------ the start
 
@@ -222,17 +225,19 @@ class AuditRun:
 
     def start_epoch(self) -> None:
         """At the first batch of an epoch: see whether something of the one before is left."""
-        if self._replay is not None:
-            self._replay.start_epoch()
+        for session in self.sessions:
+            session.way.tap.weights.fingerprint.start_epoch()
         if self.sessions:
             self.lints.start_epoch([session.step.optimizer for session in self.sessions])
 
-    def start_batch(self, epoch: int) -> None:
+    def start_batch(self, epoch: int, batch: Any) -> None:
         """Forget a step that broke off."""
         self._course.trained_batches += 1
         self._steps_before = self._steps()
         for session in self.sessions:
             session.start_batch(epoch)
+        if self._steps_before + 1 >= self.examinations.schedule.due:
+            self.examinations.start_batch(batch, self._steps_before)
 
     def end_batch(self, batch: Any) -> None:
         """Until the next batch nothing is trained."""
@@ -241,6 +246,8 @@ class AuditRun:
         stepped = self._steps() > self._steps_before
         if self.sessions and not stepped and self._empty.skipped(batch):
             self._course.notes.add(SKIPPED)
+        if stepped and self.examinations.watch is not None:
+            self.examinations.end_batch(self._steps())
 
     def _steps(self) -> int:
         return sum(session.recorder.steps for session in self.sessions)
@@ -307,6 +314,7 @@ class AuditRun:
     def detach(self) -> None:
         """Take all hooks off."""
         self.lints.detach()
+        self.examinations.detach()
         self.optimizers.detach()
 
     def _evaluate(self) -> tuple[Epsilons, Findings]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -83,6 +84,8 @@ class AuditedOptimizers:
         self._precision = precision
         self._ranks = ranks
         self._notes, self._lints = notes, lints
+        #: Whether steps are those of the training.
+        self.looks = True
         #: Steps of optimizers that are not private, and the class of the last of these.
         self.plain_steps, self.plain_name = 0, ""
         self._name = uuid.uuid4().hex
@@ -269,6 +272,21 @@ class AuditedOptimizers:
         return files.write(record_name(number), opened, beside=number > 1)
 
     # ------------------------------------------------------------------ what they do
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Look away from steps that are no steps of the training."""
+        before = self.plain_steps, self.plain_name
+        self.looks = False
+        for session in self.sessions:
+            session.pause(paused=True)
+        try:
+            yield
+        finally:
+            for session in self.sessions:
+                session.pause(paused=False)
+            self.looks = True
+            self.plain_steps, self.plain_name = before
 
     def _count_plain(self, optimizer: Any, *_: Any) -> None:
         self.plain_steps += 1

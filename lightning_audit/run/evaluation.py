@@ -115,13 +115,14 @@ def build_report(
         epochs=tuple(facts.epochs),
         settings=config.settings(),
         environment={name: _version(name) for name in _LIBRARIES},
-        notes=(*facts.notes, *_notes(sessions, facts, verdict)),
+        notes=(*facts.notes, *facts.examined.notes, *_notes(sessions, facts, verdict)),
         record=records[0] if records else None,
         other_records=tuple(records[1:]),
         created=datetime.now().astimezone().isoformat(timespec="seconds"),
         complete=complete,
         optimizers=seen,
         pass_blockers=tuple(blockers),
+        examination_cost=facts.examined.cost,
     )
 
 

@@ -109,8 +109,8 @@ def _results_of_run(
     if len(sessions) > 1:
         begun = [start for session in sessions if (start := session.noise_start.first) is not None]
         checks.append(noise_shared_result(len(set(begun)) < len(begun)))
-    if config.replay_neighbours or facts.coupling.replays:
-        checks.append(facts.coupling.result())
+    checks += facts.examined.results()
+    checks.append(facts.coupling.result(facts.examined.off))
     checks.append(epsilon_result(epsilons, config))
     checks.append(
         accounting_result(

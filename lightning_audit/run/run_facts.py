@@ -12,6 +12,7 @@ from lightning_audit.lints.loader_facts import LoaderFacts
 from lightning_audit.lints.noise_draws import equal_draws
 from lightning_audit.run_checks.batch_sampling import BatchCheck
 from lightning_audit.run_checks.record_coupling import Coupling
+from lightning_audit.run_checks.replay_answers import ExaminationLog
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.ranks import Ranks
 
@@ -94,7 +95,8 @@ class RunFacts:
         processes: that train together.
         synchronised: whether they read the same gradients so far; None if they were not compared.
         noise_equal: whether two of them drew the same noise.
-        coupling: what replays of batches showed, if they are asked for.
+        coupling: what examinations showed of the gradients of records beside others.
+        examined: what else examinations showed.
         epochs: what was logged at their ends.
         notes: remarks.
         break_off: why the training broke off, or empty.
@@ -119,6 +121,7 @@ class RunFacts:
     synchronised: bool | None = None
     noise_equal: bool = False
     coupling: Coupling = field(default_factory=Coupling)
+    examined: ExaminationLog = field(default_factory=ExaminationLog)
     epochs: Sequence[Mapping[str, float]] = ()
     notes: Sequence[str] = ()
     break_off: str = ""
@@ -152,6 +155,7 @@ class RunFacts:
             synchronised=course.comparison.synchronised,
             noise_equal=course.comparison.noise_equal,
             coupling=course.coupling,
+            examined=course.examined,
             epochs=course.epochs,
             notes=course.notes.sentences,
             break_off=course.break_off,
@@ -223,6 +227,7 @@ class RunCourse:
     notes: Notes = field(default_factory=Notes)
     comparison: RankComparison = field(default_factory=RankComparison)
     coupling: Coupling = field(default_factory=Coupling)
+    examined: ExaminationLog = field(default_factory=ExaminationLog)
     epochs: list[Mapping[str, float]] = field(default_factory=list)
     trained_batches: int = 0
     break_off: str = ""

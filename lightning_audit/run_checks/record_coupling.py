@@ -7,6 +7,7 @@ from typing import Any
 
 from lightning_audit.catalogue.step_checks import COUPLING
 from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.run_checks.replay_answers import NOT_EXAMINED, Answer
 
 #: Relative change of a gradient above which it is said to depend on other records. Batches of one
 #: shape are computed alike row by row, so that sound trainings show 0, or rounding where shapes
@@ -23,33 +24,27 @@ def tolerance_of(*, low_precision: bool) -> float:
 
 @dataclass
 class Coupling:
-    """What replays of batches showed.
+    """What examinations showed of the gradients of records beside others.
 
     Args:
         replays: batches that were replayed and compared.
-        change: largest relative change of a gradient that should have stayed.
-        tolerance: what rounding may do.
+        change: relative change of a gradient that should have stayed, by two digits; None where
+            none was above the tolerance.
         step: step at which a gradient changed by more, None if none did.
         reason: why a batch could not be compared; empty if all could.
     """
 
     replays: int = 0
-    change: float = 0.0
-    tolerance: float = _TOLERANCE
+    change: float | None = None
     step: int | None = None
     reason: str = ""
 
-    @property
-    def violated(self) -> bool:
-        """Whether a gradient depended on other records."""
-        return self.step is not None
-
-    def take(self, change: float, tolerance: float, step: int) -> None:
-        """Take in a comparison."""
-        self.replays += 1
-        self.change, self.tolerance = max(self.change, change), tolerance
-        if change > tolerance and self.step is None:
-            self.step = step
+    def take(self, step: int, answer: Answer) -> None:
+        """Take in what came of the question at a step."""
+        self.replays += answer.asked
+        self.reason = answer.reason or self.reason
+        if answer.findings and self.step is None:
+            self.step, self.change = step, answer.findings[0].rounded
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds."""
@@ -61,16 +56,19 @@ class Coupling:
             if field.name in state:
                 setattr(self, field.name, state[field.name])
 
-    def result(self) -> CheckResult:
-        """Result of `coupling`."""
-        evidence = self.state()
-        if not self.replays and not self.violated:
-            message = self.reason or "no batch with two records or more was replayed"
-            return COUPLING.not_run(message, evidence)
+    def result(self, off: str = "") -> CheckResult:
+        """Result of `coupling`.
+
+        Args:
+            off: why nothing is examined, or empty.
+        """
+        if not self.replays:
+            return COUPLING.not_run(f"not asked: {self.reason or off or NOT_EXAMINED}")
+        size = "" if self.change is None else f" by {self.change:g} of its norm"
         return COUPLING.judged(
-            evidence,
+            {"replays": self.replays, "change": self.change, "step": self.step},
             f"in {self.replays} batches no record's gradient depended on the others",
-            f"at step {self.step} a record's gradient changed by {self.change:.2g} of its norm "
+            f"at step {self.step} a record's gradient changed{size} "
             "with the other records of its batch, so that one record moves the gradients of "
             "others, which clipping does not bound",
             "look for BatchNorm or statistics over the batch, a contrastive loss, mixed "

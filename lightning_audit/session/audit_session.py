@@ -133,6 +133,11 @@ class AuditSession:
             self._watch_updates()
         return same
 
+    def pause(self, *, paused: bool) -> None:
+        """Look away from steps that are no steps of the training, or look again."""
+        for hook in self._hooks:
+            hook.armed = not paused
+
     def detach(self) -> None:
         """Take the hooks off; what was observed stays."""
         self._unhook()

@@ -65,7 +65,8 @@ class GradientTap:
         #: The gradients that were read last, where they lay, and their entries.
         self._seen: list[tuple[torch.Tensor, int]] = []
         self._entries: list[NDArray[Any]] = []
-        self._weights = WeightWatch(params, coordinates)
+        #: Reads the weights around each update.
+        self.weights = WeightWatch(params, coordinates)
         self._depth = 0
         self._backward_ran = self._backward_before = False
         #: Where the gradients lay that backward passes left, and how often they were written to.
@@ -84,7 +85,7 @@ class GradientTap:
     def reset(self) -> None:
         """Forget a step that broke off between its hooks."""
         self._depth = 0
-        self._weights.forget()
+        self.weights.forget()
         self._forget()
 
     def _forget(self) -> None:
@@ -157,7 +158,7 @@ class GradientTap:
         zeros = np.zeros(self._size, dtype=bool)
         self._left = self._gather(taken, zeros)
         self._dead = zeros if zeros.any() else None
-        self._weights.start()
+        self.weights.start()
         self._arrived = self._source = None
         self._backward_ran = self._backward_before = False
         return math.isfinite(float(self._left.sum()))
@@ -187,7 +188,7 @@ class GradientTap:
         left, arrived = self._left, self._arrived
         assert left is not None
         at_cut, backward, dead = self._at_cut, self._backward_ran, self._dead
-        used, moves = self._gather(), self._weights.end()
+        used, moves = self._gather(), self.weights.end()
         if arrived is not None and any(grad is None for grad in self._grads()):
             used = arrived  # the step has dropped its gradient when the update was done
         self._forget()

@@ -35,13 +35,14 @@ class MethodHook:
         self._name = name
         self._earlier = vars(owner).get(name)
         own = getattr(owner, name)
-        self._armed = True
+        #: Whether it calls back.
+        self.armed = True
 
         def hooked(_: object, *args: Any, **kwargs: Any) -> Any:
-            if self._armed:  # somebody may have wrapped it, and keep it beyond the audit
+            if self.armed:  # somebody may have wrapped it, and keep it beyond the audit
                 before()
             done = own(*args, **kwargs)
-            if self._armed:
+            if self.armed:
                 after()
             return done
 
@@ -50,7 +51,7 @@ class MethodHook:
 
     def remove(self) -> None:
         """Take the hook off; where somebody has put another one over it, it does nothing more."""
-        self._armed = False
+        self.armed = False
         if vars(self._owner).get(self._name) is not self._hook:
             return
         delattr(self._owner, self._name)

@@ -29,6 +29,8 @@ class StepHooks:
     ) -> None:
         self._optimizer = optimizer
         self._enters, self._arrives, self._leaves = enters, arrives, leaves
+        #: Whether it tells of steps.
+        self.armed = True
         self._handles = [
             optimizer.register_step_pre_hook(self.start),
             optimizer.register_step_post_hook(self.end),
@@ -36,11 +38,13 @@ class StepHooks:
 
     def start(self, *_: Any) -> Any:
         """A step starts."""
-        self._arrives(self._enters())
+        if self.armed:
+            self._arrives(self._enters())
 
     def end(self, *_: Any) -> None:
         """A step is done."""
-        self._leaves()
+        if self.armed:
+            self._leaves()
 
     def remove(self) -> None:
         """Take the hooks off."""
@@ -73,6 +77,8 @@ class ClosureHooks(StepHooks):
 
     def start(self, *given: Any) -> Any:
         """A step starts; its arguments, with a closure that tells when its gradients are made."""
+        if not self.armed:
+            return None
         _, args, kwargs = given
         level = self._enters()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")

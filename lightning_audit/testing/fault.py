@@ -16,13 +16,13 @@ from opacus.optimizers import (
 )
 
 from lightning_audit.catalogue.registry import teller
-from lightning_audit.testing import faulty_clipping, faulty_parts, trainings
+from lightning_audit.testing import faulty_clipping, faulty_parts, faulty_steps, trainings
 
 #: Optimizers that do not clip whole per-sample gradients by one norm that is given.
 _CLIP_OTHERWISE = (DPPerLayerOptimizer, AdaClipDPOptimizer, DPOptimizerFastGradientClipping)
 #: Kinds that some faults need.
 _KINDS = (DPOptimizerFastGradientClipping, DistributedDPOptimizer)
-_OF_CLIPPING = (faulty_clipping.__name__, faulty_parts.__name__)
+_OF_CLIPPING = (faulty_clipping.__name__, faulty_parts.__name__, faulty_steps.__name__)
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ OF_THE_TRAINING = (
         "features are normalised over the batch, so that gradients depend on other records",
         "batch normalisation",
         training=trainings.NormalisedOverBatch,
-        audit={**INPUT_CANARY, "claim": BY_HAND_CLAIM, "replay_neighbours": True},
+        audit={**INPUT_CANARY, "claim": BY_HAND_CLAIM, "examinations": 3},
         named="records_coupled",
     ),
     Fault(
@@ -163,7 +163,7 @@ OF_THE_TRAINING = (
         "sorted: a row is made of several records",
         "Opacus 1.6",
         training=run_trainings.PackedSequences,
-        audit={"replay_neighbours": True},
+        audit={"examinations": 3},
         named="records_coupled",
     ),
     Fault(

@@ -37,8 +37,6 @@ def _of_names(report: AuditReport, settings: OutcomeSettings, optimizers: int) -
         least = most if known.always else 0
         if name == "no_dp":  # whoever audits claims privacy, also where no optimizer is private
             most = least = 1
-        if name == "coupling":  # what was found stays found in a run that no longer looks for it
-            least = most * settings.replay_neighbours
         if name == "reuse.optimizers":
             least = most = int(optimizers > 1)
         if not least <= counts[name] <= most:

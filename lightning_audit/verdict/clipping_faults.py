@@ -59,7 +59,7 @@ def clipping_candidates(case: Case) -> list[Candidate]:
             named.look_at,
             {**evidence, **named.evidence},
             named.parameters,
-            ("sensitivity", *group("leakage")),
+            ("sensitivity", *group("replay"), *group("leakage")),
         )
         for named in found
         if named is not None

@@ -17,6 +17,7 @@ from lightning_audit.results.audit_report import (
     Verdict,
 )
 from lightning_audit.verdict.diagnosis import likely_faults, loses_no_privacy
+from lightning_audit.verdict.examined import describe_examined
 from lightning_audit.verdict.pass_blockers import (
     TARGET,
     Resolution,
@@ -103,10 +104,12 @@ def judge(
             advice="resolve the items under Missing; on_inconclusive='raise' makes such a run fail",
             pass_blockers=tuple(blockers),
         )
+    examined = describe_examined(checks)
     return Verdict(
         "PASS",
         None,
-        f"no check failed; {TARGET:.0%} power against {resolution.noise:g}x noise or "
+        (f"{examined}; " if examined else "")
+        + f"no check failed; {TARGET:.0%} power against {resolution.noise:g}x noise or "
         f"{resolution.sensitivity:g}x clipping, at the observed gradient variance",
     )
 

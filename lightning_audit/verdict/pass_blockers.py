@@ -73,7 +73,6 @@ class OutcomeSettings:
         bound_significance: probability that a bound on epsilon is wrong.
         resolution: what the run must be able to see.
         allow: names of checks whose violation the user acknowledges.
-        replay_neighbours: whether batches were to be replayed.
 
     Raises:
         ValueError: a probability outside (0, 1).
@@ -85,7 +84,6 @@ class OutcomeSettings:
     bound_significance: float
     resolution: Resolution
     allow: tuple[str, ...]
-    replay_neighbours: bool
 
     def __post_init__(self) -> None:
         for name, advice in _PROBABILITIES.items():

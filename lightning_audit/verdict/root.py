@@ -18,8 +18,9 @@ _OF_NOISE = (*_NOISE, *_REUSE, *group("channel"), *_LEAKAGE)
 #: What a fault may entail, by the finding that shows it; the rules of `diagnosis` narrow it down.
 MAY_ENTAIL: Mapping[str, tuple[str, ...]] = {
     **{check.name: entailed(rule) for check in REGISTRY.values() for rule in check.faults},
-    "sensitivity": _LEAKAGE,
-    "batch_normalised": ("sensitivity", *_OF_NOISE),
+    "sensitivity": (*group("replay"), *_LEAKAGE),
+    "epsilon": group("replay"),
+    "batch_normalised": ("sensitivity", *group("replay"), *_OF_NOISE),
     **dict.fromkeys((*_NOISE, *_REUSE), _OF_NOISE),
 }
 

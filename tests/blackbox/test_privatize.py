@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from privatizer import BATCH, NORM, SHAPES, SIGMA, Privatizer, audit
+from privatizer import BATCH, NORM, SHAPES, SIGMA, Privatizer, Unrepeatable, audit
 from refused_calls import refused_changes
 
 from lightning_audit.blackbox.privatize import (
@@ -30,16 +30,36 @@ def test_dividing_by_the_rows_is_right_for_batches_of_a_fixed_size() -> None:
     assert audit(privatize, expected_batch_size=BATCH, batches="fixed").passed
 
 
-def test_too_few_calls_beside_much_noise_are_inconclusive() -> None:
-    found = audit(Privatizer(sigma=200.0), noise_multiplier=200.0, calls=20)
+def test_too_few_calls_beside_much_noise_are_inconclusive_if_no_seed_repeats_it() -> None:
+    stated = {"noise_multiplier": 200.0, "calls": 20}
+    found = audit(Unrepeatable(sigma=200.0), **stated)
     assert found.verdict.outcome == "INCONCLUSIVE"
     assert found.verdict.advice == "raise calls or batch_size"
+    assert audit(Privatizer(sigma=200.0), **stated).passed
 
 
 def test_a_sum_clipped_as_a_whole_is_no_pass_beside_any_noise() -> None:
-    found = audit(Privatizer("clip after sum", sigma=8.0), noise_multiplier=8.0, calls=60)
+    stated = {"noise_multiplier": 8.0, "calls": 60}
+    found = audit(Unrepeatable("clip after sum", sigma=8.0), **stated)
     assert found.verdict.outcome == "INCONCLUSIVE"
     assert "a sum that is clipped as a whole" in str(found)
+    exactly = audit(Privatizer("clip after sum", sigma=8.0), **stated)
+    assert exactly.verdict.faults[0].name == "clip_after_average"
+    assert exactly.shifts["against all others"].shift == pytest.approx(2.0, abs=1e-3)
+
+
+def test_a_pass_says_whether_clipping_was_read_exactly() -> None:
+    exactly, beside = audit(Privatizer()), audit(Unrepeatable())
+    assert "crafted gradients add at most C each, up to rounding" in str(exactly)
+    assert exactly.detectable_shift < 1.01 < beside.detectable_shift
+    assert "clipping was read beside the noise alone: equal calls under equal seeds" in str(beside)
+
+
+def test_a_fault_found_exactly_takes_no_part_of_the_significance() -> None:
+    found = audit(Privatizer("clips at twice"), significance=1e-300)
+    assert found.verdict.outcome == "VIOLATION"
+    assert "does not clip as is stated, exactly up to rounding after" in str(found)
+    assert max(noise.log_e for noise in found.noises.values()) < 10
 
 
 def test_one_array_of_numpy_is_audited_as_a_list_of_tensors_is() -> None:

@@ -12,6 +12,7 @@ from privatizer import BATCH, NORM, SHAPES, SIGMA, Privatizer
 from lightning_audit.blackbox.outputs import MechanismError
 from lightning_audit.blackbox.probes import (
     NoiseReading,
+    Probe,
     Released,
     ShiftReading,
     direction,
@@ -49,6 +50,7 @@ def test_what_is_wrong_with_a_function_is_told(privatize, message: str) -> None:
 
 def test_what_is_released_is_in_clipping_norms_whatever_the_divisor_and_the_shapes() -> None:
     rows = np.random.default_rng(0).normal(size=(6, 17))
+    assert released(lambda grads: [g.sum(0).bfloat16() for g in grads])(rows).dtype == np.float64
     for divisor in (1.0, 6.0):
         found = released(lambda grads, by=divisor: [g.sum(0) / by for g in grads], divisor)
         assert found(rows) == pytest.approx(rows.sum(axis=0), rel=1e-5, abs=1e-6)
@@ -60,8 +62,8 @@ def read(fault: str, calls: int = 100) -> tuple[ShiftReading, NoiseReading]:
     """The shift of one gradient of a thousand times C, and the noise beside no gradient."""
     called = released(Privatizer(fault))
     along, zeros = direction(called.sizes, np.random.default_rng(1)), np.zeros((BATCH, 17))
-    extras, rng = [1e3 * along[None]], np.random.default_rng(2)
-    shift = read_shift(called, zeros[1:], extras, along, SIGMA, calls, math.inf, rng)
+    probe = Probe([np.vstack([zeros[1:], 1e3 * along])], zeros, along)
+    shift = read_shift(called, probe, SIGMA, calls, math.inf, np.random.default_rng(2))
     return shift, read_noise(called, zeros, SIGMA, calls, math.inf)
 
 
@@ -87,6 +89,10 @@ def test_each_reading_shows_its_own_fault() -> None:
     assert seeded.ratio_repeated == 0 < seeded.ratio
     assert shared.ratio_shared < 0.4 < shared.ratio
     assert min(seeded.log_e_repeated, shared.log_e_shared) > 20
+
+
+def test_the_error_of_the_noise_is_that_of_a_standard_deviation_of_as_many_numbers() -> None:
+    assert read("", calls=100)[1].error == pytest.approx(1 / math.sqrt(2 * 100 * 17))
 
 
 def test_reading_stops_at_its_goal() -> None:

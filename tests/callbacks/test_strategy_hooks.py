@@ -64,7 +64,6 @@ def trainer_of(strategy: Strategy) -> Any:
 def run_of(**calls: Any) -> Any:
     """As much of a run as sees batches; it changes none of them unless told so."""
     nothing = {
-        "look": lambda batch, train: None,
         "admit": lambda batch, module: batch,
         "skipped": lambda: None,
     }
@@ -77,15 +76,11 @@ def module_of(*, automatic: bool = True) -> Any:
     return module
 
 
-def test_a_batch_is_looked_at_first_and_trained_on_as_the_audit_gives_it() -> None:
-    strategy, seen = Strategy(), []
-    run = run_of(
-        admit=lambda batch, module: batch + 1,
-        look=lambda batch, train: seen.append((batch, train(10))),
-    )
+def test_a_batch_is_trained_on_as_the_audit_gives_it() -> None:
+    strategy = Strategy()
+    run = run_of(admit=lambda batch, module: batch + 1)
     hook = show_batches(trainer_of(strategy), module_of(), run)
     assert strategy.training_step(3, 0) == 8
-    assert seen == [(3, 20)]
     hook.remove()
     assert strategy.training_step(3, 0) == 6
     assert "training_step" not in vars(strategy)
@@ -100,12 +95,11 @@ def test_no_output_is_a_step_left_out_in_automatic_optimization_alone(automatic:
     assert len(skipped) == automatic
 
 
-@pytest.mark.parametrize("where", ["admit", "look"])
-def test_a_refusal_is_lightnings_own_exception(where: str) -> None:
+def test_a_refusal_is_lightnings_own_exception() -> None:
     def refuse(*args: Any) -> Any:
         raise UnauditableTraining("batches of this kind cannot be audited")
 
     strategy = Strategy()
-    show_batches(trainer_of(strategy), module_of(), run_of(**{where: refuse}))
+    show_batches(trainer_of(strategy), module_of(), run_of(admit=refuse))
     with pytest.raises(MisconfigurationException, match="cannot be audited"):
         strategy.training_step(1, 0)

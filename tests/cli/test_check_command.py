@@ -205,7 +205,7 @@ def _rated_lower(data: Report) -> None:
         (lambda data: data["settings"].pop("allow"), "settings.allow is absent"),
         (lambda data: data["settings"].update(allow="noise"), "settings.allow='noise' must be a"),
         (lambda data: data["settings"].update(significance=2), "significance=2 must be in (0, 1)"),
-        (lambda data: data["settings"].update(replay_neighbours=True), "coupling occurs 0 times"),
+        (lambda data: data["checks"].remove(check_of(data, "coupling")), "coupling occurs 0 times"),
         (lambda data: data["bounds"].pop(0), "bounds: betting is absent"),
         (lambda data: data["checks"].pop(0), " occurs 0 times, not 1"),
         (lambda data: data["checks"].append(data["checks"][0]), " occurs 2 times, not 1"),

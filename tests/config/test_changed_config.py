@@ -220,8 +220,8 @@ def test_a_coupling_that_was_found_stays_found_where_it_is_no_longer_looked_for(
 
     report = resumed(
         tmp_path,
-        {"replay_neighbours": True},
-        {"replay_neighbours": False},
+        {"examinations": 1},
+        {"examinations": 0},
         module=Coupled,
     )
     assert status(report, "coupling") == "violated"

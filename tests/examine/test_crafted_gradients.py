@@ -17,12 +17,20 @@ def trials() -> list[Trial]:
     return list(CraftedGradients(SIZES, batch=16, seed=1).trials())
 
 
+def only(trial: Trial) -> torch.Tensor:
+    """The gradient that is left out, and zeros."""
+    rows = torch.zeros_like(trial.rows)
+    rows[trial.left_out] = trial.rows[trial.left_out]
+    return rows
+
+
 def test_a_neighbour_lacks_one_gradient_and_has_the_others_in_their_order(
     trials: list[Trial],
 ) -> None:
     for trial in trials:
         kept = [row for j, row in enumerate(trial.rows) if j != trial.left_out % len(trial.rows)]
         assert torch.equal(trial.neighbour, torch.stack(kept))
+        assert torch.equal(trial.rows - trial.with_zeros, only(trial))
 
 
 def test_norms_are_those_of_the_names(trials: list[Trial]) -> None:
@@ -47,8 +55,20 @@ def test_first_middle_and_last_place_are_all_left_out(trials: list[Trial]) -> No
     assert {0, 8, 15} <= whole
 
 
-def test_batches_are_of_two_of_the_usual_and_of_twice_the_usual_size(trials: list[Trial]) -> None:
-    assert {2, 16, 32} <= {len(trial.rows) for trial in trials}
+def test_batches_are_of_two_of_the_usual_and_of_more_than_twice_the_usual_size(
+    trials: list[Trial],
+) -> None:
+    assert {len(trial.rows) for trial in trials} == {2, 16, 34}
+    assert {len(trial.neighbour) for trial in trials} == {1, 15, 33}
+
+
+def test_one_gradient_outweighs_all_others_and_one_is_alone(trials: list[Trial]) -> None:
+    named = {trial.name: trial for trial in trials}
+    against = named["against all others, which it outweighs"]
+    one, others = against.rows[against.left_out], against.neighbour.sum(0)
+    assert torch.cosine_similarity(one, others, dim=0) == pytest.approx(-1.0)
+    assert one.norm() > 10 * others.norm()
+    assert not named["norm 1e+03 C, alone"].neighbour.any()
 
 
 def test_each_tensor_has_a_gradient_of_its_own(trials: list[Trial]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -12,8 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_audit.examine import training_state
-from lightning_audit.examine.training_state import TrainingState
+from lightning_audit.examine.training_state import CannotKeep, TrainingState, room_for
 
 
 class Counter:
@@ -159,12 +159,64 @@ def test_what_is_not_followed_is_left_alone() -> None:
     assert (held.count, other.count) == (0, 3)
 
 
-def test_a_large_tensor_that_changed_is_named_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_state, "LARGE", 4)
+def test_what_does_not_fit_is_not_kept() -> None:
+    held = SimpleNamespace(cache=torch.zeros(8), array=np.zeros(8))
+    TrainingState([held], room=4 * 8 + 8 * 8)
+    with pytest.raises(CannotKeep, match="keep data in a Dataset"):
+        TrainingState([held], room=4 * 8 + 8 * 8 - 1)
+
+
+def test_the_room_is_that_of_parameters_gradients_and_states() -> None:
+    net = torch.nn.Linear(1000, 1000)
+    optimizer = torch.optim.Adam(net.parameters())
+    before = room_for(net.parameters(), [optimizer])
+    net(torch.ones(1, 1000)).sum().backward()
+    optimizer.step()
+    entries = 1000 * 1000 + 1000
+    assert room_for(net.parameters(), [optimizer]) - before == pytest.approx(3 * 4 * entries, 1e-3)
+
+
+def test_what_cannot_be_put_back_is_named() -> None:
     held = SimpleNamespace(cache=torch.zeros(8))
     state = TrainingState([held])
+    held.cache.resize_(4)
     state.put_back()
-    assert state.lost == []
-    held.cache.add_(1.0)
+    assert state.lost == ["a tensor of shape (8,) has another shape now"]
+
+
+COUNT, SEEN, GENERATOR = 0, [1], torch.Generator().manual_seed(1)
+
+
+class Counts:
+    """Counts in its class and in its module."""
+
+    total = 0
+
+    def step(self) -> None:
+        global COUNT
+        COUNT += 1
+        Counts.total += 1
+        SEEN.append(2)
+        torch.rand(3, generator=GENERATOR)
+
+
+def test_variables_of_the_users_module_and_classes_are_put_back() -> None:
+    held, drawn = Counts(), GENERATOR.get_state()
+    state = TrainingState([held])
+    held.step()
     state.put_back()
-    assert state.lost == ["a tensor of 8 entries was changed and cannot be put back"]
+    assert (COUNT, Counts.total, SEEN) == (0, 0, [1])
+    assert torch.equal(GENERATOR.get_state(), drawn)
+    assert GENERATOR in state.generators
+
+
+@pytest.mark.parametrize("made", [lambda: iter([1, 2]), lambda: (x for x in [1]), lambda: zip([1])])
+def test_an_iterator_cannot_be_put_back_and_is_refused(made: Any) -> None:
+    with pytest.raises(CannotKeep, match="holds an iterator"):
+        TrainingState([SimpleNamespace(stream=made())])
+
+
+def test_an_open_file_is_left_alone(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as file:
+        TrainingState([SimpleNamespace(log=file)]).put_back()
+        file.write("still open")

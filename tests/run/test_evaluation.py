@@ -34,13 +34,21 @@ class TrainsAHeadAside(PrivateModule):
         self.aside.zero_grad()
 
 
-@pytest.mark.parametrize(("allow", "outcome"), [((), "INCONCLUSIVE"), (("unaudited",), "PASS")])
+@pytest.mark.parametrize(
+    ("allow", "examinations", "outcome"),
+    [
+        ((), 0, "INCONCLUSIVE"),
+        (("unaudited",), 0, "PASS"),
+        # It learns of records, which a replay without one of them shows.
+        (("unaudited",), 1, "VIOLATION"),
+        (("unaudited", "replay.release"), 1, "PASS"),
+    ],
+)
 def test_parameters_trained_aside_stand_in_the_way_of_a_pass(
-    tmp_path: Path, allow: tuple[str, ...], outcome: str
+    tmp_path: Path, allow: tuple[str, ...], examinations: int, outcome: str
 ) -> None:
-    report: AuditReport = _report(
-        tmp_path, TrainsAHeadAside(), max_steps=64, audit={"allow": allow}
-    )
+    asked = {"allow": allow, "examinations": examinations}
+    report: AuditReport = _report(tmp_path, TrainsAHeadAside(), max_steps=64, audit=asked)
     assert report.verdict.outcome == outcome, report.verdict
     assert any("`head.weight`" in item for item in report.verdict.pass_blockers) == (not allow)
 

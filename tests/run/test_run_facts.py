@@ -15,6 +15,7 @@ from lightning_audit.run.run_facts import (
 )
 from lightning_audit.run.run_lints import RunLints
 from lightning_audit.run_checks.batch_sampling import BatchCheck
+from lightning_audit.run_checks.replay_answers import Answer, Finding
 from lightning_audit.session.ranks import Ranks
 
 
@@ -52,7 +53,7 @@ def test_facts_come_back_from_a_checkpoint_and_notes_of_since_stay() -> None:
     before, after = RunCourse(), RunCourse()
     before.notes.add("of before")
     before.trained_batches = 40
-    before.coupling.take(0.5, 0.01, 3)
+    before.coupling.take(3, Answer(1, (Finding("a record", 0.5, 0.01),)))
     after.notes.add("of since")
     after.notes.add("of before")
     after.load(json.loads(json.dumps(before.state())))

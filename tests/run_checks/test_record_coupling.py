@@ -1,38 +1,55 @@
+"""A record's gradient that changes beside others is a violation, and what is right is not told."""
+
 from __future__ import annotations
 
 import pytest
 
 from lightning_audit.run_checks.record_coupling import Coupling, tolerance_of
+from lightning_audit.run_checks.replay_answers import Answer, Finding
 
 
-def test_a_change_beyond_rounding_is_a_violation_at_the_step_where_it_was_first_seen() -> None:
-    seen, tolerance = Coupling(), tolerance_of(low_precision=False)
-    for change, step in ((0.5 * tolerance, 0), (20 * tolerance, 8), (30 * tolerance, 16)):
-        seen.take(change, tolerance, step)
+def changed(size: float) -> Answer:
+    return Answer(1, (Finding("a record beside others", size, 0.01),))
+
+
+def test_a_change_is_a_violation_at_the_step_where_it_was_first_seen() -> None:
+    seen = Coupling()
+    for step, answer in ((0, Answer(1)), (8, changed(0.3)), (16, changed(0.5))):
+        seen.take(step, answer)
     result = seen.result()
     assert (result.status, seen.step, seen.replays) == ("violated", 8, 3)
-    assert result.evidence["change"] == 30 * tolerance
+    assert result.evidence["change"] == 0.3
     assert "at step 8 a record's gradient changed by 0.3 of its norm" in result.message
 
 
-def test_what_rounding_does_is_no_coupling_and_low_precision_rounds_more() -> None:
-    change = 2 * tolerance_of(low_precision=False)
-    for low, status in ((False, "violated"), (True, "ok")):
-        seen = Coupling()
-        seen.take(change, tolerance_of(low_precision=low), 0)
-        assert seen.result().status == status
+def test_where_nothing_changed_nothing_measured_is_told() -> None:
+    seen = Coupling()
+    seen.take(0, Answer(1))
+    assert seen.result().status == "ok"
+    assert seen.result().evidence == {"replays": 1, "change": None, "step": None}
 
 
-@pytest.mark.parametrize("reason", ["", "the batch cannot be copied"])
-def test_nothing_compared_is_not_run_and_says_why(reason: str) -> None:
-    result = Coupling(reason=reason).result()
+def test_low_precision_rounds_more() -> None:
+    assert tolerance_of(low_precision=True) > tolerance_of(low_precision=False)
+
+
+@pytest.mark.parametrize(
+    ("reason", "off", "message"),
+    [
+        ("", "", "not asked: no step was examined"),
+        ("", "examinations=0", "not asked: examinations=0"),
+        ("the batch cannot be copied", "", "not asked: the batch cannot be copied"),
+    ],
+)
+def test_nothing_compared_is_not_run_and_says_why(reason: str, off: str, message: str) -> None:
+    result = Coupling(reason=reason).result(off)
     assert result.status == "not_run"
-    assert result.message == (reason or "no batch with two records or more was replayed")
+    assert result.message == message
 
 
 def test_what_was_found_outlives_a_stop() -> None:
     seen, again = Coupling(), Coupling()
-    seen.take(0.5, 0.01, 3)
+    seen.take(3, changed(0.5))
     again.load(seen.state())
-    again.take(0.0, 0.01, 9)
-    assert (again.violated, again.step, again.replays) == (True, 3, 2)
+    again.take(9, Answer(1))
+    assert (again.result().status, again.step, again.replays) == ("violated", 3, 2)

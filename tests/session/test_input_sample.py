@@ -378,7 +378,7 @@ def test_several_processes_are_refused(tmp_path: Path) -> None:
     trainer = trainer_for(tmp_path, audit, max_steps=2)
     audit.setup(trainer, Forward(), "fit")
     with pytest.raises(UnauditableTraining, match="each of the 2 processes"):
-        audit._run.way_to_batches(SimpleNamespace(world_size=2), Forward())
+        audit._run.admits_canaries(SimpleNamespace(world_size=2))
 
 
 @pytest.mark.parametrize("canaries", [[Blank(), Blank()], [Dirac(), Mislabeled()]])

@@ -57,7 +57,7 @@ TRAININGS: dict[str, tuple[Callable[[], Any], dict[str, Any], dict[str, Any]]] =
     "by hand": (HandWritten, {"claim": CLAIM}, {"max_steps": 60}),
     "input canary": (Forward, {"canaries": [Mislabeled(amplitude=100.0)]}, {"max_steps": 250}),
     "two optimizers": (TwoNets, {}, {"max_steps": 160}),
-    "replayed": (PrivateModule, {"replay_neighbours": True}, {"max_steps": 60}),
+    "replayed": (PrivateModule, {"examinations": 1}, {"max_steps": 60}),
     "warned": (lambda: PrivateModule(optimizer_class=ShiftedNoise), {}, {"max_steps": 60}),
     "allowed": (NotPoisson, {"allow": ["sampling.not_poisson"]}, {"max_steps": 60}),
     "short": (PrivateModule, {}, {"max_steps": 6}),

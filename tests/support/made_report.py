@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-from lightning_audit.catalogue.registry import REGISTRY
+from lightning_audit.catalogue.registry import REGISTRY, group
 from lightning_audit.results.audit_report import (
     AuditReport,
     CheckResult,
@@ -42,9 +42,7 @@ def made_report(
         **changes: other fields of the report.
     """
     power = {"noise": Power(0.99, 50, 0.8), "sensitivity": Power(1.0, 40, 2.0)}
-    asked = OutcomeSettings(
-        None, DELTA, SIGNIFICANCE, 0.05, Resolution(), (), replay_neighbours=False
-    )
+    asked = OutcomeSettings(None, DELTA, SIGNIFICANCE, 0.05, Resolution(), ())
     blockers = ("the canary was taken out",) if outcome == "INCONCLUSIVE" else ()
     assumptions = ("flat clipping",)
     fields: dict[str, Any] = {
@@ -96,6 +94,8 @@ def _checks(
         "finite": {"lost_steps": 0},
         "sampling.not_poisson": {"poisson": True},
         "sensitivity": {"shift_lower": SHIFT_LOWER},
+        "coupling": {"replays": 1, "change": None, "step": None},
+        **{key: {"examined": 1, "asked": 9, "findings": 0} for key in group("replay")},
     }
     numbers["accounting"] = {"epsilon_spent": spent, "claimed_epsilon": claimed, "delta": DELTA}
     if compared:

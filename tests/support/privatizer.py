@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 from lightning_audit.blackbox.privatize import (
@@ -74,6 +76,18 @@ class Privatizer:
             divisor = len(grads[0])
         noisy = [s + self.noise(s, i, grads[0]) for i, s in enumerate(sums)]
         return [value / divisor for value in noisy]
+
+
+class Unrepeatable(Privatizer):
+    """The same, which seeds its generator for each call by a count that nothing puts back."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.count = itertools.count()
+
+    def __call__(self, grads):
+        self.generator.manual_seed(next(self.count))
+        return super().__call__(grads)
 
 
 def audit(privatize, **arguments):

@@ -92,4 +92,5 @@ def numbers(report: AuditReport) -> dict[str, Any]:
     fields = dataclasses.asdict(report)
     # Made of a resumed run only.
     fields["checks"] = [c for c in fields["checks"] if c["name"] != "reuse.resume"]
-    return {k: v for k, v in fields.items() if k not in ("created", "environment")}
+    others = ("created", "environment", "examination_cost")
+    return {k: v for k, v in fields.items() if k not in others}

@@ -1,64 +1,18 @@
-"""What came of a question that an examination asked."""
+"""How far two replays of a step are apart, and when rounding or a lattice hides it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
-from lightning_audit.examine.step_replay import Replay
+from lightning_audit.examine.replay import Replay
 
 #: Entries that are few when it is asked whether they lie on a lattice.
 _ENTRIES = 500
 #: What few draws can tell of a shift on a lattice.
 _LATTICE_RESOLUTION = 1.15
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A neighbour whose release is too far off.
-
-    Args:
-        name: of the neighbour.
-        sensitivity: norm of the difference over the clipping norm; infinite where the number of
-            steps differs.
-        allowed: what the adjacency allows.
-        made_up: whether the record is one with scaled inputs, and inputs have bounds.
-    """
-
-    name: str
-    sensitivity: float
-    allowed: float
-    made_up: bool = False
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What came of a question.
-
-    Args:
-        asked: neighbours that were replayed.
-        findings: those that are too far off, the farthest first.
-        notes: those that are too far off, and unlike any record that may be in the data.
-        reason: why the question was not asked; empty where it was.
-    """
-
-    asked: int = 0
-    findings: tuple[Finding, ...] = ()
-    reason: str = ""
-    notes: tuple[Finding, ...] = ()
-
-    def describe(self) -> str:
-        """What came of it, in a line; sizes by two digits, which tell enough."""
-        if self.reason:
-            return f"not asked: {self.reason}"
-        if not self.findings:
-            return f"nothing found, {self.asked} asked"
-        worst = max(self.findings, key=lambda finding: finding.sensitivity)
-        size = f"{worst.sensitivity:.2g}, at most {worst.allowed:g} is allowed"
-        return f"{len(self.findings)} of {self.asked}: {worst.name}: {size}"
 
 
 def distance(one: Replay, other: Replay) -> float:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lightning_audit.examine.row_changes import largest_change
+from lightning_audit.examine.record_independence import largest_change
 
 #: Gradients of four copies of a record, and of a batch with two copies, sorted by the user's code.
 COPIES = torch.tensor([[3.0, 4.0], [3.0, 4.0], [3.0, 4.0], [3.0, 4.0]])

@@ -7,16 +7,15 @@ import math
 import pytest
 import torch
 
-from lightning_audit.examine.answers import (
-    Answer,
-    Finding,
+from lightning_audit.examine.replay import Replay
+from lightning_audit.examine.replay_distance import (
     distance,
     equal_releases,
     on_a_lattice,
     shift_by_more_draws,
     too_coarse,
 )
-from lightning_audit.examine.step_replay import Replay
+from lightning_audit.run_checks.replay_answers import Answer, Finding
 
 
 def replay(*releases: torch.Tensor) -> Replay:
@@ -75,5 +74,5 @@ def test_a_line_says_what_came_of_a_question() -> None:
     assert Answer(7).describe() == "nothing found, 7 asked"
     assert Answer(reason="too small").describe() == "not asked: too small"
     assert Answer(7, (far,)).describe() == (
-        "1 of 7: without the first record: 1.2, at most 1 is allowed"
+        "1 of 7: without the first record: 1.2 C, at most 1 C is allowed"
     )

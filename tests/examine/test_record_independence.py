@@ -1,10 +1,9 @@
-"""Replays show that gradients depend on other records, accuse no sound net, and leave no trace."""
+"""Examinations show that gradients depend on other records, and accuse no sound net."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,10 +26,6 @@ from training_support import (
 )
 
 from lightning_audit import AuditReport, PrivacyAudit
-from lightning_audit.callbacks._namespaces import MisconfigurationException
-from lightning_audit.examine.neighbour_replay import NeighbourReplay
-from lightning_audit.results.refusal import UnauditableTraining
-from lightning_audit.run_checks.record_coupling import Coupling
 
 # Opacus and torch remark on loaders and hooks in every training.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -44,7 +39,7 @@ def _one_seed() -> None:
 
 
 def audit(**kwargs: Any) -> PrivacyAudit:
-    return PrivacyAudit(**{"replay_neighbours": True, "seed": 1, **kwargs})
+    return PrivacyAudit(**{"examinations": 1, "seed": 1, **kwargs})
 
 
 def coupling(report: AuditReport) -> Any:
@@ -125,7 +120,7 @@ def test_sound_net_is_not_accused(tmp_path: Path, net: str, precision: str) -> N
     report = fit(tmp_path, module, audit(), max_steps=2, precision=precision)
     assert status(report, "coupling") == "ok"
     assert coupling(report).evidence["replays"] == 1
-    assert coupling(report).evidence["change"] <= 1e-5
+    assert coupling(report).evidence["change"] is None
 
 
 @pytest.mark.parametrize(
@@ -142,9 +137,9 @@ def test_batch_normalisation_is_found_in_one_step(
     assert coupling(report).evidence["change"] > 0.2
 
 
-def test_batches_are_replayed_once_an_epoch(tmp_path: Path) -> None:
+def test_each_examination_replays_a_batch(tmp_path: Path) -> None:
     module = PrivateModule(layers(), dataset=digits())
-    report = fit(tmp_path, module, audit(), max_epochs=2, limit_train_batches=1)
+    report = fit(tmp_path, module, audit(examinations=2), max_steps=4)
     assert coupling(report).evidence["replays"] == 2
 
 
@@ -219,15 +214,14 @@ def test_gradients_that_depend_on_other_records_are_found(
 
 
 @pytest.mark.parametrize(
-    ("kind", "net", "most"),
-    [(Sorted, lambda: layers(Noisy()), 1e-5), (ByLength, lambda: Packed(ordered=True), 1e-4)],
+    ("kind", "net"),
+    [(Sorted, lambda: layers(Noisy())), (ByLength, lambda: Packed(ordered=True))],
 )
 def test_records_that_are_sorted_beforehand_are_not_accused(
-    tmp_path: Path, kind: type, net: Callable[[], nn.Module], most: float
+    tmp_path: Path, kind: type, net: Callable[[], nn.Module]
 ) -> None:
     report = fit(tmp_path, kind(net(), dataset=digits()), audit(), max_steps=2)
     assert status(report, "coupling") == "ok"
-    assert coupling(report).evidence["change"] <= most
 
 
 # ------------------------------------------------------------------ written by hand
@@ -265,16 +259,13 @@ def test_hand_written_batch_normalisation_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [HandWritten, InTwoParts])
 def test_sound_hand_written_training_is_not_accused(tmp_path: Path, kind: type) -> None:
     report = fit(tmp_path, kind(), audit(claim=CLAIM), max_steps=2)
-    assert coupling(report).evidence["change"] <= 1e-5
     assert coupling(report).evidence["replays"] == 1
 
 
-def test_what_cannot_be_compared_stands_in_the_way_of_a_pass(tmp_path: Path) -> None:
+def test_what_cannot_be_compared_says_why(tmp_path: Path) -> None:
     report = fit(tmp_path, OneByOne(), audit(claim=CLAIM), max_steps=2)
     assert status(report, "coupling") == "not_run"
-    assert any(
-        "replay_neighbours=True replayed nothing" in item for item in report.verdict.pass_blockers
-    )
+    assert "0 per-sample gradients" in coupling(report).message
 
 
 # ------------------------------------------------------------------ limits
@@ -290,37 +281,10 @@ def test_a_batch_of_one_record_waits_for_the_next(tmp_path: Path) -> None:
     assert coupling(report).evidence["replays"] == 1
 
 
-def test_ghost_clipping_is_refused(tmp_path: Path) -> None:
-    class Ghost(PrivateModule):
-        def configure_optimizers(self) -> Any:
-            self.net, optimizer, _, _ = self.engine.make_private(
-                module=self.net,
-                optimizer=self.inner(self.trainable()),
-                data_loader=self.plain_loader(),
-                criterion=nn.CrossEntropyLoss(),
-                noise_multiplier=1.0,
-                max_grad_norm=1.0,
-                grad_sample_mode="ghost",
-            )
-            return optimizer
-
-    with pytest.raises(MisconfigurationException, match="which ghost clipping never forms"):
-        trainer_for(tmp_path, audit(), max_steps=1).fit(Ghost())
-
-
-def test_several_processes_and_optimizers_are_refused() -> None:
-    trainer: Any = SimpleNamespace(world_size=2)
-    session: Any = SimpleNamespace()
-    with pytest.raises(UnauditableTraining, match="the Trainer has 2; train with devices=1"):
-        NeighbourReplay(trainer, nn.Linear(1, 1), Coupling(), list)
-    trainer.world_size = 1
-    with pytest.raises(UnauditableTraining, match="the training has 2; give it one"):
-        NeighbourReplay(trainer, nn.Linear(1, 1), Coupling(), lambda: [session, session])
-
-
-def test_the_argument_is_a_flag() -> None:
-    with pytest.raises(ValueError, match="replay_neighbours='no' must be True or False"):
-        PrivacyAudit(replay_neighbours="no")  # type: ignore[arg-type]
+def test_the_argument_is_a_number_or_auto() -> None:
+    for wrong in ("no", -1, True, 1.5):
+        with pytest.raises(ValueError, match="must be 'auto' or a whole number >= 0"):
+            PrivacyAudit(examinations=wrong)  # type: ignore[arg-type]
 
 
 def test_a_training_step_that_fails_on_copies_trains_on(tmp_path: Path) -> None:
@@ -332,7 +296,7 @@ def test_a_training_step_that_fails_on_copies_trains_on(tmp_path: Path) -> None:
 
     report = fit(tmp_path, Distinct(layers(), dataset=digits()), audit(), max_steps=2)
     assert report.steps == 2
-    assert coupling(report).message == "ValueError: a record comes twice"
+    assert coupling(report).message == "not asked: ValueError: a record comes twice"
 
 
 class Resumable(PrivateModule):

@@ -1,0 +1,186 @@
+"""Calls of a privatize function with the same random numbers, so that its noise cancels out.
+
+Set and put back are the generators of torch, numpy and Python, and those that the function holds:
+in attributes, in variables that it encloses, in defaults of its arguments, and in globals of its
+module that it, or a function that it names, uses.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from lightning_audit.blackbox.probes import Released
+from lightning_audit.examine.training_state import TrainingState
+from lightning_audit.stats._arguments import Floats
+
+__all__ = ["FrozenNoise"]
+
+#: Modules in whose globals no generator of the user's is.
+_LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy", "scipy", "opacus", "lightning_audit"}
+
+#: What holds no generator; arrays do not, and may be large.
+_WITHOUT = (
+    *(types.ModuleType, types.BuiltinFunctionType, type, type(None)),
+    *(bool, int, float, str, bytes, torch.dtype, torch.device, torch.Tensor, np.ndarray),
+)
+
+
+class FrozenNoise:
+    """Calls a privatize function twice under one state of all its generators.
+
+    Args:
+        released: the function.
+    """
+
+    def __init__(self, released: Released) -> None:
+        self._released = released
+        self._roots = _roots(released.privatize)
+        self._first = TrainingState(self._roots)
+
+    def put_back(self) -> None:
+        """Make the function and all generators what they were at first."""
+        self._first.put_back()
+
+    def obstacle(self, rows: Floats, seed: int) -> str:
+        """Why differences of calls do not tell what gradients add, or empty.
+
+        Args:
+            rows: a batch, ``[n, d]``.
+            seed: of two calls; the next number is of a third.
+        """
+        state = TrainingState(self._roots)
+        one, again, same_draws = self._both((rows, seed), (rows, seed), state)
+        if not same_draws or not np.array_equal(one, again):
+            return "equal calls under equal seeds release different values"
+        state.put_back()
+        if np.array_equal(*self._both((rows, seed), (rows, seed + 1), state)[:2]):
+            return "what is released does not follow the generators that can be set"
+        return ""
+
+    def release(self, rows: Floats, seed: int) -> Floats:
+        """What is released of rows, ``[n, d]``, under a seed."""
+        TrainingState(self._roots).seed(seed)
+        return self._released(rows)
+
+    def difference(
+        self, rows: Floats, others: Floats, seed: int, *, sure: bool = True
+    ) -> Floats | None:
+        """Release of rows, ``[n, d]``, less that of others, ``[m, d]``; None if noise differs.
+
+        The function goes on by one call: what it counts, and what it remembers, is that of the
+        last one, so that a fault of some calls only comes up.
+
+        Args:
+            rows: a batch.
+            others: another one.
+            seed: of both calls.
+            sure: whether a difference above the clipping norm is computed again, to see that it is
+                none of random numbers that come from elsewhere now and then.
+
+        Raises:
+            MechanismError: As of `Released`.
+        """
+        calls = (rows, seed), (others, seed)
+        state = TrainingState(self._roots)
+        one, other, same_draws = self._both(*calls, state)
+        if not same_draws:
+            return None
+        if sure and np.linalg.norm(one - other) > 1.0:
+            state.put_back()
+            again = self._both(*calls, state)
+            if not (np.array_equal(one, again[0]) and np.array_equal(other, again[1])):
+                return None
+        return one - other
+
+    def _both(
+        self, first: tuple[Floats, int], second: tuple[Floats, int], state: TrainingState
+    ) -> tuple[Floats, Floats, bool]:
+        """Two releases from one state, and whether as many random numbers were drawn."""
+        state.seed(first[1])
+        one, drawn = self._released(first[0]), _positions(state)
+        state.put_back()
+        state.seed(second[1])
+        other = self._released(second[0])
+        return one, other, drawn == _positions(state)
+
+
+def _positions(state: TrainingState) -> list[object]:
+    """Where all generators are; equal after two calls only if these drew as much."""
+    found: list[object] = [torch.get_rng_state().numpy().tobytes(), random.getstate()]
+    found += _of_numpy(np.random.get_state())
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        found += [device.numpy().tobytes() for device in torch.cuda.get_rng_state_all()]
+    for generator in state.generators:
+        if isinstance(generator, torch.Generator):
+            found.append(generator.get_state().cpu().numpy().tobytes())
+        elif isinstance(generator, np.random.RandomState):
+            found += _of_numpy(generator.get_state())
+        else:
+            found.append(repr(generator.bit_generator.state))
+    return found
+
+
+def _of_numpy(state: Any) -> list[object]:
+    _, keys, *rest = state
+    return [keys.tobytes(), *rest]
+
+
+def _roots(privatize: object) -> list[object]:
+    """The function, and whatever may hold its generators."""
+    roots, known = [privatize], {id(privatize)}
+    for item in roots:  # it grows
+        for held in _named_by(item):
+            if id(held) not in known and not _holds_none(held):
+                known.add(id(held))
+                roots.append(held)
+    return roots
+
+
+def _holds_none(item: object) -> bool:
+    """Whether no generator can be reached from an object."""
+    if isinstance(item, _WITHOUT):
+        return True
+    return isinstance(item, types.FunctionType) and _is_library(item)
+
+
+def _named_by(item: object) -> Iterator[object]:
+    """What code of the user's uses beside its arguments."""
+    if isinstance(item, types.FunctionType):
+        if not _is_library(item):
+            yield from (item.__globals__.get(name) for name in _names(item.__code__))
+            yield from (*(item.__defaults__ or ()), *(item.__kwdefaults__ or {}).values())
+            yield from (cell.cell_contents for cell in item.__closure__ or () if _bound(cell))
+    elif isinstance(item, types.MethodType):
+        yield from (item.__self__, item.__func__)
+    elif isinstance(item, functools.partial):
+        yield from (item.func, *item.args, *item.keywords.values())
+    elif not _is_library(type(item)):
+        for kind in type(item).__mro__:
+            yield from (each for each in vars(kind).values() if not _is_library(kind))
+        yield from getattr(item, "__dict__", {}).values()
+
+
+def _is_library(item: Any) -> bool:
+    return (item.__module__ or "").partition(".")[0] in _LIBRARIES
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _names(inner)
+
+
+def _bound(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False

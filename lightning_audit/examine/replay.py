@@ -1,0 +1,62 @@
+"""What one replay of a step shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass
+class Replay:
+    """What one replay of a step showed.
+
+    Args:
+        releases: the gradient where its noise is in, of each step of the optimizer, in units of
+            the clipping norm, ``[d]``.
+        rows: per-sample gradients that came to be clipped; 0 where none is formed.
+        norms: their norms in units of the clipping norm, ``[rows]``; empty where none is formed.
+        gradients: those per-sample gradients, of each physical batch, ``[n, d]``; only where they
+            are asked for.
+        drawn: state of torch's generator when the gradients came to be clipped.
+        drew: whether a generator was used before the gradients came to be clipped.
+        counts: what an optimizer that adapts its clipping norm releases beside its gradients.
+        after: what the step left behind that later steps read or a checkpoint holds, by name.
+        later: releases of a second step on the same batches; empty where none was asked for.
+        sure: whether what was read is where the noise is in.
+        error: what the user's code raised; empty if nothing.
+        where: the line of it.
+    """
+
+    releases: list[torch.Tensor] = field(default_factory=list)
+    rows: int = 0
+    norms: list[torch.Tensor] = field(default_factory=list)
+    gradients: list[torch.Tensor] = field(default_factory=list)
+    drawn: torch.Tensor | None = None
+    drew: bool = False
+    counts: dict[str, Any] = field(default_factory=dict)
+    after: dict[str, torch.Tensor] = field(default_factory=dict)
+    later: list[torch.Tensor] = field(default_factory=list)
+    sure: bool = True
+    error: str = ""
+    where: str = ""
+
+
+def count_rows(
+    found: Replay, grads: Sequence[torch.Tensor], norm: float, *, keep: bool = False
+) -> None:
+    """Take in per-sample gradients that come to be clipped.
+
+    Args:
+        found: takes them in.
+        grads: of each tensor, ``[n, *shape]``.
+        norm: the clipping norm.
+        keep: whether they are kept themselves.
+    """
+    found.rows += len(grads[0])
+    if keep:
+        found.gradients.append(torch.cat([g.detach().flatten(1).float() for g in grads], 1))
+    squares = [g.detach().reshape(len(g), -1).double().square().sum(1).cpu() for g in grads]
+    found.norms.append(torch.stack(squares).sum(0).sqrt() / norm)

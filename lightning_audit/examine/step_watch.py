@@ -1,0 +1,71 @@
+"""Which batches make up one logical step, while a training takes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from lightning_audit.dpsgd.opacus import private_optimizer
+from lightning_audit.dpsgd.protocol import DPSGDStep
+from lightning_audit.taps.method_hook import MethodHook
+
+
+@dataclass
+class TakenStep:
+    """One logical step as it was taken.
+
+    Args:
+        batches: its physical batches, as they were before the step.
+        skips: of each call of the optimizer's step, whether it was skipped, as Opacus' batch memory
+            manager has it.
+    """
+
+    batches: list[Any] = field(default_factory=list)
+    skips: list[bool] = field(default_factory=list)
+
+
+class StepWatch:
+    """Collects the batches of the coming step.
+
+    Args:
+        step: the adapter of the private optimizer.
+    """
+
+    def __init__(self, step: DPSGDStep) -> None:
+        self._taken = TakenStep()
+        self._stepped = False
+        self._hooks: list[Any] = [step.inner.register_step_post_hook(self._note_step)]
+        private: Any = private_optimizer(step.optimizer)
+        if private is not None:
+
+            def note_skip() -> None:
+                self._taken.skips.append(bool(getattr(private, "_is_last_step_skipped", False)))
+
+            self._hooks.append(MethodHook(private, "pre_step", after=note_skip))
+
+    def start_batch(self, batch: Any) -> None:
+        """A batch is about to be trained; what the step does to it in place does not count."""
+        self._taken.batches.append(copied(batch))
+
+    def end_batch(self) -> TakenStep | None:
+        """The batch was trained; the step that it ended, if it ended one."""
+        return self._taken if self._stepped else None
+
+    def remove(self) -> None:
+        """Take the hooks off."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _note_step(self, *_: Any) -> None:
+        self._stepped = True
+
+
+def copied(batch: Any) -> Any:
+    """A batch with tensors of its own."""
+    return _pytree.tree_map(
+        lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, batch
+    )

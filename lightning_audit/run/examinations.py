@@ -1,0 +1,194 @@
+"""The examinations of a run: which steps are replayed, what came of them, what a pass says."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from typing import Any, Protocol
+
+import numpy as np
+
+from lightning_audit.config.audit_config import AuditConfig
+from lightning_audit.examine.clipping import TRIALS
+from lightning_audit.examine.questions import QUESTIONS
+from lightning_audit.examine.step_examiner import UserStep, examine_step, source_of_step
+from lightning_audit.examine.step_watch import StepWatch, TakenStep
+from lightning_audit.run.audited_optimizers import AuditedOptimizers
+from lightning_audit.run.examination_schedule import NEVER, Schedule
+from lightning_audit.run.run_facts import RunCourse
+from lightning_audit.session.audit_session import AuditSession
+from lightning_audit.session.ranks import Ranks
+
+#: Steps after which it is asked again whether there is time for an examination.
+_WAIT = 16
+_OFF = "examinations=0"
+_log = logging.getLogger(__name__)
+_RANKS = "several processes train, and a step is replayed in one only"
+_BY_TRAINING = "training_step logs {names}, computed of records without noise: whoever reads them "
+_SEES = "sees more than the releases, and no epsilon covers that"
+
+
+class LoggingStep(UserStep, Protocol):
+    """The user's step, which tells what it logs."""
+
+    logged: dict[str, None]
+
+
+class Examinations:
+    """Examines steps of a run between two batches.
+
+    Args:
+        config: how many are asked for.
+        optimizers: of the run.
+        ranks: the processes that train together.
+        course: keeps what came of the questions, and takes remarks.
+    """
+
+    def __init__(
+        self,
+        config: AuditConfig,
+        optimizers: AuditedOptimizers,
+        ranks: Ranks,
+        course: RunCourse,
+    ) -> None:
+        self._config, self._optimizers = config, optimizers
+        self._log, self._coupling, self._notes = course.examined, course.coupling, course.notes
+        self._user: LoggingStep | None = None
+        #: Collects the batches of the step that is examined next.
+        self.watch: StepWatch | None = None
+        wanted = 0 if ranks.several else config.examinations
+        if not wanted:
+            self._log.off = _RANKS if ranks.several else _OFF
+        #: Tells which step is the next.
+        self.schedule = Schedule(wanted, _seed(config.seed, 0), list(QUESTIONS))
+        self._names: list[str] = []
+        #: Epochs between which weights were seen to change, and whether they did within one.
+        self._between, self._moves = 0, False
+        self._number = 0
+
+    def open_to(self, user: LoggingStep) -> None:
+        """Take steps of this training."""
+        self._user = user
+
+    # ------------------------------------------------------------------ between the batches
+
+    def start_batch(self, batch: Any, steps: int) -> None:
+        """A batch is about to be trained.
+
+        Args:
+            batch: as the user's hooks left it.
+            steps: that were taken.
+        """
+        session = self._session()
+        if self.watch is None and session is not None:
+            self._names = self.schedule.next_questions(time.perf_counter())
+            if not self._names:
+                self.schedule.postpone(steps + _WAIT)
+                return
+            self.watch = StepWatch(session.step)
+        if self.watch is not None:
+            self.watch.start_batch(batch)
+
+    def end_batch(self, steps: int) -> None:
+        """A batch was trained: examine the step that it ended, if that is due.
+
+        Args:
+            steps: that were taken.
+        """
+        taken = self.watch.end_batch() if self.watch is not None else None
+        if taken is None:
+            return
+        self.detach()
+        session = self._session()
+        if session is None or self._log.found:
+            self.schedule.end()
+            return
+        try:
+            self._examine(session, taken, steps)
+        except Exception:  # the examination's own troubles end no training
+            _log.exception("step %d could not be examined", steps)
+            self._log.off = "the examination failed; see the log"
+            self.schedule.end()
+
+    def _examine(self, session: AuditSession, taken: TakenStep, steps: int) -> None:
+        user, names = self._user, self._names
+        assert user is not None  # before the training starts no step is taken
+        config, self._number = self._config, self._number + 1
+        accumulated = 1 if any(taken.skips) else len(taken.batches)
+        claim = session.planner.claim(accumulated)
+        with self._optimizers.paused():
+            found = examine_step(
+                user,
+                session.step,
+                claim,
+                taken,
+                seed=_seed(config.seed, self._number),
+                names=names,
+                replaced=config.adjacency == "replace_one",
+                trials=self.schedule.trials or TRIALS,
+                earlier_trials=self._log.asked("replay.clipping"),
+                step_times=self.schedule.step_times if len(names) > 1 else None,
+            )
+        answers = found.answers
+        if all("is too small" in answer.reason for answer in answers.values()):
+            self.schedule.postpone(steps)
+            return
+        self.schedule.note(steps, names, found.seconds, time.perf_counter())
+        if not self._log.where:
+            self._log.where = source_of_step(session.step.optimizer, user.module)
+        self._log.take(steps - 1, answers)
+        if math.isfinite(found.step_seconds):
+            self._log.spend(found.seconds, found.step_seconds)
+        if (answer := answers.get("coupling")) is not None:
+            self._coupling.take(steps - 1, answer)
+        if user.logged:
+            shown = ", ".join(f"`{name}`" for name in list(user.logged)[:5])
+            self._notes.add(_BY_TRAINING.format(names=shown) + _SEES)
+
+    def look_at_changes(self) -> None:
+        """Where weights begin to change behind a step's end, ask of the next one what it uses."""
+        marks = [s.way.tap.weights.fingerprint for s in self._optimizers.sessions]
+        between, within = sum(m.between for m in marks), sum(m.within for m in marks)
+        if between > self._between:
+            self._log.between_epochs += between - self._between
+            self._between = between
+        if within and not self._moves:
+            self._moves = True
+            self.schedule.hasten("replay.release")
+
+    def _session(self) -> AuditSession | None:
+        """The session of the only private optimizer; None where there are several, or none yet."""
+        sessions = self._optimizers.sessions
+        if len(sessions) > 1:
+            self._log.off = f"{len(sessions)} private optimizers step together"
+            self.schedule.end()
+        return sessions[0] if len(sessions) == 1 else None
+
+    def detach(self) -> None:
+        """Take all hooks off."""
+        if self.watch is not None:
+            self.watch.remove()
+        self.watch = None
+
+    # ------------------------------------------------------------------ going on
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds."""
+        return {
+            "log": self._log.state(),
+            "schedule": self.schedule.state(),
+            "number": self._number,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint's state."""
+        self._log.load(state["log"])
+        self._number = state["number"]
+        if self.schedule.due != NEVER:
+            self.schedule.load(state["schedule"], time.perf_counter())
+
+
+def _seed(seed: int, number: int) -> int:
+    """A seed for each examination, all of the audit's one."""
+    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])

@@ -1,0 +1,263 @@
+"""What examinations by replay came to: answers to their questions, and the checks made of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lightning_audit.catalogue.check import Check
+from lightning_audit.catalogue.replay_checks import (
+    REPLAY_CLIPPING,
+    REPLAY_RELEASE,
+    REPLAY_SENSITIVITY,
+)
+from lightning_audit.results.audit_report import CheckResult
+
+#: What was not asked because there was nothing to ask it of.
+NOT_EXAMINED = "no step was examined"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A neighbour whose step is too far off.
+
+    Args:
+        name: of the neighbour.
+        size: of a release, norm of the difference over the clipping norm; of what a step leaves
+            behind, the relative difference. Infinite where it has no size.
+        allowed: what the definition allows.
+        made_up: whether the record is one with scaled inputs, and inputs have bounds.
+    """
+
+    name: str
+    size: float
+    allowed: float
+    made_up: bool = False
+
+    @property
+    def rounded(self) -> float | None:
+        """The size by two digits, which tell enough; None where it is infinite."""
+        return float(f"{self.size:.2g}") if math.isfinite(self.size) else None
+
+    def describe(self) -> str:
+        """The neighbour and how far off it is."""
+        size = self.rounded
+        if not self.allowed:
+            return self.name
+        far = "not finite" if size is None else f"{size:g} C"
+        return f"{self.name}: {far}, at most {self.allowed:g} C is allowed"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a question.
+
+    Args:
+        asked: neighbours that were replayed.
+        findings: those that are too far off, the farthest first.
+        notes: those that are too far off, and unlike any record that may be in the data.
+        reason: why the question was not asked; empty where it was.
+    """
+
+    asked: int = 0
+    findings: tuple[Finding, ...] = ()
+    reason: str = ""
+    notes: tuple[Finding, ...] = ()
+
+    def describe(self) -> str:
+        """What came of it, in a line."""
+        if self.reason:
+            return f"not asked: {self.reason}"
+        if not self.findings:
+            return f"nothing found, {self.asked} asked"
+        worst = max(self.findings, key=lambda finding: finding.size)
+        return f"{len(self.findings)} of {self.asked}: {worst.describe()}"
+
+
+@dataclass(frozen=True)
+class _Words:
+    """How a check by replay speaks.
+
+    Args:
+        fine: where nothing was found.
+        wrong: where something was.
+        advice: what to look at.
+    """
+
+    fine: str
+    wrong: str
+    advice: str
+
+
+_WORDS: Mapping[str, tuple[Check, _Words]] = {
+    REPLAY_SENSITIVITY.name: (
+        REPLAY_SENSITIVITY,
+        _Words(
+            "{asked} records were left out, put in or replaced: each moves the release by at most "
+            "what clipping allows",
+            "one record moves what a step releases too far ({finding})",
+            "look at everything between training_step and the noise that one record can change: "
+            "clipping factors, sums, several rows of one record, losses over the batch",
+        ),
+    ),
+    REPLAY_CLIPPING.name: (
+        REPLAY_CLIPPING,
+        _Words(
+            "{asked} gradients of all norms and shapes add at most the clipping norm",
+            "a per-sample gradient adds more than the clipping norm ({finding})",
+            "look at the norm that clips, and at the rows, sizes and batches that it leaves out",
+        ),
+    ),
+    REPLAY_RELEASE.name: (
+        REPLAY_RELEASE,
+        _Words(
+            "after the same release the training goes on in the same way with a record and without "
+            "it ({asked} tried)",
+            "what a step leaves behind shows a record beside the release ({finding})",
+            "look for what is computed of raw gradients, inputs or losses and kept: momentum, "
+            "learning rates, clipping norms, statistics, weights that are changed elsewhere",
+        ),
+    ),
+}
+#: Names of the checks that are made of answers.
+REPLAY_CHECKS = tuple(_WORDS)
+
+
+@dataclass
+class _Told:
+    """What came of one question at all examinations."""
+
+    asked: int = 0
+    findings: int = 0
+    step: int | None = None
+    size: float | None = None
+    allowed: float = 0.0
+    finding: str = ""
+    reason: str = ""
+
+
+@dataclass
+class ExaminationLog:
+    """What the examinations of a run came to.
+
+    Args:
+        steps: that were examined, from 0.
+        off: why none is, or empty.
+        where: file of the user's optimizer or step.
+        between_epochs: epochs between which weights changed, where no replay goes.
+        notes: remarks on what was seen.
+        cost: see `AuditReport.examination_cost`.
+    """
+
+    steps: list[int] = field(default_factory=list)
+    off: str = ""
+    where: str = ""
+    between_epochs: int = 0
+    notes: list[str] = field(default_factory=list)
+    cost: dict[str, float] = field(default_factory=dict)
+    _told: dict[str, _Told] = field(
+        default_factory=lambda: {name: _Told() for name in REPLAY_CHECKS}
+    )
+
+    @property
+    def found(self) -> bool:
+        """Whether something was found."""
+        return any(told.findings for told in self._told.values())
+
+    def asked(self, name: str) -> int:
+        """How many neighbours a question was asked of."""
+        return self._told[name].asked
+
+    def take(self, step: int, answers: Mapping[str, Answer]) -> None:
+        """Take in an examination.
+
+        Args:
+            step: number of the step, from 0.
+            answers: to the questions that were due.
+        """
+        if step not in self.steps:
+            self.steps.append(step)
+        for name, answer in answers.items():
+            if (told := self._told.get(name)) is not None:
+                _add(told, step, answer)
+                self.notes += [
+                    f"{name}: {note.describe()}; inputs have bounds, so that no record need be "
+                    "like it"
+                    for note in answer.notes[:1]
+                    if not any(known.startswith(f"{name}: ") for known in self.notes)
+                ]
+
+    def spend(self, seconds: float, step_seconds: float) -> None:
+        """Take in what an examination cost.
+
+        Args:
+            seconds: that it took.
+            step_seconds: that one step takes.
+        """
+        if self.cost:
+            self.cost["later"] += seconds
+        elif step_seconds > 0.0:
+            times = seconds / step_seconds
+            self.cost = {"first": seconds, "first_step_times": times, "later": 0.0}
+
+    def results(self) -> list[CheckResult]:
+        """Results of `replay.sensitivity`, `replay.clipping` and `replay.release`."""
+        return [self._result(name, told) for name, told in self._told.items()]
+
+    def _result(self, name: str, told: _Told) -> CheckResult:
+        check, words = _WORDS[name]
+        if not told.asked:
+            return check.not_run(f"not asked: {told.reason or self.off or NOT_EXAMINED}")
+        finding = told.finding
+        evidence: dict[str, Any] = {
+            "examined": len(self.steps),
+            "asked": told.asked,
+            "findings": told.findings,
+        }
+        if check is REPLAY_RELEASE and self.between_epochs:
+            evidence["between_epochs"] = self.between_epochs
+        if told.findings:
+            evidence |= {
+                "step": told.step,
+                "size": told.size,
+                "allowed": told.allowed,
+                "finding": finding,
+                "where": self.where,
+            }
+        return check.judged(
+            evidence,
+            words.fine.format(asked=told.asked),
+            words.wrong.format(finding=finding),
+            f"{words.advice}; {self.where}" if self.where else words.advice,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds."""
+        return {
+            "steps": list(self.steps),
+            "where": self.where,
+            "between_epochs": self.between_epochs,
+            "notes": list(self.notes),
+            "cost": dict(self.cost),
+            "told": {name: dict(vars(told)) for name, told in self._told.items()},
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint's state."""
+        self.steps, self.notes = list(state["steps"]), list(state["notes"])
+        self.cost = dict(state["cost"])
+        self.where, self.between_epochs = state["where"], state["between_epochs"]
+        self._told = {name: _Told(**told) for name, told in state["told"].items()}
+
+
+def _add(told: _Told, step: int, answer: Answer) -> None:
+    told.asked += answer.asked
+    told.findings += len(answer.findings)
+    if answer.reason:
+        told.reason = answer.reason
+    if answer.findings and told.step is None:
+        worst = max(answer.findings, key=lambda finding: finding.size)
+        told.step, told.size, told.allowed = step, worst.rounded, worst.allowed
+        told.finding = worst.describe()

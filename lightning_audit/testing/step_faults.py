@@ -1,0 +1,101 @@
+"""The registry's faults that examinations by replay find; see `faults`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightning_audit.testing import faulty_steps as faulty
+from lightning_audit.testing.fault import Fault
+from lightning_audit.testing.training_faults import BY_HAND_CLAIM
+
+_THREE: Mapping[str, Any] = {"examinations": 3}
+
+_BY_RECORD, _BY_GRADIENT = "one_record_moves_too_much", "some_gradients_not_clipped"
+_KEPT = "more_than_the_release"
+
+OF_THE_STEP = (
+    Fault(
+        "clip_by_median_norm",
+        "gradients are clipped by the median norm of their batch",
+        "adaptive clipping without private counts",
+        "replay.sensitivity",
+        "clipping norm too large",
+        faulty.ClipByMedianNorm,
+        named="clipping_norm_too_large",
+        audit=_THREE,
+    ),
+    Fault(
+        "first_row_not_clipped",
+        "the first record of each batch is not clipped",
+        "loops that begin at the second row",
+        optimizer=faulty.FirstRowNotClipped,
+        named=_BY_RECORD,
+        audit=_THREE,
+    ),
+    Fault(
+        "clip_by_three_norm",
+        "gradients are clipped by their 3-norm",
+        "`norm(p=...)` with another order",
+        optimizer=faulty.ClipByThreeNorm,
+        named=_BY_RECORD,
+        audit=_THREE,
+    ),
+    Fault(
+        "only_outliers_clipped",
+        "only gradients above ten times the clipping norm are clipped",
+        "clipping as it is used against explosions",
+        optimizer=faulty.OnlyOutliersClipped,
+        named=_BY_RECORD,
+        audit=_THREE,
+    ),
+    Fault(
+        "two_clipped_together",
+        "two records are clipped by the norm of their sum",
+        "micro-batches of two",
+        optimizer=faulty.TwoClippedTogether,
+        named=_BY_GRADIENT,
+        audit=_THREE,
+    ),
+    Fault(
+        "momentum_of_raw_gradients",
+        "an average of raw gradients moves the weights beside the private ones",
+        "momentum that is kept before clipping",
+        optimizer=faulty.MomentumOfRawGradients,
+        steps=8,
+        named=_KEPT,
+        audit=_THREE,
+    ),
+    Fault(
+        "learning_rate_by_raw_norm",
+        "the learning rate of a step is made of the norm of its raw gradients",
+        "learning rates that adapt to the gradient",
+        optimizer=faulty.LearningRateByRawNorm,
+        named=_KEPT,
+        audit=_THREE,
+    ),
+    Fault(
+        "statistics_kept",
+        "batch normalisation keeps statistics of the records, which go into checkpoints",
+        "the buffers of BatchNorm",
+        training=faulty.KeepsStatistics,
+        named=_KEPT,
+        audit={**_THREE, "claim": BY_HAND_CLAIM},
+    ),
+    Fault(
+        "changed_after_step",
+        "weights are moved by the batch's inputs when its step is done",
+        "hooks behind the step",
+        training=faulty.ChangedAfterStep,
+        named=_KEPT,
+        audit=_THREE,
+    ),
+    Fault(
+        "views_clipped_apart",
+        "two augmented views of a record are clipped as two records",
+        "augmentation that repeats records in the batch",
+        training=faulty.ViewsClippedApart,
+        named=_BY_RECORD,
+        audit=_THREE,
+    ),
+)

@@ -1,0 +1,97 @@
+"""Steps are examined at once, then rarer, and no longer than the training can spare."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_audit.run.examination_schedule import (
+    FIRST_STEP_TIMES,
+    LATER_SHARE,
+    NEVER,
+    Schedule,
+)
+
+QUESTIONS = ["a", "b", "c"]
+
+
+def steps_of(schedule: Schedule, last: int = 10_000) -> list[int]:
+    """The steps of examinations that cost nothing."""
+    found = []
+    while (due := schedule.due) <= last:
+        names = schedule.next_questions(float(due))
+        schedule.note(due, names, 0.0, float(due))
+        found.append(due)
+    return found
+
+
+def test_none_are_made_where_none_are_wanted() -> None:
+    assert Schedule(0, 1, QUESTIONS).due == NEVER
+
+
+@given(count=st.integers(1, 8), seed=st.integers(0, 1000))
+def test_as_many_as_are_wanted_the_first_at_once(count: int, seed: int) -> None:
+    schedule = Schedule(count, seed, QUESTIONS)
+    assert schedule.step_times is None
+    found = steps_of(schedule, NEVER - 1)
+    assert len(found) == count
+    assert found[0] == 1
+    assert found == sorted(set(found))
+    assert found[2:] == [] or found[2] <= 9
+
+
+@given(seed=st.integers(0, 1000))
+def test_later_ones_are_rarer(seed: int) -> None:
+    found = steps_of(Schedule("auto", seed, QUESTIONS), 100_000)
+    assert found[0] == 1
+    assert sum(step <= 1000 for step in found) > sum(step > 99_000 for step in found)
+
+
+def test_the_first_asks_everything_and_later_ones_one_question_in_turns() -> None:
+    schedule = Schedule("auto", 0, QUESTIONS)
+    assert schedule.step_times == FIRST_STEP_TIMES
+    asked = []
+    for step in range(4):
+        names = schedule.next_questions(float(step))
+        asked.append(names)
+        schedule.note(step + 1, names, 0.0, float(step))
+    assert asked == [QUESTIONS, ["a"], ["b"], ["c"]]
+
+
+def test_later_ones_take_no_more_than_their_share_of_the_time() -> None:
+    schedule, now, spent = Schedule("auto", 0, QUESTIONS), 0.0, 0.0
+    schedule.note(1, QUESTIONS, 3.0, now)
+    for step in range(2, 5000):
+        now += 1.0
+        if step < schedule.due:
+            continue
+        names = schedule.next_questions(now)
+        if names:
+            spent += 1.0
+            schedule.note(step, names, 1.0, now)
+        else:
+            schedule.postpone(step)
+        assert spent <= LATER_SHARE * now + 1e-9
+    assert spent > 3.0
+
+
+def test_a_resumed_run_goes_on_where_it_was() -> None:
+    schedule = Schedule("auto", 0, QUESTIONS)
+    schedule.note(1, QUESTIONS, 0.3, 0.0)
+    again = Schedule("auto", 0, QUESTIONS)
+    again.load(schedule.state(), 100.0)
+    assert again.due == schedule.due
+    assert 1 < again.due < NEVER
+    assert again.next_questions(100.0) == []
+    assert again.next_questions(100.01 + 0.1 / LATER_SHARE) == ["a"]
+
+
+@pytest.mark.parametrize("wanted", ["auto", 3])
+def test_a_question_that_is_pressing_is_asked_of_the_next_step(wanted: int | str) -> None:
+    schedule = Schedule(wanted, 0, QUESTIONS)
+    schedule.note(1, QUESTIONS, 0.3, 0.0)
+    schedule.due = 500
+    schedule.hasten("b")
+    assert schedule.due == 1
+    assert schedule.next_questions(0.0) == (["b"] if wanted == "auto" else QUESTIONS)

@@ -1,0 +1,324 @@
+"""A run examines steps by replay: what it finds, what a pass says, and what it leaves as it was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from hand_written_support import CLAIM, HandWritten
+from opacus import GradSampleModule
+from torch import nn
+from torch.nn import functional
+from training_support import PrivateModule, digits, fit, mlp, status, trainer_for, violation
+from two_nets import TwoNets
+
+from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
+from lightning_audit.canaries import Mislabeled
+from lightning_audit.run.examination_schedule import NEVER
+from lightning_audit.run.examinations import Examinations
+from lightning_audit.run.run_facts import RunCourse
+from lightning_audit.session.ranks import Ranks
+from lightning_audit.testing.faulty_steps import ClipByThreeNorm, FirstRowNotClipped
+
+NAMES = ("replay.sensitivity", "replay.clipping", "replay.release", "coupling")
+
+
+@pytest.fixture(autouse=True)
+def _one_seed() -> None:
+    torch.manual_seed(0)
+
+
+def audit(**kwargs: Any) -> PrivacyAudit:
+    return PrivacyAudit(**{"examinations": 1, "seed": 1, **kwargs})
+
+
+def check(report: AuditReport, name: str) -> Any:
+    return next(check for check in report.checks if check.name == name)
+
+
+def private(**kwargs: Any) -> PrivateModule:
+    return PrivateModule(mlp(64), dataset=digits(), **kwargs)
+
+
+# ------------------------------------------------------------------ what is found
+
+
+def test_the_file_of_a_faulty_optimizer_is_named(tmp_path: Path) -> None:
+    module = private(optimizer_class=ClipByThreeNorm)
+    report = violation(tmp_path, module, audit(), max_steps=4)
+    where = check(report, "replay.sensitivity").evidence["where"]
+    assert where.startswith("ClipByThreeNorm in ")
+    assert "faulty_steps.py:" in where
+
+
+def test_what_only_the_examination_sees_leads_the_report(tmp_path: Path) -> None:
+    report = violation(tmp_path, private(optimizer_class=FirstRowNotClipped), audit(), max_steps=2)
+    assert report.verdict.faults[0].name == "one_record_moves_too_much"
+    assert report.verdict.faults[0].place.step == 0
+    assert "replay.clipping" in report.verdict.faults[0].consequences
+
+
+def test_a_finding_may_be_allowed(tmp_path: Path) -> None:
+    module = private(optimizer_class=FirstRowNotClipped)
+    allowed = audit(allow=["replay.sensitivity", "replay.clipping"])
+    report = fit(tmp_path, module, allowed, max_steps=2)
+    assert status(report, "replay.sensitivity") == "allowed"
+
+
+def test_sizes_have_two_digits(tmp_path: Path) -> None:
+    report = violation(tmp_path, private(optimizer_class=FirstRowNotClipped), audit(), max_steps=2)
+    size = check(report, "replay.sensitivity").evidence["size"]
+    assert size == float(f"{size:.2g}")
+    assert size > 1.0
+
+
+# ------------------------------------------------------------------ what a pass says
+
+
+def test_a_pass_begins_with_what_was_examined(tmp_path: Path) -> None:
+    report = fit(tmp_path, private(), audit(examinations=2), max_steps=300)
+    assert report.verdict.outcome == "PASS"
+    asked = {name: check(report, name).evidence for name in NAMES[:2]}
+    assert report.verdict.summary.startswith(
+        f"examined 2 steps by replay: {asked['replay.sensitivity']['asked']} records, "
+        f"{asked['replay.clipping']['asked']} crafted gradients; no check failed"
+    )
+
+
+def test_what_is_not_asked_says_why(tmp_path: Path) -> None:
+    report = fit(tmp_path, private(), audit(examinations=0), max_steps=300)
+    assert report.verdict.summary.startswith("no step was examined by replay: examinations=0; ")
+    assert {status(report, name) for name in NAMES} == {"not_run"}
+
+
+def test_nothing_that_was_measured_leaves_a_correct_training(tmp_path: Path) -> None:
+    report = fit(tmp_path, private(), audit(), max_steps=4)
+    for name in NAMES[:3]:
+        evidence = check(report, name).evidence
+        assert set(evidence) == {"examined", "asked", "findings"}
+        assert all(isinstance(value, int) for value in evidence.values())
+    assert check(report, "coupling").evidence == {"replays": 1, "change": None, "step": None}
+
+
+def test_training_metrics_that_are_logged_are_noted(tmp_path: Path) -> None:
+    class Logs(PrivateModule):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            loss = super().training_step(batch, batch_idx)
+            self.log("fit_loss", loss)
+            return loss
+
+    report = fit(tmp_path, Logs(mlp(64), dataset=digits()), audit(), max_steps=2)
+    assert any("`fit_loss`" in note and "no epsilon covers" in note for note in report.notes)
+
+
+# ------------------------------------------------------------------ the training is left alone
+
+
+class Remembering(PrivateModule):
+    """What a training step may change beside the weights, and what it makes of random numbers."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        net = nn.Sequential(nn.Linear(64, 32), nn.Dropout(0.5), nn.ReLU(), nn.Linear(32, 10))
+        super().__init__(net, **kwargs)
+        self.own = torch.Generator().manual_seed(5)
+        self.numpy = np.random.default_rng(5)
+        self.total = torch.zeros(())
+        self.seen: dict[str, list[int]] = {"sizes": []}
+        self.count = 0
+        self.average = [p.detach().clone() for p in self.net.parameters()]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        self.count += 1
+        self.total += x.sum()
+        self.seen["sizes"].append(len(x))
+        for mean, p in zip(self.average, self.net.parameters(), strict=True):
+            mean.lerp_(p.detach(), 0.1)
+        x += torch.rand(x.shape, generator=self.own) * self.numpy.random()
+        self.log("noise", torch.rand(()), on_step=True)
+        return functional.cross_entropy(self.net(x), y)
+
+
+class ByHand(HandWritten):
+    """Manual optimization with momentum and a counter."""
+
+    count = 0
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.count += 1
+        super().training_step(batch, batch_idx)
+
+
+class Drawn(pl.Callback):
+    """The state of the generator at the end of the training, before anything is shown."""
+
+    state: torch.Tensor
+
+    def on_train_end(self, *_: Any) -> None:
+        self.state = torch.get_rng_state()
+
+
+def trained(directory: Path, module: Any, **kwargs: Any) -> tuple[Any, torch.Tensor, AuditReport]:
+    torch.manual_seed(3)
+    drawn, own = Drawn(), audit(**kwargs)
+    trainer_for(directory, own, drawn, max_steps=12).fit(module)
+    return module, drawn.state, own.report
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"canaries": [Mislabeled()]}], ids=["rows", "input"])
+def test_examinations_leave_the_training_as_it_would_be(
+    tmp_path: Path, kwargs: dict[str, Any]
+) -> None:
+    def made() -> Remembering:
+        torch.manual_seed(2)
+        return Remembering(dataset=digits())
+
+    plain, after, report = trained(tmp_path / "plain", made(), examinations=0, **kwargs)
+    other, now, examined = trained(tmp_path / "examined", made(), examinations=3, **kwargs)
+    assert torch.equal(after, now)
+    for mine, its in zip(plain.state_dict().values(), other.state_dict().values(), strict=True):
+        assert torch.equal(mine, its)
+    for mine, its in zip(plain.average, other.average, strict=True):
+        assert torch.equal(mine, its)
+    assert plain.seen == other.seen
+    assert (plain.count, float(plain.total)) == (other.count, float(other.total))
+    assert torch.equal(plain.own.get_state(), other.own.get_state())
+    assert plain.numpy.bit_generator.state == other.numpy.bit_generator.state
+    assert check(examined, "replay.sensitivity").evidence["examined"] == 3
+    assert examined.epsilon_spent == report.epsilon_spent
+    own = {c.name: c.log_e_value for c in report.checks}
+    assert {c.name: c.log_e_value for c in examined.checks} == own
+
+
+def test_examinations_leave_hand_written_training_as_it_would_be(tmp_path: Path) -> None:
+    def made() -> ByHand:
+        torch.manual_seed(2)
+        return ByHand()
+
+    plain, after, _ = trained(tmp_path / "plain", made(), claim=CLAIM, examinations=0)
+    other, now, report = trained(tmp_path / "examined", made(), claim=CLAIM, examinations=3)
+    assert torch.equal(after, now)
+    assert plain.count == other.count
+    assert status(report, "replay.sensitivity") == "ok"
+    for mine, its in zip(plain.parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, its)
+
+
+def test_checkpoints_and_loggers_see_each_step_once(tmp_path: Path) -> None:
+    def files(examinations: int) -> tuple[list[str], str]:
+        torch.manual_seed(0)
+        folder = tmp_path / str(examinations)
+        saver = pl.callbacks.ModelCheckpoint(folder / "kept", every_n_train_steps=1, save_top_k=-1)
+        logger = pl.loggers.CSVLogger(folder, name="log")
+
+        class Logs(PrivateModule):
+            def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+                loss = super().training_step(batch, batch_idx)
+                self.log("loss", loss, on_step=True)
+                return loss
+
+        trainer = trainer_for(
+            folder,
+            audit(examinations=examinations),
+            saver,
+            max_steps=5,
+            logger=logger,
+            log_every_n_steps=1,
+            enable_checkpointing=True,
+        )
+        trainer.fit(Logs(mlp(64), dataset=digits()))
+        saved = sorted(path.name for path in (folder / "kept").glob("*.ckpt"))
+        return saved, (Path(logger.log_dir) / "metrics.csv").read_text()
+
+    assert files(0) == files(3)
+
+
+# ------------------------------------------------------------------ when
+
+
+@pytest.mark.filterwarnings("ignore:You're resuming")
+def test_a_resumed_training_is_not_examined_first_again(tmp_path: Path) -> None:
+    def wrapped() -> PrivateModule:
+        # Before Lightning loads a checkpoint: the names of the weights are the same.
+        module = private()
+        module.net = GradSampleModule(module.net)
+        return module
+
+    first, again = audit(), audit()
+    trainer = trainer_for(tmp_path / "one", first, max_steps=3)
+    trainer.fit(wrapped())
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    trainer = trainer_for(tmp_path / "two", again, max_steps=6)
+    trainer.fit(wrapped(), ckpt_path=tmp_path / "last.ckpt", weights_only=True)
+    for report in (first.report, again.report):
+        assert check(report, "replay.sensitivity").evidence["examined"] == 1
+
+
+def test_a_trial_examines_its_step(tmp_path: Path) -> None:
+    own = audit(examinations="auto")
+    trainer_for(tmp_path, own, fast_dev_run=True).fit(private())
+    assert check(own.report, "replay.sensitivity").evidence["examined"] == 1
+
+
+def test_what_the_users_code_raises_in_a_replay_is_recorded(tmp_path: Path) -> None:
+    class Once(PrivateModule):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            if self.trainer.global_step != batch_idx:
+                raise RuntimeError("out of step")
+            return super().training_step(batch, batch_idx)
+
+    report = fit(tmp_path, Once(mlp(64), dataset=digits()), audit(), max_steps=3)
+    assert report.steps == 3
+    assert "out of step" in check(report, "replay.sensitivity").message
+
+
+def test_several_private_optimizers_are_not_examined_by_name(tmp_path: Path) -> None:
+    report = fit(tmp_path, TwoNets(), audit(), max_steps=3)
+    told = {check(report, name).message for name in NAMES}
+    assert told == {"not asked: 2 private optimizers step together"}
+
+
+def test_several_processes_are_not_examined_by_name() -> None:
+    course = RunCourse()
+    optimizers: Any = SimpleNamespace(sessions=[])
+    examinations = Examinations(audit().config, optimizers, Ranks(0, 2), course)
+    assert examinations.schedule.due == NEVER
+    assert {found.message for found in course.examined.results()} == {
+        "not asked: several processes train, and a step is replayed in one only"
+    }
+
+
+def test_weights_that_change_between_epochs_are_told(tmp_path: Path) -> None:
+    class Halves(pl.Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            with torch.no_grad():
+                next(pl_module.parameters()).mul_(0.999)
+
+    own = audit(on_violation="warn")
+    trainer_for(tmp_path, own, Halves(), max_epochs=3, limit_train_batches=3).fit(private())
+    assert check(own.report, "replay.release").evidence["between_epochs"] == 2
+
+
+def test_a_claim_about_replaced_records_is_asked_of_replaced_records(tmp_path: Path) -> None:
+    claim = PrivacyClaim(adjacency="replace_one")
+    report = fit(tmp_path, private(), audit(claim=claim, on_violation="warn"), max_steps=2)
+    assert status(report, "replay.sensitivity") == "ok"
+
+
+def test_a_report_that_is_read_back_agrees_with_itself(tmp_path: Path) -> None:
+    violation(tmp_path, private(optimizer_class=ClipByThreeNorm), audit(), max_steps=4)
+    path = tmp_path / "audit" / "report.json"
+    assert json.loads(path.read_text())["settings"]["examinations"] == 1
+    assert AuditReport.load(path).verdict.outcome == "VIOLATION"

@@ -1,0 +1,413 @@
+"""Correct trainings of many kinds, that an examination by replay must not accuse."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from opacus import PrivacyEngine
+from opacus.data_loader import DPDataLoader
+from opacus.layers import DPGRU, DPLSTM
+from opacus.optimizers import DPOptimizer
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+from training_support import digits
+
+CLASSES = 10
+ALL = frozenset({"replay.sensitivity", "replay.clipping", "replay.release", "coupling"})
+
+
+class Trains(pl.LightningModule):
+    """Opacus as its documentation has it; a kind overrides what it needs.
+
+    Args:
+        net: of 64 inputs and 10 scores.
+        inner: makes the optimizer that updates.
+        private: class of the private optimizer, in the place of Opacus' own.
+        batch_size: expected.
+        engine: further arguments of make_private.
+    """
+
+    loss_scale = 1.0
+
+    def __init__(
+        self,
+        net: nn.Module,
+        inner: Callable[[Any], torch.optim.Optimizer] = lambda p: torch.optim.SGD(p, lr=0.05),
+        private: type[DPOptimizer] | None = None,
+        batch_size: int = 32,
+        engine: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.net, self.inner, self.private = net, inner, private
+        self.batch_size, self.engine = batch_size, engine or {}
+
+    def data(self) -> TensorDataset:
+        """The digits."""
+        return digits()
+
+    def loader(self) -> DataLoader[Any]:
+        return DataLoader(self.data(), batch_size=self.batch_size)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DPDataLoader.from_data_loader(self.loader())
+
+    def configure_optimizers(self) -> Any:
+        settings: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, **self.engine}
+        trained = [p for p in self.net.parameters() if p.requires_grad]
+        self.net, optimizer, _ = PrivacyEngine().make_private(
+            module=self.net, optimizer=self.inner(trained), data_loader=self.loader(), **settings
+        )
+        if self.private is not None:
+            optimizer.__class__ = self.private
+        return optimizer
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        return self.loss_scale * functional.cross_entropy(self.net(x), y)
+
+
+def mlp(*between: nn.Module) -> nn.Module:
+    """A net with layers between."""
+    return nn.Sequential(nn.Linear(64, 32), *between, nn.ReLU(), nn.Linear(32, CLASSES))
+
+
+# ------------------------------------------------------------------ nets
+
+
+class Recurrent(nn.Module):
+    """Each row of an image is a time step; dropout between layers and behind them."""
+
+    def __init__(self, layer: type[nn.Module]) -> None:
+        super().__init__()
+        self.rnn = layer(8, 16, num_layers=2, batch_first=True, dropout=0.3)
+        self.drop = nn.Dropout(0.2)
+        self.head = nn.Linear(16, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.drop(self.rnn(x.reshape(len(x), 8, 8))[0][:, -1]))
+
+
+class Words(nn.Module):
+    """An embedding of which a batch uses few rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(500, 8, padding_idx=0)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.words((x.flatten(1) * 16).long() * 7).mean(1))
+
+
+class Adapted(nn.Module):
+    """A frozen layer with an adapter of low rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(64, CLASSES)
+        self.frozen.requires_grad_(requires_grad=False)
+        self.down, self.up = nn.Linear(64, 2, bias=False), nn.Linear(2, CLASSES, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.frozen(x) + self.up(self.down(x))
+
+
+class FunctionalDropout(nn.Module):
+    """Dropout that no module tells of."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.dropout(x, 0.3, training=True)
+
+
+def dead() -> nn.Module:
+    """Half of the units never fire."""
+    net = mlp()
+    with torch.no_grad():
+        net[0].bias[::2] = -100.0
+    return net
+
+
+class OneWeight(Trains):
+    """Linear regression with so few weights."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        return functional.mse_loss(self.net(x[:, 20:22])[:, 0], y.float())
+
+
+# ------------------------------------------------------------------ optimizers
+
+
+class DiscreteNoise(DPOptimizer):
+    """Noise on a lattice."""
+
+    def add_noise(self) -> None:
+        std = self.noise_multiplier * self.max_grad_norm
+        for p in self.params:
+            noise = (torch.randn(p.shape) * std * 64).round() / 64
+            p.grad = ((p.summed_grad * 64).round() / 64 + noise).view_as(p)
+            p.summed_grad._processed = True
+
+
+class AfterNoise(DPOptimizer):
+    """Makes something of the noisy gradient."""
+
+    def change(self, grad: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def scale_grad(self) -> None:
+        super().scale_grad()
+        for p in self.params:
+            p.grad = self.change(p.grad)
+
+
+class Quantised(AfterNoise):
+    def change(self, grad: torch.Tensor) -> torch.Tensor:
+        step = grad.abs().max() / 127
+        return (grad / step).round() * step
+
+
+class Signs(AfterNoise):
+    def change(self, grad: torch.Tensor) -> torch.Tensor:
+        return grad.sign()
+
+
+class TopK(AfterNoise):
+    def change(self, grad: torch.Tensor) -> torch.Tensor:
+        least = grad.abs().flatten().kthvalue(max(1, grad.numel() // 2)).values
+        return torch.where(grad.abs() >= least, grad, torch.zeros_like(grad))
+
+
+class Centralised(AfterNoise):
+    def change(self, grad: torch.Tensor) -> torch.Tensor:
+        return grad - grad.mean(dim=0, keepdim=True) if grad.dim() > 1 else grad
+
+
+class ClippedAfter(AfterNoise):
+    def change(self, grad: torch.Tensor) -> torch.Tensor:
+        return grad.clamp(-0.05, 0.05)
+
+
+class Lookahead(DPOptimizer):
+    """Every third step goes half way back to slow weights."""
+
+    _slow: list[torch.Tensor] | None = None
+    _count = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self._slow = self._slow or [p.detach().clone() for p in self.params]
+        loss = super().step(closure)
+        self._count += 1
+        if self._count % 3 == 0:
+            with torch.no_grad():
+                for slow, p in zip(self._slow, self.params, strict=True):
+                    slow.lerp_(p, 0.5)
+                    p.copy_(slow)
+        return loss
+
+
+class OwnGenerator(DPOptimizer):
+    """Draws its noise from a generator of its own, in one draw for all tensors."""
+
+    _own: torch.Generator | None = None
+
+    def add_noise(self) -> None:
+        self._own = self._own or torch.Generator().manual_seed(11)
+        std = self.noise_multiplier * self.max_grad_norm
+        noise = std * torch.randn(sum(p.numel() for p in self.params), generator=self._own)
+        for p, own in zip(self.params, noise.split([p.numel() for p in self.params]), strict=True):
+            p.grad = (p.summed_grad + own.view_as(p.summed_grad)).view_as(p)
+            p.summed_grad._processed = True
+
+
+class LogsNorms(DPOptimizer):
+    """Keeps a raw norm to be looked at."""
+
+    last_norm = 0.0
+
+    def pre_step(self, closure: Any = None) -> bool | None:
+        self.last_norm = float(sum(p.grad_sample.sum() for p in self.params))
+        return super().pre_step(closure)
+
+
+# ------------------------------------------------------------------ steps
+
+
+class Augmented(Trains):
+    """Noise and shifts by torch, numpy and Python."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        x = (
+            x
+            + 0.1 * torch.randn_like(x)
+            + 0.01
+            * torch.from_numpy(
+                np.random.randn(*x.shape)  # as much code has it
+            ).to(x)
+        )
+        return super().training_step((x.roll(random.randint(-1, 1), dims=1), y), batch_idx)
+
+
+class Remembers(Trains):
+    """Logs, counts, keeps the last batch for a plot and a running accuracy, and prints."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.seen, self.right, self.last = 0, torch.zeros(()), None
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = self.last = batch
+        self.seen += len(x)
+        scores = self.net(x)
+        self.right += (scores.argmax(1) == y).sum()
+        loss = functional.cross_entropy(scores, y, label_smoothing=0.1)
+        self.log("loss", loss)
+        print("loss", loss.item())
+        return loss
+
+
+class Manual(Trains):
+    """Manual optimization with a learning rate of its own making."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        for group in optimizer.param_groups:
+            group["lr"] = 0.05 / (1 + self.global_step)
+        optimizer.step()
+
+
+class Scheduled(Trains):
+    """Warm-up by steps."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        warm = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=10)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": warm, "interval": "step"}}
+
+
+class Grouped(Trains):
+    """Two groups of parameters."""
+
+    def configure_optimizers(self) -> Any:
+        self.inner = lambda trained: torch.optim.SGD(
+            [{"params": trained[:2], "lr": 0.1}, {"params": trained[2:], "lr": 0.01}]
+        )
+        return super().configure_optimizers()
+
+
+class Large(Trains):
+    loss_scale = 1e6
+
+
+class Small(Trains):
+    loss_scale = 1e-6
+
+
+class Averages(pl.Callback):
+    """An average of the weights, which validation would use."""
+
+    mean: list[torch.Tensor] | None = None
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        now = [p.detach() for p in pl_module.parameters()]
+        self.mean = self.mean or [p.clone() for p in now]
+        for mean, p in zip(self.mean, now, strict=True):
+            mean.lerp_(p, 0.1)
+
+
+@dataclass(frozen=True)
+class Correct:
+    """A correct training.
+
+    Args:
+        name: of it.
+        module: makes it.
+        not_asked: questions that cannot be asked of it, and a part of the reason.
+        trainer: further arguments of the Trainer.
+        callbacks: makes further callbacks.
+    """
+
+    name: str
+    module: Callable[[], pl.LightningModule]
+    not_asked: dict[str, str] = field(default_factory=dict)
+    trainer: dict[str, Any] = field(default_factory=dict)
+    callbacks: Callable[[], list[pl.Callback]] = list
+
+
+def _optimizer(kind: type[DPOptimizer]) -> Callable[[], pl.LightningModule]:
+    return lambda: Trains(mlp(), private=kind)
+
+
+def _inner(make: Callable[[Any], torch.optim.Optimizer]) -> Callable[[], pl.LightningModule]:
+    return lambda: Trains(mlp(), inner=make)
+
+
+_LAYERS = {"clipping": "per_layer", "max_grad_norm": [0.5] * 4}
+_NO_ROWS = {
+    "replay.clipping": "no per-sample gradients are formed",
+    "coupling": "0 per-sample gradients",
+}
+
+CORRECT = (
+    Correct("AdamW", _inner(lambda p: torch.optim.AdamW(p, lr=1e-3))),
+    Correct("Nesterov", _inner(lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True))),
+    Correct("Adam, weight decay", _inner(lambda p: torch.optim.Adam(p, weight_decay=0.1))),
+    Correct("a scheduler by steps", lambda: Scheduled(mlp())),
+    Correct("parameter groups", lambda: Grouped(mlp())),
+    Correct("per layer", lambda: Trains(mlp(), engine=_LAYERS)),
+    Correct("LoRA", lambda: Trains(Adapted())),
+    Correct("embeddings", lambda: Trains(Words())),
+    Correct("GRU with dropout", lambda: Trains(Recurrent(DPGRU))),
+    Correct("LSTM with dropout", lambda: Trains(Recurrent(DPLSTM))),
+    Correct("functional dropout", lambda: Trains(mlp(FunctionalDropout()))),
+    Correct("module dropout, LayerNorm", lambda: Trains(mlp(nn.Dropout(), nn.LayerNorm(32)))),
+    Correct("GroupNorm", lambda: Trains(mlp(nn.GroupNorm(4, 32)))),
+    Correct("augmentation", lambda: Augmented(mlp())),
+    Correct("batches of 4", lambda: Trains(mlp(), batch_size=8)),
+    Correct("batches of 512", lambda: Trains(mlp(), batch_size=512)),
+    Correct("gradients of 1e6", lambda: Large(mlp())),
+    Correct("gradients of 1e-6", lambda: Small(mlp())),
+    Correct("double precision", lambda: Trains(mlp()), trainer={"precision": "64-true"}),
+    Correct("bf16-mixed", lambda: Trains(mlp()), trainer={"precision": "bf16-mixed"}),
+    Correct("discrete noise", _optimizer(DiscreteNoise)),
+    Correct("int8 after noise", _optimizer(Quantised)),
+    Correct("signs after noise", _optimizer(Signs)),
+    Correct("top-k after noise", _optimizer(TopK)),
+    Correct("centralised after noise", _optimizer(Centralised)),
+    Correct("clipped after noise", _optimizer(ClippedAfter)),
+    Correct("Lookahead", _optimizer(Lookahead)),
+    Correct("own generator", _optimizer(OwnGenerator)),
+    Correct("a norm that is looked at", _optimizer(LogsNorms)),
+    Correct("dead units", lambda: Trains(dead())),
+    Correct("one weight", lambda: OneWeight(nn.Linear(2, 1, bias=False))),
+    Correct("three weights", lambda: OneWeight(nn.Linear(2, 1))),
+    Correct("an average of weights", lambda: Trains(mlp()), callbacks=lambda: [Averages()]),
+    Correct(
+        "stochastic weight averaging",
+        lambda: Trains(mlp()),
+        callbacks=lambda: [pl.callbacks.StochasticWeightAveraging(0.01, swa_epoch_start=1)],
+    ),
+    Correct("logs, counts and prints", lambda: Remembers(mlp())),
+    Correct("manual optimization", lambda: Manual(mlp())),
+    Correct(
+        "a deep net",
+        lambda: Trains(
+            nn.Sequential(*(nn.Linear(64, 64) for _ in range(6)), nn.Linear(64, CLASSES))
+        ),
+    ),
+)

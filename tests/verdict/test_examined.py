@@ -1,0 +1,49 @@
+"""The first line of a pass counts what was examined, and names what was not with its reason."""
+
+from __future__ import annotations
+
+from lightning_audit.run_checks.record_coupling import Coupling
+from lightning_audit.run_checks.replay_answers import Answer, ExaminationLog
+from lightning_audit.verdict.examined import describe_examined
+
+
+def line(log: ExaminationLog, coupling: Coupling) -> str:
+    return describe_examined([*log.results(), coupling.result(log.off)])
+
+
+def test_counts_of_what_was_asked() -> None:
+    log, coupling = ExaminationLog(), Coupling()
+    for step in (0, 5):
+        answers = {
+            "replay.sensitivity": Answer(9),
+            "replay.clipping": Answer(32),
+            "replay.release": Answer(2),
+        }
+        log.take(step, answers)
+        coupling.take(step, Answer(1))
+    assert line(log, coupling) == ("examined 2 steps by replay: 18 records, 64 crafted gradients")
+
+
+def test_what_was_not_asked_has_its_reason_and_equal_reasons_stand_once() -> None:
+    log, coupling = ExaminationLog(), Coupling()
+    none = Answer(reason="no per-sample gradients are formed")
+    log.take(0, {"replay.sensitivity": Answer(9), "replay.clipping": none})
+    log.take(0, {"replay.release": Answer(reason="optimizer state does not fit")})
+    coupling.take(0, none)
+    log.between_epochs = 1
+    assert line(log, coupling) == (
+        "examined 1 step by replay: 9 records; not asked: clipping, coupling (no per-sample "
+        "gradients are formed); release (optimizer state does not fit)"
+    )
+
+
+def test_weights_that_change_between_epochs_are_named() -> None:
+    log = ExaminationLog(between_epochs=1)
+    log.take(0, {"replay.release": Answer(2)})
+    assert line(log, Coupling()).endswith("; what changes the weights between epochs")
+
+
+def test_where_nothing_was_examined_it_says_so() -> None:
+    log = ExaminationLog(off="examinations=0")
+    assert line(log, Coupling()) == "no step was examined by replay: examinations=0"
+    assert describe_examined([]) == ""
