@@ -56,6 +56,8 @@ def examine_clipping(
     usual = replay.run([batch], seed)
     if usual.rows != count:
         return Answer(reason=_no_rows(usual.rows, count))
+    if usual.parts > 1 and replay.clips_by_opacus:
+        return Answer(reason=f"the batch is clipped in {usual.parts} parts")
     if reason := too_coarse(replay.rounding(usual), tolerated):
         return Answer(reason=reason)
     crafted = CraftedGradients(replay.sizes, count, seed)

@@ -17,6 +17,7 @@ class Replay:
         releases: the gradient where its noise is in, of each step of the optimizer, in units of
             the clipping norm, ``[d]``.
         rows: per-sample gradients that came to be clipped; 0 where none is formed.
+        parts: calls of the clipping.
         norms: their norms in units of the clipping norm, ``[rows]``; empty where none is formed.
         gradients: those per-sample gradients, of each physical batch, ``[n, d]``; only where they
             are asked for.
@@ -32,6 +33,7 @@ class Replay:
 
     releases: list[torch.Tensor] = field(default_factory=list)
     rows: int = 0
+    parts: int = 0
     norms: list[torch.Tensor] = field(default_factory=list)
     gradients: list[torch.Tensor] = field(default_factory=list)
     drawn: torch.Tensor | None = None

@@ -45,8 +45,9 @@ class StepReplay:
         claim: what is claimed of a step, read before one is replayed: faulty code may change what
             the optimizer states.
         state: the training, to which it is put back after each replay.
-        skips: of each call of the optimizer's step in a logical step, whether it was skipped, as
-            Opacus' batch memory manager has it; of the last one not.
+        skips: of each physical batch, whether the optimizer's step was skipped behind it, as
+            Opacus' batch memory manager has it; of the last one not. Empty where the step's own
+            code says which are skipped.
         step_times: what the replays may take, in times of one step; None for as long as they need.
         begun: when the examination began, as `time.perf_counter` has it; None for now.
     """
@@ -160,6 +161,11 @@ class StepReplay:
         return 0.5 * digits * float(torch.cat(seen.releases).norm()) if seen.releases else 0.0
 
     @property
+    def clips_by_opacus(self) -> bool:
+        """Whether one of Opacus' optimizers clips."""
+        return self._private is not None
+
+    @property
     def clips_alone(self) -> bool:
         """Whether clipping and noise can be had without a forward and a backward pass."""
         return self._private is not None and all(
@@ -200,6 +206,7 @@ class StepReplay:
                 found.drawn = torch.get_rng_state()
                 found.drew = not torch.equal(self._drawn, found.drawn)
             clipped += 1
+            found.parts = clipped
             self._state.seed(seed + clipped * _AT_CLIPPING)
 
         def reads(

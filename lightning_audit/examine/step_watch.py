@@ -19,12 +19,20 @@ class TakenStep:
 
     Args:
         batches: its physical batches, as they were before the step.
-        skips: of each call of the optimizer's step, whether it was skipped, as Opacus' batch memory
-            manager has it.
+        calls: of each call of the optimizer's step, whether it was skipped.
     """
 
     batches: list[Any] = field(default_factory=list)
-    skips: list[bool] = field(default_factory=list)
+    calls: list[bool] = field(default_factory=list)
+
+    @property
+    def skips(self) -> list[bool]:
+        """Of each batch, whether the optimizer's step was skipped; empty where it was not asked.
+
+        Opacus' batch memory manager says so before each batch; where a batch makes several calls,
+        the step's own code says it.
+        """
+        return self.calls if len(self.calls) == len(self.batches) else []
 
 
 class StepWatch:
@@ -42,7 +50,7 @@ class StepWatch:
         if private is not None:
 
             def note_skip() -> None:
-                self._taken.skips.append(bool(getattr(private, "_is_last_step_skipped", False)))
+                self._taken.calls.append(bool(getattr(private, "_is_last_step_skipped", False)))
 
             self._hooks.append(MethodHook(private, "pre_step", after=note_skip))
 

@@ -10,7 +10,6 @@ from lightning_audit.testing.fault import Fault
 from lightning_audit.testing.training_faults import BY_HAND_CLAIM
 
 _THREE: Mapping[str, Any] = {"examinations": 3}
-
 _BY_RECORD, _BY_GRADIENT = "one_record_moves_too_much", "some_gradients_not_clipped"
 _KEPT = "more_than_the_release"
 

@@ -51,6 +51,19 @@ def test_a_step_has_the_batch_as_it_was() -> None:
     assert taken.skips == [False]
 
 
+def test_calls_of_the_steps_own_code_are_none_of_the_batches() -> None:
+    net, optimizer, _ = training()
+    watch = watched(net, optimizer)
+    watch.start_batch((torch.ones(8, 4), torch.zeros(8, dtype=torch.long)))
+    for part in range(2):
+        optimizer.signal_skip_step(do_skip=not part)
+        train(net, optimizer, (torch.ones(4, 4), torch.zeros(4, dtype=torch.long)))
+    taken = watch.end_batch()
+    assert taken is not None
+    assert taken.calls == [True, False]
+    assert taken.skips == []
+
+
 def test_physical_batches_of_a_logical_one_stand_together() -> None:
     net, optimizer, loader = training()
     split = wrap_data_loader(data_loader=loader, max_batch_size=3, optimizer=optimizer)
