@@ -53,7 +53,8 @@ class Check:
         group: of checks of the same property, None if it is alone.
         needs: what was missing where it did not run, in words, if nothing more is known.
         each: whether each private optimizer has one of its own; if not, the run has one.
-        always: whether it is there wherever a private optimizer is.
+        always: whether it is there wherever it may be.
+        optimizers: number of private optimizers from which on it may be there.
         wrong: tells by the evidence of a check without e-value whether what it found is wrong; None
             where such a check finds nothing.
         warns: whether what is wrong is a warning, and fails nothing.
@@ -73,6 +74,7 @@ class Check:
     needs: str = "nothing was seen of it"
     each: bool = False
     always: bool = False
+    optimizers: int = 1
     wrong: Callable[[Mapping[str, Any]], bool] | None = None
     warns: bool = False
     must_run: bool = False
@@ -80,6 +82,13 @@ class Check:
     size_of: Literal["noise", "signal"] | None = None
     blocks: Callable[[CheckResult], str] | None = None
     faults: tuple[FaultRule, ...] = ()
+
+    def occurs(self, optimizers: int) -> tuple[int, int]:
+        """How often it is in a report at least and at most, by the number of optimizers."""
+        most = 0
+        if optimizers >= self.optimizers:
+            most = optimizers if self.each else 1
+        return (most if self.always else 0), most
 
     def test(self, significance: float) -> Evidence:
         """An empty e-process of this check, at its share of the significance of a run."""

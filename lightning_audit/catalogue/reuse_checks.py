@@ -58,6 +58,8 @@ NOISE_RESTARTED = Check(
 NOISE_SHARED = Check(
     "reuse.optimizers",
     "the noise generators of two private optimizers started in one state",
+    always=True,
+    optimizers=2,
     wrong=lambda seen: seen["shared"] is not False,
     faults=(
         FaultRule(

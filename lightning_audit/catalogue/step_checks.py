@@ -9,6 +9,7 @@ NO_DP = Check(
     "no_dp",
     "an optimizer steps without clipping and noise",
     always=True,
+    optimizers=0,  # whoever audits claims privacy, also where no optimizer is private
     must_run=True,
     wrong=lambda seen: seen["plain_steps"] > 0,
     faults=(

@@ -33,12 +33,7 @@ def _of_names(report: AuditReport, settings: OutcomeSettings, optimizers: int) -
     counts = Counter(check.name for check in report.checks)
     yield from (f"checks: there is no check {name!r}" for name in counts if name not in REGISTRY)
     for name, known in REGISTRY.items():
-        most = optimizers if known.each else min(optimizers, 1)
-        least = most if known.always else 0
-        if name == "no_dp":  # whoever audits claims privacy, also where no optimizer is private
-            most = least = 1
-        if name == "reuse.optimizers":
-            least = most = int(optimizers > 1)
+        least, most = known.occurs(optimizers)
         if not least <= counts[name] <= most:
             wanted = f"{least}" if least == most else f"{least} to {most}"
             yield f"checks: {name} occurs {counts[name]} times, not {wanted}"

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lightning_audit.catalogue.replay_checks import (
-    REPLAY_CLIPPING,
-    REPLAY_RELEASE,
-    REPLAY_SENSITIVITY,
-)
+from lightning_audit.catalogue.registry import group
+from lightning_audit.catalogue.replay_checks import REPLAY_CLIPPING, REPLAY_SENSITIVITY
 from lightning_audit.catalogue.step_checks import COUPLING
 from lightning_audit.results.audit_report import CheckResult
-
-_ASKED = (REPLAY_SENSITIVITY.name, REPLAY_CLIPPING.name, REPLAY_RELEASE.name, COUPLING.name)
 
 
 def describe_examined(checks: Iterable[CheckResult]) -> str:
@@ -21,7 +16,8 @@ def describe_examined(checks: Iterable[CheckResult]) -> str:
     Args:
         checks: results of all checks.
     """
-    by_name = {check.name: check for check in checks if check.name in _ASKED}
+    replayed = (*group("replay"), COUPLING.name)
+    by_name = {check.name: check for check in checks if check.name in replayed}
     asked = {n: c for n, c in by_name.items() if c.status != "not_run"}
     reasons: dict[str, list[str]] = {}
     for name, check in by_name.items():

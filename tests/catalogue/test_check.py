@@ -61,3 +61,20 @@ def test_evidence_without_its_number_and_a_check_without_a_rule_are_errors() -> 
         BY_RULE.is_wrong({})
     with pytest.raises(KeyError, match=r"made\.up has an e-value"):
         BY_E_VALUE.is_wrong({"n": 1})
+
+
+@pytest.mark.parametrize(
+    ("check", "occurs"),
+    [
+        (Check("a", "", always=True), [(0, 0), (1, 1), (1, 1)]),
+        (Check("a", ""), [(0, 0), (0, 1), (0, 1)]),
+        (Check("a", "", each=True), [(0, 0), (0, 1), (0, 2)]),
+        (Check("a", "", each=True, always=True), [(0, 0), (1, 1), (2, 2)]),
+        (Check("a", "", always=True, optimizers=0), [(1, 1), (1, 1), (1, 1)]),
+        (Check("a", "", always=True, optimizers=2), [(0, 0), (0, 0), (1, 1)]),
+    ],
+)
+def test_how_often_a_check_is_in_a_report_goes_by_the_number_of_optimizers(
+    check: Check, occurs: list[tuple[int, int]]
+) -> None:
+    assert [check.occurs(optimizers) for optimizers in range(3)] == occurs

@@ -56,13 +56,6 @@ def test_a_loss_that_is_added_up_otherwise_warns() -> None:
         assert found.status == status
 
 
-def test_replays_that_were_asked_for_and_showed_nothing_block_a_pass() -> None:
-    assert COUPLING.blocks is not None
-    idle = COUPLING.not_run("no batch was replayed", {"step": None})
-    assert COUPLING.blocks(idle) == "replay_neighbours=True replayed nothing: no batch was replayed"
-    assert COUPLING.blocks(COUPLING.judged({"step": None}, "fine", "", "")) == ""
-
-
 def test_what_replaces_the_gradient_explains_all_that_is_measured_of_it() -> None:
     measured = {name for of in MEASURED for name in group(of)}
     for check in (GRADIENT_REPLACED, UNSYNCHRONISED):

@@ -101,7 +101,7 @@ def _checks(
     if compared:
         numbers["epsilon"] = {"epsilon_lower": None, "claimed_epsilon": claimed}
     checks = []
-    for name, share in ((name, known.share) for name, known in REGISTRY.items() if known.always):
+    for name, share in ((n, known.share) for n, known in REGISTRY.items() if known.occurs(1)[0]):
         evidence = numbers.get(name, {})
         if name in ("epsilon", "accounting") and not compared:
             checks.append(
