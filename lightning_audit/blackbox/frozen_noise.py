@@ -43,7 +43,7 @@ class FrozenNoise:
     def __init__(self, released: Released) -> None:
         self._released = released
         self._roots = _roots(released.privatize)
-        self._first = TrainingState(self._roots)
+        self._first = _state_of(self._roots)
 
     def put_back(self) -> None:
         """Make the function and all generators what they were at first."""
@@ -56,7 +56,7 @@ class FrozenNoise:
             rows: a batch, ``[n, d]``.
             seed: of two calls; the next number is of a third.
         """
-        state = TrainingState(self._roots)
+        state = _state_of(self._roots)
         one, again, same_draws = self._both((rows, seed), (rows, seed), state)
         if not same_draws or not np.array_equal(one, again):
             return "equal calls under equal seeds release different values"
@@ -67,7 +67,7 @@ class FrozenNoise:
 
     def release(self, rows: Floats, seed: int) -> Floats:
         """What is released of rows, ``[n, d]``, under a seed."""
-        TrainingState(self._roots).seed(seed)
+        _state_of(self._roots).seed(seed)
         return self._released(rows)
 
     def difference(
@@ -89,7 +89,7 @@ class FrozenNoise:
             MechanismError: As of `Released`.
         """
         calls = (rows, seed), (others, seed)
-        state = TrainingState(self._roots)
+        state = _state_of(self._roots)
         one, other, same_draws = self._both(*calls, state)
         if not same_draws:
             return None
@@ -110,6 +110,11 @@ class FrozenNoise:
         state.seed(second[1])
         other = self._released(second[0])
         return one, other, drawn == _positions(state)
+
+
+def _state_of(roots: list[object]) -> TrainingState:
+    # What counts its calls by an iterator shows it, for equal calls release different values.
+    return TrainingState(roots, iterators=True)
 
 
 def _positions(state: TrainingState) -> list[object]:

@@ -87,9 +87,10 @@ class TrainingState:
         roots: the module, optimizers, schedulers, callbacks: whatever a step may change.
         not_followed: objects of which nothing is kept.
         room: bytes that copies may take; None for as many as are needed.
+        iterators: whether an iterator is let pass, which goes on where it is.
 
     Raises:
-        CannotKeep: the copies would take more.
+        CannotKeep: the copies would take more, or an iterator is held.
     """
 
     def __init__(
@@ -97,12 +98,14 @@ class TrainingState:
         roots: Iterable[object],
         not_followed: Iterable[object] = (),
         room: int | None = None,
+        *,
+        iterators: bool = False,
     ) -> None:
         #: What could not be put back, in words.
         self.lost: list[str] = []
         #: Generators that the training holds itself, in the order in which they were found.
         self.generators: list[torch.Generator | np.random.Generator | np.random.RandomState] = []
-        self._room = room
+        self._room, self._iterators = room, iterators
         self._known: dict[int, object] = {id(each): each for each in not_followed}
         self._tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._back: list[PutBack] = [global_generators()]
@@ -160,6 +163,8 @@ class TrainingState:
                 self.generators.append(item)
                 self._back.append(generator_state(item))
             case Iterator() if not isinstance(item, (io.IOBase, *weakref.ProxyTypes)):
+                if self._iterators:
+                    return
                 raise CannotKeep(
                     f"the training holds an iterator ({type(item).__name__}), which cannot be put "
                     "back; hold what it iterates over, and a number"
