@@ -17,8 +17,9 @@ from lightning_audit.examine.replay import Replay
 from lightning_audit.examine.step_replay import StepReplay
 from lightning_audit.run_checks.replay_answers import Answer, Finding
 
-#: Of what a step changed, the part by which two runs may differ by rounding.
-_ROUNDING = 1e-3
+#: How far the releases of two second steps may be apart, in clipping norms and as a part of their
+#: size: their weights and batches are the same, so that they differ by rounding at the most.
+_ROUNDING, _OF_SIZE = 5e-5, 1e-6
 
 
 def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> Answer:
@@ -76,7 +77,7 @@ def differing(one: Replay, other: Replay, base: Replay) -> dict[str, float]:
     if not found and len(one.later) == len(other.later) and one.later:
         far = float((torch.cat(one.later) - torch.cat(other.later)).norm())
         size = float(torch.cat(one.later).norm())
-        if far > _ROUNDING + 1e-5 * size:
+        if far > _ROUNDING + _OF_SIZE * size:
             found["the next step's gradient"] = far
     return found
 
