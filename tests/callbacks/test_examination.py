@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,11 @@ def found(examination: Examination) -> set[str]:
     return {name for name, answer in examination.answers.items() if answer.findings}
 
 
-@pytest.mark.parametrize("fault", OF_THE_STEP, ids=lambda fault: fault.name)
+@pytest.mark.parametrize(
+    "fault",
+    staged(OF_THE_STEP[1:6:2], [*OF_THE_STEP[::2], *OF_THE_STEP[7:]]),
+    ids=attrgetter("name"),
+)
 def test_a_step_that_is_none_of_dp_sgd_is_found(tmp_path: Path, fault: Fault) -> None:
     claim = fault.audit.get("claim")
     examination = examined(tmp_path, fault.module(), Examination(claim=claim))

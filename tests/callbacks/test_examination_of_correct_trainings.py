@@ -32,7 +32,8 @@ def trained(folder: Path, case: Correct, seed: int, *callbacks: Examination) -> 
     ("case", "seed"),
     staged(
         [(case, 0) for case in CORRECT if case.name in QUICK],
-        [(case, seed) for case in CORRECT for seed in range(3) if seed or case.name not in QUICK],
+        [(case, 0) for case in CORRECT if case.name not in QUICK],
+        [(case, seed) for case in CORRECT for seed in (1, 2)],
     ),
     ids=lambda value: value.name if isinstance(value, Correct) else str(value),
 )

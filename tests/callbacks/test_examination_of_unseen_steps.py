@@ -8,14 +8,11 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from stages import staged
 from training_support import trainer_for
 from unseen_steps import CORRECT, FAULTY
 
 from lightning_audit import AuditReport, PrivacyAudit
-
-pytestmark = pytest.mark.heavy
-
-SEEDS = (0, 1, 2)
 
 
 def trained(folder: Path, make: Any, seed: int, examinations: int) -> tuple[AuditReport, Any]:
@@ -31,7 +28,7 @@ def violated(report: AuditReport) -> set[str]:
     return {check.name for check in report.checks if check.status == "violated"}
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", staged(heavy=[0], nightly=[1, 2]))
 @pytest.mark.parametrize("name", FAULTY)
 def test_a_fault_is_found(tmp_path: Path, name: str, seed: int) -> None:
     report, _ = trained(tmp_path, FAULTY[name], seed, 3)
@@ -39,7 +36,7 @@ def test_a_fault_is_found(tmp_path: Path, name: str, seed: int) -> None:
     assert violated(report) & found
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", staged(heavy=[0], nightly=[1, 2]))
 @pytest.mark.parametrize("name", CORRECT)
 def test_a_correct_training_is_not_accused_and_not_changed(
     tmp_path: Path, name: str, seed: int

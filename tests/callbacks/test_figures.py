@@ -10,6 +10,7 @@ from lightning_audit import PrivacyAudit
 pytestmark = pytest.mark.whole_report
 
 
+@pytest.mark.heavy
 def test_the_picture_lies_beside_the_report_and_moves_away_with_it(tmp_path: Path) -> None:
     for _ in range(2):
         trainer_for(tmp_path, PrivacyAudit(seed=1), max_steps=16).fit(PrivateModule())

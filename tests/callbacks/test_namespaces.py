@@ -249,6 +249,7 @@ def test_one_package_alone_is_enough(tmp_path: Path, package: str, absent: list[
     assert "outcome: PASS 512" in done.stdout
 
 
+@pytest.mark.heavy
 def test_without_lightning_the_error_says_what_to_install() -> None:
     script = (
         "import sys\n"

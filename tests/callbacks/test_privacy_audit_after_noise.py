@@ -137,6 +137,7 @@ by_hand = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.heavy
 @by_hand
 def test_a_hand_written_release_that_is_shown_is_not_accused(
     tmp_path: Path, name: str, kind: type[ByHand]
@@ -326,6 +327,7 @@ class InNoise(Processing):
         self.apply()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", staged(["sign"], ["low_pass", "top_k", "clip_norm"]))
 def test_what_is_done_within_add_noise_is_neither_accused_nor_passed_at_half_the_noise(
     tmp_path: Path, name: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytorch_lightning as pl
 import torch
 from opacus.optimizers import DPOptimizer
@@ -34,6 +35,7 @@ class NoNoiseForThreeSteps(DPOptimizer):
         self.taken += 1
 
 
+@pytest.mark.heavy
 def test_three_steps_without_noise_among_three_hundred_are_seen(tmp_path: Path) -> None:
     report = _report(tmp_path, PrivateModule(optimizer_class=NoNoiseForThreeSteps), max_steps=300)
     assert report.verdict.outcome == "VIOLATION"
@@ -48,6 +50,7 @@ class SeedsEveryEpoch(PrivateModule):
         private.generator = torch.Generator().manual_seed(5)
 
 
+@pytest.mark.heavy
 def test_noise_seeded_anew_in_each_epoch_is_seen(tmp_path: Path) -> None:
     report = _report(tmp_path, SeedsEveryEpoch(batch_size=9), max_epochs=4)
     assert report.verdict.outcome == "VIOLATION"

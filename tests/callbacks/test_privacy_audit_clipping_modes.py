@@ -79,6 +79,7 @@ def test_half_the_noise_is_found(tmp_path: Path, kind: Any) -> None:
     assert status(report, "sensitivity") == "ok"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", [LoosePerLayer, LooseGhost])
 def test_clipping_at_twice_the_norm_is_found(tmp_path: Path, kind: Any) -> None:
     report = violation(tmp_path, wide(kind), PrivacyAudit(seed=1), max_steps=150)

@@ -204,6 +204,7 @@ def test_tied_parameters_are_one_tensor(tmp_path: Path) -> None:
     assert len(header.tensors) == 4
 
 
+@pytest.mark.heavy
 def test_convolutional_network_passes(tmp_path: Path) -> None:
     net = nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1),

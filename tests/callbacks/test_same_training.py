@@ -36,6 +36,7 @@ def report_file(directory: Path) -> bytes:
 # ------------------------------------------------------------------ more epochs
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", [StepwiseModule, HandWritten])
 def test_more_epochs_go_on_with_the_audit_that_the_callback_holds(
     tmp_path: Path, kind: type[pl.LightningModule]

@@ -42,6 +42,7 @@ def test_each_number_of_steps_is_the_first_with_the_power(capsys) -> None:
     assert (told["mu_claimed"], told["mu_true"]) == (CLAIMED, TRUE)
 
 
+@pytest.mark.heavy
 def test_too_small_a_noise_shows_soonest_in_the_noise(capsys) -> None:
     told = answer(capsys, "--claimed-epsilon", "1.27", "--true-epsilon", "1.57", "--delta", "1e-5")
     needed = {test["name"]: test["observations"] for test in told["tests"]}

@@ -259,6 +259,7 @@ def stated(claim: PrivacyClaim) -> dict[str, Any]:
     return {name: value for name, value in claim.to_dict().items() if value is not None}
 
 
+@pytest.mark.heavy
 def test_a_claim_that_is_first_stated_on_resume_must_be_what_the_past_steps_had(
     tmp_path: Path,
 ) -> None:

@@ -95,6 +95,7 @@ def test_the_users_style_is_left_alone_and_does_not_make_the_picture_unreadable(
         assert dict(mpl.rcParams) == before
 
 
+@pytest.mark.heavy
 def test_pyplot_is_never_loaded_and_matplotlib_only_for_drawing(tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text(report().to_json(), encoding="utf-8")
     script = (

@@ -202,6 +202,7 @@ def test_what_is_handed_out_of_the_significance_is_no_more_than_the_whole(tmp_pa
         assert monitor.witness_noise.pooled.threshold == -np.log(check.share * 0.5e-3)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("engines", staged(quick=[1], heavy=[2]))
 def test_epsilon_is_that_of_the_steps_of_both(tmp_path: Path, engines: int) -> None:
     report = fit(tmp_path, TwoNets(engines=engines), PrivacyAudit(seed=1), max_epochs=1)

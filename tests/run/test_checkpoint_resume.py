@@ -159,6 +159,7 @@ def test_without_the_record_the_checks_go_on_and_the_report_says_so(tmp_path: Pa
     assert entries["step"].tolist() == list(range(32, 96))
 
 
+@pytest.mark.heavy
 def test_another_runs_record_is_not_gone_on_with(tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     with pytest.raises(RuntimeError, match="power cut"):

@@ -81,6 +81,7 @@ def test_sizes_have_two_digits(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ what a pass says
 
 
+@pytest.mark.heavy
 def test_a_pass_begins_with_what_was_examined(tmp_path: Path) -> None:
     report = fit(tmp_path, private(), audit(examinations=2), max_steps=300)
     assert report.verdict.outcome == "PASS"
@@ -91,6 +92,7 @@ def test_a_pass_begins_with_what_was_examined(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.heavy
 def test_what_is_not_asked_says_why(tmp_path: Path) -> None:
     report = fit(tmp_path, private(), audit(examinations=0), max_steps=300)
     assert report.verdict.summary.startswith("no step was examined by replay: examinations=0; ")
@@ -202,6 +204,7 @@ def test_examinations_leave_the_training_as_it_would_be(
     assert {c.name: c.log_e_value for c in examined.checks} == own
 
 
+@pytest.mark.heavy
 def test_examinations_leave_hand_written_training_as_it_would_be(tmp_path: Path) -> None:
     def made() -> ByHand:
         torch.manual_seed(2)

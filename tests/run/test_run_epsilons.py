@@ -91,6 +91,7 @@ def test_a_ratio_is_composed_over_the_steps_that_it_was_proved_of_alone() -> Non
     assert any("composed over the steps up to a look" in said for said in bound.assumptions)
 
 
+@pytest.mark.heavy
 def test_noise_that_is_raised_as_readme_allows_never_gives_more_than_its_cost() -> None:
     noise = changing((1.0, 400), (1.5, 2600))
     monitor = monitor_of(entries_of(noise))

@@ -416,6 +416,7 @@ def test_wrong_gradients_are_an_error_of_the_training(tmp_path: Path) -> None:
         trainer_for(tmp_path, _audit(), max_steps=12).fit(Wrong(ask=True))
 
 
+@pytest.mark.heavy
 def test_resumed_training_ends_with_the_report_of_one_without_a_stop(tmp_path: Path) -> None:
     class Seeded(HandWritten):
         """Draws its batches and noise by the number of the step."""

@@ -423,6 +423,7 @@ def _healthy(directory: Path, seed: int) -> str:
     return report_in(directory / str(seed)).verdict.outcome
 
 
+@pytest.mark.heavy
 def test_sound_code_is_not_flagged_in_a_few_runs(tmp_path: Path) -> None:
     assert all(_healthy(tmp_path, seed) != "VIOLATION" for seed in range(3))
 

@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from training_support import digits
 
 CLASSES = 10
-ALL = frozenset({"replay.sensitivity", "replay.clipping", "replay.release", "coupling"})
 
 
 class Trains(pl.LightningModule):
@@ -127,6 +126,13 @@ class FunctionalDropout(nn.Module):
         return functional.dropout(x, 0.3, training=True)
 
 
+def frozen() -> nn.Module:
+    """The first layer is not trained."""
+    net = mlp()
+    net[0].requires_grad_(requires_grad=False)
+    return net
+
+
 def dead() -> nn.Module:
     """Half of the units never fire."""
     net = mlp()
@@ -140,7 +146,9 @@ class OneWeight(Trains):
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         x, y = batch
-        return functional.mse_loss(self.net(x[:, 20:22])[:, 0], y.float())
+        layer = getattr(self.net, "_module", self.net)
+        scores = self.net(x[:, 20 : 20 + layer.in_features])
+        return functional.mse_loss(scores[:, 0], y.float())
 
 
 # ------------------------------------------------------------------ optimizers
@@ -358,10 +366,6 @@ def _inner(make: Callable[[Any], torch.optim.Optimizer]) -> Callable[[], pl.Ligh
 
 
 _LAYERS = {"clipping": "per_layer", "max_grad_norm": [0.5] * 4}
-_NO_ROWS = {
-    "replay.clipping": "no per-sample gradients are formed",
-    "coupling": "0 per-sample gradients",
-}
 
 CORRECT = (
     Correct("AdamW", _inner(lambda p: torch.optim.AdamW(p, lr=1e-3))),
@@ -378,7 +382,7 @@ CORRECT = (
     Correct("module dropout, LayerNorm", lambda: Trains(mlp(nn.Dropout(), nn.LayerNorm(32)))),
     Correct("GroupNorm", lambda: Trains(mlp(nn.GroupNorm(4, 32)))),
     Correct("augmentation", lambda: Augmented(mlp())),
-    Correct("batches of 4", lambda: Trains(mlp(), batch_size=8)),
+    Correct("batches of 4", lambda: Trains(mlp(), batch_size=4)),
     Correct("batches of 512", lambda: Trains(mlp(), batch_size=512)),
     Correct("gradients of 1e6", lambda: Large(mlp())),
     Correct("gradients of 1e-6", lambda: Small(mlp())),
@@ -394,13 +398,16 @@ CORRECT = (
     Correct("own generator", _optimizer(OwnGenerator)),
     Correct("a norm that is looked at", _optimizer(LogsNorms)),
     Correct("dead units", lambda: Trains(dead())),
-    Correct("one weight", lambda: OneWeight(nn.Linear(2, 1, bias=False))),
+    Correct("one weight", lambda: OneWeight(nn.Linear(1, 1, bias=False))),
+    Correct("two weights", lambda: OneWeight(nn.Linear(1, 1))),
+    Correct("a frozen first layer", lambda: Trains(frozen())),
     Correct("three weights", lambda: OneWeight(nn.Linear(2, 1))),
     Correct("an average of weights", lambda: Trains(mlp()), callbacks=lambda: [Averages()]),
     Correct(
         "stochastic weight averaging",
         lambda: Trains(mlp()),
         callbacks=lambda: [pl.callbacks.StochasticWeightAveraging(0.01, swa_epoch_start=1)],
+        trainer={"max_steps": -1, "max_epochs": 4, "limit_train_batches": 3},
     ),
     Correct("logs, counts and prints", lambda: Remembers(mlp())),
     Correct("manual optimization", lambda: Manual(mlp())),

@@ -108,6 +108,7 @@ def half_loud(noise: float, seed: int, steps: int = 60, loudness: float = 30.0) 
     return monitor
 
 
+@pytest.mark.heavy
 def test_power_over_the_noise_is_kept_where_half_of_the_tensors_are_loud() -> None:
     promised = np.mean([PowerModel(half_loud(1.0, seed)).noise(0.8) for seed in range(3)])
     runs = 40

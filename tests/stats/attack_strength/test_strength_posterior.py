@@ -103,6 +103,7 @@ def test_errors_of_either_kind_count_alike() -> None:
     assert one.epsilon.interval(0.1) == pytest.approx(other.epsilon.interval(0.1), rel=1e-6)
 
 
+@pytest.mark.heavy
 def test_more_attacks_narrow_the_interval() -> None:
     widths = []
     for n in (1, 3, 8):

@@ -61,6 +61,7 @@ def test_both_estimates_approach_the_true_curve(name: str, n: int, most: float) 
     assert distance(estimate_by_neighbours(p, q), claim(1.0)) < most
 
 
+@pytest.mark.heavy
 def test_estimates_in_the_plane_approach_the_true_curve() -> None:
     p, q = plane(np.random.default_rng(3), 8000)
     for estimate in (estimate_by_kernel(p, q), estimate_by_neighbours(p, q)):
