@@ -123,7 +123,7 @@ def _epsilon_lines(report: AuditReport) -> list[str]:
 def _cost_lines(report: AuditReport) -> list[str]:
     """What the examinations by replay took, if there were any."""
     cost = report.examination_cost
-    if not cost:
+    if not {"first", "first_step_times", "later"} <= cost.keys():
         return []
     first = f"{cost['first']:.2g} s, {cost['first_step_times']:.0f} step times"
     return [f"examinations by replay: the first took {first}; later ones {cost['later']:.2g} s"]

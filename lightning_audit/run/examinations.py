@@ -148,6 +148,7 @@ class Examinations:
 
     def look_at_changes(self) -> None:
         """Where weights begin to change behind a step's end, ask of the next one what it uses."""
+        self._session()
         marks = [s.way.tap.weights.fingerprint for s in self._optimizers.sessions]
         between, within = sum(m.between for m in marks), sum(m.within for m in marks)
         if between > self._between:
@@ -161,7 +162,7 @@ class Examinations:
         """The session of the only private optimizer; None where there are several, or none yet."""
         sessions = self._optimizers.sessions
         if len(sessions) > 1:
-            self._log.off = f"{len(sessions)} private optimizers step together"
+            self._log.off = self._log.off or f"{len(sessions)} private optimizers step together"
             self.schedule.end()
         return sessions[0] if len(sessions) == 1 else None
 

@@ -252,7 +252,8 @@ class Kill(pl.Callback):
         if trainer.global_step == 55:
             os.kill(os.getpid(), 9)
 folder = Path({folder!r})
-train(folder, PrivacyAudit(seed=3), saver(folder / "saved", epoch_end=False), Kill())
+audit = PrivacyAudit(seed=3, examinations=1)
+train(folder, audit, saver(folder / "saved", epoch_end=False), Kill())
 """
 
 

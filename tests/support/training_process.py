@@ -140,7 +140,7 @@ def _train(job: Job) -> None:
             )
 
     callbacks: list[pl.Callback] = [
-        PrivacyAudit(seed=job.seed, report_dir=job.report_dir, bounds=[]),
+        PrivacyAudit(seed=job.seed, report_dir=job.report_dir, bounds=[], examinations=0),
         Stay(),
     ]
     if job.every:
