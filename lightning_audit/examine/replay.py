@@ -60,5 +60,6 @@ def count_rows(
     found.rows += len(grads[0])
     if keep:
         found.gradients.append(torch.cat([g.detach().flatten(1).float() for g in grads], 1))
-    squares = [g.detach().reshape(len(g), -1).double().square().sum(1).cpu() for g in grads]
-    found.norms.append(torch.stack(squares).sum(0).sqrt() / norm)
+    # In the gradients' own precision: a copy in double would take longer than many a step.
+    parts = [torch.linalg.vector_norm(g.detach().flatten(1), dim=1).double().cpu() for g in grads]
+    found.norms.append(torch.stack(parts).norm(dim=0) / norm)
