@@ -35,7 +35,7 @@ class FaultRule:
     name: str
     sentence: str
     look_at: str
-    rank: int
+    rank: float
     explains: tuple[str, ...] = ()
     explains_groups: tuple[Group, ...] = ()
     applies: Callable[[Mapping[str, Any]], bool] = lambda _: True

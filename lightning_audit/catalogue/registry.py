@@ -37,6 +37,7 @@ from lightning_audit.catalogue.reuse_checks import (
     NOISE_SHARED,
     RECURRENCE,
     REUSE_BROADCAST,
+    REUSE_FORECAST,
     REUSE_LAG,
     REUSE_PAIR,
 )
@@ -70,6 +71,7 @@ _CHECKS = (
     GRADIENT_REPLACED,
     NOISE_SHAPE,
     RECURRENCE,
+    REUSE_FORECAST,
     BATCH_NORMALISED,
     NOISE_MEAN,
     NOISE_EXCESS,

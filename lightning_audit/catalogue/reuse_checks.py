@@ -9,7 +9,7 @@ from lightning_audit.catalogue.check import Check, FaultRule
 REUSE_LAG = Check(
     "reuse.lag",
     "noise that is not drawn anew",
-    share=0.09,
+    share=0.08,
     group="reuse",
     needs="no reading was compared with that of an earlier step",
     each=True,
@@ -38,6 +38,28 @@ RECURRENCE = dataclasses.replace(
     # What it looks for shows in a step or two, with evidence that needs no larger share.
     share=0.01,
     needs="of no step were entries read between its noise and its update",
+)
+
+#: What the best forecast of the noise leaves of its variance where it tells anything.
+_TOLD = 0.97
+
+REUSE_FORECAST = dataclasses.replace(
+    RECURRENCE,
+    name="reuse.forecast",
+    finds="noise that depends on that of earlier steps: in part, with opposite sign, or so that "
+    "it cancels",
+    needs="no step's noise was read behind that of another step",
+    faults=(
+        FaultRule(
+            "noise_depends_on_earlier_noise",
+            "noise re-used: the noise of a step depends on that of earlier steps",
+            "what is kept of the noise from step to step: a momentum, a running sum, a buffer or "
+            "a generator that is restored, which the next noise is made of",
+            rank=0.5,
+            explains_groups=("reuse", "channel", "leakage"),
+            applies=lambda seen: seen["left"] < _TOLD,
+        ),
+    ),
 )
 
 NOISE_RESTARTED = Check(

@@ -16,6 +16,7 @@ from scipy import special
 
 from lightning_audit.catalogue.noise_checks import BATCH_NORMALISED, NOISE_EXCESS, NOISE_SHAPE
 from lightning_audit.catalogue.reuse_checks import RECURRENCE
+from lightning_audit.checks.noise_forecast import NoiseForecast
 from lightning_audit.checks.noise_mean import NoiseMean
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.snapshot import restore, snapshot
@@ -128,7 +129,7 @@ class _QuietEntries:
 
 
 class NoiseStatistic(Protocol):
-    """What a check makes of the noise alone; its attributes go into checkpoints."""
+    """What a check makes of the noise; its attributes but `_past` go into checkpoints."""
 
     def update(self, noise: FloatArray, step: int) -> None:
         """Take in a step's noise in units of its claimed standard deviation, ``[n]``."""
@@ -139,10 +140,20 @@ class NoiseStatistic(Protocol):
 
 #: Further checks, of the noise alone: what each makes of it, given the significance of a run.
 OF_NOISE: tuple[Callable[[float], NoiseStatistic], ...] = (NoiseMean,)
+#: The same of the noise, or of the readings that it is in where it is not known alone.
+OF_READINGS: tuple[Callable[[float], NoiseStatistic], ...] = (NoiseForecast,)
+
+
+#: Where `NoiseChannelChecks` holds them.
+_STATISTICS = ("_of_noise", "_of_readings")
+
+
+def _without_past(one: NoiseStatistic) -> dict[str, Any]:
+    return {name: value for name, value in vars(one).items() if name != "_past"}
 
 
 class NoiseChannelChecks:
-    """`noise.shape`, `reuse.recurrence`, `batch_normalised`; `noise.excess` warns.
+    """`noise.shape`, `reuse.*` of the noise, `batch_normalised`; `noise.excess` warns.
 
     Args:
         significance: of the whole run.
@@ -154,6 +165,7 @@ class NoiseChannelChecks:
         #: Why the latest step that says nothing does so: of its readings, and of its noise alone.
         self._lack = self._noise_lack = "" if fine else _LOW
         self._of_noise = tuple(make(significance) for make in OF_NOISE)
+        self._of_readings = tuple(make(significance) for make in OF_READINGS)
         self._past = NoisePast()
         self._tails, self._ties = TailBet(), TieBet()
         self._recurrence = SingleStepBet()
@@ -171,14 +183,18 @@ class NoiseChannelChecks:
 
     def state(self) -> dict[str, Any]:
         """What `load` needs but the noise: taken off the gradients, it leaves the clipped sums."""
-        kept = {**vars(self), "_of_noise": [vars(one) for one in self._of_noise]}
+        kept = {
+            **vars(self),
+            **{n: list(map(_without_past, getattr(self, n))) for n in _STATISTICS},
+        }
         return {name: snapshot(value) for name, value in kept.items() if name != "_past"}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
         own = {name: restore(value) for name, value in state.items()}
-        for one, values in zip(self._of_noise, own.pop("_of_noise"), strict=True):
-            vars(one).update(values)
+        for name in _STATISTICS:
+            for one, values in zip(getattr(self, name), own.pop(name), strict=True):
+                vars(one).update(values)
         vars(self).update(own)
 
     def update(self, seen: NoiseSeen, step: int) -> None:
@@ -209,6 +225,8 @@ class NoiseChannelChecks:
         self._ties.update(readings)
         self.shape.update(float(log_mean_exp([self._tails.log_e, self._ties.log_e])), step)
         self._update_recurrence(readings, step)
+        for other in self._of_readings:
+            other.update(readings, step)
 
     def _update_recurrence(self, readings: FloatArray, step: int) -> None:
         log_e, age = self._past.recurrence_log_e(readings)
@@ -270,6 +288,7 @@ class NoiseChannelChecks:
                 },
                 self._lack,
             ),
+            *(one.result(self._lack) for one in self._of_readings),
             BATCH_NORMALISED.result(
                 self.divisor,
                 _BESIDE_DATA if self._beside_data else "the noisy sum is divided by what is stated",

@@ -22,6 +22,7 @@ from lightning_audit.catalogue.noise_checks import (
     SHOW_THE_RELEASE,
 )
 from lightning_audit.catalogue.registry import REGISTRY
+from lightning_audit.catalogue.reuse_checks import REUSE_FORECAST
 from lightning_audit.catalogue.step_checks import GRADIENT_REPLACED, SENSITIVITY
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.layout import FloatArray
@@ -182,8 +183,8 @@ def explained_by_processing(
         return found | (of_noise & {NOISE_SHAPE.name} if shrunk else set())
     if shrunk:
         found |= of_noise
-    if NOISE_SHAPE.name in violated:
-        found.add(NOISE_SHAPE.name)
+    # Those that a part of correct noise, as it is left by a function of it, may violate first.
+    found |= violated & {NOISE_SHAPE.name, REUSE_FORECAST.name}
     # What amplifies a canary amplifies the noise of every tensor as much.
     quietest = monitor.witness_noise.smallest_ratio
     if SENSITIVITY.name in violated and quietest >= seen.shift - _ERRORS * seen.error:

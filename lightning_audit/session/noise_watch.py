@@ -16,8 +16,9 @@ from lightning_audit.taps.gradient_reading import Reading
 from lightning_audit.taps.moves_outside import MovesOutside
 from lightning_audit.taps.noise_reading import NoiseReading, read_noise
 
-#: Steps that are read: the first ones, and one in so many later.
-_FIRST, _EVERY = 100, 8
+#: Steps that are read: the first ones, and later two in a row of so many, so that noise is seen
+#: behind that of the step before.
+_FIRST, _EVERY = 100, 16
 #: Steps in which the norm of the whole sum is taken as well.
 _FIRST_NORMS, _EVERY_NORM = 20, 100
 #: Relative difference of numbers that are equal up to rounding.
@@ -65,7 +66,7 @@ class NoiseWatch:
         earlier, self._earlier = self._earlier, 0
         self._split = earlier != 0
         self._reading = None
-        if number >= _FIRST and number % _EVERY:
+        if number >= _FIRST and number % _EVERY > 1:
             return
         norm = number < _FIRST_NORMS or number % _EVERY_NORM == 0
         self._reading = read_noise(

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from lightning_audit.catalogue.noise_checks import NOISE_STEP
-from lightning_audit.catalogue.registry import group
+from lightning_audit.catalogue.registry import REGISTRY, group
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.verdict.candidates import Candidate, Case, named_tensors
 
@@ -94,6 +94,8 @@ def reuse_is_seen(case: Case, monitor: AuditMonitor, name: str) -> bool:
     """Whether readings agree by more than small noise alone makes them."""
     if name not in case.violated:
         return False
+    if rules := REGISTRY[name].faults:
+        return any(rule.applies(case.violated[name].evidence) for rule in rules)
     quiet = monitor.witness_noise.smallest_ratio
     if name != "reuse.lag":
         ratio = monitor.reuse.residual_ratio(name)

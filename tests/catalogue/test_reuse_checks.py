@@ -12,11 +12,12 @@ from lightning_audit.catalogue.reuse_checks import (
     NOISE_SHARED,
     RECURRENCE,
     REUSE_BROADCAST,
+    REUSE_FORECAST,
     REUSE_LAG,
     REUSE_PAIR,
 )
 
-BY_E_VALUE = (REUSE_LAG, REUSE_BROADCAST, REUSE_PAIR, RECURRENCE)
+BY_E_VALUE = (REUSE_LAG, REUSE_BROADCAST, REUSE_PAIR, RECURRENCE, REUSE_FORECAST)
 
 
 @pytest.mark.parametrize(
@@ -51,3 +52,11 @@ def test_those_of_the_readings_are_one_group_and_say_by_what_they_were_not_teste
 def test_a_restart_explains_noise_that_comes_back_and_not_that_of_one_step() -> None:
     (rule,) = NOISE_RESTARTED.faults
     assert set(entailed(rule)) == {REUSE_LAG.name, RECURRENCE.name}
+
+
+def test_noise_that_a_forecast_tells_is_a_fault_and_explains_what_else_is_used_again() -> None:
+    (rule,) = REUSE_FORECAST.faults
+    assert rule.applies({"left": 0.84})
+    assert not rule.applies({"left": 0.99})  # the noise is small as a whole
+    assert {*group("reuse"), *group("channel")} <= set(entailed(rule))
+    assert rule.rank > 0  # what is told by several checks comes first

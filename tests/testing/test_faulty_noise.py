@@ -41,12 +41,34 @@ def flat(tensors: list[torch.Tensor]) -> torch.Tensor:
         (noise.NoiseOfSquaredNorm, {"max_grad_norm": 0.5}, 0.25),
         (noise.NoiseOfSquaredMultiplier, {"noise_multiplier": 0.5}, 0.25),
         (noise.UniformNoise, {}, 1.0),
+        (noise.AutoregressiveNoise, {}, 1.0),
+        (noise.OppositeNoise, {}, 1.0),
+        (noise.FlippedNoise, {}, 1.0),
+        (noise.CancellingNoise, {}, 1.0),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_noise_has_the_size_of_its_fault(kind: type, settings: dict, size: float) -> None:
     # 5,898 draws: a relative error of 0.01.
-    assert flat(added(kind, **settings)[0]).std().item() == pytest.approx(size, rel=0.05)
+    for drawn in added(kind, steps=3, **settings):
+        assert flat(drawn).std().item() == pytest.approx(size, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [(noise.AutoregressiveNoise, 0.4), (noise.OppositeNoise, -0.6), (noise.CancellingNoise, -0.5)],
+)
+def test_a_part_of_the_noise_is_that_of_the_step_before(kind: type, part: float) -> None:
+    before, now, _ = (flat(drawn) for drawn in added(kind, steps=4)[1:])
+    found = torch.corrcoef(torch.stack([before, now]))[0, 1]
+    assert found.item() == pytest.approx(part, abs=0.05)
+
+
+def test_noise_is_taken_back_at_every_second_step() -> None:
+    first, second, third, fourth = (flat(drawn) for drawn in added(noise.FlippedNoise, steps=4))
+    assert torch.equal(first, -second)
+    assert torch.equal(third, -fourth)
+    assert not torch.equal(first.abs(), third.abs())
 
 
 def test_tensors_without_noise_are_those_that_the_fault_names() -> None:
