@@ -49,6 +49,56 @@ NOISE_SHAPE = Check(
     doubtful=True,
 )
 
+#: Noise over a tensor that is smaller than this has more than single entries without noise.
+_MORE_THAN_ENTRIES = 0.9
+
+NOISE_ENTRIES = dataclasses.replace(
+    NOISE_SHAPE,
+    name="noise.entries",
+    finds="single entries of the gradient with too little noise, or with the same at every step",
+    needs="of no step the noise of entries was read apart from the clipped sums",
+    faults=(
+        FaultRule(
+            "noise_missing_at_entries",
+            "noise of some entries: single entries of the gradient have too little noise",
+            "whether the noise has the gradient's shape, and what writes to single entries after "
+            "it was added: a mask, an index, a slice",
+            rank=0.7,
+            explains=("noise.tensor",),
+            explains_groups=("reuse", "channel", "leakage"),
+        ),
+    ),
+)
+
+_OVER_A_TENSOR = FaultRule(
+    "noise_too_small_over_a_tensor",
+    "noise too small: over all entries of a tensor it is smaller than claimed",
+    "the standard deviation with which this tensor's noise is drawn, and what is done to it before "
+    "it is added",
+    rank=0.65,
+    explains_groups=("reuse", "channel", "leakage"),
+    applies=lambda seen: seen["smallest_ratio"] < _MORE_THAN_ENTRIES,
+)
+
+NOISE_WHOLE = dataclasses.replace(
+    NOISE_SHAPE,
+    name="noise.whole",
+    finds="too little noise over all entries of a tensor, at one step or more (Opacus, in one "
+    "process)",
+    needs="of no step whole tensors were read beside their clipped sums",
+    # Single entries come between: they make that of a whole tensor a little small.
+    faults=(
+        _OVER_A_TENSOR,
+        dataclasses.replace(
+            _OVER_A_TENSOR,
+            name="noise_a_little_small_over_a_tensor",
+            sentence="noise a little too small over all entries of a tensor",
+            rank=0.75,
+            applies=lambda _: True,
+        ),
+    ),
+)
+
 BATCH_NORMALISED = dataclasses.replace(
     NOISE_SHAPE,
     name="batch_normalised",
@@ -65,7 +115,7 @@ BATCH_NORMALISED = dataclasses.replace(
             "what the sum of gradients and noise is divided by: it must be the expected batch "
             "size, a constant",
             rank=0,
-            explains=("noise.shape",),
+            explains=("noise.shape", "noise.entries", "noise.whole"),
             explains_groups=("clipping", "reuse", "leakage"),
         ),
     ),

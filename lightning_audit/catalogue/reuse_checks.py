@@ -20,14 +20,14 @@ REUSE_LAG = Check(
 REUSE_BROADCAST = dataclasses.replace(
     REUSE_LAG,
     name="reuse.broadcast",
-    share=0.1,
+    share=0.08,
     needs="no readings of one step were compared with each other",
 )
 
 REUSE_PAIR = dataclasses.replace(
     REUSE_LAG,
     name="reuse.pair",
-    share=0.08,
+    share=0.07,
     needs="no readings of two tensors were compared with each other",
 )
 
@@ -56,6 +56,25 @@ REUSE_FORECAST = dataclasses.replace(
             "what is kept of the noise from step to step: a momentum, a running sum, a buffer or "
             "a generator that is restored, which the next noise is made of",
             rank=0.5,
+            explains_groups=("reuse", "channel", "leakage"),
+            applies=lambda seen: seen["left"] < _TOLD,
+        ),
+    ),
+)
+
+REUSE_ENTRIES = dataclasses.replace(
+    RECURRENCE,
+    name="reuse.entries",
+    finds="entries of a step that share their noise: tiled, mirrored, repeated along an axis",
+    needs="of no step whole tensors were read beside their clipped sums",
+    faults=(
+        FaultRule(
+            "entries_share_noise",
+            "noise re-used: entries of a step share their noise, as where a draw is tiled, "
+            "mirrored or repeated",
+            "the shape that the noise is drawn with, and repeat, tile, flip, roll or expand behind "
+            "the draw",
+            rank=0.6,
             explains_groups=("reuse", "channel", "leakage"),
             applies=lambda seen: seen["left"] < _TOLD,
         ),

@@ -7,7 +7,7 @@ them, and `replay` cannot give these checks again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,16 +16,22 @@ from scipy import special
 
 from lightning_audit.catalogue.noise_checks import BATCH_NORMALISED, NOISE_EXCESS, NOISE_SHAPE
 from lightning_audit.catalogue.reuse_checks import RECURRENCE
+from lightning_audit.checks.noise_entries import (
+    AlikeEntries,
+    SingleEntries,
+    WholeSizes,
+    WholeTensors,
+)
 from lightning_audit.checks.noise_forecast import NoiseForecast
 from lightning_audit.checks.noise_mean import NoiseMean
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.snapshot import restore, snapshot
 from lightning_audit.results.audit_report import CheckResult
-from lightning_audit.stats.evalues.divisor import DivisorTest
+from lightning_audit.stats.evalues.divisor import DivisorTest, QuietEntries
 from lightning_audit.stats.evalues.noise_scale import excess_log_e
 from lightning_audit.stats.evalues.noise_shape import TailBet, TieBet
 from lightning_audit.stats.evalues.recurrence import NoisePast
-from lightning_audit.stats.evalues.sequential import PredictableCentre, SingleStepBet, log_mean_exp
+from lightning_audit.stats.evalues.sequential import SingleStepBet, log_mean_exp
 
 #: Probability with which noise as claimed is not taken for noise, in one step.
 _RARE = 1e-9
@@ -67,6 +73,7 @@ class NoiseSeen:
         terms: samples in the whole sum, canaries included; None if unknown.
         sum_norm: norm of the whole sum, None where it was not looked at.
         split: whether the sum was made in several parts.
+        whole: the noise over whole tensors; None where it was not looked at.
     """
 
     released: FloatArray
@@ -76,6 +83,7 @@ class NoiseSeen:
     terms: int | None = None
     sum_norm: float | None = None
     split: bool = False
+    whole: WholeTensors | None = None
 
 
 def noise_of(seen: NoiseSeen) -> tuple[FloatArray | None, str]:
@@ -97,58 +105,31 @@ def noise_of(seen: NoiseSeen) -> tuple[FloatArray | None, str]:
     return (noise, "") if along <= _FAR * scale else (None, _ALONG)
 
 
-class _QuietEntries:
-    """Entries of the gradient along which the data were no louder than the noise so far.
-
-    Data make noise look larger, and no other divisor is found by noise that looks larger. The
-    entries, and what is taken off them, are chosen by the past alone.
-    """
-
-    #: Memory of the mean square, and how large it may be, in claimed variances.
-    _DECAY, _LOUD = 0.9, 1.5
-
-    def __init__(self) -> None:
-        self._centre: PredictableCentre | None = None
-        self._square: FloatArray = np.ones(0)
-
-    def take(self, released: FloatArray, noise: float) -> FloatArray:
-        """The quiet ones of a step's entries, without what the past shows to stay.
-
-        Args:
-            released: the entries, ``[n]``, as many at every step.
-            noise: claimed standard deviation of the noise, > 0.
-        """
-        if self._centre is None:
-            self._centre, self._square = PredictableCentre(released.shape), np.ones(len(released))
-        residual = released - self._centre.value
-        quiet = self._square < self._LOUD
-        self._centre.update(released)
-        latest = (residual / noise) ** 2
-        self._square = self._DECAY * self._square + (1.0 - self._DECAY) * latest
-        return np.asarray(residual[quiet])
-
-
-class NoiseStatistic(Protocol):
-    """What a check makes of the noise; its attributes but `_past` go into checkpoints."""
-
-    def update(self, noise: FloatArray, step: int) -> None:
-        """Take in a step's noise in units of its claimed standard deviation, ``[n]``."""
+class _HasResult(Protocol):
+    """A check; its attributes but `_past` go into checkpoints."""
 
     def result(self, lack: str) -> CheckResult:
         """Result of the check; ``lack`` is why no noise was seen, or empty if no step was."""
 
 
+class NoiseStatistic(_HasResult, Protocol):
+    """What a check makes of the noise."""
+
+    def update(self, noise: FloatArray, step: int) -> None:
+        """Take in a step's noise in units of its claimed standard deviation, ``[n]``."""
+
+
 #: Further checks, of the noise alone: what each makes of it, given the significance of a run.
-OF_NOISE: tuple[Callable[[float], NoiseStatistic], ...] = (NoiseMean,)
+OF_NOISE: tuple[Callable[[float], NoiseStatistic], ...] = (NoiseMean, SingleEntries)
 #: The same of the noise, or of the readings that it is in where it is not known alone.
 OF_READINGS: tuple[Callable[[float], NoiseStatistic], ...] = (NoiseForecast,)
 
 
 #: Where `NoiseChannelChecks` holds them.
-_STATISTICS = ("_of_noise", "_of_readings")
+_STATISTICS = ("_of_noise", "_of_readings", "_of_tensors")
 
 
-def _without_past(one: NoiseStatistic) -> dict[str, Any]:
+def _without_past(one: _HasResult) -> dict[str, Any]:
     return {name: value for name, value in vars(one).items() if name != "_past"}
 
 
@@ -158,14 +139,18 @@ class NoiseChannelChecks:
     Args:
         significance: of the whole run.
         fine: whether gradients are of single precision or better; if not, nothing is tested.
+        tensors: names of the tensors.
     """
 
-    def __init__(self, significance: float, *, fine: bool = True) -> None:
+    def __init__(
+        self, significance: float, *, fine: bool = True, tensors: Sequence[str] = ()
+    ) -> None:
         self._fine = fine
         #: Why the latest step that says nothing does so: of its readings, and of its noise alone.
         self._lack = self._noise_lack = "" if fine else _LOW
         self._of_noise = tuple(make(significance) for make in OF_NOISE)
         self._of_readings = tuple(make(significance) for make in OF_READINGS)
+        self._of_tensors = (WholeSizes(significance, tensors), AlikeEntries(significance))
         self._past = NoisePast()
         self._tails, self._ties = TailBet(), TieBet()
         self._recurrence = SingleStepBet()
@@ -173,7 +158,7 @@ class NoiseChannelChecks:
         self._recurred, self._recurred_log_e = (0, 0), -math.inf
         self._difference_ratio: float | None = None
         self._divisor = DivisorTest()
-        self._quiet, self._beside_data = _QuietEntries(), False
+        self._quiet, self._beside_data = QuietEntries(), False
         self._excess = np.zeros(2)
         self._longest, self._long_at = 0.0, -1
         self.shape = NOISE_SHAPE.test(significance)
@@ -217,6 +202,7 @@ class NoiseChannelChecks:
             self._update_excess(noise, step)
             for one in self._of_noise:
                 one.update(noise, step)
+        self._update_tensors(seen.whole, alone=noise is not None, step=step)
         if noise is not None or seen.split:
             self._note_sum(seen, step)
         # Readings hold the noise beside the data, so that the tests are valid for them as well.
@@ -238,6 +224,13 @@ class NoiseChannelChecks:
         if flags or (not before and age and log_e > self._recurred_log_e):
             self._recurred, self._recurred_log_e = (step - age, step), log_e
             self._difference_ratio = self._past.difference_ratio
+
+    def _update_tensors(self, whole: WholeTensors | None, *, alone: bool, step: int) -> None:
+        sizes, alike = self._of_tensors
+        if whole is not None:
+            sizes.update(whole, alone=alone, step=step)
+            if alone and whole.block is not None:
+                alike.update(whole.block, step)
 
     def _update_divisor(self, seen: NoiseSeen, step: int) -> None:
         if not seen.divisors:
@@ -272,6 +265,7 @@ class NoiseChannelChecks:
         Args:
             clips: whether nothing contradicts the clipping; if not, a long sum is no sign of noise.
         """
+        apart: list[_HasResult] = [*self._of_noise, *self._of_tensors]
         (earlier, later), recurred = self._recurred, self.recurrence.violated
         return (
             self._shape_result(),
@@ -298,7 +292,7 @@ class NoiseChannelChecks:
                 {},
                 "" if self._fine else self._lack,
             ),
-            *(one.result(self._noise_lack) for one in self._of_noise),
+            *(one.result(self._noise_lack) for one in apart),
             self._excess_result(clips),
         )
 

@@ -17,12 +17,14 @@ import numpy as np
 from lightning_audit.catalogue.noise_checks import (
     NOISE,
     NOISE_CANARY,
+    NOISE_ENTRIES,
     NOISE_SHAPE,
     NOISE_TENSOR,
+    NOISE_WHOLE,
     SHOW_THE_RELEASE,
 )
 from lightning_audit.catalogue.registry import REGISTRY
-from lightning_audit.catalogue.reuse_checks import REUSE_FORECAST
+from lightning_audit.catalogue.reuse_checks import REUSE_ENTRIES, REUSE_FORECAST
 from lightning_audit.catalogue.step_checks import GRADIENT_REPLACED, SENSITIVITY
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.layout import FloatArray
@@ -37,6 +39,11 @@ _ERRORS = 2.5
 
 #: A canary that comes out smaller than this was shrunk, by more than the rounding of its norm.
 _WHOLE = 0.97
+
+#: Checks that a function of correct noise violates before those that tell its size.
+_FIRST_SEEN = {
+    check.name for check in (NOISE_SHAPE, NOISE_ENTRIES, NOISE_WHOLE, REUSE_FORECAST, REUSE_ENTRIES)
+}
 
 
 class _Following:
@@ -180,11 +187,10 @@ def explained_by_processing(
         found |= of_noise
     shrunk = seen.shift + _ERRORS * seen.error < _WHOLE
     if at_cut:  # where a class does more in add_noise than to add noise, its canaries tell
-        return found | (of_noise & {NOISE_SHAPE.name} if shrunk else set())
+        return found | (of_noise & _FIRST_SEEN if shrunk else set())
     if shrunk:
         found |= of_noise
-    # Those that a part of correct noise, as it is left by a function of it, may violate first.
-    found |= violated & {NOISE_SHAPE.name, REUSE_FORECAST.name}
+    found |= violated & _FIRST_SEEN
     # What amplifies a canary amplifies the noise of every tensor as much.
     quietest = monitor.witness_noise.smallest_ratio
     if SENSITIVITY.name in violated and quietest >= seen.shift - _ERRORS * seen.error:

@@ -33,7 +33,7 @@ _CLASSES: Mapping[str, str] = {
     "part_shifts": "checks.part_shifts:PartShifts",
     "pooled_sums": "checks.noise_size:PooledSums",
     "predictable_centre": "stats.evalues.sequential:PredictableCentre",
-    "quiet_entries": "checks.noise_channel:_QuietEntries",
+    "quiet_entries": "stats.evalues.divisor:QuietEntries",
     "record_header": "record.store:RecordHeader",
     "rejected_looks": "stats.evalues.rejected_looks:RejectedLooks",
     "released_shares": "session.recorder:ReleasedShares",

@@ -238,7 +238,8 @@ class AuditSession:
         if self._ranks.several and number < STEPS:
             self.draws.end(number, self.step.noise_state())
         self._asked = planner.plan is not None and planner.plan.asked
-        self._noise.read(self.step, number, self.way.samples(planner.plan), grads)
+        divisor = None if now is None else self._divisor(now)
+        self._noise.read(self.step, number, self.way.samples(planner.plan), grads, divisor)
         if planner.plan is not None and planner.plan.prepared:
             planner.withdraw()  # clipping is over, and nobody put the canaries in
         planner.settle(now)

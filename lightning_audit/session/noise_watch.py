@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from lightning_audit.checks.noise_channel import NoiseSeen
+from lightning_audit.checks.noise_entries import WholeTensors
 from lightning_audit.checks.witnesses import REUSE_IN_ALL, Witnesses
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.snapshot import restore, snapshot
 from lightning_audit.taps.gradient_reading import Reading
 from lightning_audit.taps.moves_outside import MovesOutside
-from lightning_audit.taps.noise_reading import NoiseReading, read_noise
+from lightning_audit.taps.noise_reading import NoiseReading, TensorReading, read_noise, read_tensors
 
 #: Steps that are read: the first ones, and later two in a row of so many, so that noise is seen
 #: behind that of the step before.
 _FIRST, _EVERY = 100, 16
 #: Steps in which the norm of the whole sum is taken as well.
 _FIRST_NORMS, _EVERY_NORM = 20, 100
+#: Later steps of which the noise of a block of entries is taken as well.
+_EVERY_BLOCK = 32
 #: Relative difference of numbers that are equal up to rounding.
 _EQUAL = 1e-4
 
@@ -39,6 +43,8 @@ class NoiseWatch:
         self._alone = alone
         self._earlier: int | None = 0
         self._reading: NoiseReading | None = None
+        self._tensors: TensorReading | None = None
+        self._divisor = 1.0
         self._terms: int | None = None
         self._split = False
 
@@ -54,6 +60,7 @@ class NoiseWatch:
         number: int,
         rows: int | None,
         grads: Sequence[torch.Tensor | None],
+        divisor: float | None = None,
     ) -> None:
         """Read a step between its noise and its update, canaries and all.
 
@@ -62,16 +69,22 @@ class NoiseWatch:
             number: how many came before it.
             rows: samples of its last part, canaries included; None if unknown.
             grads: its gradient, one tensor for each parameter.
+            divisor: what the noisy sum was divided by; None if that is not known yet, and no whole
+                tensor is read.
         """
         earlier, self._earlier = self._earlier, 0
         self._split = earlier != 0
-        self._reading = None
+        self._reading = self._tensors = None
         if number >= _FIRST and number % _EVERY > 1:
             return
         norm = number < _FIRST_NORMS or number % _EVERY_NORM == 0
         self._reading = read_noise(
             step.params, grads, self._coordinates, sums=self._alone, norm=norm
         )
+        if self._alone and divisor:
+            block = number < _FIRST_NORMS or number % _EVERY_BLOCK == 0
+            self._divisor = divisor
+            self._tensors = read_tensors(step.params, grads, divisor, block=block)
         self._terms = None if rows is None or earlier is None else rows + earlier
 
     def seen(
@@ -108,8 +121,18 @@ class NoiseWatch:
             divisors=divisors,
             terms=self._terms,
             split=self._split,
+            whole=self._whole(norm, claim.noise_multiplier, unit),
             sum_norm=None if reading.sum_norm is None else reading.sum_norm / norm,
         )
+
+    def _whole(self, norm: float, noise_multiplier: float, unit: float) -> WholeTensors | None:
+        """The latest step's noise over whole tensors, if it was read by the right divisor."""
+        seen, self._tensors = self._tensors, None
+        if seen is None or not math.isclose(unit * norm, self._divisor):
+            return None
+        std = noise_multiplier * norm
+        block = None if seen.block is None else seen.block / std
+        return WholeTensors(seen.entries, seen.released / std**2, seen.noise / std**2, block)
 
 
 def divisors_of(rows: Sequence[int], scale: float) -> tuple[float, ...]:

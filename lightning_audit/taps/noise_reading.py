@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from lightning_audit.layout import FloatArray, IndexArray
-from lightning_audit.taps.tensor_views import entries_at
+from lightning_audit.taps.tensor_views import entries_at, numpy_views
+
+#: Entries of the noise whose values are read, at most.
+BLOCK = 16384
+#: Entries that are copied at once, and of a tensor that is small.
+_AT_ONCE, _SMALL = 2**22, 2**14
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,95 @@ def read_noise(
         norms = [part.norm() for part in held if part is not None]
         whole = float(torch.stack([n.to(norms[0].device) for n in norms]).cpu().double().norm())
     return NoiseReading(grads, parts, whole)
+
+
+@dataclass(frozen=True)
+class TensorReading:
+    """A step's gradient beside its clipped sum over whole tensors, canaries in both.
+
+    Args:
+        entries: number of entries of each tensor, ``[L]``.
+        released: sums of the squares of the gradient times its divisor, ``[L]``.
+        noise: the same of the gradient times its divisor, without the clipped sum, ``[L]``.
+        block: what is left without the clipped sums at the first and the last entries of each
+            tensor, ``[m]``; None if it was not asked for.
+    """
+
+    entries: FloatArray
+    released: FloatArray
+    noise: FloatArray
+    block: FloatArray | None
+
+
+@torch.no_grad()
+def read_tensors(
+    params: Sequence[torch.nn.Parameter],
+    released: Sequence[torch.Tensor | None],
+    divisor: float,
+    *,
+    block: bool,
+) -> TensorReading | None:
+    """Read whole tensors of a step between its noise and its update.
+
+    Args:
+        params: the parameters, in the order of the layout.
+        released: the noisy gradient, one tensor for each parameter.
+        divisor: what the noisy sum was divided by.
+        block: whether the first and the last entries of each tensor are wanted, about `BLOCK` in
+            all.
+
+    Returns:
+        The reading; None where a gradient or a sum is missing, or of another than single or
+        double precision.
+    """
+    pairs = [(g, clipped_sum(p, g)) for p, g in zip(params, released, strict=True)]
+    squares, ends = [], []
+    most = max(2, BLOCK // max(len(pairs), 1))
+    for grad, held in pairs:
+        if grad is None or held is None or not (_is_fine(grad) and _is_fine(held)):
+            return None
+        flat, sums = grad.detach().reshape(-1), held.detach().reshape(-1)
+        if flat.shape != sums.shape or flat.device != sums.device:
+            return None
+        squares.append(_squares(flat, sums, divisor))
+        if block:
+            half = min(most, len(flat)) // 2
+            where = [slice(0, half), slice(len(flat) - half, len(flat))]
+            ends += [flat[at] * divisor - sums[at] for at in where]
+    if not squares:
+        return None
+    device = squares[0].device
+    both = torch.stack([own.to(device) for own in squares]).cpu().double().numpy()
+    edge = torch.cat([end.to(device) for end in ends]).cpu().double().numpy() if block else None
+    sizes = np.array([float(p.numel()) for p in params])
+    return TensorReading(sizes, both[:, 0], both[:, 1], edge)
+
+
+def _squares(flat: torch.Tensor, sums: torch.Tensor, divisor: float) -> torch.Tensor:
+    """Sums of squares of the gradient times its divisor, and of that without its clipped sum."""
+    views = numpy_views([flat, sums]) if len(flat) <= _SMALL else None
+    if views is not None:  # numpy takes less time for what is small
+        scaled = views[0].astype(np.float64) * divisor
+        rest = scaled - views[1]
+        return torch.from_numpy(np.array([scaled @ scaled, rest @ rest]))
+    found = torch.zeros(2, dtype=torch.float64, device="cpu" if flat.is_mps else flat.device)
+    for start in range(0, len(flat), _AT_ONCE):
+        grad = flat[start : start + _AT_ONCE] * divisor
+        rest = grad - sums[start : start + _AT_ONCE]
+        found += torch.stack([_square(grad), _square(rest)]).to(found.device)
+    return found
+
+
+def _square(entries: torch.Tensor) -> torch.Tensor:
+    """Sum of squares, in double precision where the device has it."""
+    if entries.device.type == "mps":
+        entries = entries.cpu()
+    norm: torch.Tensor = torch.linalg.vector_norm(entries, dtype=torch.float64)
+    return norm.square()
+
+
+def _is_fine(tensor: torch.Tensor) -> bool:
+    return tensor.dtype in (torch.float32, torch.float64)
 
 
 def clipped_sum(param: torch.nn.Parameter, grad: torch.Tensor | None) -> torch.Tensor | None:

@@ -16,6 +16,10 @@ from opacus.optimizers import DistributedDPOptimizer, DPOptimizer
 FEW = 100
 #: Steps after which `CyclingNoise` starts again.
 CYCLE = 8
+#: Of so many entries `NoNoiseOnSomeEntries` spares one.
+SPARED = 100
+#: Draws of a tensor in `TiledNoise`.
+TILE = 48
 
 
 class ScaledNoise(DPOptimizer):
@@ -202,6 +206,53 @@ class OneKeyForAllTensors(DPOptimizer):
         for p in self.params:
             noise = torch.randn(p.shape, device=p.device, generator=_seeded(self, key))
             p.grad = (p.summed_grad + noise * std).view_as(p)
+
+
+class NoNoiseOnSomeEntries(DPOptimizer):
+    """One entry in a hundred has no noise."""
+
+    def add_noise(self) -> None:
+        """Leave out the same entries at every step."""
+        super().add_noise()
+        chosen = _seeded(self, 7)
+        for p in self.params:
+            kept = torch.rand(p.shape, device=p.device, generator=chosen) >= 1.0 / SPARED
+            p.grad = torch.where(kept, p.grad, p.summed_grad.view_as(p))
+
+
+class TiledNoise(DPOptimizer):
+    """A few draws a tensor, again and again."""
+
+    def add_noise(self) -> None:
+        """Draw a tile of each tensor's noise, and repeat it."""
+        std = self.noise_multiplier * self.max_grad_norm
+        for p in self.params:
+            tile = torch.randn(min(TILE, p.numel()), device=p.device)
+            noise = tile.repeat(-(-p.numel() // TILE))[: p.numel()].view_as(p)
+            p.grad = p.summed_grad.view_as(p) + std * noise
+
+
+class MirroredNoise(DPOptimizer):
+    """The second half of a tensor's noise takes the first half back, in reverse."""
+
+    def add_noise(self) -> None:
+        """Draw half of the noise, and mirror it."""
+        std = self.noise_multiplier * self.max_grad_norm
+        for p in self.params:
+            noise = torch.randn(p.numel(), device=p.device)
+            half = p.numel() // 2
+            noise[p.numel() - half :] = -noise[:half].flip(0)
+            p.grad = p.summed_grad.view_as(p) + std * noise.view_as(p)
+
+
+class LessNoiseOnLargest(DPOptimizer):
+    """The largest tensor has nine tenths of the noise."""
+
+    def add_noise(self) -> None:
+        """Take a tenth of the largest tensor's noise off."""
+        super().add_noise()
+        p = max(self.params, key=torch.nn.Parameter.numel)
+        p.grad = 0.9 * p.grad + 0.1 * p.summed_grad.view_as(p)
 
 
 class ShiftedNoise(DPOptimizer):

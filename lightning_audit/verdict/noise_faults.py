@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 
-from lightning_audit.catalogue.noise_checks import NOISE_STEP
+from lightning_audit.catalogue.noise_checks import NOISE_ENTRIES, NOISE_STEP
 from lightning_audit.catalogue.registry import REGISTRY, group
+from lightning_audit.catalogue.reuse_checks import REUSE_ENTRIES
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.verdict.candidates import Candidate, Case, named_tensors
 
@@ -73,7 +74,7 @@ def noise_candidates(case: Case) -> list[Candidate]:
         )
     elif finding:
         found += [*_in_tensors(case, monitor), *_scale(case, monitor, finding)]
-    if "noise.shape" in case.violated:
+    if "noise.shape" in case.violated and not _of_few_entries(case):
         found.append(
             case.candidate(
                 "noise_of_another_shape",
@@ -85,6 +86,17 @@ def noise_candidates(case: Case) -> list[Candidate]:
             )
         )
     return found
+
+
+def _of_few_entries(case: Case) -> bool:
+    """Whether ties come from entries without noise, or from those that share it."""
+    checks = [NOISE_ENTRIES, REUSE_ENTRIES]
+    return any(
+        rule.applies(case.violated[check.name].evidence)
+        for check in checks
+        if check.name in case.violated
+        for rule in check.faults
+    )
 
 
 # ------------------------------------------------------------------ re-used noise

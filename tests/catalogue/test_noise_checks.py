@@ -5,11 +5,13 @@ from lightning_audit.catalogue.noise_checks import (
     BATCH_NORMALISED,
     NOISE,
     NOISE_CANARY,
+    NOISE_ENTRIES,
     NOISE_EXCESS,
     NOISE_MEAN,
     NOISE_SHAPE,
     NOISE_STEP,
     NOISE_TENSOR,
+    NOISE_WHOLE,
 )
 from lightning_audit.catalogue.registry import REGISTRY, entailed, group, shares
 from lightning_audit.results.audit_report import CheckResult
@@ -17,7 +19,7 @@ from lightning_audit.verdict.diagnosis import likely_faults
 
 ALL = (
     *(NOISE, NOISE_TENSOR, NOISE_STEP, NOISE_CANARY),
-    *(NOISE_SHAPE, BATCH_NORMALISED, NOISE_MEAN, NOISE_EXCESS),
+    *(NOISE_SHAPE, NOISE_ENTRIES, NOISE_WHOLE, BATCH_NORMALISED, NOISE_MEAN, NOISE_EXCESS),
 )
 
 
@@ -55,3 +57,25 @@ def test_dividing_by_the_batch_is_named_and_explains_what_follows_from_it() -> N
 
 def test_too_loud_noise_may_be_told_without_an_e_value() -> None:
     assert NOISE_EXCESS.judged({"processes": 2}, "", "too much", "less").status == "warned"
+
+
+def told(smallest_ratio: float, *also: Check) -> list[str]:
+    """Faults that are named where a tensor, and perhaps more, has too little noise."""
+    evidence = {
+        NOISE_WHOLE.name: {"smallest_ratio": smallest_ratio, "flagged": ["weight"]},
+        **{check.name: {} for check in also},
+    }
+    violated = [
+        CheckResult(
+            name, "mechanism", "violated", "wrong", log_e_value=99.0, share=0.01, evidence=seen
+        )
+        for name, seen in evidence.items()
+    ]
+    return [fault.name for fault in likely_faults(violated, None, 1.0)]
+
+
+def test_a_tensor_with_too_little_noise_is_told_from_single_entries_without() -> None:
+    entries = (NOISE_ENTRIES, NOISE_SHAPE)
+    assert told(0.5, *entries) == ["noise_too_small_over_a_tensor"]
+    assert told(0.99, *entries) == ["noise_missing_at_entries"]
+    assert told(0.99) == ["noise_a_little_small_over_a_tensor"]

@@ -12,12 +12,13 @@ from lightning_audit.catalogue.reuse_checks import (
     NOISE_SHARED,
     RECURRENCE,
     REUSE_BROADCAST,
+    REUSE_ENTRIES,
     REUSE_FORECAST,
     REUSE_LAG,
     REUSE_PAIR,
 )
 
-BY_E_VALUE = (REUSE_LAG, REUSE_BROADCAST, REUSE_PAIR, RECURRENCE, REUSE_FORECAST)
+BY_E_VALUE = (REUSE_LAG, REUSE_BROADCAST, REUSE_PAIR, RECURRENCE, REUSE_FORECAST, REUSE_ENTRIES)
 
 
 @pytest.mark.parametrize(
@@ -54,8 +55,11 @@ def test_a_restart_explains_noise_that_comes_back_and_not_that_of_one_step() -> 
     assert set(entailed(rule)) == {REUSE_LAG.name, RECURRENCE.name}
 
 
-def test_noise_that_a_forecast_tells_is_a_fault_and_explains_what_else_is_used_again() -> None:
-    (rule,) = REUSE_FORECAST.faults
+@pytest.mark.parametrize("check", [REUSE_FORECAST, REUSE_ENTRIES])
+def test_noise_that_others_tell_is_a_fault_and_explains_what_else_is_used_again(
+    check: Check,
+) -> None:
+    (rule,) = check.faults
     assert rule.applies({"left": 0.84})
     assert not rule.applies({"left": 0.99})  # the noise is small as a whole
     assert {*group("reuse"), *group("channel")} <= set(entailed(rule))

@@ -11,7 +11,8 @@ from opacus import PrivacyEngine
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_audit.taps.noise_reading import NoiseReading, read_noise
+from lightning_audit.taps import noise_reading
+from lightning_audit.taps.noise_reading import NoiseReading, read_noise, read_tensors
 
 # Opacus and torch remark on secure mode and hooks in every training.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -139,3 +140,54 @@ def test_gradients_that_are_missing_or_coarse_give_no_reading() -> None:
         p.grad = torch.zeros_like(p)
     params = list(net.parameters())
     assert read_noise(params, gradients(params), COORDINATES, sums=False, norm=False) is None
+
+
+# ------------------------------------------------------------------ whole tensors
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_whole_tensors_are_read_beside_their_sums(
+    small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not small:
+        monkeypatch.setattr(noise_reading, "_SMALL", 0)
+        monkeypatch.setattr(noise_reading, "_AT_ONCE", 5)
+    optimizer = stepped(sigma=1.0)
+    params = optimizer.params
+    divisor = float(optimizer.expected_batch_size)
+    read = read_tensors(params, gradients(params), divisor, block=True)
+    assert read is not None
+    assert read.entries.tolist() == [12.0, 3.0]
+    rest = [divisor * p.grad.flatten() - p.summed_grad.flatten() for p in params]
+    assert read.noise == pytest.approx([float(r @ r) for r in rest], rel=1e-5)
+    released = [float((divisor * p.grad).square().sum()) for p in params]
+    assert read.released == pytest.approx(released, rel=1e-5)
+    # Of three entries the first and the last.
+    expected = torch.cat([rest[0], rest[1][[0, 2]]]).numpy()
+    assert read.block == pytest.approx(expected, abs=1e-5)
+    unasked = read_tensors(params, gradients(params), divisor, block=False)
+    assert unasked is not None
+    assert unasked.block is None
+
+
+def test_a_block_holds_both_ends_of_each_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noise_reading, "BLOCK", 8)
+    params = [nn.Parameter(torch.zeros(10)), nn.Parameter(torch.zeros(2, 2))]
+    for p in params:
+        p.summed_grad = torch.zeros_like(p)
+        p.grad = torch.arange(float(p.numel())).view_as(p)
+    read = read_tensors(params, gradients(params), 2.0, block=True)
+    assert read is not None
+    assert read.block is not None
+    assert read.block.tolist() == [0.0, 2.0, 16.0, 18.0, 0.0, 2.0, 4.0, 6.0]
+
+
+def test_whole_tensors_without_a_sum_or_of_low_precision_are_not_read() -> None:
+    param = nn.Parameter(torch.zeros(4))
+    param.grad = torch.ones(4)
+    assert read_tensors([param], [param.grad], 1.0, block=True) is None
+    assert read_tensors([param], [None], 1.0, block=True) is None
+    low = nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))
+    low.grad, low.summed_grad = torch.ones_like(low), torch.zeros_like(low)
+    assert read_tensors([low], [low.grad], 1.0, block=True) is None
+    assert read_tensors([], [], 1.0, block=True) is None

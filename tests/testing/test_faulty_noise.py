@@ -45,6 +45,8 @@ def flat(tensors: list[torch.Tensor]) -> torch.Tensor:
         (noise.OppositeNoise, {}, 1.0),
         (noise.FlippedNoise, {}, 1.0),
         (noise.CancellingNoise, {}, 1.0),
+        (noise.NoNoiseOnSomeEntries, {}, 1.0),
+        (noise.MirroredNoise, {}, 1.0),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -100,3 +102,27 @@ def test_shapes_are_those_of_their_names() -> None:
     assert torch.equal(flat(lattice), flat(lattice).round())
     assert flat(shifted).mean().item() == pytest.approx(0.5, abs=0.05)
     assert flat(added(noise.UniformNoise)[0]).abs().max().item() <= 12**0.5 / 2
+
+
+def test_the_same_entry_in_a_hundred_has_no_noise_at_any_step() -> None:
+    first, second = (flat(drawn) for drawn in added(noise.NoNoiseOnSomeEntries, steps=2))
+    assert torch.equal(first == 0, second == 0)
+    assert (first == 0).double().mean().item() == pytest.approx(0.01, abs=0.004)
+
+
+def test_entries_share_the_draws_of_a_tile_or_of_the_mirrored_half() -> None:
+    for tensor in added(noise.TiledNoise)[0]:
+        assert len(tensor.unique()) == min(noise.TILE, tensor.numel())
+        if tensor.numel() > noise.TILE:
+            row = tensor.flatten()
+            assert torch.equal(row[: -noise.TILE], row[noise.TILE :])
+    for tensor in added(noise.MirroredNoise)[0]:
+        assert torch.equal(tensor.flatten(), -tensor.flatten().flip(0))
+
+
+def test_the_largest_tensor_alone_has_less_noise() -> None:
+    drawn = added(noise.LessNoiseOnLargest)[0]
+    largest = max(range(len(drawn)), key=lambda j: drawn[j].numel())
+    sizes = [t.std().item() for t in drawn if t.numel() > 500]
+    assert drawn[largest].std().item() == pytest.approx(0.9, abs=0.04)
+    assert sum(size > 0.95 for size in sizes) == len(sizes) - 1

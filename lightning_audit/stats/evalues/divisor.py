@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lightning_audit.stats._arguments import Floats
-from lightning_audit.stats.evalues.sequential import log_mean_exp
+from lightning_audit.stats.evalues.sequential import PredictableCentre, log_mean_exp
 
 #: Variances of the noise, over the claimed one, for which another divisor is tried.
 VARIANCES: Floats = 2.0 ** -np.arange(0.0, 12.0)
@@ -96,3 +96,34 @@ class DivisorTest:
         other = np.concatenate([fixed, learned], axis=1)
         null = max(self._step_null, run_null, float(self._with_learned[0]))
         return float(log_mean_exp(other.ravel())) - null
+
+
+class QuietEntries:
+    """Entries of the gradient along which the data were no louder than the noise so far.
+
+    Data make noise look larger, and no other divisor is found by noise that looks larger. The
+    entries, and what is taken off them, are chosen by the past alone.
+    """
+
+    #: Memory of the mean square, and how large it may be, in claimed variances.
+    _DECAY, _LOUD = 0.9, 1.5
+
+    def __init__(self) -> None:
+        self._centre: PredictableCentre | None = None
+        self._square: Floats = np.ones(0)
+
+    def take(self, released: Floats, noise: float) -> Floats:
+        """The quiet ones of a step's entries, without what the past shows to stay.
+
+        Args:
+            released: the entries, ``[n]``, as many at every step.
+            noise: claimed standard deviation of the noise, > 0.
+        """
+        if self._centre is None:
+            self._centre, self._square = PredictableCentre(released.shape), np.ones(len(released))
+        residual = released - self._centre.value
+        quiet = self._square < self._LOUD
+        self._centre.update(released)
+        latest = (residual / noise) ** 2
+        self._square = self._DECAY * self._square + (1.0 - self._DECAY) * latest
+        return np.asarray(residual[quiet])

@@ -309,8 +309,11 @@ def correct_run(
 
 
 #: Tests of the record; those of the sampler are in `test_batch_bets.py`, those of the noise itself
-#: in `tests/checks/test_noise_channel.py` and, of forecasts, in `test_forecast.py`.
-ELSEWHERE = {"reuse.recurrence", "reuse.forecast", "noise.shape", "batch_normalised"}
+#: in `tests/checks/test_noise_channel.py`, `test_noise_entries.py` and those of their bets.
+ELSEWHERE = {
+    *("reuse.recurrence", "reuse.forecast", "reuse.entries", "noise.shape", "noise.entries"),
+    *("noise.whole", "batch_normalised"),
+}
 SHARES = shares()
 OF_STEPS = [n for n in SHARES if not n.startswith("sampling.") and n not in ELSEWHERE]
 

@@ -1,0 +1,202 @@
+"""The noise of single entries, over whole tensors, and of entries that share it.
+
+All of it is in memory alone: a run that goes on after a stop begins these anew, and keeps what was
+found before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lightning_audit.catalogue.noise_checks import NOISE_ENTRIES, NOISE_WHOLE
+from lightning_audit.catalogue.reuse_checks import REUSE_ENTRIES
+from lightning_audit.layout import FloatArray
+from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.stats.evalues.alike_entries import AlikeBet
+from lightning_audit.stats.evalues.noise_scale import noise_log_e
+from lightning_audit.stats.evalues.sequential import SingleStepBet, log_mean_exp
+from lightning_audit.stats.evalues.single_entries import EntryBets, quiet_entries
+
+#: Steps after which every fourth is a look.
+_EACH, _LATER = 20, 4
+
+_COMPARE = (
+    "compare the shape and the scale of the noise that is drawn (Opacus: in add_noise) with those "
+    "of the gradient, tensor by tensor"
+)
+
+
+@dataclass(frozen=True)
+class WholeTensors:
+    """One step's release and noise over all entries of each tensor.
+
+    Args:
+        entries: number of entries of each tensor, ``[L]``.
+        released: sums of the squares of the gradient times its divisor, in units of the claimed
+            variance, ``[L]``.
+        noise: the same of the gradient without the clipped sums, ``[L]``.
+        block: the gradient without the clipped sums at the first and the last entries of each
+            tensor, in claimed standard deviations; None if it was not asked for.
+    """
+
+    entries: FloatArray
+    released: FloatArray
+    noise: FloatArray
+    block: FloatArray | None = None
+
+
+class SingleEntries:
+    """`noise.entries`: the noise of each entry that is read, over the steps.
+
+    Args:
+        significance: of the whole run.
+    """
+
+    def __init__(self, significance: float) -> None:
+        self._past: EntryBets | None = None
+        self._test = NOISE_ENTRIES.test(significance)
+        self._flagged: list[float] = []
+        self._entries = 0
+        #: The first step that is looked at; another one after a stop.
+        self._since = 0
+
+    def update(self, noise: FloatArray, step: int) -> None:
+        """Take in a step's noise in units of its claimed standard deviation, ``[n]``."""
+        if self._past is None:
+            self._past, self._since = EntryBets(len(noise)), step
+        bets, self._entries = self._past, len(noise)
+        bets.update(noise)
+        if bets.steps > _EACH and bets.steps % _LATER:
+            return
+        log_e = bets.entry_log_e
+        self._test.update(float(log_mean_exp(log_e)), step)
+        found = quiet_entries(log_e, self._test.threshold)
+        if len(found) > len(self._flagged):
+            self._flagged = np.sort(bets.ratios[found]).tolist()
+
+    def result(self, lack: str) -> CheckResult:
+        """Result of the check; ``lack`` is why no noise was seen."""
+        flagged = self._flagged
+        smallest = flagged[0] if flagged else None
+        return NOISE_ENTRIES.result(
+            self._test,
+            "every entry that is read has noise of its own, of the claimed size at least",
+            f"{len(flagged) or 'some'} of {self._entries} entries that are read have too little "
+            "noise, or the same at every step",
+            _COMPARE + "; look for a mask, or for entries that are written after the noise",
+            {
+                "entries": self._entries,
+                "quiet": len(flagged),
+                "quietest": smallest,
+                "since_step": self._since,
+            },
+            lack,
+        )
+
+
+class WholeSizes:
+    """`noise.whole`: the size of the noise over all entries of each tensor, step by step.
+
+    Where the noise is known alone it is looked at, elsewhere the release that it is in: data only
+    add to its squares.
+
+    Args:
+        significance: of the whole run.
+        tensors: names of the tensors, ``[L]``.
+    """
+
+    def __init__(self, significance: float, tensors: Sequence[str]) -> None:
+        self._tensors = list(tensors)
+        self._test = NOISE_WHOLE.test(significance)
+        self._count, self._squares = np.zeros(len(tensors)), np.zeros(len(tensors))
+        self._single = SingleStepBet()
+        self._smallest = np.full(len(tensors), np.inf)
+        self._largest = np.zeros(len(tensors))
+
+    def update(self, seen: WholeTensors, *, alone: bool, step: int) -> None:
+        """Take in a step.
+
+        Args:
+            seen: the step.
+            alone: whether what is left without the sums is the noise.
+            step: its number.
+        """
+        count, squares = seen.entries, seen.noise if alone else seen.released
+        if not np.isfinite(squares).all():
+            return
+        self._count, self._squares = self._count + count, self._squares + squares
+        now = noise_log_e(count, squares)
+        steady = noise_log_e(self._count, self._squares)
+        self._single.update(log_mean_exp(now))
+        each = float(log_mean_exp(steady))
+        self._test.update(float(log_mean_exp([each, float(self._single.log_e)])), step)
+        ratio = np.sqrt(squares / np.maximum(count, 1.0))
+        self._smallest = np.fmin(self._smallest, ratio)
+        self._largest = np.fmax(self._largest, np.fmax(now, steady))
+
+    def _flagged(self) -> list[int]:
+        """Tensors whose own e-value is enough for all of them, the quietest first."""
+        level = self._test.threshold + math.log(max(len(self._tensors), 1))
+        found = np.flatnonzero(self._largest >= level)
+        return sorted(found.tolist(), key=lambda j: float(self._smallest[j]))
+
+    def result(self, lack: str) -> CheckResult:
+        """Result of the check; ``lack`` is why no step was seen."""
+        flagged = self._flagged()
+        names = [self._tensors[j] for j in flagged]
+        shown = ", ".join(f"`{name}`" for name in names[:5]) or "some tensor"
+        of = self._smallest[flagged] if flagged else self._smallest
+        smallest = float(of.min(initial=math.inf))
+        evidence: dict[str, Any] = {"flagged": names, "tensors": len(self._tensors)}
+        if math.isfinite(smallest):
+            evidence["smallest_ratio"] = smallest
+        return NOISE_WHOLE.result(
+            self._test,
+            "over all entries of a tensor the noise of no step is smaller than claimed",
+            f"too little noise over all entries of {shown} ({len(names)} of "
+            f"{len(self._tensors)} tensors): at one step {smallest:.3g} times the claim",
+            _COMPARE,
+            evidence,
+            lack,
+        )
+
+
+class AlikeEntries:
+    """`reuse.entries`: entries of a step whose noise is that of others.
+
+    Args:
+        significance: of the whole run.
+    """
+
+    def __init__(self, significance: float) -> None:
+        self._past = AlikeBet()
+        self._test = REUSE_ENTRIES.test(significance)
+        self._found: dict[str, Any] = {"left": 1.0, "distance": 0, "mirror": 0}
+
+    def update(self, block: FloatArray, step: int) -> None:
+        """Take in a step's noise, ``[m]``, the same entries at every step."""
+        bet = self._past
+        bet.update(block)
+        before = self._test.log_e
+        self._test.update(bet.log_e, step)
+        if self._test.log_e > before:
+            self._found = {"left": bet.left, "distance": bet.distance, "mirror": bet.mirror}
+
+    def result(self, lack: str) -> CheckResult:
+        """Result of the check; ``lack`` is why no noise was seen."""
+        return REUSE_ENTRIES.result(
+            self._test,
+            "no entries of a step share their noise",
+            "entries of a step differ by less than noise of their own makes them: as if draws "
+            f"were tiled, mirrored or repeated (at distance {self._found['distance']}, or about "
+            f"half of {self._found['mirror']})",
+            "look for a noise drawn with too small a shape and repeated, tiled, flipped or "
+            "expanded to that of the gradient",
+            self._found,
+            lack,
+        )

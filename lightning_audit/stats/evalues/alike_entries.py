@@ -1,0 +1,138 @@
+r"""Do entries of one step share their noise: pairs at distances that earlier steps show.
+
+Notation: the noise of a step is a row ``x`` in units of its claimed standard deviation. If the
+claim is true its entries are independent and normal, of standard deviation at least 1.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import fft
+
+from lightning_audit.stats._arguments import Floats
+from lightning_audit.stats.evalues.noise_scale import noise_log_e
+from lightning_audit.stats.evalues.sequential import SingleStepBet, log_mean_exp
+
+#: Memory of what earlier steps show.
+_MEMORY = 0.9
+
+Positions = NDArray[np.intp]
+
+
+class AlikeBet:
+    r"""E-process for "the entries of a step have noise of their own", valid beside any data.
+
+    Entries are held against others of the same step: ``(x_i - s x_j) / sqrt 2`` is at least as
+    large as the claimed noise for disjoint pairs and a sign s, whatever the data. The pairs are
+    neighbours, with either sign; entries at one distance, and entries mirrored at one place, where
+    the distance, the place and the signs are those at which the steps so far were most alike.
+    Noise that is tiled, repeated along an axis or mirrored is found at its second step.
+
+    The e-value is the mean of the e-value of all pairs of each of these kinds so far, and of a
+    bet on single steps.
+    """
+
+    def __init__(self) -> None:
+        self._shown = np.zeros((2, 0))
+        self._count, self._squares, self._plain = np.zeros(4), np.zeros(4), np.zeros(4)
+        self._single = SingleStepBet()
+        #: Distance, or place of the mirror, of the latest step: 0 for none.
+        self.distance = self.mirror = 0
+
+    def update(self, noise: Floats) -> None:
+        """Take in a step.
+
+        Args:
+            noise: in units of the claimed standard deviation, ``[n]``, the same n at every step.
+        """
+        n = len(noise)
+        if n < 2:
+            return
+        count, squares, plain = np.zeros(4), np.zeros(4), np.zeros(4)
+        for kind, (first, second, sign) in enumerate(self._pairs(n)):
+            a, b = noise[first], sign * noise[second]
+            gap = a - b
+            count[kind], squares[kind] = len(gap), 0.5 * float(gap @ gap)
+            plain[kind] = 0.5 * float(a @ a + b @ b)
+        self._count, self._squares = self._count + count, self._squares + squares
+        self._plain = self._plain + plain
+        seen = count > 0
+        self._single.update(log_mean_exp(noise_log_e(count[seen], squares[seen])))
+        self._look(noise)
+
+    def _pairs(self, n: int) -> list[tuple[Positions, Positions, float]]:
+        """Disjoint pairs of each kind, by what was shown so far, and their sign."""
+        neighbours = at_distance(n, 1)
+        found = [(*neighbours, 1.0), (*neighbours, -1.0)]
+        self.distance = self.mirror = 0
+        for kind in range(2 if self._shown.size else 0):
+            shown = self._shown[kind]
+            place = int(np.argmax(np.abs(shown)))
+            if kind == 0:
+                self.distance, pairs = place, at_distance(n, place)
+            else:
+                self.mirror, pairs = place, mirrored(n, place)
+            found.append((*pairs, float(np.sign(shown[place]))))
+        return found
+
+    def _look(self, noise: Floats) -> None:
+        """Add up the products at each distance, and about each place, in standard errors."""
+        n = len(noise)
+        size = fft.next_fast_len(2 * n, real=True)
+        turned = fft.rfft(noise, size)
+        apart = fft.irfft(np.abs(turned) ** 2, size)[:n]
+        about = fft.irfft(turned**2, size)[: 2 * n - 1]
+        # Few pairs are alike by chance more often than many: their products count for less.
+        pairs = np.maximum(n - np.arange(n), n / 8)
+        apart, about = apart / np.sqrt(pairs), about / np.sqrt(_mirror_pairs(n))
+        apart[0] = 0.0
+        # An entry in the middle is its own image: its square is no product of two.
+        middle = np.arange(0, 2 * n - 1, 2)
+        about[middle] -= noise**2 / np.sqrt(_mirror_pairs(n)[middle])
+        shown = np.zeros((2, 2 * n - 1))
+        shown[0, :n], shown[1] = apart, about
+        kept = self._shown if self._shown.shape == shown.shape else np.zeros_like(shown)
+        self._shown = _MEMORY * kept + shown
+
+    @property
+    def log_e(self) -> float:
+        """Log e-value now."""
+        steady = float(log_mean_exp(noise_log_e(self._count, self._squares)))
+        return float(log_mean_exp([steady, float(self._single.log_e)]))
+
+    @property
+    def left(self) -> float:
+        """Squares of the differences over those of as many independent entries, at their least."""
+        seen = self._plain > 0.0
+        return float(np.min(self._squares[seen] / self._plain[seen])) if seen.any() else 1.0
+
+
+def at_distance(n: int, distance: int) -> tuple[Positions, Positions]:
+    """Disjoint pairs of entries at one distance, as many as there are.
+
+    Args:
+        n: number of entries.
+        distance: between the two of a pair, 0 for no pairs.
+    """
+    first = np.arange(max(n - distance, 0) if distance else 0)
+    first = first[(first // max(distance, 1)) % 2 == 0]
+    return first, first + distance
+
+
+def mirrored(n: int, place: int) -> tuple[Positions, Positions]:
+    """Pairs of entries whose positions add up to ``place``, which are disjoint.
+
+    Args:
+        n: number of entries.
+        place: sum of the two positions.
+    """
+    first = np.arange(max(0, place - n + 1), (place + 1) // 2)
+    return first, place - first
+
+
+def _mirror_pairs(n: int) -> Floats:
+    """By place, the weight of its products: their number, and no less than an eighth of all."""
+    place = np.arange(2 * n - 1)
+    # Each product of two different entries is in the sum twice.
+    return np.asarray(np.maximum(2.0 * (n - np.abs(place - (n - 1))), n / 4.0))
