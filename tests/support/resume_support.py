@@ -87,10 +87,18 @@ def checkpoint_at(directory: Path, step: int) -> Path:
     return found
 
 
+BEGIN_ANEW = {"noise.entries", "reuse.forecast", "reuse.entries"}
+
+
 def numbers(report: AuditReport) -> dict[str, Any]:
     """A report without what differs between any two runs."""
     fields = dataclasses.asdict(report)
     # Made of a resumed run only.
-    fields["checks"] = [c for c in fields["checks"] if c["name"] != "reuse.resume"]
+    checks = [c for c in fields["checks"] if c["name"] != "reuse.resume"]
+    # Of the noise of single steps no checkpoint holds anything: these begin anew.
+    fields["checks"] = [
+        {**c, "evidence": None, "log_e_value": None} if c["name"] in BEGIN_ANEW else c
+        for c in checks
+    ]
     others = ("created", "environment", "examination_cost")
     return {k: v for k, v in fields.items() if k not in others}
