@@ -54,7 +54,9 @@ def likely_faults(
     explained: set[str] = set()
     for candidate in candidates:
         finding = candidate.fault.finding
-        if finding not in explained:
+        # A fault that one check tells may have been told before, by its rank among others.
+        again = any((f.name, f.finding) == (candidate.fault.name, finding) for f in kept)
+        if finding not in explained and not again:
             kept.append(candidate.fault)
             explained.update(name for name in candidate.explains if name != finding)
     explained.update(fault.finding for fault in kept)

@@ -8,7 +8,7 @@ import numpy as np
 
 from lightning_audit.catalogue.noise_checks import NOISE_ENTRIES, NOISE_STEP
 from lightning_audit.catalogue.registry import REGISTRY, group
-from lightning_audit.catalogue.reuse_checks import REUSE_ENTRIES
+from lightning_audit.catalogue.reuse_checks import REUSE_ENTRIES, REUSE_FORECAST
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.verdict.candidates import Candidate, Case, named_tensors
 
@@ -18,6 +18,9 @@ NOISE = tuple(sorted(group("noise"), key=lambda name: name == NOISE_STEP.name))
 REUSE, CHANNEL, LEAKAGE = group("reuse"), group("channel"), group("leakage")
 
 _REUSE_GAIN = 0.7
+#: Readings of at most this size, over the claim, have no data beside the noise; and the part of
+#: earlier noise, in such readings, from which on it is the same noise.
+_ALONE, _WHOLE = 1.05, 0.85
 #: Ratios of reading to claim at which the noise of a tensor is taken to be right.
 _HEALTHY = (0.95, 1.08)
 #: Noise below this part of the claim counts as missing; from the second on as too small as well.
@@ -42,7 +45,8 @@ def reuse_candidates(case: Case) -> list[Candidate]:
         return []
     shared = [name for name in ("reuse.broadcast", "reuse.pair") if name in case.violated]
     clear = [name for name in shared if reuse_is_seen(case, monitor, name)]
-    others = [c for c in (_repeated(case, monitor), _recurring(case, monitor)) if c is not None]
+    told = (_dependent(case), _repeated(case, monitor), _recurring(case, monitor))
+    others = [candidate for candidate in told if candidate is not None]
     # Where nothing else explains them, differences that are a little small are re-used noise, too.
     alone = not (clear or others or case.first_of(NOISE))
     return [*(_shared(case, monitor, name) for name in (shared if alone else clear)), *others]
@@ -144,7 +148,7 @@ def _shared(case: Case, monitor: AuditMonitor, finding: str) -> Candidate:
 
 def _repeated(case: Case, monitor: AuditMonitor) -> Candidate | None:
     finding, reuse = "reuse.lag", monitor.reuse
-    if not reuse_is_seen(case, monitor, finding):
+    if not reuse_is_seen(case, monitor, finding) or _in_part(case):
         return None
     if "reuse.recurrence" in case.violated and not _comes_back_regularly(monitor):
         return None
@@ -170,6 +174,29 @@ def _repeated(case: Case, monitor: AuditMonitor) -> Candidate | None:
     )
 
 
+def _in_part(case: Case) -> bool:
+    """Whether noise is told by that of earlier steps in part, where no data are beside it."""
+    if REUSE_FORECAST.name not in case.violated:
+        return False
+    if "reuse.recurrence" in case.violated:
+        alike = case.violated["reuse.recurrence"].evidence.get("difference_ratio")
+        if float(alike or 0.0) < _MISSING:  # the whole noise of a step came back
+            return False
+    seen = case.violated[REUSE_FORECAST.name].evidence
+    (rule,) = REUSE_FORECAST.faults
+    return rule.applies(seen) and seen["ratio"] < _ALONE and abs(seen["coefficient"]) < _WHOLE
+
+
+def _dependent(case: Case) -> Candidate | None:
+    """Noise of the right size that is told in part: what is left of it is small, and is read so."""
+    finding = REUSE_FORECAST.name
+    if not _in_part(case) or case.violated[finding].evidence["ratio"] < 1.0 / _ALONE:
+        return None
+    (rule,) = REUSE_FORECAST.faults
+    explains = (*REUSE, *NOISE, *CHANNEL, *LEAKAGE)
+    return case.candidate(rule.name, finding, rule.sentence, rule.look_at, explains=explains)
+
+
 def _comes_back_regularly(monitor: AuditMonitor) -> bool:
     """Whether steps at one lag agree over the whole run; of few seeds a few pairs do."""
     quiet = monitor.witness_noise.smallest_ratio
@@ -179,6 +206,8 @@ def _comes_back_regularly(monitor: AuditMonitor) -> bool:
 def _recurring(case: Case, monitor: AuditMonitor) -> Candidate | None:
     finding = "reuse.recurrence"
     if finding not in case.violated or not _recurs(case, monitor, finding):
+        return None
+    if _in_part(case):
         return None
     return case.candidate(
         "few_seeds",

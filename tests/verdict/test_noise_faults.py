@@ -127,3 +127,35 @@ def test_few_seeds_are_not_seen_in_noise_that_is_missing() -> None:
     seen = check("reuse.recurrence")
     assert names(faults_of(simulate(80, noise=0.0, data=0.05), seen))[0] == "no_noise"
     assert names(faults_of(simulate(80, noise=0.7), seen)) == ["few_seeds", "noise_too_small"]
+
+
+@pytest.mark.parametrize(
+    ("coefficient", "ratio", "difference", "expected"),
+    [
+        (0.8, 1.0, 0.45, "noise_depends_on_earlier_noise"),
+        (0.98, 1.0, 0.1, "same_noise_at_every_step"),
+        # Beside data a coefficient is smaller than the part that comes back.
+        (0.8, 1.15, 0.4, "same_noise_at_every_step"),
+    ],
+)
+def test_a_part_of_earlier_noise_is_told_from_all_of_it(
+    coefficient: float, ratio: float, difference: float, expected: str
+) -> None:
+    seen = [
+        check("reuse.recurrence", difference_ratio=difference),
+        check("reuse.forecast", lag=1, coefficient=coefficient, left=0.4, ratio=ratio),
+    ]
+    assert names(faults_of(simulate(80, reuse="same"), *seen))[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("difference", "expected"), [(0.45, "noise_depends_on_earlier_noise"), (0.01, "few_seeds")]
+)
+def test_steps_that_resemble_each_other_in_part_are_not_taken_for_few_seeds(
+    difference: float, expected: str
+) -> None:
+    seen = [
+        check("reuse.recurrence", difference_ratio=difference),
+        check("reuse.forecast", lag=1, coefficient=0.5, left=0.7, ratio=1.0),
+    ]
+    assert names(faults_of(simulate(80), *seen)) == [expected]
