@@ -21,7 +21,7 @@ from lightning_audit.dpsgd.opacus import private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep
 from lightning_audit.examine.questions import QUESTIONS
 from lightning_audit.examine.step_examiner import examine_step
-from lightning_audit.examine.step_watch import StepWatch, TakenStep
+from lightning_audit.replay.step_watch import StepWatch, TakenStep
 from lightning_audit.run.optimizer_refusals import hand_written_step
 from lightning_audit.run_checks.replay_answers import Answer
 

@@ -27,6 +27,7 @@ from lightning_audit.catalogue.noise_checks import (
     NOISE_STEP,
     NOISE_TENSOR,
 )
+from lightning_audit.catalogue.noise_examination import REPLAY_NOISE
 from lightning_audit.catalogue.replay_checks import (
     REPLAY_CLIPPING,
     REPLAY_RELEASE,
@@ -64,6 +65,7 @@ _CHECKS = (
     REPLAY_SENSITIVITY,
     REPLAY_CLIPPING,
     REPLAY_RELEASE,
+    REPLAY_NOISE,
     REUSE_LAG,
     REUSE_BROADCAST,
     REUSE_PAIR,

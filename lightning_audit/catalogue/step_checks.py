@@ -45,7 +45,7 @@ SENSITIVITY = Check(
     "sensitivity",
     "one record adds more than clipping allows",
     # It needs the most steps of all: what is left over helps it most.
-    share=0.17,
+    share=0.15,
     group="clipping",
     needs="no finite gradient was read of a step with canaries",
     each=True,

@@ -10,10 +10,11 @@ import torch
 
 from lightning_audit.canaries.sample_batches import rows
 from lightning_audit.examine.clipping import TRIALS, examine_clipping
+from lightning_audit.examine.noise import examine_noise
 from lightning_audit.examine.record_independence import examine_independence
 from lightning_audit.examine.record_sensitivity import examine_sensitivity, tolerance
 from lightning_audit.examine.release_use import examine_release
-from lightning_audit.examine.step_replay import StepReplay
+from lightning_audit.replay.step_replay import StepReplay
 from lightning_audit.run_checks.record_coupling import tolerance_of
 from lightning_audit.run_checks.replay_answers import Answer
 
@@ -87,6 +88,12 @@ def _clipping(asked: Asked) -> Answer:
     )
 
 
+def _noise(asked: Asked) -> Answer:
+    if reason := _not_alone(asked):
+        return Answer(reason=reason)
+    return examine_noise(asked.replay, max(asked.batches, key=rows), asked.seed)
+
+
 def _not_alone(asked: Asked) -> str:
     """Why a physical batch cannot be replayed alone, or empty."""
     if len(asked.batches) == 1 or asked.replay.skips:
@@ -100,6 +107,7 @@ QUESTIONS: Mapping[str, Callable[[Asked], Answer]] = {
     "replay.release": _release,
     "coupling": _coupling,
     "replay.clipping": _clipping,
+    "replay.noise": _noise,
 }
 
 

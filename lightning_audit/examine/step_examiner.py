@@ -14,9 +14,9 @@ import torch
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.examine.clipping import TRIALS
 from lightning_audit.examine.questions import QUESTIONS, Asked, ask
-from lightning_audit.examine.step_replay import StepReplay
-from lightning_audit.examine.step_watch import TakenStep
-from lightning_audit.examine.training_state import CannotKeep, TrainingState, room_for
+from lightning_audit.replay.step_replay import StepReplay
+from lightning_audit.replay.step_watch import TakenStep
+from lightning_audit.replay.training_state import CannotKeep, TrainingState, room_for
 from lightning_audit.run_checks.replay_answers import Answer
 
 _log = logging.getLogger(__name__)

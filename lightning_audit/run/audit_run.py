@@ -246,6 +246,7 @@ class AuditRun:
         stepped = self._steps() > self._steps_before
         if self.sessions and not stepped and self._empty.skipped(batch):
             self._course.notes.add(SKIPPED)
+        self.examinations.look_behind(self._steps())
         if stepped and self.examinations.watch is not None:
             self.examinations.end_batch(self._steps())
 
@@ -300,6 +301,7 @@ class AuditRun:
     def end(self) -> None:
         """Close the records, and write the last report, which says whether they are whole."""
         self._compare()
+        self.examinations.look_behind(self._steps(), now=True)
         for session in self.sessions:
             session.recorder.close()
         self.report = self.ranks.from_first(

@@ -109,7 +109,7 @@ def _results_of_run(
     if len(sessions) > 1:
         begun = [start for session in sessions if (start := session.noise_start.first) is not None]
         checks.append(noise_shared_result(len(set(begun)) < len(begun)))
-    checks += facts.examined.results()
+    checks += facts.examined.results(config.significance)
     checks.append(facts.coupling.result(facts.examined.off))
     checks.append(epsilon_result(epsilons, config))
     checks.append(

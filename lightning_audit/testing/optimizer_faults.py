@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from lightning_audit.testing import faulty_clipping as clipping
-from lightning_audit.testing import faulty_noise as noise
-from lightning_audit.testing import faulty_parts as parts
 from lightning_audit.testing import opacus_trainings, trainings
 from lightning_audit.testing.fault import Fault
+from lightning_audit.testing.faulty import faulty_clipping as clipping
+from lightning_audit.testing.faulty import faulty_noise as noise
+from lightning_audit.testing.faulty import faulty_parts as parts
 
 OF_THE_OPTIMIZER = (
     Fault(

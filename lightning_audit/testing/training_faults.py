@@ -7,9 +7,9 @@ from dataclasses import replace
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.canaries import Mislabeled
 from lightning_audit.testing import distributed_trainings as distributed
-from lightning_audit.testing import faulty_noise as noise
 from lightning_audit.testing import opacus_trainings, run_trainings, trainings
 from lightning_audit.testing.fault import Fault
+from lightning_audit.testing.faulty import faulty_noise as noise
 
 #: What trainings by hand claim, and the canary for faults that none of gradient shows.
 BY_HAND_CLAIM = PrivacyClaim(

@@ -8,6 +8,7 @@ another finding takes it away from the rules below.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from lightning_audit.catalogue.check import FaultRule
@@ -80,7 +81,11 @@ def loses_no_privacy(violated: Sequence[CheckResult], monitor: AuditMonitor) -> 
     if monitor.signal_over_noise(monitor.significance).ratio_lower > 1.0:
         return False
     # The shift may be as large as its estimate plus its error, the noise as small as in any tensor.
-    return monitor.sensitivity.shift_upper < 1.05 * monitor.witness_noise.smallest_ratio
+    replayed = [
+        case.violated[n].evidence.get("size") for n in group("replay") if n in case.violated
+    ]
+    shifts = [monitor.sensitivity.shift_upper, *(s if s else math.inf for s in replayed)]
+    return max(shifts) < 1.05 * monitor.witness_noise.smallest_ratio
 
 
 def _by_finding(case: Case) -> list[tuple[FaultRule, Candidate]]:

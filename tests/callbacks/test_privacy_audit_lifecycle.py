@@ -21,7 +21,7 @@ from lightning_audit.catalogue.registry import REGISTRY
 from lightning_audit.checks.monitor import replay
 from lightning_audit.checks.noise_channel import NoiseChannelChecks
 from lightning_audit.record.store import read_observations
-from lightning_audit.testing.faulty_noise import HalfNoise
+from lightning_audit.testing.faulty.faulty_noise import HalfNoise
 
 # ------------------------------------------------------------------ the verdict
 

@@ -15,7 +15,8 @@ from lightning_audit.run.run_facts import (
 )
 from lightning_audit.run.run_lints import RunLints
 from lightning_audit.run_checks.batch_sampling import BatchCheck
-from lightning_audit.run_checks.replay_answers import Answer, Finding
+from lightning_audit.run_checks.replay_answers import Answer
+from lightning_audit.run_checks.replay_findings import Finding
 from lightning_audit.session.ranks import Ranks
 
 

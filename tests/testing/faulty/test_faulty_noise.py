@@ -6,7 +6,7 @@ import pytest
 import torch
 from planted import private
 
-from lightning_audit.testing import faulty_noise as noise
+from lightning_audit.testing.faulty import faulty_noise as noise
 
 # Opacus and torch remark on hooks and secure mode wherever an optimizer is made private.
 pytestmark = pytest.mark.filterwarnings("default")
