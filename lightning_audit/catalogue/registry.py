@@ -17,6 +17,12 @@ from lightning_audit.catalogue.claim_checks import (
     REPEATED,
     SAMPLING_RATE,
 )
+from lightning_audit.catalogue.ledger_checks import (
+    LEDGER_ACCOUNTANT,
+    LEDGER_DRAWS,
+    LEDGER_RECORDS,
+    LEDGER_STEPS,
+)
 from lightning_audit.catalogue.noise_checks import (
     BATCH_NORMALISED,
     NOISE,
@@ -85,6 +91,10 @@ _CHECKS = (
     ACCOUNTING,
     NOT_POISSON,
     SAMPLING_RATE,
+    LEDGER_DRAWS,
+    LEDGER_STEPS,
+    LEDGER_RECORDS,
+    LEDGER_ACCOUNTANT,
     LOGICAL_BATCH,
     LOSS_REDUCTION,
     EXPECTED_BATCH_SIZE,

@@ -189,7 +189,7 @@ class AuditedOptimizers:
         """The audit that goes on with a step over the same parameters."""
         for audit in self.audits:
             if type(step) is type(audit.session.step) and audit.session.follow(step):
-                audit.facts.accountant = facts.accountant
+                audit.facts.accountant, audit.facts.hook = facts.accountant, facts.hook
                 audit.facts.expected_batch_size = facts.expected_batch_size
                 audit.facts.loss_reduction = facts.loss_reduction
                 return audit

@@ -21,7 +21,7 @@ from lightning_audit.checks.integrity import (
 from lightning_audit.checks.post_processing import explained_by_processing, undecided
 from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.results.audit_report import CheckResult
-from lightning_audit.run.run_epsilons import Epsilons, epsilon_result
+from lightning_audit.run.run_epsilons import Epsilons, epsilon_result, run_history
 from lightning_audit.run.run_facts import OptimizerFacts, RunFacts
 from lightning_audit.run_checks.accounted_epsilon import accounting_result
 from lightning_audit.run_checks.dataset_size import Promise, batch_size_result
@@ -136,6 +136,8 @@ def _results_of_run(
     if len(sessions) == 1:  # of several it is not known whose loss it is
         (optimizer,) = facts.optimizers
         checks += loss_reduction_result(facts.loss_reduction, optimizer.loss_reduction)
+    told = [phase for link in facts.accountants for phase in link.accountant.history]
+    checks += facts.ledger.results(told, run_history(sessions))
     checks += _divisor_results(sessions, facts, config, epsilons.claimed_epsilon)
     if facts.repeated and facts.synchronised:
         checks.append(repeated_result(facts.processes, facts.sample_rate))

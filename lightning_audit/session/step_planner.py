@@ -71,6 +71,8 @@ class StepPlanner:
         self.notes = list(placement.skipped)
         self.pass_blockers: list[str] = []
         self.batch_sizes: list[int] = []
+        #: Records of all steps so far; None where they are not known of each.
+        self.rows_taken: int | None = 0
         #: The smallest oversize of the run's canaries, which went on with another one.
         self.oversize = config.oversize
         self._track = track_batch_sizes
@@ -200,11 +202,17 @@ class StepPlanner:
         return self.changed_at is None
 
     def count_batch(self) -> None:
-        """Keep the number of the planned step's samples, where sizes are kept."""
-        size, plan = self.step.batch_size() if self._track else None, self.plan
-        if size is not None:
-            own = plan is not None and not plan.earlier
-            self.batch_sizes.append(size - (int(plan.coins.sum()) if plan and own else 0))
+        """Count the planned step's samples, and keep their number where sizes are kept."""
+        size, plan = self.step.batch_size(), self.plan
+        if size is None:
+            self.rows_taken = None
+            return
+        own = plan is not None and not plan.earlier
+        size -= int(plan.coins.sum()) if plan and own else 0
+        if self.rows_taken is not None:
+            self.rows_taken += size
+        if self._track:
+            self.batch_sizes.append(size)
 
     def end_epoch(self) -> None:
         """Forget the size of the epoch's last batch, which is smaller for many loaders."""
