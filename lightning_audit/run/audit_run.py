@@ -144,6 +144,9 @@ class AuditRun:
     def _go_on(self) -> None:
         """Take up the rest of a checkpoint's state once its optimizers are there."""
         kept = self.optimizers.kept
+        for session in self.sessions:
+            if self._course.resumed and not session.recorder.steps:
+                session.noise.begin_amid()
         if not kept or not self.sessions:
             return
         try:

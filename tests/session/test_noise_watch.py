@@ -33,16 +33,20 @@ def watch(number: int = 0, *, alone: bool = True, parts: int = 1) -> NoiseWatch:
     return made
 
 
+def read_at(factor: float | None) -> Reading:
+    return Reading(np.zeros(2), factor=factor)
+
+
 def test_the_release_stands_beside_its_sum_in_units_of_the_clipping_norm() -> None:
     made = watch()
-    unit, seen = made.seen(CLAIM, 1, 8.0, 1.0)
+    unit, seen = made.seen(CLAIM, 1, 8.0, read_at(1.0))
     assert unit == 4.0
     assert seen is not None
     assert seen.released.tolist() == [8.0, 16.0]
     assert seen.sums.tolist() == [3.0, 4.0]
     assert seen.sum_norm == pytest.approx(5.0)
     assert (seen.terms, seen.split) == (6, False)
-    assert made.seen(CLAIM, 1, 8.0, 1.0)[1] is None  # once
+    assert made.seen(CLAIM, 1, 8.0, read_at(1.0))[1] is None  # once
 
 
 @pytest.mark.parametrize(
@@ -52,7 +56,7 @@ def test_a_number_of_the_steps_samples_counts_as_its_divisor(
     factor: float | None, unit: float
 ) -> None:
     """Six rows, one of them a canary's; a factor that is neither says nothing of the sum."""
-    assert watch().seen(CLAIM, 1, 8.0, factor)[0] == pytest.approx(unit)
+    assert watch().seen(CLAIM, 1, 8.0, read_at(factor))[0] == pytest.approx(unit)
 
 
 @pytest.mark.parametrize(
@@ -66,23 +70,23 @@ def test_divisors_are_those_that_something_could_be_divided_by(
 
 
 def test_several_processes_know_neither_sum_nor_number_of_samples() -> None:
-    unit, seen = watch(alone=False).seen(CLAIM, 1, 8.0, 8 / 6)
+    unit, seen = watch(alone=False).seen(CLAIM, 1, 8.0, read_at(8 / 6))
     assert unit == 4.0
     assert seen is not None
     assert seen.sums is None
 
 
 def test_parts_of_a_split_batch_are_counted_together() -> None:
-    seen = watch(parts=3).seen(CLAIM, 0, 8.0, None)[1]
+    seen = watch(parts=3).seen(CLAIM, 0, 8.0, read_at(None))[1]
     assert seen is not None
     assert (seen.terms, seen.split) == (16, True)
 
 
 def test_later_steps_are_read_now_and_then_and_claims_without_noise_never() -> None:
-    read = [n for n in range(98, 114) if watch(n).seen(CLAIM, 0, 8.0, None)[1] is not None]
+    read = [n for n in range(98, 114) if watch(n).seen(CLAIM, 0, 8.0, read_at(None))[1] is not None]
     assert read == [98, 99, 104, 112]
     silent = StepClaim(0.0, 2.0, 8.0)
-    assert watch().seen(silent, 0, 8.0, None) == (4.0, None)
+    assert watch().seen(silent, 0, 8.0, read_at(None)) == (4.0, None)
 
 
 def test_releases_that_were_read_late_or_raw_are_counted_and_come_back() -> None:
