@@ -69,6 +69,7 @@ class NoiseSeen:
         sum_norm: norm of the whole sum, None where it was not looked at.
         split: whether the sum was made in several parts.
         at_cut: whether the gradient was read where the noise was known to be in.
+        lack: why ``sums`` is None, if they are known.
     """
 
     released: FloatArray
@@ -79,6 +80,7 @@ class NoiseSeen:
     sum_norm: float | None = None
     split: bool = False
     at_cut: bool = False
+    lack: str = ""
 
 
 def noise_of(seen: NoiseSeen) -> tuple[FloatArray | None, str]:
@@ -89,7 +91,7 @@ def noise_of(seen: NoiseSeen) -> tuple[FloatArray | None, str]:
     goes along with the sums.
     """
     if seen.sums is None:
-        return None, _NO_SUMS
+        return None, seen.lack or _NO_SUMS
     noise = np.asarray((seen.released - seen.sums) / seen.noise_multiplier)
     squares = float(noise @ noise)
     if special.gammainc(0.5 * len(noise), 0.5 * squares) < _RARE:

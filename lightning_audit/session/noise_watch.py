@@ -23,6 +23,11 @@ from lightning_audit.taps.noise_reading import NoiseReading, read_noise
 _FIRST, _EVERY = 100, 8
 #: Steps in which the norm of the whole sum is taken as well.
 _FIRST_NORMS, _EVERY_NORM = 20, 100
+#: Why the noise is not seen alone where its earlier draws are not known.
+_DRAWS_LEFT = (
+    "draws of earlier steps are not known, and a part of them is left in the noise: after a step "
+    "that could not be read, or was taken before the audit or the last resume"
+)
 #: Relative difference of numbers that are equal up to rounding.
 _EQUAL = 1e-4
 
@@ -118,6 +123,7 @@ class NoiseWatch:
             self._lose()
             return unit, None
         sums = None if seen.sums is None else seen.sums / norm
+        known = sums is not None
         released, sums = self._recovered(seen.released * unit, sums, claim.noise_multiplier)
         return unit, NoiseSeen(
             released=released,
@@ -128,6 +134,7 @@ class NoiseWatch:
             split=self._split,
             sum_norm=None if seen.sum_norm is None else seen.sum_norm / norm,
             at_cut=reading.at_cut,
+            lack=_DRAWS_LEFT if known and sums is None else "",
         )
 
     # ------------------------------------------------------------------ correlated noise

@@ -89,6 +89,48 @@ def test_later_steps_are_read_now_and_then_and_claims_without_noise_never() -> N
     assert watch().seen(silent, 0, 8.0, read_at(None)) == (4.0, None)
 
 
+def read_banded(made: NoiseWatch, noise: float) -> Any:
+    """What is seen of the next step, of a sum of (3, 4) and one noise in all entries."""
+    param = nn.Parameter(torch.zeros(4))
+    param.summed_grad = torch.tensor([0.0, 6.0, 0.0, 8.0])
+    param.grad = (param.summed_grad + 2.0 * noise) / 8.0
+    made.read(SimpleNamespace(params=[param], batch_size=lambda: 5), 300, 6, [param.grad])
+    return made.seen(CLAIM, 1, 8.0, read_at(1.0))[1]
+
+
+def banded() -> NoiseWatch:
+    return NoiseWatch(Witnesses({0: np.array([1, 3])}), alone=True, coefficients=(1.0, -0.5))
+
+
+def test_of_correlated_noise_each_steps_own_draw_stands_beside_the_sum() -> None:
+    made = banded()
+    for noise, draw in ((1.0, 1.0), (-0.5, 0.0), (2.0, 2.0)):  # the second is of the first alone
+        seen = read_banded(made, noise)
+        assert seen.released - seen.sums == pytest.approx([draw, draw], abs=1e-5)
+
+
+def test_the_noise_alone_is_not_shown_while_earlier_draws_are_left_in_it() -> None:
+    made, kept = banded(), banded()
+    read_banded(made, 1.0)
+    made.drawn(np.array([1.0, 2.0, 3.0]), 1.0, None)
+    kept.load(made.state())
+    assert read_banded(made, 1.0).sums is not None
+    after = [read_banded(kept, 1.0) for _ in range(10)]
+    assert after[0].sums is None
+    assert after[0].lack.startswith("draws of earlier steps are not known")
+    assert after[-1].sums is not None
+    # What is read of all entries goes on where it was.
+    read = np.array([0.5, 1.0, 1.5])
+    assert kept.drawn(read, 1.0, None).tolist() == made.drawn(read, 1.0, None).tolist() == [1, 2, 3]
+
+
+def test_no_checkpoint_holds_noise_alone() -> None:
+    made = banded()
+    read_banded(made, 1.0)
+    made.drawn(np.zeros(3), 1.0, None)
+    assert len(made.state()["draws"]) == 2
+
+
 def test_releases_that_were_read_late_or_raw_are_counted_and_come_back() -> None:
     made, again, values = ReleaseWatch(), ReleaseWatch(), np.ones(3)
     for reading in (
