@@ -8,6 +8,12 @@ from lightning_audit.accounting.margin import exceeds
 from lightning_audit.catalogue.check import Check, FaultRule
 from lightning_audit.results.audit_report import CheckResult
 
+#: Why nothing is composed of steps whose noise is correlated by the claim's `noise_coefficients`.
+NOT_COMPOSED = (
+    "noise_coefficients claim noise that is correlated over steps, and steps are composed here "
+    "only where their noise is independent"
+)
+
 _SPENT_MORE = FaultRule(
     "wrong_accounting",
     "wrong accounting: the steps that ran cost more than is claimed",
@@ -64,7 +70,7 @@ NOT_POISSON = Check(
             "wrong sampling: the loader is not Poisson although the accountant supposes it",
             "which loader train_dataloader returns: Lightning does not take the one of "
             "make_private",
-            rank=7,
+            rank=6,
             explains=("sampling.rate", "ledger.draws"),
         ),
     ),

@@ -34,7 +34,8 @@ REUSE_PAIR = dataclasses.replace(
 RECURRENCE = dataclasses.replace(
     REUSE_LAG,
     name="reuse.recurrence",
-    finds="noise that comes back at irregular steps, as from few seeds",
+    finds="noise that comes back at irregular steps, as from few seeds, or depends on that of "
+    "earlier steps otherwise than is claimed",
     # What it looks for shows in a step or two, with evidence that needs no larger share.
     share=0.01,
     needs="of no step were entries read between its noise and its update",

@@ -17,9 +17,11 @@ from scipy import special
 from lightning_audit.catalogue.noise_checks import BATCH_NORMALISED, NOISE_EXCESS, NOISE_SHAPE
 from lightning_audit.catalogue.reuse_checks import RECURRENCE
 from lightning_audit.checks.noise_mean import NoiseMean
+from lightning_audit.checks.noise_reuse import following_result
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.snapshot import restore, snapshot
 from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.stats.dependence.lag_signs import LagSigns
 from lightning_audit.stats.evalues.divisor import DivisorTest
 from lightning_audit.stats.evalues.noise_scale import excess_log_e
 from lightning_audit.stats.evalues.noise_shape import TailBet, TieBet
@@ -66,6 +68,8 @@ class NoiseSeen:
         terms: samples in the whole sum, canaries included; None if unknown.
         sum_norm: norm of the whole sum, None where it was not looked at.
         split: whether the sum was made in several parts.
+        at_cut: whether the gradient was read where the noise was known to be in.
+        lack: why ``sums`` is None, if they are known.
     """
 
     released: FloatArray
@@ -75,6 +79,8 @@ class NoiseSeen:
     terms: int | None = None
     sum_norm: float | None = None
     split: bool = False
+    at_cut: bool = False
+    lack: str = ""
 
 
 def noise_of(seen: NoiseSeen) -> tuple[FloatArray | None, str]:
@@ -85,7 +91,7 @@ def noise_of(seen: NoiseSeen) -> tuple[FloatArray | None, str]:
     goes along with the sums.
     """
     if seen.sums is None:
-        return None, _NO_SUMS
+        return None, seen.lack or _NO_SUMS
     noise = np.asarray((seen.released - seen.sums) / seen.noise_multiplier)
     squares = float(noise @ noise)
     if special.gammainc(0.5 * len(noise), 0.5 * squares) < _RARE:
@@ -155,7 +161,7 @@ class NoiseChannelChecks:
         self._lack = self._noise_lack = "" if fine else _LOW
         self._of_noise = tuple(make(significance) for make in OF_NOISE)
         self._past = NoisePast()
-        self._tails, self._ties = TailBet(), TieBet()
+        self._tails, self._ties, self._signs = TailBet(), TieBet(), LagSigns()
         self._recurrence = SingleStepBet()
         # Of what resembled an earlier step most before the test flagged.
         self._recurred, self._recurred_log_e = (0, 0), -math.inf
@@ -172,11 +178,13 @@ class NoiseChannelChecks:
     def state(self) -> dict[str, Any]:
         """What `load` needs but the noise: taken off the gradients, it leaves the clipped sums."""
         kept = {**vars(self), "_of_noise": [vars(one) for one in self._of_noise]}
+        kept["_signs"] = self._signs.counts
         return {name: snapshot(value) for name, value in kept.items() if name != "_past"}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
         own = {name: restore(value) for name, value in state.items()}
+        self._signs.counts = own.pop("_signs")
         for one, values in zip(self._of_noise, own.pop("_of_noise"), strict=True):
             vars(one).update(values)
         vars(self).update(own)
@@ -199,6 +207,8 @@ class NoiseChannelChecks:
         noise, self._noise_lack = noise_of(seen)
         if noise is not None:
             self._update_excess(noise, step)
+            if seen.at_cut:  # elsewhere momentum, say, may be in the gradient as well
+                self._signs.update(noise, step)
             for one in self._of_noise:
                 one.update(noise, step)
         if noise is not None or seen.split:
@@ -215,7 +225,8 @@ class NoiseChannelChecks:
         self._past.add(readings)
         self._recurrence.update(log_e)
         before = self.recurrence.violated
-        self.recurrence.update(float(self._recurrence.log_e), step)
+        together = [float(self._recurrence.log_e), self._signs.log_e]
+        self.recurrence.update(float(log_mean_exp(together)), step)
         flags = self.recurrence.violated and not before
         if flags or (not before and age and log_e > self._recurred_log_e):
             self._recurred, self._recurred_log_e = (step - age, step), log_e
@@ -255,19 +266,21 @@ class NoiseChannelChecks:
             clips: whether nothing contradicts the clipping; if not, a long sum is no sign of noise.
         """
         (earlier, later), recurred = self._recurred, self.recurrence.violated
+        of_recurrence = {
+            "steps": [earlier, later] if recurred else [],
+            "difference_ratio": self._difference_ratio if recurred else None,
+        }
         return (
             self._shape_result(),
-            RECURRENCE.result(
+            following_result(self.recurrence, self._signs, of_recurrence, self._lack)
+            or RECURRENCE.result(
                 self.recurrence,
                 "no step's noise was that of an earlier step",
                 f"readings of step {later} differ from those of step {earlier} by less than fresh "
                 "noise of the claimed size makes them: as if the noise came back",
                 "look for a generator that is seeded anew from few seeds, or restored, and draw "
                 "all noise from one generator that is seeded once",
-                {
-                    "steps": [earlier, later] if recurred else [],
-                    "difference_ratio": self._difference_ratio if recurred else None,
-                },
+                of_recurrence,
                 self._lack,
             ),
             BATCH_NORMALISED.result(

@@ -58,12 +58,12 @@ class Examined:
     Args:
         answers: to the questions, by the names of their checks.
         seconds: that it took.
-        step_seconds: that the shortest replayed step took.
+        step_times: the same in times of the shortest replayed step, by the processor's time.
     """
 
     answers: Mapping[str, Answer]
     seconds: float
-    step_seconds: float
+    step_times: float
 
 
 def examine_step(
@@ -93,7 +93,7 @@ def examine_step(
         earlier_trials: those that earlier examinations put in.
         step_times: what it may take, in times of one step; None for as long as it needs.
     """
-    begun = time.perf_counter()
+    begun, work = time.perf_counter(), time.thread_time()
     try:
         state = TrainingState(
             user.roots(), user.aside, room_for(user.module.parameters(), user.optimizers)
@@ -103,7 +103,7 @@ def examine_step(
     except Exception as error:  # the examination's own troubles end no training
         _log.exception("the state of the training could not be kept")
         return _none(names, f"{type(error).__name__}: {error}", begun)
-    replay = StepReplay(user.take, user.module, step, claim, state, taken.skips, step_times, begun)
+    replay = StepReplay(user.take, user.module, step, claim, state, taken.skips, step_times, work)
     low = user.precision not in _FULL_PRECISION
     asked = Asked(replay, taken.batches, seed, low, replaced, trials, earlier_trials)
     try:
@@ -115,12 +115,13 @@ def examine_step(
         state.put_back()
     for lost in state.lost:
         _log.warning("the training is not as it was before the examination: %s", lost)
-    return Examined(answers, time.perf_counter() - begun, replay.step_seconds)
+    times = (time.thread_time() - work) / max(replay.step_seconds, 1e-9)
+    return Examined(answers, time.perf_counter() - begun, times)
 
 
 def _none(names: Collection[str], reason: str, begun: float) -> Examined:
     answers = {name: Answer(reason=reason) for name in names}
-    return Examined(answers, time.perf_counter() - begun, float("inf"))
+    return Examined(answers, time.perf_counter() - begun, 0.0)
 
 
 def source_of_step(optimizer: Any, module: torch.nn.Module) -> str:

@@ -146,6 +146,8 @@ class AuditRun:
     def _go_on(self) -> None:
         """Take up the rest of a checkpoint's state once its optimizers are there."""
         kept = self.optimizers.kept
+        if self._course.resumed:
+            self.optimizers.begin_amid()
         if not kept or not self.sessions:
             return
         try:
@@ -161,9 +163,8 @@ class AuditRun:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds of the audit: tensors and plain values."""
-        rate = rate_of_all(self.optimizers.facts, self.lints.loaders)
         held = {
-            "lints": self.lints.state(rate),
+            "lints": self.lints.state(rate_of_all(self.optimizers.facts, self.lints.loaders)),
             "course": self._course.state(),
             "examinations": self.examinations.state(),
             "ledger": self.ledger.state(),
@@ -251,9 +252,7 @@ class AuditRun:
         stepped = self._steps() > self._steps_before
         if self.sessions and not stepped and self._empty.skipped(batch):
             self._course.notes.add(SKIPPED)
-        self.examinations.look_behind(self._steps())
-        if stepped and self.examinations.watch is not None:
-            self.examinations.end_batch(self._steps())
+        self.examinations.end_batch(self._steps(), stepped=stepped)
 
     def _steps(self) -> int:
         return sum(session.recorder.steps for session in self.sessions)

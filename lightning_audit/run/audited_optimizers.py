@@ -158,6 +158,12 @@ class AuditedOptimizers:
         for audit in self._audits_of(steps, found, module):
             audit.session.watch()
 
+    def begin_amid(self) -> None:
+        """Steps came before the first that is observed, of which nothing is known."""
+        for session in self.sessions:
+            if not session.recorder.steps:
+                session.noise.begin_amid()
+
     def follow_hand_written(self, module: Any) -> None:
         """Attach to a plain optimizer, if the claim states DP-SGD and none is private.
 

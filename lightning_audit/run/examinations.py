@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.examine.clipping import TRIALS
+from lightning_audit.examine.examination_schedule import NEVER, Schedule
 from lightning_audit.examine.questions import QUESTIONS
 from lightning_audit.examine.step_examiner import UserStep, examine_step, source_of_step
 from lightning_audit.examine.successive_steps import SuccessiveSteps
 from lightning_audit.replay.step_watch import StepWatch, TakenStep
 from lightning_audit.run.audited_optimizers import AuditedOptimizers
-from lightning_audit.run.examination_schedule import NEVER, Schedule
 from lightning_audit.run.run_facts import RunCourse
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.ranks import Ranks
@@ -97,13 +97,15 @@ class Examinations:
         if self.watch is not None:
             self.watch.start_batch(batch)
 
-    def end_batch(self, steps: int) -> None:
+    def end_batch(self, steps: int, *, stepped: bool = True) -> None:
         """A batch was trained: examine the step that it ended, if that is due.
 
         Args:
             steps: that were taken.
+            stepped: whether one of them was on this batch.
         """
-        taken = self.watch.end_batch() if self.watch is not None else None
+        self.look_behind(steps)
+        taken = self.watch.end_batch() if self.watch is not None and stepped else None
         if taken is None:
             return
         self._unwatch()
@@ -125,6 +127,9 @@ class Examinations:
         config, self._number = self._config, self._number + 1
         accumulated = 1 if any(taken.skips) else len(taken.batches)
         claim = session.planner.claim(accumulated)
+        by_design = config.claim.noise_coefficients if config.claim else None
+        if by_design:  # what a step draws is the first part of its noise
+            claim = replace(claim, noise_multiplier=abs(by_design[0]) * claim.noise_multiplier)
         with self._optimizers.paused():
             found = examine_step(
                 user,
@@ -146,11 +151,12 @@ class Examinations:
         if not self._log.where:
             self._log.where = source_of_step(session.step.optimizer, user.module)
         self._log.take(steps - 1, answers)
-        if math.isfinite(found.step_seconds):
-            self._log.spend(found.seconds, found.step_seconds)
+        if found.step_times > 0.0:
+            self._log.spend(found.seconds, found.step_times)
         if (answer := answers.get("replay.noise")) is not None and answer.kept is not None:
             self._let_go()
-            self._behind = SuccessiveSteps(session.step, answer.kept)
+            if not by_design:
+                self._behind = SuccessiveSteps(session.step, answer.kept)
         if (answer := answers.get("coupling")) is not None:
             self._coupling.take(steps - 1, answer)
         if user.logged:

@@ -17,11 +17,11 @@ import numpy as np
 
 from lightning_audit.layout import FloatArray
 from lightning_audit.run_checks.repeated_numbers import few_values, repeated_numbers
-from lightning_audit.stats.evalues.low_rank import low_rank_log_e
+from lightning_audit.stats.dependence.low_rank import low_rank_log_e
+from lightning_audit.stats.dependence.symmetric_noise import product_log_e
 from lightning_audit.stats.evalues.noise_scale import noise_log_e
 from lightning_audit.stats.evalues.noise_shape import TailBet
 from lightning_audit.stats.evalues.sequential import log_mean_exp
-from lightning_audit.stats.evalues.symmetric_noise import product_log_e
 
 #: Log e-value of what has no chance at all where noise is drawn anew for each entry.
 CERTAIN = 500.0

@@ -120,7 +120,8 @@ class NoiseLog:
         self._log_sum = float(np.logaddexp(self._log_sum, weight + look.log_e))
         log_e = float(np.logaddexp(self._log_sum, -math.log(self.looks + 1.0)))
         kind, seen = look.largest
-        if seen.log_e > self._largest:
+        # What was clear first is the fault; it shows in other ways later.
+        if seen.log_e > self._largest and self._largest < _CLEAR:
             self._largest, self.kind, self.finding = seen.log_e, kind, seen.what
         if log_e > max((known for _, known in self.growth), default=0.0):
             self.growth.append((step, log_e))

@@ -116,6 +116,7 @@ class _Told:
     finding: str = ""
     alike: bool = True
     in_one_tensor: bool = False
+    passes_whole: bool = False
     reason: str = ""
 
 
@@ -177,18 +178,17 @@ class ExaminationLog:
                     if not any(known.startswith(f"{name}: ") for known in self.notes)
                 ]
 
-    def spend(self, seconds: float, step_seconds: float) -> None:
+    def spend(self, seconds: float, step_times: float) -> None:
         """Take in what an examination cost.
 
         Args:
             seconds: that it took.
-            step_seconds: that one step takes.
+            step_times: the same in times of a step.
         """
         if self.cost:
             self.cost["later"] += seconds
-        elif step_seconds > 0.0:
-            times = seconds / step_seconds
-            self.cost = {"first": seconds, "first_step_times": times, "later": 0.0}
+        else:
+            self.cost = {"first": seconds, "first_step_times": step_times, "later": 0.0}
 
     def results(self, significance: float) -> list[CheckResult]:
         """Results of the checks by replay.
@@ -220,6 +220,7 @@ class ExaminationLog:
                 "finding": finding,
                 "alike": told.alike,
                 "in_one_tensor": told.in_one_tensor,
+                "passes_whole": told.passes_whole,
                 "where": self.where,
             }
         return check.judged(
@@ -261,6 +262,12 @@ def _add(told: _Told, step: int, answer: Answer) -> None:
         told.finding = worst.describe()
         told.alike = _alike(answer.findings)
         told.in_one_tensor = any(found.in_one_tensor for found in answer.findings)
+        told.passes_whole = any(
+            found.whole is not None
+            and not found.in_one_tensor
+            and found.size > _WHOLE * found.whole
+            for found in answer.findings
+        )
 
 
 def _alike(findings: Sequence[Finding]) -> bool:

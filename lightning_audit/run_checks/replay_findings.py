@@ -29,8 +29,14 @@ class Finding:
 
     @property
     def rounded(self) -> float | None:
-        """The size by two digits, which tell enough; None where it is infinite."""
-        return float(f"{self.size:.2g}") if math.isfinite(self.size) else None
+        """The size by two digits, or as many as tell it from what is allowed; None if infinite."""
+        if not math.isfinite(self.size):
+            return None
+        return next(
+            size
+            for digits in range(2, 18)
+            if (size := float(f"{self.size:.{digits}g}")) != self.allowed or size == self.size
+        )
 
     def describe(self) -> str:
         """The neighbour and how far off it is."""

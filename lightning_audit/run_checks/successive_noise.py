@@ -9,8 +9,8 @@ import numpy as np
 
 from lightning_audit.layout import FloatArray
 from lightning_audit.run_checks.drawn_noise import NOTHING, Seen
+from lightning_audit.stats.dependence.symmetric_noise import product_log_e
 from lightning_audit.stats.evalues.sequential import log_mean_exp
-from lightning_audit.stats.evalues.symmetric_noise import product_log_e
 
 #: Earlier steps that a forecast by least squares is made of.
 _ORDER = 3

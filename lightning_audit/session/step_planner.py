@@ -91,10 +91,12 @@ class StepPlanner:
         stated, own = self.step.claim(accumulated), self.config.claim
         if own is None:
             return stated
-        batch = own.expected_batch_size
+        batch, coefficients = own.expected_batch_size, own.noise_coefficients
+        # Of correlated noise the weight of a step's own draw is a part of that draw's size.
+        weight = coefficients[0] if coefficients else 1.0
         return replace(
             stated,
-            noise_multiplier=own.noise_multiplier or stated.noise_multiplier,
+            noise_multiplier=weight * (own.noise_multiplier or stated.noise_multiplier),
             max_grad_norm=own.max_grad_norm or stated.max_grad_norm,
             scale=batch * stated.accumulated if batch else stated.scale,
         )

@@ -10,14 +10,18 @@ from opacus.data_loader import DPDataLoader
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
-from lightning_audit.testing.trainings import RECORDS, Training
+from lightning_audit.testing.trainings import RECORDS, Training, random_data
 
 #: Records that `FavouredRecords` puts into each batch.
 FAVOURED = (3, 5, 8)
 
 
 class SameBatchesInEveryEpoch(Training):
-    """Seeds the Poisson sampler at each epoch's start."""
+    """Seeds the Poisson sampler at each epoch's start; the first may have begun before."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.data = random_data(records=RECORDS // 4)
 
     def on_train_epoch_start(self) -> None:
         """Make epochs reproducible, and equal."""

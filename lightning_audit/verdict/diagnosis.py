@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from lightning_audit.catalogue.check import FaultRule
 from lightning_audit.catalogue.noise_checks import BATCH_NORMALISED
 from lightning_audit.catalogue.registry import REGISTRY, entailed, group
+from lightning_audit.catalogue.replay_checks import REPLAY_RELEASE
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.results.audit_report import CheckResult, LikelyFault
 from lightning_audit.verdict.candidates import Candidate, Case
@@ -81,6 +82,8 @@ def loses_no_privacy(violated: Sequence[CheckResult], monitor: AuditMonitor) -> 
     if monitor.signal_over_noise(monitor.significance).ratio_lower > 1.0:
         return False
     # The shift may be as large as its estimate plus its error, the noise as small as in any tensor.
+    if REPLAY_RELEASE.name in case.violated:
+        return False
     replayed = [
         case.violated[n].evidence.get("size") for n in group("replay") if n in case.violated
     ]

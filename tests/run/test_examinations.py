@@ -20,7 +20,7 @@ from two_nets import TwoNets
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
 from lightning_audit.canaries import Mislabeled
-from lightning_audit.run.examination_schedule import NEVER
+from lightning_audit.examine.examination_schedule import NEVER
 from lightning_audit.run.examinations import Examinations
 from lightning_audit.run.run_facts import RunCourse
 from lightning_audit.session.ranks import Ranks

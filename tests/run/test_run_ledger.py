@@ -109,28 +109,3 @@ def test_contents_that_stand_twice_are_a_note(tmp_path: Path) -> None:
     report = trained(tmp_path, Training, module)
     assert any(note.startswith("1 of 2,048 records have the contents") for note in report.notes)
     assert not [found for found in report.checks if found.status == "violated"]
-
-
-def test_a_training_that_goes_on_tells_of_all_its_steps(tmp_path: Path) -> None:
-    kind = type("Trains", (Training, pl.LightningModule), {})
-    checkpoint = tmp_path / "half.ckpt"
-    audits = []
-    for steps, start in ((20, None), (40, checkpoint)):
-        torch.manual_seed(steps)
-        audit = PrivacyAudit(report_dir=tmp_path / "audit", on_violation="warn", seed=0, bounds=[])
-        trainer = pl.Trainer(
-            max_steps=steps,
-            max_epochs=-1,
-            callbacks=[audit],
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            enable_checkpointing=False,
-            accelerator="cpu",
-        )
-        trainer.fit(kind(), ckpt_path=start)
-        trainer.save_checkpoint(checkpoint)
-        audits.append(audit.report)
-    found = check(audits[-1], "ledger.accountant")
-    assert found.status == "ok"
-    assert (found.evidence["steps"], found.evidence["told"]) == (40, 40)

@@ -8,6 +8,7 @@ is what they change.
 from __future__ import annotations
 
 import math
+from collections import deque
 
 import torch
 from opacus.optimizers import DistributedDPOptimizer, DPOptimizer
@@ -16,6 +17,11 @@ from opacus.optimizers import DistributedDPOptimizer, DPOptimizer
 FEW = 100
 #: Steps after which `CyclingNoise` starts again.
 CYCLE = 8
+
+#: Weights of a step's draws, the present one first.
+COEFFICIENTS = (1.0, -0.5, -0.25)
+#: Correlation of `FollowingNoise` with that of the step before.
+FOLLOWS = 0.6
 
 
 class ScaledNoise(DPOptimizer):
@@ -227,6 +233,82 @@ class EqualNoise(DistributedDPOptimizer):
         self.noise_multiplier = stated / math.sqrt(self.world_size)
         DPOptimizer.add_noise(self)
         self.noise_multiplier = stated
+
+
+class BandedDraws:
+    """Noise of a step made of its own draw and of those of the steps before.
+
+    Args:
+        coefficients: weights of the draws, the present one first.
+        factor: what the draws are multiplied by.
+    """
+
+    def __init__(self, coefficients: tuple[float, ...] = COEFFICIENTS, factor: float = 1.0) -> None:
+        self.coefficients, self.factor = coefficients, factor
+        self._past: dict[int, deque[torch.Tensor]] = {}
+
+    def noise(
+        self, place: int, like: torch.Tensor, generator: torch.Generator | None = None
+    ) -> torch.Tensor:
+        """The noise of a step for a parameter, of standard deviation 1 in each draw.
+
+        Args:
+            place: number of the parameter.
+            like: a tensor of its shape, type and device.
+            generator: of the draw; None for torch's own.
+        """
+        draw = torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=generator)
+        past = self._past.setdefault(place, deque(maxlen=len(self.coefficients) - 1))
+        draws = (draw, *past)
+        past.appendleft(draw)
+        pairs = zip(self.coefficients, draws, strict=False)
+        return self.factor * torch.stack([weight * one for weight, one in pairs]).sum(0)
+
+
+class BandedNoise(DPOptimizer):
+    """Adds banded noise of `COEFFICIENTS`: correct, if they are claimed."""
+
+    coefficients: tuple[float, ...] = COEFFICIENTS
+    factor: float = 1.0
+
+    def add_noise(self) -> None:
+        """Add this step's draw, and those of the steps before by their weights."""
+        draws: BandedDraws = self.__dict__.setdefault(
+            "banded_draws", BandedDraws(self.coefficients, self.factor)
+        )
+        std = _own_std(self)
+        for place, p in enumerate(self.params):
+            noise = std * draws.noise(place, p.summed_grad, self.generator)
+            p.grad = (p.summed_grad + noise).view_as(p)
+
+
+class HalfBandedNoise(BandedNoise):
+    """Adds half of the banded noise."""
+
+    factor = 0.5
+
+
+class FollowingNoise(DPOptimizer):
+    """Adds noise of the stated size that follows that of the step before."""
+
+    def add_noise(self) -> None:
+        """Keep a part of the noise, and draw the rest anew."""
+        past: list[torch.Tensor] = self.__dict__.setdefault("past_noise", [])
+        std = _own_std(self)
+        for place, p in enumerate(self.params):
+            noise = torch.randn_like(p.summed_grad)
+            if place < len(past):
+                noise = FOLLOWS * past[place] + math.sqrt(1.0 - FOLLOWS**2) * noise
+                past[place] = noise
+            else:
+                past.append(noise)
+            p.grad = (p.summed_grad + std * noise).view_as(p)
+
+
+def _own_std(optimizer: DPOptimizer) -> float:
+    """Standard deviation of a process's draw: of several, the first one adds the noise of all."""
+    first = getattr(optimizer, "rank", 0) == 0
+    return float(optimizer.noise_multiplier * optimizer.max_grad_norm) if first else 0.0
 
 
 def _seeded(optimizer: DPOptimizer, seed: int) -> torch.Generator:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from planted import private
@@ -78,3 +80,29 @@ def test_shapes_are_those_of_their_names() -> None:
     assert torch.equal(flat(lattice), flat(lattice).round())
     assert flat(shifted).mean().item() == pytest.approx(0.5, abs=0.05)
     assert flat(added(noise.UniformNoise)[0]).abs().max().item() <= 12**0.5 / 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "factor"), [(noise.BandedNoise, 1.0), (noise.HalfBandedNoise, 0.5)]
+)
+def test_banded_noise_is_the_sum_of_its_draws_by_their_weights(kind: type, factor: float) -> None:
+    steps = [flat(tensors) for tensors in added(kind, steps=6)]
+    first, second, third = (factor * weight for weight in noise.COEFFICIENTS)
+    draws: list[torch.Tensor] = []
+    for step in steps:  # the draws, by the definition of the noise
+        known = [*reversed(draws), torch.zeros_like(step), torch.zeros_like(step)]
+        draws.append((step - second * known[0] - third * known[1]) / first)
+    for draw in draws:
+        assert draw.std().item() == pytest.approx(1.0, rel=0.05)
+    for i, draw in enumerate(draws):
+        for other in draws[:i]:
+            assert abs(torch.corrcoef(torch.stack([draw, other]))[0, 1].item()) < 0.06
+
+
+def test_following_noise_has_the_stated_size_and_follows_that_of_the_step_before() -> None:
+    steps = [flat(tensors) for tensors in added(noise.FollowingNoise, steps=6)]
+    for step in steps:
+        assert step.std().item() == pytest.approx(1.0, rel=0.05)
+    for before, after in itertools.pairwise(steps):
+        follows = torch.corrcoef(torch.stack([before, after]))[0, 1].item()
+        assert follows == pytest.approx(noise.FOLLOWS, abs=0.05)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import integrate
 
-from lightning_audit.stats.evalues.symmetric_noise import product_log_e
+from lightning_audit.stats.dependence.symmetric_noise import product_log_e
 
 SPREAD = 30.0
 

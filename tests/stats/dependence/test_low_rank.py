@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from lightning_audit.stats.evalues.low_rank import low_rank_log_e
+from lightning_audit.stats.dependence.low_rank import low_rank_log_e
 
 
 def noise(rows: int, columns: int, seed: int = 0) -> np.ndarray:

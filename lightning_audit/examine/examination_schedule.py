@@ -9,6 +9,8 @@ from typing import Any
 
 #: What the first examination may take, in times of one step, and later ones of the time since.
 FIRST_STEP_TIMES, LATER_SHARE = 80.0, 0.03
+#: Part of that after which no replay begins, for it has to end as well.
+_STOP = 0.8
 #: Crafted gradients of one examination, where that is so: so many fit in.
 _TRIALS_IN_TIME = 8
 #: A step that never comes.
@@ -40,7 +42,7 @@ class Schedule:
     @property
     def step_times(self) -> float | None:
         """What an examination of all questions may take, in times of one step."""
-        return FIRST_STEP_TIMES if self._auto else None
+        return _STOP * FIRST_STEP_TIMES if self._auto else None
 
     @property
     def trials(self) -> int | None:
