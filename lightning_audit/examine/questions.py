@@ -142,6 +142,8 @@ def _obstacle(asked: Asked) -> str:
         return f"the step cannot be replayed ({base.error}, {base.where})"
     if not base.releases:
         return "the batch makes no step"
+    if len(base.releases) > 1:
+        return f"the batch makes {len(base.releases)} steps"
     if not base.sure:
         return _NOT_SURE
     if not all(bool(torch.isfinite(release).all()) for release in base.releases):
