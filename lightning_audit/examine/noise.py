@@ -38,8 +38,6 @@ DRAWS, LEAST_DRAWS, MORE_DRAWS = 12, 4, 24
 #: Gradients that are put in, and entries of all of them, at the most.
 _ROWS = 4
 _ENTRIES = 20_000_000
-#: What few draws take, in times of a step.
-_STEP_TIMES = 20.0
 #: Draws where time is short, and entries of which more draws cost little.
 _FEW_DRAWS, _CHEAP = 4, 20_000
 #: Entries that are looked at, of all tensors together, and where time is short.
@@ -79,8 +77,6 @@ def examine_noise(replay: StepReplay, batch: Any, seed: int) -> Answer:
     sigma = replay.noise_multiplier
     if not sigma > 0.0:
         return Answer(reason="no noise is claimed")
-    if not replay.has_time_for(_STEP_TIMES):
-        return Answer(reason=replay.no_time)
     count = rows(batch)
     usual = replay.run([batch], seed)
     if reason := why_no_rows(usual.rows, count):

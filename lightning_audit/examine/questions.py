@@ -111,6 +111,10 @@ QUESTIONS: Mapping[str, Callable[[Asked], Answer]] = {
 }
 
 
+#: What a question needs, in times of a step: several replays, of one or two steps each.
+_LEAST = {"replay.release": 15.0, "coupling": 6.0, "replay.noise": 20.0}
+
+
 def ask(asked: Asked, names: Collection[str] = tuple(QUESTIONS)) -> dict[str, Answer]:
     """Ask questions of a step, by the names of their checks.
 
@@ -123,7 +127,8 @@ def ask(asked: Asked, names: Collection[str] = tuple(QUESTIONS)) -> dict[str, An
     for name, question in QUESTIONS.items():
         if name in names:
             reason = reason or asked.replay.lost
-            answers[name] = Answer(reason=reason) if reason else question(asked)
+            late = "" if asked.replay.has_time_for(_LEAST.get(name, 0.0)) else asked.replay.no_time
+            answers[name] = Answer(reason=reason or late) if reason or late else question(asked)
     return answers
 
 
