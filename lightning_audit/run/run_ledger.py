@@ -115,6 +115,9 @@ class RunLedger:
             self.book.draws.rate = max((r for r in rates if r is not None), default=None)
             if lints.loaders > 1:
                 self.book.draws.obstacle = "the training has several loaders"
+            elif lints.loader is not None and lints.loader.kind != "poisson":
+                # What other samplers do is the check's of the sampling, and the user's to allow.
+                self.book.draws.obstacle = "the sampler is not Poisson by its type"
         return self.book
 
     def state(self) -> dict[str, int]:

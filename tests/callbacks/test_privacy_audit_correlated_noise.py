@@ -13,12 +13,6 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from lightning_audit.testing.faulty_noise import (
-    COEFFICIENTS,
-    BandedDraws,
-    BandedNoise,
-    HalfBandedNoise,
-)
 from resume_support import (
     RESUMING,
     STEPS_PER_EPOCH,
@@ -46,6 +40,12 @@ from lightning_audit.cli.main import main
 from lightning_audit.record.report_directory import RECORD_NAME
 from lightning_audit.record.store import read_observations
 from lightning_audit.testing.faults import FAULTS
+from lightning_audit.testing.faulty.faulty_noise import (
+    COEFFICIENTS,
+    BandedDraws,
+    BandedNoise,
+    HalfBandedNoise,
+)
 from lightning_audit.testing.runs import train as run_fault
 from lightning_audit.testing.training_faults import BY_HAND_CLAIM
 from lightning_audit.testing.trainings import BandedByHand
