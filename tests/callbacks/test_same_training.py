@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import pytorch_lightning as pl
+import torch
 from hand_written_support import CLAIM, HandWritten
 from resume_support import RESUMING, StepwiseModule, StopAt, checkpoint_at, saver
 from training_support import PrivateModule, assert_no_hooks_left, report_in, trainer_for
