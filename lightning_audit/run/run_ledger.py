@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from lightning_audit.run_checks.ledger import Ledger
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.taps.sampler_tap import can_be_watched
 
+_log = logging.getLogger(__name__)
 #: Part of a batch's records that come twice where two steps have the same ones.
 _SAME = 1.5
 _COUNTS = ("again", "unknown")
@@ -49,8 +51,12 @@ class RunLedger:
         book, count = self.book, len(data)
         if book.draws is None:
             book.draws = DrawnBatches(count, self._significance)
-            book.repeated = repeated_indices(data)
-            if same := repeated_contents(data):
+            try:
+                book.repeated, same = repeated_indices(data), repeated_contents(data)
+            except Exception:  # of a data set that is like no other
+                _log.exception("it could not be told whether the data set holds records twice")
+                same = None
+            if same:
                 self._notes.add(
                     f"{same:,} of {count:,} records have the contents of another one: whoever "
                     "stands in the data several times has less privacy than is claimed"
@@ -74,7 +80,7 @@ class RunLedger:
             held = [own.accountant.accountant for own in optimizers.facts if own.accountant]
             once = {id(accountant): accountant for accountant in held}.values()
             told = (int(steps) for accountant in once for *_, steps in accountant.history)
-            self.book.told_before = sum(told)
+            self.book.told_before, self.book.accountants = sum(told), len(once)
             self.book.taken_before = sum(session.recorder.steps for session in sessions)
         self._before = None
         if len(sessions) == 1:

@@ -47,7 +47,10 @@ class DrawnBatches:
         """Take in what the sampler yields; what cannot be read ends the test."""
         if self.obstacle:
             return
-        indices = None if hasattr(batch, "__next__") else np.asarray(batch)
+        try:
+            indices = None if hasattr(batch, "__next__") else np.asarray(batch)
+        except Exception:  # of whatever else a sampler may yield
+            indices = None
         if indices is not None and indices.size == 0:
             indices = np.zeros(0, dtype=np.int64)
         known = (

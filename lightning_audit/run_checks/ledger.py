@@ -31,6 +31,7 @@ class Ledger:
         repeated: indices of the data set that it holds several times; None if that is unknown.
         told_before: phases that the accountants held when the steps of this process began.
         taken_before: steps that were taken by then.
+        accountants: how many there are.
         hook: "read" where the accountant behind each optimizer's step hook is known, "unread" where
             one cannot be followed, "none" where there is none.
     """
@@ -41,6 +42,7 @@ class Ledger:
     repeated: int | None = None
     told_before: int = 0
     taken_before: int = 0
+    accountants: int = 1
     hook: str = "none"
     begun: bool = field(default=False)
 
@@ -91,7 +93,9 @@ class Ledger:
         known = sum(int(number) for *_, number in told)
         steps = sum(int(phase.steps) for phase in taken)
         missing = max(0, steps - self.taken_before - max(0, known - self.told_before))
-        more = None if missing else _more_noise(told, taken)
+        # Of several accountants it is not known which part of their histories came before.
+        plain = not missing and (self.accountants < 2 or not self.told_before)
+        more = _more_noise(_since(told, self.told_before), taken) if plain else None
         evidence = {
             "hook": self.hook,
             "steps": steps,
@@ -112,6 +116,16 @@ class Ledger:
             wrong,
             "let the optimizer's step hook call accountant.step once a step, with what it states",
         )
+
+
+def _since(told: Told, before: int) -> list[Sequence[float]]:
+    """What was told behind so many steps, of which the last may have been added to."""
+    left: list[Sequence[float]] = []
+    for sigma, rate, steps in told:
+        known, before = min(before, int(steps)), max(0, before - int(steps))
+        if steps > known:
+            left.append((sigma, rate, steps - known))
+    return left
 
 
 def _more_noise(told: Told, taken: Sequence[Phase]) -> float | None:

@@ -102,6 +102,18 @@ def test_a_hook_that_cannot_be_followed_stands_in_the_way_of_a_pass(tmp_path: Pa
     assert check(report, "ledger.accountant").status == "not_run"
 
 
+def test_data_that_cannot_be_compared_end_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: Any) -> int:
+        raise RuntimeError("of no shape")
+
+    monkeypatch.setattr("lightning_audit.run.run_ledger.repeated_contents", fails)
+    report = trained(tmp_path, Training)
+    assert report.steps == 30
+    assert "ledger.records" not in {found.name for found in report.checks}
+
+
 def test_contents_that_stand_twice_are_a_note(tmp_path: Path) -> None:
     module = type("Twin", (Training, pl.LightningModule), {})()
     for tensor in module.data.tensors:

@@ -52,6 +52,7 @@ def test_records_in_every_batch_are_found() -> None:
     ("batches", "rate", "why"),
     [
         ([["a"]], RATE, "not lists of record numbers"),
+        ([[[1], [1, 2]]], RATE, "not lists of record numbers"),
         ([[RECORDS]], RATE, "not lists of record numbers"),
         ([iter([1])], RATE, "not lists of record numbers"),
         ([[1, 2]], None, "the sample rate is unknown"),

@@ -42,6 +42,12 @@ def test_more_noise_than_any_step_stated_is_found() -> None:
     assert (found.status, found.evidence["told_noise"]) == ("violated", 2.0)
 
 
+def test_noise_that_was_told_before_is_of_no_step_of_now() -> None:
+    earlier = {"told_before": 30, "taken_before": 0}
+    assert accountant((5.0, 0.01, 30), (1.2, 0.01, 50), **earlier).status == "ok"
+    assert accountant((5.0, 0.01, 31), (1.2, 0.01, 49), **earlier).status == "violated"
+
+
 @pytest.mark.parametrize(("hook", "part"), [("unread", "cannot be followed"), ("none", "no acc")])
 def test_where_no_accountant_is_known_nothing_is_compared(hook: str, part: str) -> None:
     (found, *_) = Ledger(hook=hook).results([], TAKEN)
