@@ -47,7 +47,7 @@ _SMALL, _LARGE = 0.05, 30.0
 #: Relative difference of two numbers that are equal up to rounding.
 _EQUAL = 1e-3
 #: Smallest range of the draws of an entry that has noise, over the claimed noise.
-_STILL = 1e-3
+_STILL = 1e-4
 #: How far releases of equal sums may be apart, over the claimed noise: as a part of each draw.
 _SAME = 1e-3
 _APART = 104_729

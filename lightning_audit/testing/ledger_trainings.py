@@ -34,7 +34,7 @@ class SameBatchesInEveryEpoch(Training):
 
 
 class FavouringSampler(UniformWithReplacementSampler):
-    """A Poisson sampler by type, whose batches all have some records."""
+    """Poisson batches, that all have some records besides."""
 
     def __iter__(self) -> Iterator[list[int]]:
         """Poisson batches and the favoured records."""

@@ -225,10 +225,10 @@ OF_THE_TRAINING = (
     ),
     Fault(
         "some_records_in_every_batch",
-        "a sampler that is Poisson by its type puts some records into every batch",
+        "a sampler puts some records into every batch",
         "rebalanced samplers",
         training=ledger.FavouredRecords,
-        named="records_are_favoured",
+        named="sampled_too_often",
     ),
     Fault(
         "records_stand_twice",
