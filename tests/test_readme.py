@@ -132,6 +132,7 @@ def test_the_input_canary_audits_a_module_that_has_a_forward(digits, tmp_path, m
     assert trained(kind, run(code), 12).report.observations == 12
 
 
+@pytest.mark.heavy
 def test_the_banded_noise_is_that_of_its_claim(digits, tmp_path, monkeypatch):
     code = next(block for block in blocks("python") if "noise_coefficients" in block)
     monkeypatch.chdir(tmp_path)

@@ -74,6 +74,7 @@ def share_of_alarms(runs: int, steps: int) -> float:
     return float(np.mean([bool(flagged(run_of(seed, steps))) for seed in range(runs)]))
 
 
+@pytest.mark.heavy
 def test_right_banded_noise_alarms_in_fewer_runs_than_the_level() -> None:
     """Warnings have a level of their own, so that both may come in twice as many runs."""
     assert share_of_alarms(20, 100) <= 0.1

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from stages import staged
 from torch.utils.data import DataLoader
 
 from lightning_audit import AuditReport, PrivacyAudit
@@ -80,7 +81,8 @@ class _Slotted:
 
 
 @pytest.mark.parametrize(
-    ("kind", "steps"), [(Training, 140), (Small, 200), (Workers, 140), (ledger.HookWrapped, 30)]
+    ("kind", "steps"),
+    staged(quick=[(Training, 140), (ledger.HookWrapped, 30)], heavy=[(Small, 200), (Workers, 140)]),
 )
 def test_correct_trainings_are_let_be(tmp_path: Path, kind: type, steps: int) -> None:
     report = trained(tmp_path, kind, max_steps=steps)
