@@ -146,8 +146,7 @@ class AuditRun:
     def _go_on(self) -> None:
         """Take up the rest of a checkpoint's state once its optimizers are there."""
         kept = self.optimizers.kept
-        if self._course.resumed:
-            self.optimizers.begin_amid()
+        self.optimizers.begin_amid(self._course.resumed)
         if not kept or not self.sessions:
             return
         try:
@@ -209,8 +208,6 @@ class AuditRun:
         source = self.session.source if self.session is not None else None
         return source if isinstance(source, InputSample) and self.optimizers.looks else None
 
-    # ------------------------------------------------------------------ the start
-
     def start(self, loaders: Any, global_step: int) -> None:
         """Read how the loaders sample, and whether steps were taken that nobody saw."""
         self.lints.start(loaders)
@@ -238,9 +235,11 @@ class AuditRun:
         """Forget a step that broke off."""
         self._course.trained_batches += 1
         self._steps_before = self._steps()
-        self.ledger.start_batch(batch, self.optimizers)
+        if not self.ledger.book.begun:
+            self.ledger.begin(self.optimizers)
         for session in self.sessions:
             session.start_batch(epoch)
+            self.ledger.rows_before = session.planner.rows_taken
         if self._steps_before + 1 >= self.examinations.schedule.due:
             self.examinations.start_batch(batch, self._steps_before)
 
@@ -248,11 +247,13 @@ class AuditRun:
         """Until the next batch nothing is trained."""
         for session in self.sessions:
             session.end_batch()
-        self.ledger.end_batch(self.sessions)
-        stepped = self._steps() > self._steps_before
-        if self.sessions and not stepped and self._empty.skipped(batch):
+        taken = self._steps() - self._steps_before
+        if taken > 1:
+            self.ledger.take_several(taken, self.sessions, batch)
+        if self.sessions and not taken and self._empty.skipped(batch):
             self._course.notes.add(SKIPPED)
-        self.examinations.end_batch(self._steps(), stepped=stepped)
+        if self.examinations.behind is not None or self.examinations.watch is not None:
+            self.examinations.end_batch(self._steps(), stepped=taken > 0)
 
     def _steps(self) -> int:
         return sum(session.recorder.steps for session in self.sessions)

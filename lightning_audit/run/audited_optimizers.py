@@ -158,10 +158,10 @@ class AuditedOptimizers:
         for audit in self._audits_of(steps, found, module):
             audit.session.watch()
 
-    def begin_amid(self) -> None:
-        """Steps came before the first that is observed, of which nothing is known."""
+    def begin_amid(self, resumed: str) -> None:
+        """Take note of steps before the first observed one, if something is said of such."""
         for session in self.sessions:
-            if not session.recorder.steps:
+            if resumed and not session.recorder.steps:
                 session.noise.begin_amid()
 
     def follow_hand_written(self, module: Any) -> None:

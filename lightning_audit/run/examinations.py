@@ -72,7 +72,7 @@ class Examinations:
         self._between, self._moves = 0, False
         self._number = 0
         #: Keeps the noise of the steps behind an examination.
-        self._behind: SuccessiveSteps | None = None
+        self.behind: SuccessiveSteps | None = None
 
     def open_to(self, user: LoggingStep) -> None:
         """Take steps of this training."""
@@ -156,7 +156,7 @@ class Examinations:
         if (answer := answers.get("replay.noise")) is not None and answer.kept is not None:
             self._let_go()
             if not by_design:
-                self._behind = SuccessiveSteps(session.step, answer.kept)
+                self.behind = SuccessiveSteps(session.step, answer.kept)
         if (answer := answers.get("coupling")) is not None:
             self._coupling.take(steps - 1, answer)
         if user.logged:
@@ -190,7 +190,7 @@ class Examinations:
             steps: that were taken.
             now: whether no more is to come.
         """
-        behind = self._behind
+        behind = self.behind
         if behind is None or not (behind.full or now):
             return
         if (look := behind.look()) is not None:
@@ -198,9 +198,9 @@ class Examinations:
         self._let_go()
 
     def _let_go(self) -> None:
-        if self._behind is not None:
-            self._behind.remove()
-        self._behind = None
+        if self.behind is not None:
+            self.behind.remove()
+        self.behind = None
 
     def _unwatch(self) -> None:
         if self.watch is not None:
@@ -220,7 +220,7 @@ class Examinations:
             "log": self._log.state(),
             "schedule": self.schedule.state(),
             "number": self._number,
-            "behind": self._behind is not None,
+            "behind": self.behind is not None,
         }
 
     def load(self, state: dict[str, Any]) -> None:

@@ -51,7 +51,9 @@ class OptimizerFacts:
             return claim.sample_rate
         if self.accountant is None:
             return None
-        rate = self.sample_rate = self.accountant.sample_rate
+        link = self.accountant
+        rate = link.stated_rate if link.stated_rate is not None else link.sample_rate
+        self.sample_rate = rate
         return None if rate is None else min(rate * accumulated, 1.0)
 
     def named(self, sentence: str) -> str:

@@ -36,8 +36,8 @@ class RunLedger:
         self._notes, self._significance, self._lints = notes, significance, lints
         #: What was written down.
         self.book = Ledger()
-        self._before: tuple[int, int | None] | None = None
-        self._records: int | None = None
+        #: Records of all steps of the only private optimizer before the present batch.
+        self.rows_before: int | None = None
 
     def watch(self, loader: Any) -> None:
         """Take the batches of a loader's sampler, where they can be read.
@@ -67,38 +67,36 @@ class RunLedger:
 
     # ------------------------------------------------------------------ each batch
 
-    def start_batch(self, batch: Any, optimizers: AuditedOptimizers) -> None:
-        """A batch is about to be trained.
+    def begin(self, optimizers: AuditedOptimizers) -> None:
+        """Write down what was told and taken before the first batch, as soon as that is known.
 
         Args:
-            batch: as the user's hooks left it.
             optimizers: of the run.
         """
         sessions = optimizers.sessions
-        if sessions and not self.book.begun:
-            self.book.begun = True
-            held = [own.accountant.accountant for own in optimizers.facts if own.accountant]
-            once = {id(accountant): accountant for accountant in held}.values()
-            told = (int(steps) for accountant in once for *_, steps in accountant.history)
-            self.book.told_before, self.book.accountants = sum(told), len(once)
-            self.book.taken_before = sum(session.recorder.steps for session in sessions)
-        self._before = None
-        if len(sessions) == 1:
-            self._before = sessions[0].recorder.steps, sessions[0].planner.rows_taken
-            self._records = _count(batch)
+        if not sessions:
+            return
+        self.book.begun = True
+        held = [own.accountant.accountant for own in optimizers.facts if own.accountant]
+        once = {id(accountant): accountant for accountant in held}.values()
+        told = (int(steps) for accountant in once for *_, steps in accountant.history)
+        self.book.told_before, self.book.accountants = sum(told), len(once)
+        self.book.taken_before = sum(session.recorder.steps for session in sessions)
 
-    def end_batch(self, sessions: Sequence[AuditSession]) -> None:
-        """A batch was trained: see whether several steps had its records."""
-        if self._before is None or len(sessions) != 1:
+    def take_several(self, taken: int, sessions: Sequence[AuditSession], batch: Any) -> None:
+        """Several steps were taken within a batch: see whether they had its records.
+
+        Args:
+            taken: how many.
+            sessions: of the private optimizers; of several it is not told whose the steps were.
+            batch: as it was trained.
+        """
+        if len(sessions) != 1:
             return
-        (steps, rows_before), session = self._before, sessions[0]
-        taken = session.recorder.steps - steps
-        if taken < 2:
-            return
-        rows_now = session.planner.rows_taken
-        if rows_now is None or rows_before is None or self._records is None:
+        now, records = sessions[0].planner.rows_taken, _count(batch)
+        if now is None or self.rows_before is None or records is None:
             self.book.unknown += 1
-        elif rows_now - rows_before >= _SAME * self._records > 0:
+        elif now - self.rows_before >= _SAME * records > 0:
             self.book.again += taken - 1
 
     # ------------------------------------------------------------------ what is known

@@ -17,7 +17,7 @@ from lightning_audit.stats.evalues.sequential import log_mean_exp
 
 #: Records of which counts are kept.
 MOST_RECORDS = 50_000_000
-_FINE = "of {batches} batches none is one that was drawn before, and no record comes too often"
+_FINE = "no batch is one that was drawn before, and no record comes too often"
 _AGAIN = "{again} of {batches} batches are ones that were drawn before"
 _FAVOURED = "some records come more often than with the probability {rate:.4g} of the accountant"
 _ADVICE = "draw each batch anew, each record with the probability that the accountant is told"
@@ -91,12 +91,13 @@ class DrawnBatches:
         of_repeats = self._bet.log_e >= favoured
         wrong = _AGAIN if of_repeats else _FAVOURED
         numbers = {"again": self._bet.again, "batches": self._batches, "rate": self.rate}
-        evidence = {"batches": self._batches}
+        evidence: dict[str, Any] = {}
         if self._test.violated:
-            evidence["of"] = "again" if of_repeats else "favoured"  # type: ignore[assignment]
+            kind = "again" if of_repeats else "favoured"
+            evidence = {"batches": self._batches, "of": kind}
         return LEDGER_DRAWS.result(
             self._test,
-            _FINE.format(**numbers),
+            _FINE,
             wrong.format(**numbers),
             _ADVICE,
             evidence,

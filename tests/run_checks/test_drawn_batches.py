@@ -27,7 +27,7 @@ def taken(batches: list[Any], rate: float | None = RATE) -> DrawnBatches:
 
 def test_new_batches_are_fine() -> None:
     found = taken(poisson(300)).result()
-    assert (found.status, found.evidence["batches"]) == ("ok", 300)
+    assert found.status == "ok"
 
 
 @pytest.mark.parametrize("known_first", [True, False])
