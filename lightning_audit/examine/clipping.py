@@ -55,10 +55,8 @@ def examine_clipping(
     """
     count = rows(batch)
     usual = replay.run([batch], seed)
-    if reason := why_no_rows(usual.rows, count):
+    if reason := why_no_rows(usual, count, by_opacus=replay.clips_by_opacus):
         return Answer(reason=reason)
-    if usual.parts > 1 and replay.clips_by_opacus:
-        return Answer(reason=f"the batch is clipped in {usual.parts} parts")
     if reason := too_coarse(replay.rounding(usual), tolerated):
         return Answer(reason=reason)
     crafted = CraftedGradients(replay.sizes, count, seed)

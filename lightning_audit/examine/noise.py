@@ -79,10 +79,8 @@ def examine_noise(replay: StepReplay, batch: Any, seed: int) -> Answer:
         return Answer(reason="no noise is claimed")
     count = rows(batch)
     usual = replay.run([batch], seed)
-    if reason := why_no_rows(usual.rows, count):
+    if reason := why_no_rows(usual, count, by_opacus=replay.clips_by_opacus):
         return Answer(reason=reason)
-    if usual.parts > 1 and replay.clips_by_opacus:
-        return Answer(reason=f"the batch is clipped in {usual.parts} parts")
     size = sum(replay.sizes)
     if 4 * size > _ENTRIES:
         return Answer(reason=f"the gradient has more than {_ENTRIES // 4:,} entries")

@@ -23,7 +23,7 @@ def repeated_indices(data: Any) -> int | None:
         that cannot be told.
     """
     try:
-        places = list(_places(data))
+        places = _places(data)
     except (TypeError, AttributeError, NotImplementedError):
         return None
     total = 0

@@ -41,18 +41,21 @@ class RowsReplay:
         return self._replay.run([batch], seed, rows=gradients, alone=alone)
 
 
-def why_no_rows(seen: int, count: int) -> str:
+def why_no_rows(usual: Replay, count: int, *, by_opacus: bool) -> str:
     """Why gradients cannot be put in, or empty.
 
     Args:
-        seen: per-sample gradients that came to be clipped.
+        usual: what came of the step as it is.
         count: records of the batch.
+        by_opacus: whether Opacus clips them.
     """
-    if seen == count:
-        return ""
-    if not seen:
+    if not usual.rows:
         return "no per-sample gradients are formed, or the training does not hand them over"
-    return f"{seen} gradients of {count} records come to be clipped"
+    if usual.rows != count:
+        return f"{usual.rows} gradients of {count} records come to be clipped"
+    if usual.parts > 1 and by_opacus:
+        return f"the batch is clipped in {usual.parts} parts"
+    return ""
 
 
 def _of_size(batch: Any, size: int) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 from lightning_audit.catalogue.claim_checks import RATE_TOLERANCE
 from lightning_audit.catalogue.ledger_checks import LEDGER_DRAWS
 from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.run_checks.record_numbers import record_numbers
 from lightning_audit.stats.evalues.poisson_draws import RepeatBet, favoured_log_e
 from lightning_audit.stats.evalues.sequential import log_mean_exp
 
@@ -47,23 +48,12 @@ class DrawnBatches:
         """Take in what the sampler yields; what cannot be read ends the test."""
         if self.obstacle:
             return
-        try:
-            indices = None if hasattr(batch, "__next__") else np.asarray(batch)
-        except Exception:  # of whatever else a sampler may yield
-            indices = None
-        if indices is not None and indices.size == 0:
-            indices = np.zeros(0, dtype=np.int64)
-        known = (
-            indices is not None
-            and indices.ndim == 1
-            and np.issubdtype(indices.dtype, np.integer)
-            and (not indices.size or 0 <= indices.min() <= indices.max() < self.records)
-        )
-        if indices is None or not known:
+        numbers = record_numbers(batch, self.records)
+        if numbers is None:
             self.obstacle = "its batches are not lists of record numbers"
             self._waiting = []
             return
-        self._waiting.append(np.unique(indices.astype(np.int64)))
+        self._waiting.append(np.unique(numbers))
         if self.rate is not None:
             self._settle(self.rate)
 

@@ -38,7 +38,7 @@ _SHARPEST = (
 _CLEAR = 14.0
 #: Significance of a look that is not one of a run's.
 _ALONE = 1e-3
-_FINE = "{draws} draws of the noise of {looks} steps: nothing is amiss at {entries} entries"
+_FINE = "{draws} draws of the noise in {looks} looks: nothing is amiss at {entries} entries"
 _WRONG = "the noise of a step is not drawn as claimed ({finding})"
 _ADVICE = "look at how the noise is drawn (Opacus: in add_noise)"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from lightning_audit.accounting.phases import Phase
 from lightning_audit.catalogue.ledger_checks import (
@@ -29,9 +29,10 @@ class Ledger:
         again: steps beyond the first on the same records.
         unknown: batches of which it is not known whether their steps had the same records.
         repeated: indices of the data set that it holds several times; None if that is unknown.
-        told_before: phases that the accountants held when the steps of this process began.
+        told_before: steps that the accountants had been told of when those of this process began.
         taken_before: steps that were taken by then.
         accountants: how many there are.
+        begun: whether the two above were written down.
         hook: "read" where the accountant behind each optimizer's step hook is known, "unread" where
             one cannot be followed, "none" where there is none.
     """
@@ -44,7 +45,7 @@ class Ledger:
     taken_before: int = 0
     accountants: int = 1
     hook: str = "none"
-    begun: bool = field(default=False)
+    begun: bool = False
 
     def results(self, told: Told, taken: Sequence[Phase]) -> list[CheckResult]:
         """Results of the checks of the ledger.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from plain_step import PlainStep
 
+from lightning_audit.replay.replay import Replay
 from lightning_audit.replay.rows_replay import RowsReplay, why_no_rows
 from lightning_audit.replay.step_replay import StepReplay
 from lightning_audit.replay.training_state import TrainingState
@@ -32,6 +33,10 @@ def test_releases_differ_by_the_sum_of_the_rows_whatever_the_batch() -> None:
 
 
 def test_why_no_rows_can_be_put_in() -> None:
-    assert why_no_rows(8, 8) == ""
-    assert "no per-sample gradients are formed" in why_no_rows(0, 8)
-    assert why_no_rows(16, 8) == "16 gradients of 8 records come to be clipped"
+    assert why_no_rows(Replay(rows=8, parts=1), 8, by_opacus=True) == ""
+    assert "no per-sample gradients are formed" in why_no_rows(Replay(), 8, by_opacus=True)
+    doubled = why_no_rows(Replay(rows=16, parts=1), 8, by_opacus=True)
+    assert doubled == "16 gradients of 8 records come to be clipped"
+    parts = Replay(rows=8, parts=2)
+    assert why_no_rows(parts, 8, by_opacus=True) == "the batch is clipped in 2 parts"
+    assert why_no_rows(parts, 8, by_opacus=False) == ""
