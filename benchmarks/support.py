@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from lightning_audit.testing.faulty_noise import ScaledNoise
+from lightning_audit.testing.faulty.faulty_noise import ScaledNoise
 
 DELTA = 1e-5
 

@@ -39,6 +39,13 @@ def positive(name: str, value: Any, advice: str = "", *, finite: bool = True) ->
     return float(value)
 
 
+def finite(name: str, value: Any, advice: str = "") -> float:
+    """Return ``value`` as a float if it is a finite number."""
+    if not _is_real(value) or math.isinf(value):
+        raise _fail(name, value, "a finite number", advice)
+    return float(value)
+
+
 def non_negative(name: str, value: Any, advice: str = "") -> float:
     """Return ``value`` as a float if it is a finite number of at least zero."""
     if not _is_real(value) or value < 0 or math.isinf(value):

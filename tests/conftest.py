@@ -16,7 +16,7 @@ settings.load_profile("lightning_audit")
 
 _TESTS = Path(__file__).parent
 #: Rooms whose tests train with a Trainer.
-_TRAINING = ("callbacks", "run", "session", "examine")
+_TRAINING = ("callbacks", "run", "session", "examine", "replay")
 
 
 def _trains(item: pytest.Item) -> bool:

@@ -35,6 +35,7 @@ LEVELS = {
     "blackbox": 4,
     "config": 4,
     "examine": 4,
+    "replay": 4,
     "lints": 4,
     "session": 4,
     "run": 5,
@@ -64,7 +65,7 @@ BARRED = {
     "catalogue": HEAVY | {"numpy", "scipy"},
     "verdict": HEAVY,
     "cli": HEAVY,
-    **dict.fromkeys(("canaries", "taps", "dpsgd", "lints", "examine"), LIGHTNING),
+    **dict.fromkeys(("canaries", "taps", "dpsgd", "lints", "examine", "replay"), LIGHTNING),
     **dict.fromkeys(("config", "session", "run"), LIGHTNING),
 }
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, get_args
 
 from lightning_audit import _validate
 from lightning_audit.accounting.composition import Adjacency, epsilon_of_history
 from lightning_audit.accounting.phases import Phase
+from lightning_audit.stats.dependence.correlated_noise import is_recoverable
 
 __all__ = ["PrivacyClaim"]
 
@@ -39,11 +40,19 @@ class PrivacyClaim:
             equals ``int(records * sample_rate)`` counts as computed of it, unless
             ``expected_batch_size`` states it. The sample rate and the number of steps are taken for
             public constants. None or False where the number is public, as accountants suppose.
+        noise_coefficients: of noise that is correlated over steps by design, as by matrix
+            factorisation or DP-FTRL: ``c``, at least two numbers, the first one > 0. The noise of
+            step t (from 0) in the sum of clipped gradients is ``noise_multiplier * max_grad_norm *
+            sum_k c[k] * z[t - k]``, where z are independent standard normal draws, one tensor for
+            each step; those before step 0 are zero, and later coefficients than the last given are
+            zero. Where the multiplier or the norm changes, those of step t hold for its whole sum.
+            The mechanism alone is judged then, draw by draw, and no epsilon is computed. None for
+            independent noise.
 
     Raises:
         ValueError: If nothing is given, if an argument is outside its range, if ``epsilon`` is
-            given without ``delta``, or if ``private_dataset_size`` is true where records are
-            replaced.
+            given without ``delta``, if ``private_dataset_size`` is true where records are
+            replaced, or if the draws cannot be recovered from noise of these coefficients.
 
     Example:
         >>> claim = PrivacyClaim(delta=1e-5, noise_multiplier=1.0, sample_rate=0.01, steps=1000)
@@ -64,9 +73,11 @@ class PrivacyClaim:
     expected_batch_size: float | None = None
     adjacency: Adjacency | None = None
     private_dataset_size: bool | None = None
+    noise_coefficients: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
-        given = {name: value for name, value in self.to_dict().items() if value is not None}
+        stated = {field.name: getattr(self, field.name) for field in fields(self)}
+        given = {name: value for name, value in stated.items() if value is not None}
         if not given:
             names = ", ".join(field.name for field in fields(self))
             raise ValueError(f"PrivacyClaim() claims nothing; give at least one of {names}.")
@@ -87,16 +98,20 @@ class PrivacyClaim:
         """Parameter of Gaussian DP of one step on its batch: one over the noise multiplier.
 
         Raises:
-            ValueError: If ``noise_multiplier`` is not part of the claim.
+            ValueError: If ``noise_multiplier`` is not part of the claim, or its noise is correlated
+                over steps.
         """
+        self._refuse_correlated("mu")
         return 1.0 / self._known("mu", "noise_multiplier")[0]
 
     def history(self) -> list[Phase]:
         """Return the claimed training as the one phase that it consists of.
 
         Raises:
-            ValueError: If ``noise_multiplier``, ``sample_rate`` or ``steps`` is not claimed.
+            ValueError: If ``noise_multiplier``, ``sample_rate`` or ``steps`` is not claimed, or if
+                the noise is correlated over steps.
         """
+        self._refuse_correlated("history")
         sigma, rate, steps = self._known("history", "noise_multiplier", "sample_rate", "steps")
         return [Phase(sigma, rate, int(steps))]
 
@@ -115,7 +130,18 @@ class PrivacyClaim:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the claim as plain values by name, from which ``PrivacyClaim(**...)`` is made."""
-        return asdict(self)
+        values = asdict(self)
+        if self.noise_coefficients is not None:
+            values["noise_coefficients"] = list(self.noise_coefficients)
+        return values
+
+    def _refuse_correlated(self, purpose: str) -> None:
+        if self.noise_coefficients is not None:
+            raise ValueError(
+                f"noise_coefficients={_validate.shown(list(self.noise_coefficients))} must be None "
+                f"for {purpose}, which is of steps with independent noise; compute the privacy of "
+                "correlated noise by the method that the coefficients come from."
+            )
 
     def _known(self, purpose: str, *names: str) -> list[float]:
         missing = [name for name in names if getattr(self, name) is None]
@@ -138,6 +164,27 @@ def _flag(name: str, value: Any, advice: str) -> bool:
     return value
 
 
+def _coefficients(name: str, value: Any, advice: str) -> tuple[float, ...]:
+    shown = _validate.shown(value)
+    if isinstance(value, str | dict | set) or not isinstance(value, Iterable):
+        raise ValueError(f"{name}={shown} must be a list of numbers; {advice}")
+    found = tuple(_validate.finite(f"{name}[{k}]", item, advice) for k, item in enumerate(value))
+    if len(found) < 2 or not any(found[1:]):
+        raise ValueError(
+            f"{name}={shown} must hold a number other than 0 after the first; leave it out where "
+            "the noise of each step is independent of all others"
+        )
+    if found[0] <= 0:
+        raise ValueError(f"{name}[0]={found[0]!r} must be > 0: a step's own draw; {advice}")
+    if not is_recoverable(found):
+        raise ValueError(
+            f"{name}={shown} must be coefficients whose draws can be recovered step by step; with "
+            "these what is unknown of a draw grows from step to step. Give those of the noise, a "
+            "row of the inverse of the encoder (C^-1), the present draw first"
+        )
+    return found
+
+
 _CHECKS: dict[str, Callable[[str, Any, str], Any]] = {
     "epsilon": _validate.positive,
     "delta": _validate.open_unit,
@@ -148,6 +195,7 @@ _CHECKS: dict[str, Callable[[str, Any, str], Any]] = {
     "expected_batch_size": _validate.positive,
     "adjacency": _adjacency,
     "private_dataset_size": _flag,
+    "noise_coefficients": _coefficients,
 }
 _ADVICE = {
     "epsilon": "leave it out to take the accountant's own epsilon",
@@ -159,4 +207,5 @@ _ADVICE = {
     "expected_batch_size": "sample rate times number of records",
     "adjacency": "or leave it out for add_remove",
     "private_dataset_size": "True if nobody may learn how many records there are",
+    "noise_coefficients": "such as (1.0, -0.5, -0.25), the weight of the present draw first",
 }

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from lightning_audit.blackbox.probes import Released
-from lightning_audit.examine.training_state import TrainingState
+from lightning_audit.replay.training_state import TrainingState
 from lightning_audit.stats._arguments import Floats
 
 __all__ = ["FrozenNoise"]

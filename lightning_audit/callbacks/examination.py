@@ -20,8 +20,8 @@ from lightning_audit.dpsgd.manual import stated_claim
 from lightning_audit.dpsgd.opacus import private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep
 from lightning_audit.examine.questions import QUESTIONS
-from lightning_audit.examine.step_examiner import examine_step
-from lightning_audit.examine.step_watch import StepWatch, TakenStep
+from lightning_audit.examine.step_examiner import examine_step, source_of_step
+from lightning_audit.replay.step_watch import StepWatch, TakenStep
 from lightning_audit.run.optimizer_refusals import hand_written_step
 from lightning_audit.run_checks.replay_answers import Answer
 
@@ -63,6 +63,8 @@ class Examination(Callback):
         self.seed = seed
         #: What came of each question, by its name; empty before a step was examined.
         self.answers: Mapping[str, Answer] = {}
+        #: File of the user's optimizer or step; empty if it is none of theirs.
+        self.where = ""
         self._steps = 0
         self._watch: StepWatch | None = None
 
@@ -74,10 +76,14 @@ class Examination(Callback):
 
     def __str__(self) -> str:
         if not self.answers:
-            return "no step was examined: none had a batch of three records"
+            few = f"{self._steps} steps were taken, after={self.after}"
+            none = "none had a batch of three records"
+            return f"no step was examined: {few if self._steps < self.after else none}"
+        where = f"; look at {self.where}" if self.where else ""
         return "\n".join(
-            f"{name}: {answer.describe()}" + (f" ({REGISTRY[name].finds})" * bool(answer.findings))
-            for name, answer in self.answers.items()
+            f"{name}: {answer.describe()}"
+            + (f" ({REGISTRY[name].finds}){where}" * bool(answer.findings))
+            for name, answer in sorted(self.answers.items(), key=lambda item: not item[1].findings)
         )
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -151,6 +157,7 @@ class Examination(Callback):
         accumulated = 1 if any(taken.skips) else len(taken.batches)
         claim = step.claim(accumulated) if self.claim is None else stated_claim(self.claim)
         user = LightningStep(trainer, module, self)
+        self.where = source_of_step(step.optimizer, module)
         return examine_step(user, step, claim, taken, seed=self.seed).answers
 
     def _adapter(self, trainer: Any, module: Any) -> DPSGDStep:

@@ -172,7 +172,7 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
             run.keep(verified(self._kept), self._report)
         self._run = run
         if not run.ranks.several:  # each process would see its own share of the records
-            self._hooks.append(watch_loaders(trainer, run.lints.watch))
+            self._hooks.append(watch_loaders(trainer, run.ledger.watch))
 
     @of_its_run
     def on_fit_start(self, run: AuditRun, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -8,11 +8,17 @@ from lightning_audit.accounting.margin import exceeds
 from lightning_audit.catalogue.check import Check, FaultRule
 from lightning_audit.results.audit_report import CheckResult
 
+#: Why nothing is composed of steps whose noise is correlated by the claim's `noise_coefficients`.
+NOT_COMPOSED = (
+    "noise_coefficients claim noise that is correlated over steps, and steps are composed here "
+    "only where their noise is independent"
+)
+
 _SPENT_MORE = FaultRule(
     "wrong_accounting",
     "wrong accounting: the steps that ran cost more than is claimed",
     "the number of steps, the sample rate and the noise multiplier that the claim was made for",
-    rank=9,
+    rank=15,
 )
 
 _OF_REPLACEMENT = FaultRule(
@@ -21,7 +27,7 @@ _OF_REPLACEMENT = FaultRule(
     "record more or less",
     "which data sets are neighbours for the accountant: Opacus' suppose a record more or less, and "
     "another record in the place of one moves the sum of the gradients twice as far",
-    rank=9,
+    rank=15,
     # The claim would hold if no record were replaced, but one added or removed.
     applies=lambda seen: (
         seen.get("epsilon_by_removal") is not None
@@ -64,8 +70,8 @@ NOT_POISSON = Check(
             "wrong sampling: the loader is not Poisson although the accountant supposes it",
             "which loader train_dataloader returns: Lightning does not take the one of "
             "make_private",
-            rank=5,
-            explains=("sampling.rate",),
+            rank=6,
+            explains=("sampling.rate", "ledger.draws"),
         ),
     ),
 )
@@ -83,7 +89,8 @@ SAMPLING_RATE = dataclasses.replace(
             "wrong sampling: the loader draws more often than the accountant is told",
             "the batch sizes of the loader that is trained on and of the one that make_private was "
             "given",
-            rank=7,
+            rank=9,
+            explains=("ledger.draws",),
         ),
     ),
 )
@@ -99,7 +106,7 @@ REPEATED = Check(
             "wrong sampling: every process draws from all records, so a record may enter a step "
             "several times",
             "whether the loader deals the records out to the processes",
-            rank=6,
+            rank=8,
         ),
     ),
 )
@@ -132,7 +139,7 @@ EXPECTED_BATCH_SIZE = Check(
             "many there are, which is stated as private",
             "what the sum of gradients and noise is divided by: make_private computes it of the "
             "data set, and it can be set to a constant afterwards",
-            rank=8,
+            rank=10,
         ),
     ),
 )

@@ -60,7 +60,7 @@ NOISE_ENTRIES = dataclasses.replace(
     faults=(
         FaultRule(
             "noise_missing_at_entries",
-            "noise of some entries: single entries of the gradient have too little noise",
+            "noise of some entries: single entries of the gradient have too little noise, or none",
             "whether the noise has the gradient's shape, and what writes to single entries after "
             "it was added: a mask, an index, a slice",
             rank=0.7,

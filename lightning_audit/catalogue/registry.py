@@ -17,6 +17,12 @@ from lightning_audit.catalogue.claim_checks import (
     REPEATED,
     SAMPLING_RATE,
 )
+from lightning_audit.catalogue.ledger_checks import (
+    LEDGER_ACCOUNTANT,
+    LEDGER_DRAWS,
+    LEDGER_RECORDS,
+    LEDGER_STEPS,
+)
 from lightning_audit.catalogue.noise_checks import (
     BATCH_NORMALISED,
     NOISE,
@@ -29,6 +35,7 @@ from lightning_audit.catalogue.noise_checks import (
     NOISE_TENSOR,
     NOISE_WHOLE,
 )
+from lightning_audit.catalogue.noise_examination import REPLAY_NOISE
 from lightning_audit.catalogue.replay_checks import (
     REPLAY_CLIPPING,
     REPLAY_RELEASE,
@@ -68,6 +75,7 @@ _CHECKS = (
     REPLAY_SENSITIVITY,
     REPLAY_CLIPPING,
     REPLAY_RELEASE,
+    REPLAY_NOISE,
     REUSE_LAG,
     REUSE_BROADCAST,
     REUSE_PAIR,
@@ -91,6 +99,10 @@ _CHECKS = (
     ACCOUNTING,
     NOT_POISSON,
     SAMPLING_RATE,
+    LEDGER_DRAWS,
+    LEDGER_STEPS,
+    LEDGER_RECORDS,
+    LEDGER_ACCOUNTANT,
     LOGICAL_BATCH,
     LOSS_REDUCTION,
     EXPECTED_BATCH_SIZE,

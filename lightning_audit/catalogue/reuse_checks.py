@@ -6,6 +6,9 @@ import dataclasses
 
 from lightning_audit.catalogue.check import Check, FaultRule
 
+#: A fault that several checks tell.
+CORRELATED_OVER_STEPS = "noise_correlated_over_steps"
+
 REUSE_LAG = Check(
     "reuse.lag",
     "noise that is not drawn anew",
@@ -34,7 +37,8 @@ REUSE_PAIR = dataclasses.replace(
 RECURRENCE = dataclasses.replace(
     REUSE_LAG,
     name="reuse.recurrence",
-    finds="noise that comes back at irregular steps, as from few seeds",
+    finds="noise that comes back at irregular steps, as from few seeds, or depends on that of "
+    "earlier steps otherwise than is claimed",
     # What it looks for shows in a step or two, with evidence that needs no larger share.
     share=0.01,
     needs="of no step were entries read between its noise and its update",
@@ -51,10 +55,12 @@ REUSE_FORECAST = dataclasses.replace(
     needs="no step's noise was read behind that of another step",
     faults=(
         FaultRule(
-            "noise_depends_on_earlier_noise",
-            "noise re-used: the noise of a step depends on that of earlier steps",
+            CORRELATED_OVER_STEPS,
+            "noise correlated over steps: the noise of a step depends on that of earlier steps, "
+            "otherwise than is claimed",
             "what is kept of the noise from step to step: a momentum, a running sum, a buffer or "
-            "a generator that is restored, which the next noise is made of",
+            "a generator that is restored, which the next noise is made of; and, where that is by "
+            "design, whether PrivacyClaim(noise_coefficients=...) states the weights of the draws",
             rank=0.5,
             explains_groups=("reuse", "channel", "leakage"),
             applies=lambda seen: seen["left"] < _TOLD,
@@ -69,11 +75,10 @@ REUSE_ENTRIES = dataclasses.replace(
     needs="of no step whole tensors were read beside their clipped sums",
     faults=(
         FaultRule(
-            "entries_share_noise",
-            "noise re-used: entries of a step share their noise, as where a draw is tiled, "
-            "mirrored or repeated",
-            "the shape that the noise is drawn with, and repeat, tile, flip, roll or expand behind "
-            "the draw",
+            "noise_numbers_twice",
+            "noise re-used: the same numbers stand at several entries of one step's noise",
+            "the shape that the noise is drawn with, and whether it is repeated, mirrored or "
+            "rolled to that of the gradient",
             rank=0.6,
             explains_groups=("reuse", "channel", "leakage"),
             applies=lambda seen: seen["left"] < _TOLD,

@@ -45,7 +45,7 @@ SENSITIVITY = Check(
     "sensitivity",
     "one record adds more than clipping allows",
     # It needs the most steps of all: what is left over helps it most.
-    share=0.17,
+    share=0.13,
     group="clipping",
     needs="no finite gradient was read of a step with canaries",
     each=True,
@@ -167,7 +167,7 @@ EPSILON = Check(
             "leaks_more_than_claimed",
             "more leaks than the claim allows, by noise and clipping together",
             "clipping and noise of each step, and the noise multiplier that the accountant is told",
-            rank=4,
+            rank=5,
         ),
     ),
 )

@@ -24,9 +24,11 @@ from lightning_audit.checks.noise_entries import (
 )
 from lightning_audit.checks.noise_forecast import NoiseForecast
 from lightning_audit.checks.noise_mean import NoiseMean
+from lightning_audit.checks.noise_reuse import following_result
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.snapshot import restore, snapshot
 from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.stats.dependence.lag_signs import LagSigns
 from lightning_audit.stats.evalues.divisor import DivisorTest, QuietEntries
 from lightning_audit.stats.evalues.noise_scale import excess_log_e
 from lightning_audit.stats.evalues.noise_shape import TailBet, TieBet
@@ -74,6 +76,8 @@ class NoiseSeen:
         sum_norm: norm of the whole sum, None where it was not looked at.
         split: whether the sum was made in several parts.
         whole: the noise over whole tensors; None where it was not looked at.
+        at_cut: whether the gradient was read where the noise was known to be in.
+        lack: why ``sums`` is None, if they are known.
     """
 
     released: FloatArray
@@ -84,6 +88,8 @@ class NoiseSeen:
     sum_norm: float | None = None
     split: bool = False
     whole: WholeTensors | None = None
+    at_cut: bool = False
+    lack: str = ""
 
 
 def noise_of(seen: NoiseSeen) -> tuple[FloatArray | None, str]:
@@ -94,7 +100,7 @@ def noise_of(seen: NoiseSeen) -> tuple[FloatArray | None, str]:
     goes along with the sums.
     """
     if seen.sums is None:
-        return None, _NO_SUMS
+        return None, seen.lack or _NO_SUMS
     noise = np.asarray((seen.released - seen.sums) / seen.noise_multiplier)
     squares = float(noise @ noise)
     if special.gammainc(0.5 * len(noise), 0.5 * squares) < _RARE:
@@ -152,7 +158,7 @@ class NoiseChannelChecks:
         self._of_readings = tuple(make(significance) for make in OF_READINGS)
         self._of_tensors = (WholeSizes(significance, tensors), AlikeEntries(significance))
         self._past = NoisePast()
-        self._tails, self._ties = TailBet(), TieBet()
+        self._tails, self._ties, self._signs = TailBet(), TieBet(), LagSigns()
         self._recurrence = SingleStepBet()
         # Of what resembled an earlier step most before the test flagged.
         self._recurred, self._recurred_log_e = (0, 0), -math.inf
@@ -172,11 +178,13 @@ class NoiseChannelChecks:
             **vars(self),
             **{n: list(map(_without_past, getattr(self, n))) for n in _STATISTICS},
         }
+        kept["_signs"] = self._signs.counts
         return {name: snapshot(value) for name, value in kept.items() if name != "_past"}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
         own = {name: restore(value) for name, value in state.items()}
+        self._signs.counts = own.pop("_signs")
         for name in _STATISTICS:
             for one, values in zip(getattr(self, name), own.pop(name), strict=True):
                 vars(one).update(values)
@@ -200,6 +208,8 @@ class NoiseChannelChecks:
         noise, self._noise_lack = noise_of(seen)
         if noise is not None:
             self._update_excess(noise, step)
+            if seen.at_cut:  # elsewhere momentum, say, may be in the gradient as well
+                self._signs.update(noise, step)
             for one in self._of_noise:
                 one.update(noise, step)
         self._update_tensors(seen.whole, alone=noise is not None, step=step)
@@ -219,7 +229,8 @@ class NoiseChannelChecks:
         self._past.add(readings)
         self._recurrence.update(log_e)
         before = self.recurrence.violated
-        self.recurrence.update(float(self._recurrence.log_e), step)
+        together = [float(self._recurrence.log_e), self._signs.log_e]
+        self.recurrence.update(float(log_mean_exp(together)), step)
         flags = self.recurrence.violated and not before
         if flags or (not before and age and log_e > self._recurred_log_e):
             self._recurred, self._recurred_log_e = (step - age, step), log_e
@@ -267,19 +278,21 @@ class NoiseChannelChecks:
         """
         apart: list[_HasResult] = [*self._of_noise, *self._of_tensors]
         (earlier, later), recurred = self._recurred, self.recurrence.violated
+        of_recurrence = {
+            "steps": [earlier, later] if recurred else [],
+            "difference_ratio": self._difference_ratio if recurred else None,
+        }
         return (
             self._shape_result(),
-            RECURRENCE.result(
+            following_result(self.recurrence, self._signs, of_recurrence, self._lack)
+            or RECURRENCE.result(
                 self.recurrence,
                 "no step's noise was that of an earlier step",
                 f"readings of step {later} differ from those of step {earlier} by less than fresh "
                 "noise of the claimed size makes them: as if the noise came back",
                 "look for a generator that is seeded anew from few seeds, or restored, and draw "
                 "all noise from one generator that is seeded once",
-                {
-                    "steps": [earlier, later] if recurred else [],
-                    "difference_ratio": self._difference_ratio if recurred else None,
-                },
+                of_recurrence,
                 self._lack,
             ),
             *(one.result(self._lack) for one in self._of_readings),

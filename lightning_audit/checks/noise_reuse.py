@@ -8,15 +8,27 @@ readings of the step, the same coordinate of another tensor.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit.catalogue.reuse_checks import REUSE_BROADCAST, REUSE_LAG, REUSE_PAIR
+from lightning_audit.catalogue.evidence import Evidence
+from lightning_audit.catalogue.reuse_checks import (
+    RECURRENCE,
+    REUSE_BROADCAST,
+    REUSE_LAG,
+    REUSE_PAIR,
+)
 from lightning_audit.record.store import RecordHeader
 from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.stats.dependence.lag_signs import LagSigns
 from lightning_audit.stats.evalues.noise_scale import noise_log_e
 from lightning_audit.stats.evalues.sequential import is_look, log_mean_exp
+
+#: Share of equal signs from which noise is the same noise again.
+_SAME_SIGNS = 0.98
 
 
 class ReuseCheck:
@@ -118,3 +130,32 @@ class ReuseCheck:
                 {"residual_ratio": self.residual_ratio("reuse.pair")},
             ),
         )
+
+
+def following_result(
+    test: Evidence, signs: LagSigns, seen: Mapping[str, Any], lack: str
+) -> CheckResult | None:
+    """Result of `reuse.recurrence` where the signs of the noise alone violate it.
+
+    Args:
+        test: its e-process, half of whose stake is on the signs.
+        signs: of the noise of the steps so far.
+        seen: what else its evidence holds.
+        lack: why the latest step said nothing of its noise.
+
+    Returns:
+        The result; None where the signs do not show it, or show the same noise again.
+    """
+    lag, agreement = signs.lag, signs.agreement
+    if signs.log_e - math.log(2.0) < test.threshold or agreement >= _SAME_SIGNS:
+        return None
+    return RECURRENCE.result(
+        test,
+        "",
+        f"the noise of a step depends on that of {lag} step{'s' * (lag > 1)} before: "
+        f"{agreement:.0%} of its signs are as they were there, and half would be",
+        "draw the noise of each step independently; where it is correlated by design, state its "
+        "coefficients as PrivacyClaim(noise_coefficients=...), and draw by those that are stated",
+        {**seen, "lag": lag, "agreement": agreement},
+        lack,
+    )

@@ -74,6 +74,11 @@ class AuditConfig(OutcomeSettings):
         return stated or "add_remove"
 
     @property
+    def mechanism_alone(self) -> bool:
+        """Whether the noise is correlated over steps by the claim, so that no epsilon is known."""
+        return bool(self.claim and self.claim.noise_coefficients)
+
+    @property
     def private_size(self) -> bool:
         """Whether the number of records is stated as private."""
         return bool(self.claim and self.claim.private_dataset_size)

@@ -10,7 +10,13 @@ from lightning_audit.accounting.phases import Phase
 #: What a checkpoint's run goes on with whatever it is now, or is compared elsewhere.
 _NOT_COMPARED = {"claim", "resolution", "canaries", "on_violation", "on_inconclusive", "seed"}
 #: Parts of the claim against which the steps were read.
-_MECHANISM = ("noise_multiplier", "max_grad_norm", "expected_batch_size", "sample_rate")
+_MECHANISM = (
+    "noise_multiplier",
+    "max_grad_norm",
+    "expected_batch_size",
+    "sample_rate",
+    "noise_coefficients",
+)
 
 _CHOSEN_LATER = (
     "; every test is judged by the new one from the first step on, which holds only if it was "

@@ -1,12 +1,19 @@
-"""The accountant that feeds on a private optimizer's steps."""
+"""The accountant that feeds on a private optimizer's steps, wherever its step hook holds it."""
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from opacus.accountants import IAccountant
 from opacus.optimizers import DPOptimizer
+
+#: How far a hook is followed: functions within functions, objects within objects.
+_DEEPEST = 6
 
 
 @dataclass(frozen=True)
@@ -15,24 +22,83 @@ class AccountantLink:
 
     Args:
         accountant: Opacus' accountant.
-        sample_rate: probability with which the accountant supposes a sample to enter a batch.
+        stated_rate: probability with which the accountant supposes a sample to enter a batch, as
+            the hook holds it; None where it does not.
     """
 
     accountant: Any
-    sample_rate: float
+    stated_rate: float | None = None
+
+    @property
+    def sample_rate(self) -> float | None:
+        """The rate of the hook, else the last that the accountant was told; None before that."""
+        if self.stated_rate is not None:
+            return self.stated_rate
+        history = self.accountant.history
+        return float(history[-1][1]) if history else None
 
 
 def accountant_link(optimizer: DPOptimizer) -> AccountantLink | None:
-    """Read the accountant off the optimizer's step hook; None where there is none.
+    """Read the accountant off the optimizer's step hook; None where there is none to be found.
 
     `IAccountant.get_optimizer_hook_fn` closes over the accountant and the sample rate; they are
-    kept nowhere else on the optimizer.
+    kept nowhere else on the optimizer. Whoever wraps that hook, or writes another one, holds them
+    in a closure, in the arguments of a `partial`, or on an object.
     """
-    hook = getattr(optimizer, "step_hook", None)
-    if not inspect.isfunction(hook):
+    accountants: dict[int, Any] = {}
+    rates: dict[int, float] = {}
+    for held in _held_by(getattr(optimizer, "step_hook", None)):
+        names = _variables(held)
+        found = [v for v in (held, *names.values()) if isinstance(v, IAccountant)]
+        accountants |= {id(each): each for each in found}
+        rate = names.get("sample_rate")
+        if found and isinstance(rate, int | float):
+            rates[id(found[0])] = float(rate)
+    if len(accountants) != 1:
         return None
-    names = inspect.getclosurevars(hook).nonlocals
-    accountant, sample_rate = names.get("self"), names.get("sample_rate")
-    if accountant is None or sample_rate is None or not hasattr(accountant, "history"):
-        return None
-    return AccountantLink(accountant, float(sample_rate))
+    ((number, accountant),) = accountants.items()
+    return AccountantLink(accountant, rates.get(number))
+
+
+def hook_is_unread(optimizer: DPOptimizer) -> bool:
+    """Whether there is a step hook whose accountant cannot be told."""
+    return getattr(optimizer, "step_hook", None) is not None and accountant_link(optimizer) is None
+
+
+def _held_by(hook: Any) -> Iterator[Any]:
+    """The hook, and what it holds, nearest first; each once."""
+    seen: set[int] = set()
+    waiting = [(hook, 0)]
+    while waiting:
+        item, depth = waiting.pop(0)
+        if item is None or id(item) in seen or isinstance(item, torch.Tensor | torch.nn.Module):
+            continue
+        seen.add(id(item))
+        yield item
+        if depth < _DEEPEST and not isinstance(item, IAccountant):
+            waiting += [(value, depth + 1) for value in _variables(item).values()]
+
+
+def _variables(item: Any) -> dict[str, Any]:
+    """What a function, or an object of the user's own, holds by name."""
+    if inspect.ismethod(item):
+        return {"self": item.__self__, "function": item.__func__}
+    if inspect.isfunction(item):
+        try:
+            enclosed = inspect.getclosurevars(item)
+        except (TypeError, ValueError):  # a cell that is empty as yet
+            return {}
+        own = {
+            name: value
+            for name, value in enclosed.globals.items()
+            if isinstance(value, IAccountant) or (callable(value) and not isinstance(value, type))
+        }
+        defaults = inspect.signature(item).parameters.values()
+        given = {p.name: p.default for p in defaults if p.default is not inspect.Parameter.empty}
+        return {**own, **given, **enclosed.nonlocals}
+    if isinstance(item, functools.partial):
+        named = {f"argument {number}": value for number, value in enumerate(item.args)}
+        return {"function": item.func, **named, **item.keywords}
+    if isinstance(item, IAccountant) or not callable(item) or isinstance(item, type):
+        return {}
+    return dict(getattr(item, "__dict__", {}))

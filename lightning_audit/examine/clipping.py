@@ -8,24 +8,25 @@ which is to be at most the clipping norm.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
 
-from lightning_audit.canaries.sample_batches import rows, taken
+from lightning_audit.canaries.sample_batches import rows
 from lightning_audit.examine.crafted_gradients import CraftedGradients, Trial
-from lightning_audit.examine.replay import Replay
-from lightning_audit.examine.replay_distance import (
+from lightning_audit.replay.replay import Replay
+from lightning_audit.replay.replay_distance import (
     distance,
-    equal_releases,
     on_a_lattice,
     shift_by_more_draws,
     too_coarse,
 )
-from lightning_audit.examine.step_replay import StepReplay
-from lightning_audit.run_checks.replay_answers import Answer, Finding
+from lightning_audit.replay.rows_replay import RowsReplay, why_no_rows
+from lightning_audit.replay.step_replay import StepReplay
+from lightning_audit.run_checks.replay_answers import Answer
+from lightning_audit.run_checks.replay_findings import Finding
 
 #: Trials of one examination at the most.
 TRIALS = 32
@@ -54,27 +55,26 @@ def examine_clipping(
     """
     count = rows(batch)
     usual = replay.run([batch], seed)
-    if usual.rows != count:
-        return Answer(reason=_no_rows(usual.rows, count))
-    if usual.parts > 1 and replay.clips_by_opacus:
-        return Answer(reason=f"the batch is clipped in {usual.parts} parts")
+    if reason := why_no_rows(usual, count, by_opacus=replay.clips_by_opacus):
+        return Answer(reason=reason)
     if reason := too_coarse(replay.rounding(usual), tolerated):
         return Answer(reason=reason)
     crafted = CraftedGradients(replay.sizes, count, seed)
-    pair = _pairs(replay, batch, crafted, seed, replaced=replaced)
+    given = RowsReplay(replay, batch, next(crafted.trials()).rows, seed)
     found: list[Finding] = []
     asked = 0
     start = begin % TRIALS
     for trial in itertools.islice(_endless(crafted), start, start + trials):
         if not replay.in_time:
             break
-        one, other = pair(trial, seed)
+        one, other = _pair(given, trial, seed, replaced=replaced)
         if one.error or other.error:
             continue
         asked += 1
         far = distance(one, other)
         if far > 1.0 + tolerated and on_a_lattice(torch.cat(one.releases)):
-            far = shift_by_more_draws(partial(pair, trial), seed)
+            pair = partial(_pair, given, trial, replaced=replaced)
+            far = shift_by_more_draws(pair, seed)
         if far > 1.0 + tolerated:
             left = trial.rows[trial.left_out]
             parts = sum(bool(part.any()) for part in torch.split(left, replay.sizes))
@@ -90,37 +90,7 @@ def _endless(crafted: CraftedGradients) -> Iterator[Trial]:
         yield from crafted.trials()
 
 
-def _pairs(
-    replay: StepReplay, batch: Any, crafted: CraftedGradients, seed: int, *, replaced: bool
-) -> Callable[[Trial, int], list[Replay]]:
-    """What gives the step with the gradients of a trial, and without the one.
-
-    Where clipping and noise alone make the same release, the rest of the step is left out.
-    """
-
-    def run(rows: torch.Tensor, seed: int, *, alone: bool) -> Replay:
-        return replay.run([_of_size(batch, len(rows))], seed, rows=rows, alone=alone)
-
-    alone = False
-    if replay.clips_alone:
-        first = next(crafted.trials()).rows
-        whole, short = (run(first, seed, alone=way) for way in (False, True))
-        alone = bool(whole.releases) and not short.error and equal_releases(whole, short)
-
-    def pair(trial: Trial, seed: int) -> list[Replay]:
-        without = trial.with_zeros if replaced else trial.neighbour
-        return [run(rows, seed, alone=alone) for rows in (trial.rows, without)]
-
-    return pair
-
-
-def _no_rows(seen: int, count: int) -> str:
-    if not seen:
-        return "no per-sample gradients are formed, or the training does not hand them over"
-    return f"{seen} gradients of {count} records come to be clipped"
-
-
-def _of_size(batch: Any, size: int) -> Any:
-    """A batch of as many records."""
-    count = rows(batch)
-    return taken(batch, [number % count for number in range(size)])
+def _pair(given: RowsReplay, trial: Trial, seed: int, *, replaced: bool) -> list[Replay]:
+    """The step with the gradients of a trial, and without the one."""
+    without = trial.with_zeros if replaced else trial.neighbour
+    return [given.run(rows, seed) for rows in (trial.rows, without)]

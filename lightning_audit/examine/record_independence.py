@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from lightning_audit.canaries.sample_batches import copies, rows
-from lightning_audit.examine.replay import Replay
-from lightning_audit.examine.step_replay import StepReplay
-from lightning_audit.run_checks.replay_answers import Answer, Finding
+from lightning_audit.replay.replay import Replay
+from lightning_audit.replay.step_replay import StepReplay
+from lightning_audit.run_checks.replay_answers import Answer
+from lightning_audit.run_checks.replay_findings import Finding
 
 #: Entries of the gradients of a batch that are compared at the most.
 _ENTRIES = 40_000_000

@@ -17,15 +17,16 @@ from typing import Any
 import torch
 
 from lightning_audit.canaries.sample_batches import leaves, rows, taken, with_scaled_row
-from lightning_audit.examine.replay import Replay
-from lightning_audit.examine.replay_distance import (
+from lightning_audit.replay.replay import Replay
+from lightning_audit.replay.replay_distance import (
     distance,
     on_a_lattice,
     shift_by_more_draws,
     too_coarse,
 )
-from lightning_audit.examine.step_replay import StepReplay
-from lightning_audit.run_checks.replay_answers import Answer, Finding
+from lightning_audit.replay.step_replay import StepReplay
+from lightning_audit.run_checks.replay_answers import Answer
+from lightning_audit.run_checks.replay_findings import Finding
 
 #: What an outlier's inputs are multiplied by.
 _OUTLIER = 1e4

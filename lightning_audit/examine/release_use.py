@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from lightning_audit.canaries.sample_batches import rows, taken
-from lightning_audit.examine.replay import Replay
-from lightning_audit.examine.step_replay import StepReplay
-from lightning_audit.run_checks.replay_answers import Answer, Finding
+from lightning_audit.replay.replay import Replay
+from lightning_audit.replay.step_replay import StepReplay
+from lightning_audit.run_checks.replay_answers import Answer
+from lightning_audit.run_checks.replay_findings import Finding
 
 #: How far the releases of two second steps may be apart, in clipping norms and as a part of their
 #: size: their weights and batches are the same, so that they differ by rounding at the most.

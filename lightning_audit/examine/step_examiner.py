@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +15,9 @@ import torch
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.examine.clipping import TRIALS
 from lightning_audit.examine.questions import QUESTIONS, Asked, ask
-from lightning_audit.examine.step_replay import StepReplay
-from lightning_audit.examine.step_watch import TakenStep
-from lightning_audit.examine.training_state import CannotKeep, TrainingState, room_for
+from lightning_audit.replay.step_replay import StepReplay
+from lightning_audit.replay.step_watch import TakenStep
+from lightning_audit.replay.training_state import CannotKeep, TrainingState, room_for
 from lightning_audit.run_checks.replay_answers import Answer
 
 _log = logging.getLogger(__name__)
@@ -58,12 +59,16 @@ class Examined:
     Args:
         answers: to the questions, by the names of their checks.
         seconds: that it took.
-        step_seconds: that the shortest replayed step took.
+        step_times: the same in times of the shortest replayed step, by the processor's time.
+        step_seconds: of that step; 0 if none was replayed.
+        late: names of the questions for which no time was left.
     """
 
     answers: Mapping[str, Answer]
     seconds: float
-    step_seconds: float
+    step_times: float
+    step_seconds: float = 0.0
+    late: tuple[str, ...] = ()
 
 
 def examine_step(
@@ -93,7 +98,7 @@ def examine_step(
         earlier_trials: those that earlier examinations put in.
         step_times: what it may take, in times of one step; None for as long as it needs.
     """
-    begun = time.perf_counter()
+    begun, work = time.perf_counter(), time.thread_time()
     try:
         state = TrainingState(
             user.roots(), user.aside, room_for(user.module.parameters(), user.optimizers)
@@ -103,7 +108,7 @@ def examine_step(
     except Exception as error:  # the examination's own troubles end no training
         _log.exception("the state of the training could not be kept")
         return _none(names, f"{type(error).__name__}: {error}", begun)
-    replay = StepReplay(user.take, user.module, step, claim, state, taken.skips, step_times, begun)
+    replay = StepReplay(user.take, user.module, step, claim, state, taken.skips, step_times, work)
     low = user.precision not in _FULL_PRECISION
     asked = Asked(replay, taken.batches, seed, low, replaced, trials, earlier_trials)
     try:
@@ -115,12 +120,15 @@ def examine_step(
         state.put_back()
     for lost in state.lost:
         _log.warning("the training is not as it was before the examination: %s", lost)
-    return Examined(answers, time.perf_counter() - begun, replay.step_seconds)
+    times = (time.thread_time() - work) / max(replay.step_seconds, 1e-9)
+    late = tuple(name for name, answer in answers.items() if answer.reason == replay.no_time)
+    step_seconds = replay.step_seconds if math.isfinite(replay.step_seconds) else 0.0
+    return Examined(answers, time.perf_counter() - begun, times, step_seconds, late)
 
 
 def _none(names: Collection[str], reason: str, begun: float) -> Examined:
     answers = {name: Answer(reason=reason) for name in names}
-    return Examined(answers, time.perf_counter() - begun, float("inf"))
+    return Examined(answers, time.perf_counter() - begun, 0.0)
 
 
 def source_of_step(optimizer: Any, module: torch.nn.Module) -> str:

@@ -63,6 +63,8 @@ class RecordHeader:
         signal: largest shift that correct clipping shows: 1, or more where low precision rounds.
         coin_probability: known probability with which a canary is in, the same in every step.
         game: what a step's epsilon is of, "step" or "subsampled"; see `InputCanary`.
+        noise_coefficients: of noise that is correlated over steps; the entries are of its draws.
+            None for independent noise.
     """
 
     canaries: tuple[str, ...]
@@ -72,6 +74,7 @@ class RecordHeader:
     signal: float = 1.0
     coin_probability: float = 0.5
     game: Literal["step", "subsampled"] = "step"
+    noise_coefficients: tuple[float, ...] | None = None
 
     @property
     def canary_kinds(self) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from lightning_audit.run.findings import Findings, run_checks
 from lightning_audit.run.report_files import ReportFiles
 from lightning_audit.run.run_epsilons import Epsilons, current_epsilons
 from lightning_audit.run.run_facts import RunCourse, RunFacts, rate_of_all
+from lightning_audit.run.run_ledger import RunLedger
 from lightning_audit.run.run_lints import RunLints
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.input_sample import InputSample
@@ -59,6 +60,7 @@ class AuditRun:
         #: Of each private optimizer; empty before there is one.
         self.sessions = self.optimizers.sessions
         self._empty, self._steps_before = EmptyBatches(), 0
+        self.ledger = RunLedger(notes, config.significance, self.lints)
         self.examinations = Examinations(config, self.optimizers, self.ranks, self._course)
 
     def take_directory(self, *, again: bool) -> None:
@@ -127,8 +129,8 @@ class AuditRun:
         self.follow(trainer.optimizers, module)
         if not self.sessions:
             self.follow_hand_written(module)
-        for facts in self.optimizers.facts:  # read at each step, of which none comes
-            facts.current_rate(self.config.claim, 1)
+        for own in self.optimizers.facts:  # read at each step, of which none comes
+            own.current_rate(self.config.claim, 1)
         self._course.unaudited = self.optimizers.unaudited(module)
 
     def follow(self, optimizers: Sequence[Any], module: torch.nn.Module) -> None:
@@ -144,6 +146,7 @@ class AuditRun:
     def _go_on(self) -> None:
         """Take up the rest of a checkpoint's state once its optimizers are there."""
         kept = self.optimizers.kept
+        self.optimizers.begin_amid(self._course.resumed)
         if not kept or not self.sessions:
             return
         try:
@@ -151,6 +154,7 @@ class AuditRun:
                 self.lints.load(kept["lints"])
                 self._course.load(kept["course"])
                 self.examinations.load(kept["examinations"])
+                self.ledger.load(kept["ledger"])
         except UnauditableTraining:
             self.optimizers.close_records()
             raise
@@ -158,11 +162,11 @@ class AuditRun:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds of the audit: tensors and plain values."""
-        rate = rate_of_all(self.optimizers.facts, self.lints.loaders)
         held = {
-            "lints": self.lints.state(rate),
+            "lints": self.lints.state(rate_of_all(self.optimizers.facts, self.lints.loaders)),
             "course": self._course.state(),
             "examinations": self.examinations.state(),
+            "ledger": self.ledger.state(),
         }
         return self.optimizers.state(held)
 
@@ -170,7 +174,8 @@ class AuditRun:
     def facts(self) -> RunFacts:
         """What is known now, from each part of the run."""
         self.examinations.look_at_changes()
-        return RunFacts.of(self.optimizers, self.lints, self._course, self.ranks)
+        ledger = self.ledger.settle(self.optimizers.facts, self.config.claim)
+        return RunFacts.of(self.optimizers, self.lints, self._course, self.ranks, ledger)
 
     # ------------------------------------------------------------------ what a batch goes through
 
@@ -191,21 +196,17 @@ class AuditRun:
 
     def admit(self, batch: Any, module: torch.nn.Module) -> Any:
         """The batch that is trained, with an input canary if it is due."""
-        source = self._input_sample()
-        return batch if source is None else source.admit(batch, module)
+        return source.admit(batch, module) if (source := self._input_sample()) else batch
 
     def skipped(self) -> None:
         """Automatic optimization is told to take no step."""
-        source = self._input_sample()
-        if source is not None:
+        if (source := self._input_sample()) is not None:
             source.skip()
 
     def _input_sample(self) -> InputSample | None:
         """The source of an input canary, if there is one and this is no replay of a step."""
         source = self.session.source if self.session is not None else None
         return source if isinstance(source, InputSample) and self.optimizers.looks else None
-
-    # ------------------------------------------------------------------ the start
 
     def start(self, loaders: Any, global_step: int) -> None:
         """Read how the loaders sample, and whether steps were taken that nobody saw."""
@@ -234,8 +235,11 @@ class AuditRun:
         """Forget a step that broke off."""
         self._course.trained_batches += 1
         self._steps_before = self._steps()
+        if not self.ledger.book.begun:
+            self.ledger.begin(self.optimizers)
         for session in self.sessions:
             session.start_batch(epoch)
+            self.ledger.rows_before = session.planner.rows_taken
         if self._steps_before + 1 >= self.examinations.schedule.due:
             self.examinations.start_batch(batch, self._steps_before)
 
@@ -243,11 +247,13 @@ class AuditRun:
         """Until the next batch nothing is trained."""
         for session in self.sessions:
             session.end_batch()
-        stepped = self._steps() > self._steps_before
-        if self.sessions and not stepped and self._empty.skipped(batch):
+        taken = self._steps() - self._steps_before
+        if taken > 1:
+            self.ledger.take_several(taken, self.sessions, batch)
+        if self.sessions and not taken and self._empty.skipped(batch):
             self._course.notes.add(SKIPPED)
-        if stepped and self.examinations.watch is not None:
-            self.examinations.end_batch(self._steps())
+        if self.examinations.behind is not None or self.examinations.watch is not None:
+            self.examinations.end_batch(self._steps(), stepped=taken > 0)
 
     def _steps(self) -> int:
         return sum(session.recorder.steps for session in self.sessions)
@@ -255,9 +261,8 @@ class AuditRun:
     def prepare(self, loss: Any, accumulated: int) -> None:
         """Before a backward pass: lay the canaries out, where that is possible."""
         coming = Backward(loss, accumulated > 1, self._precision not in _FULL_PRECISION)
-        sessions = self.sessions
-        for session in sessions:
-            if len(sessions) == 1 or session.step.concerns(coming):
+        for session in self.sessions:
+            if len(self.sessions) == 1 or session.step.concerns(coming):
                 session.prepare(coming)
 
     def conceal(self) -> None:
@@ -267,8 +272,7 @@ class AuditRun:
 
     def inject(self, optimizer: Any) -> None:
         """After a backward pass, before clipping: put the canaries in."""
-        audit = self.optimizers.audit_of(optimizer)
-        if audit is not None:
+        if (audit := self.optimizers.audit_of(optimizer)) is not None:
             audit.session.inject()
 
     def end_epoch(
@@ -291,15 +295,15 @@ class AuditRun:
 
     def _compare(self) -> None:
         """See whether all processes read the same gradients."""
-        session = self.session
-        if session is not None and self.ranks.talk:
-            self._course.comparison.compare(session, self.ranks)
+        if self.session is not None and self.ranks.talk:
+            self._course.comparison.compare(self.session, self.ranks)
 
     # ------------------------------------------------------------------ the end
 
     def end(self) -> None:
         """Close the records, and write the last report, which says whether they are whole."""
         self._compare()
+        self.examinations.look_behind(self._steps(), now=True)
         for session in self.sessions:
             session.recorder.close()
         self.report = self.ranks.from_first(

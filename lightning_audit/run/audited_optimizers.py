@@ -158,6 +158,12 @@ class AuditedOptimizers:
         for audit in self._audits_of(steps, found, module):
             audit.session.watch()
 
+    def begin_amid(self, resumed: str) -> None:
+        """Take note of steps before the first observed one, if something is said of such."""
+        for session in self.sessions:
+            if resumed and not session.recorder.steps:
+                session.noise.begin_amid()
+
     def follow_hand_written(self, module: Any) -> None:
         """Attach to a plain optimizer, if the claim states DP-SGD and none is private.
 
@@ -189,7 +195,7 @@ class AuditedOptimizers:
         """The audit that goes on with a step over the same parameters."""
         for audit in self.audits:
             if type(step) is type(audit.session.step) and audit.session.follow(step):
-                audit.facts.accountant = facts.accountant
+                audit.facts.accountant, audit.facts.hook = facts.accountant, facts.hook
                 audit.facts.expected_batch_size = facts.expected_batch_size
                 audit.facts.loss_reduction = facts.loss_reduction
                 return audit

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from importlib import metadata
 from typing import Any
 
 from lightning_audit.accounting.phases import Phase, leaking
 from lightning_audit.accounting.spending import epsilon_at_ratio
+from lightning_audit.catalogue.noise_checks import NOISE_MEAN
 from lightning_audit.catalogue.registry import shared_log_e
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.config.audit_config import AuditConfig
@@ -27,12 +28,17 @@ from lightning_audit.run.run_epsilons import Epsilons, run_history
 from lightning_audit.run.run_facts import RunFacts
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.verdict.judge import judge, seen_of, worst
-from lightning_audit.verdict.pass_blockers import NOT_ENDED, blockers_of_run
+from lightning_audit.verdict.pass_blockers import MECHANISM_ALONE, NOT_ENDED, blockers_of_run
 from lightning_audit.verdict.power_model import PowerModel
 from lightning_audit.verdict.root import mark_consequences
 
 #: Dashboards draw in single precision; a larger e-value tells nothing more.
 _LARGEST_E_VALUE = 1e30
+#: What is said where correlated noise is not seen without the data.
+_NOT_ALONE = (
+    "the noise was not read without the data: the size of its draws was tested, and not whether it "
+    "holds earlier draws by other weights than noise_coefficients"
+)
 _LIBRARIES = (
     "lightning-audit",
     "torch",
@@ -94,10 +100,16 @@ def build_report(
     )
     blockers = _other_blockers(facts, config, complete)
     pass_blockers = blockers_of_run(
-        config, findings.all, epsilons.epsilon_spent, blockers, complete=complete
+        config,
+        findings.all,
+        epsilons.epsilon_spent,
+        blockers,
+        complete=complete,
+        mechanism_alone=config.mechanism_alone,
     )
     verdict = _verdict(sessions, facts, config, findings, seen, pass_blockers)
     monitors = [session.monitor for session in sessions]
+    not_run = {check.name for check in findings.all if check.status == "not_run"}
     records = [session.store.path.name for session in sessions if session.store]
     return AuditReport(
         verdict=verdict,
@@ -115,7 +127,11 @@ def build_report(
         epochs=tuple(facts.epochs),
         settings=config.settings(),
         environment={name: _version(name) for name in _LIBRARIES},
-        notes=(*facts.notes, *facts.examined.notes, *_notes(sessions, facts, verdict)),
+        notes=(
+            *facts.notes,
+            *facts.examined.notes,
+            *_notes(sessions, facts, config, verdict, not_run),
+        ),
         record=records[0] if records else None,
         other_records=tuple(records[1:]),
         created=datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -148,7 +164,15 @@ def _verdict(
     if not sessions:
         return judge(findings.all, None, None, config.resolution, pass_blockers)
     verdicts = [
-        judge(checks, session.monitor, shown, config.resolution, pass_blockers, facts.processes)
+        judge(
+            checks,
+            session.monitor,
+            shown,
+            config.resolution,
+            pass_blockers,
+            facts.processes,
+            mechanism_alone=config.mechanism_alone,
+        )
         for session, checks, shown in zip(sessions, findings.by_optimizer, seen, strict=True)
     ]
     labels = [optimizer.label for optimizer in facts.optimizers]
@@ -156,9 +180,18 @@ def _verdict(
     return worst(verdicts, labels, pass_blockers, broken)
 
 
-def _notes(sessions: Sequence[AuditSession], facts: RunFacts, verdict: Verdict) -> list[str]:
+def _notes(
+    sessions: Sequence[AuditSession],
+    facts: RunFacts,
+    config: AuditConfig,
+    verdict: Verdict,
+    not_run: Collection[str],
+) -> list[str]:
     # Where the verdict is inconclusive they are among its pass_blockers.
     notes = list(facts.unwritten) if verdict.outcome == "VIOLATION" else []
+    if config.mechanism_alone:
+        notes.append(MECHANISM_ALONE)
+        notes += [_NOT_ALONE] if NOISE_MEAN.name in not_run else []
     for session, optimizer in zip(sessions, facts.optimizers, strict=True):
         notes += [optimizer.named(note) for note in session.planner.notes]
         if optimizer.label and session.store:
@@ -203,7 +236,7 @@ def _not_excluded(
 ) -> float | None:
     """Epsilon if noise and clipping were as wrong as this run could just not have seen."""
     seen = [(model, monitor) for model, monitor in zip(models, monitors, strict=True) if model]
-    if not seen or verdict.outcome == "VIOLATION":
+    if not seen or verdict.outcome == "VIOLATION" or config.mechanism_alone:
         return None
     scaled: list[Phase] = []
     for model, monitor in seen:

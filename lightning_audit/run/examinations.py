@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.examine.clipping import TRIALS
+from lightning_audit.examine.examination_schedule import NEVER, Schedule
 from lightning_audit.examine.questions import QUESTIONS
 from lightning_audit.examine.step_examiner import UserStep, examine_step, source_of_step
-from lightning_audit.examine.step_watch import StepWatch, TakenStep
+from lightning_audit.examine.successive_steps import SuccessiveSteps
+from lightning_audit.replay.step_watch import StepWatch, TakenStep
 from lightning_audit.run.audited_optimizers import AuditedOptimizers
-from lightning_audit.run.examination_schedule import NEVER, Schedule
 from lightning_audit.run.run_facts import RunCourse
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.ranks import Ranks
@@ -26,6 +27,10 @@ _OFF = "examinations=0"
 _log = logging.getLogger(__name__)
 _RANKS = "several processes train, and a step is replayed in one only"
 _BY_TRAINING = "training_step logs {names}, computed of records without noise: whoever reads them "
+_BEGINS_ANEW = (
+    "the noise of the steps before the checkpoint was kept in memory alone: it was not compared "
+    "with that of the steps behind it"
+)
 _SEES = "sees more than the releases, and no epsilon covers that"
 
 
@@ -66,6 +71,8 @@ class Examinations:
         #: Epochs between which weights were seen to change, and whether they did within one.
         self._between, self._moves = 0, False
         self._number = 0
+        #: Keeps the noise of the steps behind an examination.
+        self.behind: SuccessiveSteps | None = None
 
     def open_to(self, user: LoggingStep) -> None:
         """Take steps of this training."""
@@ -90,18 +97,20 @@ class Examinations:
         if self.watch is not None:
             self.watch.start_batch(batch)
 
-    def end_batch(self, steps: int) -> None:
+    def end_batch(self, steps: int, *, stepped: bool = True) -> None:
         """A batch was trained: examine the step that it ended, if that is due.
 
         Args:
             steps: that were taken.
+            stepped: whether one of them was on this batch.
         """
-        taken = self.watch.end_batch() if self.watch is not None else None
+        self.look_behind(steps)
+        taken = self.watch.end_batch() if self.watch is not None and stepped else None
         if taken is None:
             return
-        self.detach()
+        self._unwatch()
         session = self._session()
-        if session is None or self._log.found:
+        if session is None or self._log.found(self._config.significance):
             self.schedule.end()
             return
         try:
@@ -112,11 +121,15 @@ class Examinations:
             self.schedule.end()
 
     def _examine(self, session: AuditSession, taken: TakenStep, steps: int) -> None:
+        self.look_behind(steps, now=True)
         user, names = self._user, self._names
         assert user is not None  # before the training starts no step is taken
         config, self._number = self._config, self._number + 1
         accumulated = 1 if any(taken.skips) else len(taken.batches)
         claim = session.planner.claim(accumulated)
+        by_design = config.claim.noise_coefficients if config.claim else None
+        if by_design:  # what a step draws is the first part of its noise
+            claim = replace(claim, noise_multiplier=abs(by_design[0]) * claim.noise_multiplier)
         with self._optimizers.paused():
             found = examine_step(
                 user,
@@ -138,8 +151,12 @@ class Examinations:
         if not self._log.where:
             self._log.where = source_of_step(session.step.optimizer, user.module)
         self._log.take(steps - 1, answers)
-        if math.isfinite(found.step_seconds):
-            self._log.spend(found.seconds, found.step_seconds)
+        if found.step_times > 0.0:
+            self._log.spend(found.seconds, found.step_times)
+        if (answer := answers.get("replay.noise")) is not None and answer.kept is not None:
+            self._let_go()
+            if not by_design:
+                self.behind = SuccessiveSteps(session.step, answer.kept)
         if (answer := answers.get("coupling")) is not None:
             self._coupling.take(steps - 1, answer)
         if user.logged:
@@ -166,11 +183,34 @@ class Examinations:
             self.schedule.end()
         return sessions[0] if len(sessions) == 1 else None
 
-    def detach(self) -> None:
-        """Take all hooks off."""
+    def look_behind(self, steps: int, *, now: bool = False) -> None:
+        """Test the noise that was kept behind an examination, and let go of it.
+
+        Args:
+            steps: that were taken.
+            now: whether no more is to come.
+        """
+        behind = self.behind
+        if behind is None or not (behind.full or now):
+            return
+        if (look := behind.look()) is not None:
+            self._log.noise.take(max(steps - 1, 0), look)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self.behind is not None:
+            self.behind.remove()
+        self.behind = None
+
+    def _unwatch(self) -> None:
         if self.watch is not None:
             self.watch.remove()
         self.watch = None
+
+    def detach(self) -> None:
+        """Take all hooks off."""
+        self._unwatch()
+        self._let_go()
 
     # ------------------------------------------------------------------ going on
 
@@ -180,12 +220,15 @@ class Examinations:
             "log": self._log.state(),
             "schedule": self.schedule.state(),
             "number": self._number,
+            "behind": self.behind is not None,
         }
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint's state."""
         self._log.load(state["log"])
         self._number = state["number"]
+        if state["behind"]:
+            self._notes.add(_BEGINS_ANEW)
         if self.schedule.due != NEVER:
             self.schedule.load(state["schedule"], time.perf_counter())
 

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from lightning_audit.catalogue.registry import in_order
+from lightning_audit.catalogue.claim_checks import NOT_COMPOSED
+from lightning_audit.catalogue.registry import REGISTRY, in_order
 from lightning_audit.checks.integrity import (
     clipping_norm_result,
     equal_noise_result,
@@ -21,7 +22,7 @@ from lightning_audit.checks.integrity import (
 from lightning_audit.checks.post_processing import explained_by_processing, undecided
 from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.results.audit_report import CheckResult
-from lightning_audit.run.run_epsilons import Epsilons, epsilon_result
+from lightning_audit.run.run_epsilons import Epsilons, epsilon_result, run_history
 from lightning_audit.run.run_facts import OptimizerFacts, RunFacts
 from lightning_audit.run_checks.accounted_epsilon import accounting_result
 from lightning_audit.run_checks.dataset_size import Promise, batch_size_result
@@ -109,7 +110,7 @@ def _results_of_run(
     if len(sessions) > 1:
         begun = [start for session in sessions if (start := session.noise_start.first) is not None]
         checks.append(noise_shared_result(len(set(begun)) < len(begun)))
-    checks += facts.examined.results()
+    checks += facts.examined.results(config.significance)
     checks.append(facts.coupling.result(facts.examined.off))
     checks.append(epsilon_result(epsilons, config))
     checks.append(
@@ -119,11 +120,27 @@ def _results_of_run(
             config.delta,
             epsilons.claim.source,
             epsilons.epsilon_by_removal,
+            NOT_COMPOSED if config.mechanism_alone else "",
         )
     )
     _hold_batches_to_steps(facts, max(session.monitor.steps for session in sessions))
+    checks += _sampling_results(sessions, facts, config)
+    if facts.split_epochs:
+        checks.append(logical_batch_result(facts.carried_over, facts.split_epochs))
+    if len(sessions) == 1:  # of several it is not known whose loss it is
+        (optimizer,) = facts.optimizers
+        checks += loss_reduction_result(facts.loss_reduction, optimizer.loss_reduction)
+    checks += _divisor_results(sessions, facts, config, epsilons.claimed_epsilon)
+    return in_order(checks)
+
+
+def _sampling_results(
+    sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig
+) -> list[CheckResult]:
+    """Whether batches and steps are those that the accountant supposes and was told of."""
+    found: list[CheckResult] = []
     if facts.loader is not None:
-        checks += sampling_results(
+        found += sampling_results(
             facts.loader.kind,
             facts.loader.description,
             facts.loader.sample_rate,
@@ -131,15 +148,13 @@ def _results_of_run(
             max((session.planner.batch_sizes for session in sessions), key=len),
             facts.batches,
         )
-    if facts.split_epochs:
-        checks.append(logical_batch_result(facts.carried_over, facts.split_epochs))
-    if len(sessions) == 1:  # of several it is not known whose loss it is
-        (optimizer,) = facts.optimizers
-        checks += loss_reduction_result(facts.loss_reduction, optimizer.loss_reduction)
-    checks += _divisor_results(sessions, facts, config, epsilons.claimed_epsilon)
     if facts.repeated and facts.synchronised:
-        checks.append(repeated_result(facts.processes, facts.sample_rate))
-    return in_order(checks)
+        found.append(repeated_result(facts.processes, facts.sample_rate))
+    told = [phase for link in facts.accountants for phase in link.accountant.history]
+    found += facts.ledger.results(told, run_history(sessions))
+    if config.mechanism_alone:  # what is supposed of the batches is not stated
+        return [REGISTRY[one.name].not_run(f"not compared: {NOT_COMPOSED}") for one in found]
+    return found
 
 
 def _hold_batches_to_steps(facts: RunFacts, steps: int) -> None:

@@ -11,7 +11,7 @@ import torch
 from opacus.optimizers import DPOptimizer
 
 from lightning_audit.config.audit_config import AuditConfig
-from lightning_audit.dpsgd.accountant_link import accountant_link
+from lightning_audit.dpsgd.accountant_link import accountant_link, hook_is_unread
 from lightning_audit.dpsgd.protocol import DPSGDStep
 from lightning_audit.record.store import ObservationStore, RecordHeader
 from lightning_audit.run.checkpoint import (
@@ -74,7 +74,8 @@ def facts_of(optimizer: DPOptimizer) -> OptimizerFacts:
         # Of several processes each divides by its share, and then their mean is taken.
         expected = optimizer.expected_batch_size * getattr(optimizer, "world_size", 1)
     return OptimizerFacts(
-        accountant=accountant_link(optimizer),
+        accountant=(link := accountant_link(optimizer)),
+        hook="read" if link else "unread" if hook_is_unread(optimizer) else "none",
         expected_batch_size=expected,
         loss_reduction=optimizer.loss_reduction,
     )

@@ -14,6 +14,7 @@ from lightning_audit.accounting.spending import (
     epsilon_of_parts,
     epsilon_spent,
 )
+from lightning_audit.catalogue.claim_checks import NOT_COMPOSED
 from lightning_audit.catalogue.step_checks import EPSILON
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.config.audit_config import AuditConfig
@@ -77,8 +78,11 @@ def current_epsilons(
 
     Of n private optimizers each one's releases are a part of what the run releases, so that a
     lower bound of theirs is one of the run's. Each is computed at an n-th of the significance, and
-    the largest counts: all of them hold at once with at least the stated probability.
+    the largest counts: all of them hold at once with at least the stated probability. Where the
+    noise is correlated over steps by the claim, nothing is spent and nothing proved.
     """
+    if config.mechanism_alone:  # accountants suppose independent noise, and so do all bounds
+        return Epsilons(epsilon_claim(config.claimed_epsilon, (), config.delta), None)
     claim = epsilon_claim(
         config.claimed_epsilon, facts.accountants, config.delta, optimizers=len(sessions)
     )
@@ -145,6 +149,8 @@ def _size(value: float | None) -> float:
 def epsilon_result(epsilons: Epsilons, config: AuditConfig) -> CheckResult:
     """Result of `epsilon`: is more proved to leak than is claimed?"""
     claimed_epsilon = epsilons.claimed_epsilon
+    if config.mechanism_alone:
+        return EPSILON.not_run(f"not compared: {NOT_COMPOSED}")
     if epsilons.epsilon_spent is None or claimed_epsilon is None:
         return EPSILON.not_run("no epsilon can be compared")
     proved = epsilons.proved

@@ -11,6 +11,7 @@ from lightning_audit.dpsgd.accountant_link import AccountantLink
 from lightning_audit.lints.loader_facts import LoaderFacts
 from lightning_audit.lints.noise_draws import equal_draws
 from lightning_audit.run_checks.batch_sampling import BatchCheck
+from lightning_audit.run_checks.ledger import Ledger
 from lightning_audit.run_checks.record_coupling import Coupling
 from lightning_audit.run_checks.replay_answers import ExaminationLog
 from lightning_audit.session.audit_session import AuditSession
@@ -28,6 +29,8 @@ class OptimizerFacts:
     Args:
         label: its number and first parameters; empty where there is no other.
         accountant: the accountant that its steps feed, None if there is none.
+        hook: "read" where its step hook shows the accountant, "unread" where it does not, "none"
+            where there is no hook.
         sample_rate: of its last step, None if unknown.
         expected_batch_size: divisor of its gradients, that of all processes together; None where
             they are summed.
@@ -36,6 +39,7 @@ class OptimizerFacts:
 
     label: str = ""
     accountant: AccountantLink | None = None
+    hook: str = "none"
     sample_rate: float | None = None
     expected_batch_size: float | None = None
     loss_reduction: str | None = None
@@ -47,8 +51,10 @@ class OptimizerFacts:
             return claim.sample_rate
         if self.accountant is None:
             return None
-        self.sample_rate = self.accountant.sample_rate
-        return min(self.accountant.sample_rate * accumulated, 1.0)
+        link = self.accountant
+        rate = link.stated_rate if link.stated_rate is not None else link.sample_rate
+        self.sample_rate = rate
+        return None if rate is None else min(rate * accumulated, 1.0)
 
     def named(self, sentence: str) -> str:
         """A sentence about this optimizer, which it names where there are others."""
@@ -97,6 +103,7 @@ class RunFacts:
         noise_equal: whether two of them drew the same noise.
         coupling: what examinations showed of the gradients of records beside others.
         examined: what else examinations showed.
+        ledger: what was written down of batches, steps and the accountant.
         epochs: what was logged at their ends.
         notes: remarks.
         break_off: why the training broke off, or empty.
@@ -122,6 +129,7 @@ class RunFacts:
     noise_equal: bool = False
     coupling: Coupling = field(default_factory=Coupling)
     examined: ExaminationLog = field(default_factory=ExaminationLog)
+    ledger: Ledger = field(default_factory=Ledger)
     epochs: Sequence[Mapping[str, float]] = ()
     notes: Sequence[str] = ()
     break_off: str = ""
@@ -135,6 +143,7 @@ class RunFacts:
         lints: RunLints,
         course: RunCourse,
         ranks: Ranks,
+        ledger: Ledger,
     ) -> RunFacts:
         """What the parts of a run know now."""
         return cls(
@@ -156,6 +165,7 @@ class RunFacts:
             noise_equal=course.comparison.noise_equal,
             coupling=course.coupling,
             examined=course.examined,
+            ledger=ledger,
             epochs=course.epochs,
             notes=course.notes.sentences,
             break_off=course.break_off,

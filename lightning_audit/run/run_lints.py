@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from lightning_audit.run.checkpoint import to_arrays, to_tensors
 from lightning_audit.run.run_facts import Notes
 from lightning_audit.run_checks.batch_sampling import BatchCheck
 from lightning_audit.session.ranks import Ranks
-from lightning_audit.taps.sampler_tap import SamplerTap, can_be_watched
+from lightning_audit.taps.sampler_tap import SamplerTap
 
 _PARTS = (
     "each process draws from a Subset of its own: epsilon holds if no record is in two of them, "
@@ -67,22 +67,29 @@ class RunLints:
             if draws_from(loaders, part=True):
                 self._notes.add(_PARTS)
 
-    def watch(self, loader: Any) -> None:
-        """Test the batches of a training loader whose type does not tell how it draws them.
+    def watch(self, loader: Any, take: Callable[[Any], None]) -> None:
+        """Show the batches of a training loader, and test those whose type does not tell of them.
 
         Args:
             loader: the loader, before it is iterated for the first time.
+            take: is given each batch that its sampler yields.
         """
+        self.detach()  # of loaders that were given before: each batch counts once
         found = loader_facts(loader)
-        if found.kind != "unknown" or not can_be_watched(loader) or found.records is None:
+        if found.kind != "unknown" or found.records is None:
+            self._taps.append(SamplerTap(loader, _nothing, take))
             return
         check = self.batches
         if check is None:
             check = self.batches = BatchCheck(found.records, self._significance)
         elif check.records != found.records:
             check.obstacle = "the loader's data set changes"
-        self.detach()  # of loaders that were given before: each batch counts once
-        self._taps.append(SamplerTap(loader, check.start_epoch, check.take))
+        self._taps.append(SamplerTap(loader, check.start_epoch, _both(check.take, take)))
+
+    @property
+    def loader_rate(self) -> float | None:
+        """The rate that the sampler states; None if it states none."""
+        return None if self.loader is None else self.loader.sample_rate
 
     @property
     def needs_sizes(self) -> bool:
@@ -138,3 +145,15 @@ class RunLints:
         for tap in self._taps:
             tap.remove()
         self._taps = []
+
+
+def _nothing() -> None:
+    """A pass begins, of which nothing is to be known."""
+
+
+def _both(one: Callable[[Any], None], other: Callable[[Any], None]) -> Callable[[Any], None]:
+    def take(batch: Any) -> None:
+        one(batch)
+        other(batch)
+
+    return take

@@ -15,6 +15,7 @@ def accounting_result(
     delta: float,
     source: str,
     epsilon_by_removal: float | None = None,
+    lack: str = "",
 ) -> CheckResult:
     """Compare the composed epsilon with the claim.
 
@@ -26,6 +27,7 @@ def accounting_result(
         source: where the claim comes from, in words.
         epsilon_by_removal: where ``epsilon_spent`` is between data sets with a record replaced,
             epsilon of the same steps between those with one added or removed; else None.
+        lack: why no epsilon is known of the steps that ran, if it is not for the sample rate.
 
     Returns:
         The result of the check `accounting`.
@@ -36,7 +38,8 @@ def accounting_result(
         "delta": delta,
     }
     if epsilon_spent is None or claimed_epsilon is None:
-        lacks = "the sample rate is unknown" if epsilon_spent is None else "no epsilon is claimed"
+        unknown = lack or "the sample rate is unknown"
+        lacks = unknown if epsilon_spent is None else "no epsilon is claimed"
         return ACCOUNTING.not_run(f"not compared: {lacks}", evidence)
     between = ""
     if epsilon_by_removal is not None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from lightning_audit.catalogue.claim_checks import NOT_POISSON, RATE_TOLERANCE, SAMPLING_RATE
 from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.run_checks.record_numbers import record_numbers
 from lightning_audit.stats.evalues.batch_sizes import (
     RATE_RATIOS,
     PoissonBatchBets,
@@ -62,19 +63,12 @@ class BatchCheck:
         """Take in what the sampler yields; what cannot be read ends the test."""
         if self.obstacle:
             return
-        indices = None if hasattr(batch, "__next__") else np.asarray(batch)
-        if indices is not None and indices.size == 0:
-            indices = np.zeros(0, dtype=np.int64)
-        if (
-            indices is None
-            or indices.ndim != 1
-            or not np.issubdtype(indices.dtype, np.integer)
-            or (indices.size and not 0 <= indices.min() <= indices.max() < self._bets.records)
-        ):
+        numbers = record_numbers(batch, self.records)
+        if numbers is None:
             self.obstacle = "its batches are not lists of record numbers"
             return
-        distinct = np.unique(indices.astype(np.int64))
-        self._doubled += len(distinct) < len(indices)
+        distinct = np.unique(numbers)
+        self._doubled += len(distinct) < len(numbers)
         self._bets.update(distinct)
         self._poisson.update(self._bets.log_e, self._bets.batches)
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_audit.catalogue.check import Check
+from lightning_audit.catalogue.noise_examination import REPLAY_NOISE
 from lightning_audit.catalogue.replay_checks import (
     REPLAY_CLIPPING,
     REPLAY_RELEASE,
     REPLAY_SENSITIVITY,
 )
 from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.run_checks.examined_noise import NoiseLog, NoiseLook
+from lightning_audit.run_checks.replay_findings import Finding
 
 #: A gradient that adds less than this part of its norm was clipped, at some norm.
 _WHOLE = 0.9
@@ -24,41 +26,6 @@ NOT_EXAMINED = "no step was examined"
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A neighbour whose step is too far off.
-
-    Args:
-        name: of the neighbour.
-        size: of a release, norm of the difference over the clipping norm; of what a step leaves
-            behind, the relative difference. Infinite where it has no size.
-        allowed: what the definition allows.
-        made_up: whether the record is one with scaled inputs, and inputs have bounds.
-        whole: norm of a crafted gradient over the clipping norm; None for a record.
-        in_one_tensor: whether all of that gradient is in one of several tensors.
-    """
-
-    name: str
-    size: float
-    allowed: float
-    made_up: bool = False
-    whole: float | None = None
-    in_one_tensor: bool = False
-
-    @property
-    def rounded(self) -> float | None:
-        """The size by two digits, which tell enough; None where it is infinite."""
-        return float(f"{self.size:.2g}") if math.isfinite(self.size) else None
-
-    def describe(self) -> str:
-        """The neighbour and how far off it is."""
-        size = self.rounded
-        if not self.allowed:
-            return self.name
-        far = "not finite" if size is None else f"{size:g} C"
-        return f"{self.name}: {far}, at most {self.allowed:g} C is allowed"
-
-
-@dataclass(frozen=True)
 class Answer:
     """What came of a question.
 
@@ -66,6 +33,8 @@ class Answer:
         asked: neighbours that were replayed.
         findings: those that are too far off, the farthest first.
         notes: those that are too far off, and unlike any record that may be in the data.
+        noise: what was seen of the noise; None where it was another question.
+        kept: what steps to come are held against, in memory alone; None if nothing is.
         reason: why the question was not asked; empty where it was.
     """
 
@@ -73,6 +42,8 @@ class Answer:
     findings: tuple[Finding, ...] = ()
     reason: str = ""
     notes: tuple[Finding, ...] = ()
+    noise: NoiseLook | None = None
+    kept: Any = None
 
     def describe(self) -> str:
         """What came of it, in a line."""
@@ -145,6 +116,7 @@ class _Told:
     finding: str = ""
     alike: bool = True
     in_one_tensor: bool = False
+    passes_whole: bool = False
     reason: str = ""
 
 
@@ -167,14 +139,19 @@ class ExaminationLog:
     between_epochs: int = 0
     notes: list[str] = field(default_factory=list)
     cost: dict[str, float] = field(default_factory=dict)
+    noise: NoiseLog = field(default_factory=NoiseLog)
     _told: dict[str, _Told] = field(
         default_factory=lambda: {name: _Told() for name in REPLAY_CHECKS}
     )
 
-    @property
-    def found(self) -> bool:
-        """Whether something was found."""
-        return any(told.findings for told in self._told.values())
+    def found(self, significance: float) -> bool:
+        """Whether something was found.
+
+        Args:
+            significance: of the whole run.
+        """
+        findings = any(told.findings for told in self._told.values())
+        return findings or self.noise.found(significance)
 
     def asked(self, name: str) -> int:
         """How many neighbours a question was asked of."""
@@ -190,6 +167,8 @@ class ExaminationLog:
         if step not in self.steps:
             self.steps.append(step)
         for name, answer in answers.items():
+            if name == REPLAY_NOISE.name:
+                self.noise.take(step, answer.noise, answer.reason)
             if (told := self._told.get(name)) is not None:
                 _add(told, step, answer)
                 self.notes += [
@@ -199,22 +178,27 @@ class ExaminationLog:
                     if not any(known.startswith(f"{name}: ") for known in self.notes)
                 ]
 
-    def spend(self, seconds: float, step_seconds: float) -> None:
+    def spend(self, seconds: float, step_times: float) -> None:
         """Take in what an examination cost.
 
         Args:
             seconds: that it took.
-            step_seconds: that one step takes.
+            step_times: the same in times of a step.
         """
         if self.cost:
             self.cost["later"] += seconds
-        elif step_seconds > 0.0:
-            times = seconds / step_seconds
-            self.cost = {"first": seconds, "first_step_times": times, "later": 0.0}
+        else:
+            self.cost = {"first": seconds, "first_step_times": step_times, "later": 0.0}
 
-    def results(self) -> list[CheckResult]:
-        """Results of `replay.sensitivity`, `replay.clipping` and `replay.release`."""
-        return [self._result(name, told) for name, told in self._told.items()]
+    def results(self, significance: float) -> list[CheckResult]:
+        """Results of the checks by replay.
+
+        Args:
+            significance: of the whole run.
+        """
+        asked = [self._result(name, told) for name, told in self._told.items()]
+        noise = self.noise.result(significance, self.off or NOT_EXAMINED, self.where)
+        return [*asked, noise]
 
     def _result(self, name: str, told: _Told) -> CheckResult:
         check, words = _WORDS[name]
@@ -236,6 +220,7 @@ class ExaminationLog:
                 "finding": finding,
                 "alike": told.alike,
                 "in_one_tensor": told.in_one_tensor,
+                "passes_whole": told.passes_whole,
                 "where": self.where,
             }
         return check.judged(
@@ -253,6 +238,7 @@ class ExaminationLog:
             "between_epochs": self.between_epochs,
             "notes": list(self.notes),
             "cost": dict(self.cost),
+            "noise": self.noise.state(),
             "told": {name: dict(vars(told)) for name, told in self._told.items()},
         }
 
@@ -260,6 +246,7 @@ class ExaminationLog:
         """Go on from a checkpoint's state."""
         self.steps, self.notes = list(state["steps"]), list(state["notes"])
         self.cost = dict(state["cost"])
+        self.noise.load(state["noise"])
         self.where, self.between_epochs = state["where"], state["between_epochs"]
         self._told = {name: _Told(**told) for name, told in state["told"].items()}
 
@@ -275,6 +262,12 @@ def _add(told: _Told, step: int, answer: Answer) -> None:
         told.finding = worst.describe()
         told.alike = _alike(answer.findings)
         told.in_one_tensor = any(found.in_one_tensor for found in answer.findings)
+        told.passes_whole = any(
+            found.whole is not None
+            and not found.in_one_tensor
+            and found.size > _WHOLE * found.whole
+            for found in answer.findings
+        )
 
 
 def _alike(findings: Sequence[Finding]) -> bool:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from lightning_audit.stats.tradeoff.gdp import gaussian_mu
 from lightning_audit.testing.faults import FAULTS, Fault
-from lightning_audit.testing.faulty_noise import ScaledNoise
+from lightning_audit.testing.faulty.faulty_noise import ScaledNoise
 from lightning_audit.testing.trainings import Training, random_data
 
 EPSILON, DELTA = 1.27, 1e-5

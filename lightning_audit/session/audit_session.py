@@ -60,7 +60,7 @@ class AuditSession:
     ) -> None:
         self.planner, self.source, self.way = planner, source, way
         self.recorder = planner.recorder
-        self._noise = noise
+        self.noise = noise
         self._sample_rate = sample_rate
         self._ranks = planner.ranks
         self._epoch = 0
@@ -179,7 +179,7 @@ class AuditSession:
             return
         if not self.step.final_step_of_batch():  # a physical batch of a larger logical one
             self.source.inject_part()
-            self._noise.skip(self.step)
+            self.noise.skip(self.step)
             self._split = True
         elif self.planner.layout_holds():
             if self._split:
@@ -239,7 +239,7 @@ class AuditSession:
             self.draws.end(number, self.step.noise_state())
         self._asked = planner.plan is not None and planner.plan.asked
         divisor = None if now is None else self._divisor(now)
-        self._noise.read(self.step, number, self.way.samples(planner.plan), grads, divisor)
+        self.noise.read(self.step, number, self.way.samples(planner.plan), grads, divisor)
         if planner.plan is not None and planner.plan.prepared:
             planner.withdraw()  # clipping is over, and nobody put the canaries in
         planner.settle(now)
@@ -289,9 +289,10 @@ class AuditSession:
             self.checksum = zlib.crc32(read, self.checksum)
         claim = plan.claim
         divisor, self._divided_by = self._divisor(claim), None
-        unit, noise = self._noise.seen(claim, int(plan.coins.sum()), divisor, reading.factor)
+        unit, noise = self.noise.seen(claim, int(plan.coins.sum()), divisor, reading)
         readable = not reading.unclear and bool(np.isfinite(values).all())
         sums = values * unit
+        drawn = self.noise.drawn(sums, claim.noise_multiplier, reading.dead)
         self.releases.update(reading, sums, claim.noise_multiplier)
         if reading.dead is not None:
             planner.note(ZEROS)
@@ -301,8 +302,8 @@ class AuditSession:
                 claim=claim,
                 status=plan.recorded,
                 coins=plan.coins,
-                readings=source.end_step(plan, sums, reading.dead),
-                witnesses=sums[coordinates.witness_at],
+                readings=source.end_step(plan, drawn, reading.dead),
+                witnesses=drawn[coordinates.witness_at],
                 epoch=self._epoch,
                 replaced=reading.replaced,
                 sample_rate=self._sample_rate(claim.accumulated),
@@ -329,6 +330,7 @@ class AuditSession:
             "releases": self.releases.state(),
             "lost": self.lost.state(),
             "norms": snapshot(self.step.norms),
+            "noise": self.noise.state(),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -344,5 +346,6 @@ class AuditSession:
         self.noise_start.load(state["noise_start"])
         self.releases.load(state["releases"])
         self.lost.load(state["lost"])
+        self.noise.load(state["noise"])
         if self.step.norms is not None and state["norms"] is not None:
             self.step.norms = restore(state["norms"])

@@ -64,7 +64,16 @@ def begin_session(
     witnesses = choose_witnesses(step.layout, placement.support(), rng)
     coordinates = Coordinates(witnesses, placement)
     names = tuple(slot.name for slot in step.layout)
-    header = RecordHeader(placement.labels, names, witnesses.counts, LAGS, signal=signal)
+    stated = config.claim.noise_coefficients if config.claim else None
+    coefficients = None if stated is None else tuple(stated)
+    header = RecordHeader(
+        placement.labels,
+        names,
+        witnesses.counts,
+        LAGS,
+        signal=signal,
+        noise_coefficients=coefficients,
+    )
     if isinstance(first, InputCanary):
         header = _with_game(header, first)
     (own,) = rng.spawn(1)  # the coins stay what the seed makes them
@@ -83,7 +92,7 @@ def begin_session(
     way, source = _read_and_fed(step, planner)
     if isinstance(first, InputCanary):
         source = InputSample(first, planner, way, chooser)
-    noise = NoiseWatch(witnesses, alone=not ranks.several)
+    noise = NoiseWatch(witnesses, alone=not ranks.several, coefficients=coefficients)
     return AuditSession(planner, source, way, noise, sample_rate)
 
 

@@ -205,9 +205,17 @@ class Recorder:
             What another significance than the state's changes, in sentences.
 
         Raises:
-            ValueError: the run had other canaries, or was audited by another version.
+            ValueError: the run had other canaries or noise coefficients, or was audited by another
+                version.
         """
         header = restore(state["header"])
+        kept, now = header.noise_coefficients, self.header.noise_coefficients
+        if kept != now:
+            raise ValueError(
+                f"claim.noise_coefficients={now} is not what the checkpoint's steps were read "
+                f"against: they are {kept} there; resume with the checkpoint's, or audit what "
+                "follows as a training of its own, without ckpt_path."
+            )
         if header != self.header:
             raise ValueError(
                 f"the checkpoint's audit has canaries {list(header.canaries)} over "

@@ -71,6 +71,8 @@ class StepPlanner:
         self.notes = list(placement.skipped)
         self.pass_blockers: list[str] = []
         self.batch_sizes: list[int] = []
+        #: Records of all steps so far; None where they are not known of each.
+        self.rows_taken: int | None = 0
         #: The smallest oversize of the run's canaries, which went on with another one.
         self.oversize = config.oversize
         self._track = track_batch_sizes
@@ -89,10 +91,12 @@ class StepPlanner:
         stated, own = self.step.claim(accumulated), self.config.claim
         if own is None:
             return stated
-        batch = own.expected_batch_size
+        batch, coefficients = own.expected_batch_size, own.noise_coefficients
+        # Of correlated noise the weight of a step's own draw is a part of that draw's size.
+        weight = coefficients[0] if coefficients else 1.0
         return replace(
             stated,
-            noise_multiplier=own.noise_multiplier or stated.noise_multiplier,
+            noise_multiplier=weight * (own.noise_multiplier or stated.noise_multiplier),
             max_grad_norm=own.max_grad_norm or stated.max_grad_norm,
             scale=batch * stated.accumulated if batch else stated.scale,
         )
@@ -200,11 +204,17 @@ class StepPlanner:
         return self.changed_at is None
 
     def count_batch(self) -> None:
-        """Keep the number of the planned step's samples, where sizes are kept."""
-        size, plan = self.step.batch_size() if self._track else None, self.plan
-        if size is not None:
-            own = plan is not None and not plan.earlier
-            self.batch_sizes.append(size - (int(plan.coins.sum()) if plan and own else 0))
+        """Count the planned step's samples, and keep their number where sizes are kept."""
+        size, plan = self.step.batch_size(), self.plan
+        if size is None:
+            self.rows_taken = None
+            return
+        own = plan is not None and not plan.earlier
+        size -= int(plan.coins.sum()) if plan and own else 0
+        if self.rows_taken is not None:
+            self.rows_taken += size
+        if self._track:
+            self.batch_sizes.append(size)
 
     def end_epoch(self) -> None:
         """Forget the size of the epoch's last batch, which is smaller for many loaders."""

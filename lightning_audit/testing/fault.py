@@ -16,7 +16,8 @@ from opacus.optimizers import (
 )
 
 from lightning_audit.catalogue.registry import teller
-from lightning_audit.testing import faulty_clipping, faulty_parts, faulty_steps, trainings
+from lightning_audit.testing import faulty_steps, trainings
+from lightning_audit.testing.faulty import faulty_clipping, faulty_parts
 
 #: Optimizers that do not clip whole per-sample gradients by one norm that is given.
 _CLIP_OTHERWISE = (DPPerLayerOptimizer, AdaClipDPOptimizer, DPOptimizerFastGradientClipping)

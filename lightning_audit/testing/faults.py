@@ -26,9 +26,10 @@ from types import MappingProxyType
 
 from opacus.optimizers import DPOptimizer
 
+from lightning_audit.testing.drawn_faults import OF_THE_DRAW
 from lightning_audit.testing.fault import Fault as Fault
 from lightning_audit.testing.optimizer_faults import OF_THE_OPTIMIZER
-from lightning_audit.testing.step_faults import OF_THE_STEP
+from lightning_audit.testing.step_faults import OF_CORRELATED_NOISE, OF_THE_STEP
 from lightning_audit.testing.training_faults import BY_HAND_CLAIM as BY_HAND_CLAIM
 from lightning_audit.testing.training_faults import INPUT_CANARY as INPUT_CANARY
 from lightning_audit.testing.training_faults import OF_THE_TRAINING
@@ -54,7 +55,13 @@ def plant(optimizer: DPOptimizer, name: str) -> DPOptimizer:
     return FAULTS[name].apply(optimizer)
 
 
-_ALL = (*OF_THE_OPTIMIZER, *OF_THE_TRAINING, *OF_THE_STEP)
+_ALL = (
+    *OF_THE_OPTIMIZER,
+    *OF_THE_TRAINING,
+    *OF_THE_STEP,
+    *OF_CORRELATED_NOISE,
+    *OF_THE_DRAW,
+)
 
 #: The faults by name.
 FAULTS: Mapping[str, Fault] = MappingProxyType({fault.name: fault for fault in _ALL})

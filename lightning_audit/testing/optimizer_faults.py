@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from lightning_audit.testing import faulty_clipping as clipping
-from lightning_audit.testing import faulty_noise as noise
-from lightning_audit.testing import faulty_parts as parts
 from lightning_audit.testing import opacus_trainings, trainings
 from lightning_audit.testing.fault import Fault
+from lightning_audit.testing.faulty import faulty_clipping as clipping
+from lightning_audit.testing.faulty import faulty_noise as noise
+from lightning_audit.testing.faulty import faulty_parts as parts
 
 OF_THE_OPTIMIZER = (
     Fault(
@@ -149,55 +149,6 @@ OF_THE_OPTIMIZER = (
         noise.FewSeeds,
         steps=60,
         reason="found when two of the steps so far have drawn the same seed",
-    ),
-    Fault(
-        "noise_of_the_step_before",
-        "two fifths of the noise are that of the step before",
-        "noise that is smoothed over the steps",
-        optimizer=noise.AutoregressiveNoise,
-        named="noise_depends_on_earlier_noise",
-    ),
-    Fault(
-        "noise_opposes_the_step_before",
-        "the noise takes three fifths of that of the step before back",
-        "correlated noise without the accounting that it needs",
-        optimizer=noise.OppositeNoise,
-        named="noise_depends_on_earlier_noise",
-    ),
-    Fault(
-        "noise_taken_back",
-        "every second step takes the noise of the step before back",
-        "antithetic sampling of the noise",
-        optimizer=noise.FlippedNoise,
-        named="noise_depends_on_earlier_noise",
-    ),
-    Fault(
-        "noise_cancels",
-        "the noise is such that its sum over the steps stays small",
-        "DP-FTRL's noise under DP-SGD's accounting",
-        optimizer=noise.CancellingNoise,
-        named="noise_depends_on_earlier_noise",
-    ),
-    Fault(
-        "no_noise_on_some_entries",
-        "one entry in a hundred has no noise",
-        "masks that are put on behind the noise",
-        optimizer=noise.NoNoiseOnSomeEntries,
-        named="noise_missing_at_entries",
-    ),
-    Fault(
-        "noise_is_tiled",
-        "a few draws are repeated over each tensor",
-        "noise that is drawn once and tiled, to save time",
-        optimizer=noise.TiledNoise,
-        named="entries_share_noise",
-    ),
-    Fault(
-        "noise_is_mirrored",
-        "half of each tensor's noise takes the other half back, in reverse",
-        "antithetic draws within a tensor",
-        optimizer=noise.MirroredNoise,
-        named="entries_share_noise",
     ),
     Fault(
         "less_noise_on_largest",

@@ -1,17 +1,24 @@
-"""The registry's faults that examinations by replay find; see `faults`."""
+"""The registry's faults that replays find, and of noise over several steps; see `faults`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.testing import faulty_steps as faulty
+from lightning_audit.testing import trainings
 from lightning_audit.testing.fault import Fault
+from lightning_audit.testing.faulty import faulty_correlation as correlation
 from lightning_audit.testing.training_faults import BY_HAND_CLAIM
 
 _THREE: Mapping[str, Any] = {"examinations": 3}
 _BY_RECORD, _BY_GRADIENT = "one_record_moves_too_much", "some_gradients_not_clipped"
 _KEPT = "more_than_the_release"
+_CORRELATED = "noise_correlated_over_steps"
+_SENTENCE = "noise correlated over steps: the noise of a step depends on that of earlier steps"
+_TOO_SMALL = "noise scale too small: the noise is 0."
 
 OF_THE_STEP = (
     Fault(
@@ -96,5 +103,85 @@ OF_THE_STEP = (
         training=faulty.ViewsClippedApart,
         named=_BY_RECORD,
         audit=_THREE,
+    ),
+)
+
+#: Of noise that is correlated over steps.
+OF_CORRELATED_NOISE = (
+    Fault(
+        "half_banded_noise",
+        "banded noise is declared, and half of it is added",
+        "a noise multiplier that is computed for another sensitivity of the encoder",
+        "noise",
+        _TOO_SMALL,
+        correlation.HalfBandedNoise,
+        named="noise_too_small",
+        audit={"claim": PrivacyClaim(noise_coefficients=correlation.COEFFICIENTS)},
+    ),
+    Fault(
+        "half_banded_noise_by_hand",
+        "banded noise is declared, and half of it is added by hand",
+        "a noise multiplier that is computed for another sensitivity of the encoder",
+        "noise",
+        _TOO_SMALL,
+        training=trainings.HalfBandedByHand,
+        named="noise_too_small",
+        audit={"claim": replace(BY_HAND_CLAIM, noise_coefficients=correlation.COEFFICIENTS)},
+    ),
+    Fault(
+        "banded_noise_undeclared",
+        "the noise of a step takes a part of that of the two steps before away, and is accounted "
+        "as independent",
+        "matrix factorisation with an accountant of DP-SGD",
+        "reuse.recurrence",
+        _SENTENCE,
+        correlation.BandedNoise,
+        named=_CORRELATED,
+    ),
+    Fault(
+        "banded_noise_of_other_weights",
+        "banded noise is declared by other weights than those it is added by",
+        "coefficients of another number of bands",
+        "reuse.recurrence",
+        _SENTENCE,
+        correlation.BandedNoise,
+        named=_CORRELATED,
+        audit={"claim": PrivacyClaim(noise_coefficients=(1.0, -0.5))},
+    ),
+    Fault(
+        "noise_follows_noise",
+        "the noise of a step keeps two fifths of that of the step before, at the stated size",
+        "noise that is smoothed, or an average of draws",
+        "reuse.recurrence",
+        _SENTENCE,
+        correlation.AutoregressiveNoise,
+        named=_CORRELATED,
+    ),
+    Fault(
+        "noise_opposes_noise",
+        "the noise of a step takes three fifths of that of the step before back",
+        "correlated noise without the accounting that it needs",
+        "reuse.recurrence",
+        _SENTENCE,
+        correlation.OppositeNoise,
+        named=_CORRELATED,
+    ),
+    Fault(
+        "noise_taken_back",
+        "every second step takes the noise of the step before back",
+        "antithetic sampling of the noise",
+        "reuse.forecast",
+        _SENTENCE,
+        correlation.FlippedNoise,
+        named=_CORRELATED,
+    ),
+    Fault(
+        "noise_cancels",
+        "the noise is such that its sum over the steps stays small",
+        "DP-FTRL's noise under DP-SGD's accounting",
+        "reuse.forecast",
+        _SENTENCE,
+        correlation.CancellingNoise,
+        named=_CORRELATED,
     ),
 )

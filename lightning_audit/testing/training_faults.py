@@ -7,9 +7,10 @@ from dataclasses import replace
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.canaries import Mislabeled
 from lightning_audit.testing import distributed_trainings as distributed
-from lightning_audit.testing import faulty_noise as noise
+from lightning_audit.testing import ledger_trainings as ledger
 from lightning_audit.testing import opacus_trainings, run_trainings, trainings
 from lightning_audit.testing.fault import Fault
+from lightning_audit.testing.faulty import faulty_noise as noise
 
 #: What trainings by hand claim, and the canary for faults that none of gradient shows.
 BY_HAND_CLAIM = PrivacyClaim(
@@ -212,5 +213,49 @@ OF_THE_TRAINING = (
         ends="INCONCLUSIVE",
         warn_only=True,
         remarked=True,
+    ),
+    Fault(
+        "same_batches_in_every_epoch",
+        "the batches of an epoch are drawn again in the next",
+        "samplers that are seeded for reproducibility",
+        training=ledger.SameBatchesInEveryEpoch,
+        named="batches_come_again",
+        steps=96,
+        reason="found in the third epoch, or the second",
+    ),
+    Fault(
+        "some_records_in_every_batch",
+        "a sampler puts some records into every batch",
+        "rebalanced samplers",
+        training=ledger.FavouredRecords,
+        named="sampled_too_often",
+    ),
+    Fault(
+        "records_stand_twice",
+        "the data set holds records twice",
+        "data sets that are concatenated with a part of themselves",
+        training=ledger.RecordsTwice,
+        named="records_stand_several_times",
+    ),
+    Fault(
+        "two_steps_on_one_batch",
+        "two steps are taken on each batch",
+        "loops over a batch",
+        training=ledger.TwoStepsOnABatch,
+        named="several_steps_on_one_batch",
+    ),
+    Fault(
+        "every_second_step_told",
+        "the accountant is told of every second step",
+        "hooks that are wrapped",
+        training=ledger.EverySecondStepTold,
+        named="accountant_not_told",
+    ),
+    Fault(
+        "more_noise_told",
+        "the accountant is told of more noise than the optimizer states",
+        "hooks that are written anew",
+        training=ledger.MoreNoiseTold,
+        named="accountant_told_of_more_noise",
     ),
 )

@@ -19,7 +19,8 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_audit.dpsgd.hand_over import per_sample
+from lightning_audit.dpsgd.hand_over import per_sample, released
+from lightning_audit.testing.faulty.faulty_correlation import BandedDraws
 
 RECORDS, WIDTH, HIDDEN, CLASSES = 2048, 16, 64, 10
 BATCH_SIZE = 16
@@ -239,3 +240,33 @@ class NormalisedOverBatch(HandWritten):
     def clipped_sums(self, x: torch.Tensor, y: torch.Tensor) -> Gradients:
         """Centre, then clip."""
         return super().clipped_sums(x - x.mean(0), y)
+
+
+class BandedByHand(HandWritten):
+    """Banded noise by hand, shown by `lightning_audit.released`: correct, if it is claimed."""
+
+    factor: float = 1.0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.draws = BandedDraws(factor=self.factor)
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        """Make the gradient private, show it, then update."""
+        sums = self.clipped_sums(*batch)
+        std = self.settings["noise_multiplier"] * self.settings["max_grad_norm"]
+        places = {name: place for place, name in enumerate(sums)}
+        noisy = {
+            name: (total + std * self.draws.noise(places[name], total)) / self.divisor(0)
+            for name, total in sums.items()
+        }
+        noisy = released(noisy, module=self.net)
+        for name, p in self.net.named_parameters():
+            p.grad = noisy[name]
+        self.optimizers().step()  # type: ignore[attr-defined]  # of the LightningModule
+
+
+class HalfBandedByHand(BandedByHand):
+    """Half of the banded noise by hand."""
+
+    factor = 0.5

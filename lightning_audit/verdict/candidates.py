@@ -12,6 +12,17 @@ from lightning_audit.verdict.root import STEPS, first_seen
 
 #: Entries of a check's evidence that say where it was seen.
 _PARAMETERS = ("parameters", "flagged")
+#: Entries that rules go by, and which tell a reader nothing.
+_INTERNAL = (
+    "alike",
+    "allowed",
+    "examined",
+    "findings",
+    "in_one_tensor",
+    "of",
+    "passes_whole",
+    "where",
+)
 _PLACES = (*STEPS, *_PARAMETERS, "process")
 
 
@@ -71,7 +82,8 @@ class Case:
         """
         seen = self.violated[finding].evidence
         if evidence is None:
-            evidence = {key: value for key, value in seen.items() if key not in _PLACES}
+            left = (*_PLACES, *_INTERNAL)
+            evidence = {key: value for key, value in seen.items() if key not in left}
         if parameters is None:
             named = next((seen[key] for key in _PARAMETERS if seen.get(key)), ())
             parameters = (named,) if isinstance(named, str) else tuple(map(str, named))

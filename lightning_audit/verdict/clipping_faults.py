@@ -36,6 +36,9 @@ def clipping_candidates(case: Case) -> list[Candidate]:
     evidence = {"shift": shift, "shift_lower": monitor.sensitivity.shift_lower}
     found = [_after_average(monitor), _missed(monitor, case.oversize)]
     loose = found[1] is not None
+    replayed = case.violated.get(REPLAY_CLIPPING.name)
+    if loose and replayed is not None and replayed.evidence.get("passes_whole"):
+        return []  # whole gradients pass now and then, whichever tensors they are in
     if shift > 0.5 * case.oversize:
         found.append(
             _Named(

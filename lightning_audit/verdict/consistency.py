@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from lightning_audit.accounting.margin import exceeds
@@ -18,6 +18,7 @@ from lightning_audit.catalogue.step_checks import EPSILON
 from lightning_audit.results.audit_report import KINDS, AuditReport, CheckResult, OptimizerSeen
 from lightning_audit.verdict.check_status import contradictions_of_checks
 from lightning_audit.verdict.pass_blockers import (
+    MECHANISM_ALONE,
     OutcomeSettings,
     blockers_of_optimizer,
     blockers_of_run,
@@ -53,6 +54,12 @@ def contradictions(report: AuditReport) -> list[str]:
         *_of_powers(report, settings),
         *_of_bounds(report, settings),
     ]
+
+
+def noise_is_correlated(report: AuditReport) -> bool:
+    """Whether `noise_coefficients` are claimed, so that no epsilon is computed."""
+    claim = report.settings.get("claim")
+    return isinstance(claim, Mapping) and claim.get("noise_coefficients") is not None
 
 
 def _named(report: AuditReport, name: str) -> list[CheckResult]:
@@ -144,6 +151,12 @@ def _of_epsilons(report: AuditReport, settings: OutcomeSettings) -> Iterator[str
     if settings.delta != delta:
         yield f"delta is {delta}, settings.delta {settings.delta}"
     known = bool(report.history) and all(rate is not None for _, rate, _ in report.history)
+    if noise_is_correlated(report):
+        known = False
+        if stated is None and claimed_epsilon is not None:
+            yield f"claimed_epsilon is {claimed_epsilon}, and accountants know independent noise"
+        if report.epsilon_not_excluded is not None:
+            yield "epsilon_not_excluded is a number, and of correlated noise none is computed"
     if known != (epsilon_spent is not None):
         gives = "gives" if known else "does not give"
         yield f"epsilon_spent is {epsilon_spent}, and history {gives} it"
@@ -175,7 +188,9 @@ def _of_bounds(report: AuditReport, settings: OutcomeSettings) -> Iterator[str]:
     names = [bound.name for bound in report.bounds]
     if len(set(names)) < len(names):
         yield "bounds: a name occurs twice"
-    if (_ANYTIME in names) != (report.steps > 0):
+    if noise_is_correlated(report) and names:
+        yield f"bounds: {names} are present, and of correlated noise none is computed"
+    elif not noise_is_correlated(report) and (_ANYTIME in names) != (report.steps > 0):
         yield f"bounds: {_ANYTIME} is {'present' if _ANYTIME in names else 'absent'}"
     named = report.settings.get("bounds")
     own = {_ANYTIME, _OF_CANARIES}
@@ -206,8 +221,14 @@ def _of_bounds(report: AuditReport, settings: OutcomeSettings) -> Iterator[str]:
 def _of_verdict(report: AuditReport, settings: OutcomeSettings) -> Iterator[str]:
     verdict = report.verdict
     others = report.pass_blockers
+    correlated = noise_is_correlated(report)
     blockers = blockers_of_run(
-        settings, report.checks, report.epsilon_spent, others, complete=report.complete
+        settings,
+        report.checks,
+        report.epsilon_spent,
+        others,
+        complete=report.complete,
+        mechanism_alone=correlated,
     )
     for one in report.optimizers or (None,):
         blockers += blockers_of_optimizer(one, settings.resolution)
@@ -218,6 +239,9 @@ def _of_verdict(report: AuditReport, settings: OutcomeSettings) -> Iterator[str]
         reason = "; ".join(why.get(outcome, ["nothing is violated and nothing is missing"]))
         yield f"verdict: outcome is {verdict.outcome}, the report gives {outcome}: {reason}"
     if verdict.outcome == "PASS":
+        if correlated != (MECHANISM_ALONE in verdict.summary):
+            without = "does not say" if correlated else "says"
+            yield f"verdict: summary {without} that the mechanism alone was judged"
         if verdict.pass_blockers:
             yield f"verdict: outcome is PASS, and missing: {'; '.join(verdict.pass_blockers)}"
         yield from (

@@ -8,11 +8,13 @@ another finding takes it away from the rules below.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from lightning_audit.catalogue.check import FaultRule
 from lightning_audit.catalogue.noise_checks import BATCH_NORMALISED
 from lightning_audit.catalogue.registry import REGISTRY, entailed, group
+from lightning_audit.catalogue.replay_checks import REPLAY_RELEASE
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.results.audit_report import CheckResult, LikelyFault
 from lightning_audit.verdict.candidates import Candidate, Case
@@ -82,7 +84,13 @@ def loses_no_privacy(violated: Sequence[CheckResult], monitor: AuditMonitor) -> 
     if monitor.signal_over_noise(monitor.significance).ratio_lower > 1.0:
         return False
     # The shift may be as large as its estimate plus its error, the noise as small as in any tensor.
-    return monitor.sensitivity.shift_upper < 1.05 * monitor.witness_noise.smallest_ratio
+    if REPLAY_RELEASE.name in case.violated:
+        return False
+    replayed = [
+        case.violated[n].evidence.get("size") for n in group("replay") if n in case.violated
+    ]
+    shifts = [monitor.sensitivity.shift_upper, *(s if s else math.inf for s in replayed)]
+    return max(shifts) < 1.05 * monitor.witness_noise.smallest_ratio
 
 
 def _by_finding(case: Case) -> list[tuple[FaultRule, Candidate]]:

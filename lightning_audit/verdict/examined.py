@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from lightning_audit.catalogue.noise_examination import REPLAY_NOISE
 from lightning_audit.catalogue.registry import group
 from lightning_audit.catalogue.replay_checks import REPLAY_CLIPPING, REPLAY_SENSITIVITY
 from lightning_audit.catalogue.step_checks import COUPLING
@@ -16,7 +17,7 @@ def describe_examined(checks: Iterable[CheckResult]) -> str:
     Args:
         checks: results of all checks.
     """
-    replayed = (*group("replay"), COUPLING.name)
+    replayed = (*group("replay"), REPLAY_NOISE.name, COUPLING.name)
     by_name = {check.name: check for check in checks if check.name in replayed}
     asked = {n: c for n, c in by_name.items() if c.status != "not_run"}
     reasons: dict[str, list[str]] = {}
@@ -36,6 +37,8 @@ def describe_examined(checks: Iterable[CheckResult]) -> str:
         "crafted gradients": asked.get(REPLAY_CLIPPING.name),
     }
     shown = [f"{c.evidence.get('asked')} {what}" for what, c in counts.items() if c is not None]
+    if (noise := asked.get(REPLAY_NOISE.name)) is not None:
+        shown.append(f"{noise.evidence.get('draws')} draws of the noise")
     line = f"examined {steps} step{'s' * (steps != 1)} by replay"
     line += f": {', '.join(shown)}" if shown else ""
     return f"{line}; not asked: {left}" if left else line

@@ -19,6 +19,7 @@ from lightning_audit.results.audit_report import (
 from lightning_audit.verdict.diagnosis import likely_faults, loses_no_privacy
 from lightning_audit.verdict.examined import describe_examined
 from lightning_audit.verdict.pass_blockers import (
+    MECHANISM_ALONE,
     TARGET,
     Resolution,
     blockers_of_optimizer,
@@ -77,6 +78,8 @@ def judge(
     resolution: Resolution,
     pass_blockers: Sequence[str] = (),
     processes: int = 1,
+    *,
+    mechanism_alone: bool = False,
 ) -> Verdict:
     """Give the verdict on one private optimizer.
 
@@ -87,6 +90,7 @@ def judge(
         resolution: what the run must be able to see to pass.
         pass_blockers: what else stands in the way of a pass, in sentences.
         processes: number of processes that train together.
+        mechanism_alone: whether no epsilon is computed, by the claim's `noise_coefficients`.
 
     Returns:
         The verdict, with the likely faults and what to do.
@@ -104,14 +108,13 @@ def judge(
             advice="resolve the items under Missing; on_inconclusive='raise' makes such a run fail",
             pass_blockers=tuple(blockers),
         )
-    examined = describe_examined(checks)
-    return Verdict(
-        "PASS",
-        None,
-        (f"{examined}; " if examined else "")
-        + f"no check failed; {TARGET:.0%} power against {resolution.noise:g}x noise or "
+    said = (
+        describe_examined(checks),
+        f"no check failed; {TARGET:.0%} power against {resolution.noise:g}x noise or "
         f"{resolution.sensitivity:g}x clipping, at the observed gradient variance",
+        MECHANISM_ALONE if mechanism_alone else "",
     )
+    return Verdict("PASS", None, "; ".join(filter(None, said)))
 
 
 def worst(

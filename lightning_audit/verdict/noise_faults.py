@@ -8,9 +8,14 @@ import numpy as np
 
 from lightning_audit.catalogue.noise_checks import NOISE_ENTRIES, NOISE_STEP
 from lightning_audit.catalogue.registry import REGISTRY, group
-from lightning_audit.catalogue.reuse_checks import REUSE_ENTRIES, REUSE_FORECAST
+from lightning_audit.catalogue.reuse_checks import (
+    CORRELATED_OVER_STEPS,
+    REUSE_ENTRIES,
+    REUSE_FORECAST,
+)
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.verdict.candidates import Candidate, Case, named_tensors
+from lightning_audit.verdict.root import first_seen
 
 #: A residual this much smaller than the plain one speaks for re-used noise, not for small noise.
 #: Few steps come last: they are the finding where nothing else of the noise is.
@@ -45,8 +50,9 @@ def reuse_candidates(case: Case) -> list[Candidate]:
         return []
     shared = [name for name in ("reuse.broadcast", "reuse.pair") if name in case.violated]
     clear = [name for name in shared if reuse_is_seen(case, monitor, name)]
-    told = (_dependent(case), _repeated(case, monitor), _recurring(case, monitor))
-    others = [candidate for candidate in told if candidate is not None]
+    correlated = _correlated(case) or _dependent(case)
+    found = (correlated,) if correlated else (_repeated(case, monitor), _recurring(case, monitor))
+    others = [c for c in found if c is not None]
     # Where nothing else explains them, differences that are a little small are re-used noise, too.
     alone = not (clear or others or case.first_of(NOISE))
     return [*(_shared(case, monitor, name) for name in (shared if alone else clear)), *others]
@@ -201,6 +207,28 @@ def _comes_back_regularly(monitor: AuditMonitor) -> bool:
     """Whether steps at one lag agree over the whole run; of few seeds a few pairs do."""
     quiet = monitor.witness_noise.smallest_ratio
     return monitor.reuse.lag_ratio() / math.sqrt(2.0) < _REUSE_GAIN * quiet
+
+
+def _correlated(case: Case) -> Candidate | None:
+    """Noise that follows that of earlier steps and does not come back as it was."""
+    finding = "reuse.recurrence"
+    seen = case.violated[finding].evidence if finding in case.violated else {}
+    # Where noise is missing, what is left there follows itself; of noise that follows itself, the
+    # past foretells a part, and the rest is small.
+    found = first_seen(seen)
+    small = [first_seen(case.violated[name].evidence) for name in NOISE if name in case.violated]
+    again = float(seen.get("difference_ratio") or 1.0) < _MISSING  # the noise itself comes back
+    if again or "agreement" not in seen or any(at is None or at <= found for at in small):
+        return None
+    return case.candidate(
+        CORRELATED_OVER_STEPS,
+        finding,
+        REUSE_FORECAST.faults[0].sentence,
+        "how the noise of a step is made of draws of earlier steps, and whether "
+        "PrivacyClaim(noise_coefficients=...) states the weights of these draws",
+        {"lag": seen["lag"], "agreement": seen["agreement"]},
+        explains=(*REUSE, *NOISE, *CHANNEL, *LEAKAGE),
+    )
 
 
 def _recurring(case: Case, monitor: AuditMonitor) -> Candidate | None:

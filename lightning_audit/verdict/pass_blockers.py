@@ -25,6 +25,12 @@ _LIVE = 0.5
 NOT_ENDED = "the training has not ended"
 
 
+#: What the verdict on a pass says where `noise_coefficients` are claimed.
+MECHANISM_ALONE = (
+    "the mechanism alone was judged, against the noise_coefficients of the claim: no epsilon is "
+    "computed of noise that is correlated over steps"
+)
+
 #: Settings in (0, 1), and what to write for each.
 _PROBABILITIES = {
     "delta": "take less than one over the number of samples",
@@ -121,6 +127,7 @@ def blockers_of_run(
     others: Sequence[str],
     *,
     complete: bool,
+    mechanism_alone: bool = False,
 ) -> list[str]:
     """What stands in the way of a pass, whichever private optimizer is looked at.
 
@@ -130,11 +137,13 @@ def blockers_of_run(
         epsilon_spent: epsilon of the steps that ran; None if unknown.
         others: what no check and no count shows, in sentences.
         complete: whether the training has ended as it should.
+        mechanism_alone: whether no epsilon is computed, by the claim's `noise_coefficients`.
     """
     blockers = list(others)
     if not complete and not blockers:
         blockers.append(NOT_ENDED)
-    if settings.claimed_epsilon is not None and epsilon_spent is None:
+    unknown = epsilon_spent is None and not mechanism_alone
+    if settings.claimed_epsilon is not None and unknown:
         blockers.append(
             "the sample rate is unknown, so the claimed epsilon cannot be checked; state it as "
             "PrivacyAudit(claim=PrivacyClaim(sample_rate=...)) or attach an accountant"

@@ -17,7 +17,11 @@ _NOISE, _REUSE, _LEAKAGE = group("noise"), group("reuse"), group("leakage")
 _OF_NOISE = (*_NOISE, *_REUSE, *group("channel"), *_LEAKAGE)
 #: What a fault may entail, by the finding that shows it; the rules of `diagnosis` narrow it down.
 MAY_ENTAIL: Mapping[str, tuple[str, ...]] = {
-    **{check.name: entailed(rule) for check in REGISTRY.values() for rule in check.faults},
+    **{
+        check.name: tuple(dict.fromkeys(name for rule in check.faults for name in entailed(rule)))
+        for check in REGISTRY.values()
+        if check.faults
+    },
     "sensitivity": (*group("replay"), *_LEAKAGE),
     "epsilon": group("replay"),
     "batch_normalised": ("sensitivity", *group("replay"), *_OF_NOISE),

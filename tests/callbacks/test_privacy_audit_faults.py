@@ -24,7 +24,7 @@ from training_support import (
 from lightning_audit import PrivacyAudit, PrivacyClaim
 from lightning_audit.report.console import as_text
 from lightning_audit.results.audit_report import describe
-from lightning_audit.testing import faulty_clipping, faulty_noise
+from lightning_audit.testing.faulty import faulty_clipping, faulty_noise
 from lightning_audit.verdict.consistency import contradictions
 
 

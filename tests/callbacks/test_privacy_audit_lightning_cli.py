@@ -20,7 +20,7 @@ from training_support import PrivateTraining, report_in
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim, PrivacyViolation, Resolution
 from lightning_audit.canaries import BlockPair, Crafted, Dirac, Mislabeled, Random, Spread
-from lightning_audit.testing.faulty_noise import HalfNoise
+from lightning_audit.testing.faulty.faulty_noise import HalfNoise
 
 
 class StandaloneModule(PrivateTraining, pytorch_lightning.LightningModule):

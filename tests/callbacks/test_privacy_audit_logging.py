@@ -14,7 +14,7 @@ from training_support import PrivateModule, report_in, trainer_for
 
 from lightning_audit import PrivacyAudit, PrivacyViolation
 from lightning_audit.stats.bounds.named_bounds import BOUND_NAMES
-from lightning_audit.testing.faulty_noise import HalfNoise
+from lightning_audit.testing.faulty.faulty_noise import HalfNoise
 
 pytestmark = pytest.mark.whole_report
 

@@ -10,7 +10,7 @@ from opacus.optimizers import DPOptimizer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_audit.dpsgd.accountant_link import accountant_link
+from lightning_audit.dpsgd.accountant_link import accountant_link, hook_is_unread
 
 
 def hand_made() -> DPOptimizer:
@@ -66,3 +66,64 @@ def test_a_foreign_hook_has_no_accountant(hook: Callable[..., None]) -> None:
 
 def test_a_hand_made_optimizer_has_no_accountant() -> None:
     assert accountant_link(hand_made()) is None
+
+
+class Holds:
+    """Calls a hook that it holds."""
+
+    def __init__(self, hook: Callable[..., None]) -> None:
+        self.hook = hook
+
+    def __call__(self, optimizer: DPOptimizer) -> None:
+        self.hook(optimizer)
+
+    def tell(self, optimizer: DPOptimizer) -> None:
+        self.hook(optimizer)
+
+
+def deeper(hook: Callable[..., None]) -> Callable[..., None]:
+    return lambda optimizer: hook(optimizer)
+
+
+WRAPPED: dict[str, Callable[[Callable[..., None]], Callable[..., None]]] = {
+    "lambda": deeper,
+    "lambda of a lambda": lambda hook: deeper(deeper(hook)),
+    "partial": lambda hook: functools.partial(lambda own, optimizer: own(optimizer), hook),
+    "object": Holds,
+    "method": lambda hook: Holds(hook).tell,
+    "default": lambda hook: lambda optimizer, own=hook: own(optimizer),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
+@pytest.mark.parametrize("way", WRAPPED)
+def test_a_hook_that_is_wrapped_is_followed(way: str) -> None:
+    engine, optimizer = engine_optimizer("prv")
+    optimizer.attach_step_hook(WRAPPED[way](optimizer.step_hook))
+    link = accountant_link(optimizer)
+    assert link is not None
+    assert link.accountant is engine.accountant
+    assert link.sample_rate == pytest.approx(8 / 40)
+    assert not hook_is_unread(optimizer)
+
+
+@pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
+def test_a_hook_of_ones_own_has_the_rate_that_it_tells() -> None:
+    engine, optimizer = engine_optimizer("prv")
+    accountant = engine.accountant
+    optimizer.attach_step_hook(lambda _: accountant.step(noise_multiplier=1.0, sample_rate=0.125))
+    link = accountant_link(optimizer)
+    assert link is not None
+    assert link.sample_rate is None
+    optimizer.step_hook(optimizer)
+    assert link.sample_rate == 0.125
+
+
+@pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
+def test_of_two_accountants_none_is_chosen() -> None:
+    (_, one), (_, other) = engine_optimizer("prv"), engine_optimizer("prv")
+    first, second = one.step_hook, other.step_hook
+    one.attach_step_hook(lambda optimizer: (first(optimizer), second(optimizer)))
+    assert accountant_link(one) is None
+    assert hook_is_unread(one)
+    assert not hook_is_unread(hand_made())

@@ -13,7 +13,7 @@ from training_support import PrivateModule, digits, mlp, trainer_for
 
 from lightning_audit import Examination
 from lightning_audit.examine.record_sensitivity import is_bounded, moved_rows, tolerance
-from lightning_audit.examine.replay import Replay
+from lightning_audit.replay.replay import Replay
 
 
 def with_norms(*norms: float) -> Replay:

@@ -36,7 +36,7 @@ from lightning_audit.checks.monitor import replay
 from lightning_audit.cli.main import main
 from lightning_audit.record.store import INJECTED, read_observations
 from lightning_audit.results.audit_report import SCHEMA_VERSION
-from lightning_audit.testing.faulty_noise import HalfNoise
+from lightning_audit.testing.faulty.faulty_noise import HalfNoise
 
 
 class Toggled(TwoNets):

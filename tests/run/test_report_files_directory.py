@@ -20,7 +20,7 @@ from lightning_audit import AuditReport, PrivacyAudit
 from lightning_audit.cli.main import main
 from lightning_audit.record.directory_lock import claim
 from lightning_audit.record.store import read_observations
-from lightning_audit.testing.faulty_noise import HalfNoise
+from lightning_audit.testing.faulty.faulty_noise import HalfNoise
 
 pytestmark = RESUMING
 

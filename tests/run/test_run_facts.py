@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from lightning_audit import PrivacyClaim
+from lightning_audit.dpsgd.accountant_link import AccountantLink
 from lightning_audit.run.run_facts import (
     Notes,
     OptimizerFacts,
@@ -15,7 +16,8 @@ from lightning_audit.run.run_facts import (
 )
 from lightning_audit.run.run_lints import RunLints
 from lightning_audit.run_checks.batch_sampling import BatchCheck
-from lightning_audit.run_checks.replay_answers import Answer, Finding
+from lightning_audit.run_checks.replay_answers import Answer
+from lightning_audit.run_checks.replay_findings import Finding
 from lightning_audit.session.ranks import Ranks
 
 
@@ -41,7 +43,7 @@ def test_the_loader_is_held_to_the_rate_that_any_optimizer_may_have(
 
 
 def test_a_stated_rate_is_taken_before_the_accountants_and_parts_of_a_step_add_up() -> None:
-    link: Any = SimpleNamespace(sample_rate=0.4)
+    link = AccountantLink(SimpleNamespace(history=[]), stated_rate=0.4)
     optimizer = OptimizerFacts(accountant=link)
     assert optimizer.current_rate(None, accumulated=2) == 0.8
     assert optimizer.current_rate(None, accumulated=4) == 1.0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lightning_audit.run_checks.record_coupling import Coupling, tolerance_of
-from lightning_audit.run_checks.replay_answers import Answer, Finding
+from lightning_audit.run_checks.replay_answers import Answer
+from lightning_audit.run_checks.replay_findings import Finding
 
 
 def changed(size: float) -> Answer:

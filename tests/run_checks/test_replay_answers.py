@@ -7,19 +7,21 @@ import math
 
 import pytest
 
-from lightning_audit.run_checks.replay_answers import REPLAY_CHECKS, Answer, ExaminationLog, Finding
+from lightning_audit.catalogue.noise_examination import REPLAY_NOISE
+from lightning_audit.run_checks.replay_answers import REPLAY_CHECKS, Answer, ExaminationLog
+from lightning_audit.run_checks.replay_findings import Finding
 
 FAR = Finding("without the first record", 3.14159, 1.0)
 
 
 def result(log: ExaminationLog, name: str):
-    return next(found for found in log.results() if found.name == name)
+    return next(found for found in log.results(0.05) if found.name == name)
 
 
 def test_before_anything_is_asked_no_check_ran_and_each_says_why() -> None:
     log = ExaminationLog(off="examinations=0")
-    assert [found.name for found in log.results()] == list(REPLAY_CHECKS)
-    for found in log.results():
+    assert [found.name for found in log.results(0.05)] == [*REPLAY_CHECKS, REPLAY_NOISE.name]
+    for found in log.results(0.05):
         assert found.status == "not_run"
         assert found.message == "not asked: examinations=0"
         assert not found.evidence
@@ -77,7 +79,7 @@ def test_it_goes_on_from_its_state() -> None:
     log.take(3, {"replay.clipping": Answer(5, (FAR,))})
     again = ExaminationLog()
     again.load(json.loads(json.dumps(log.state())))
-    assert again.results() == log.results()
+    assert again.results(0.05) == log.results(0.05)
     assert again.steps == [3]
 
 

@@ -56,8 +56,8 @@ from lightning_audit.canaries import (
 from lightning_audit.record.store import DROPPED, INJECTED, NOT_PLANNED, read_observations
 from lightning_audit.results.refusal import UnauditableTraining
 from lightning_audit.stats.tradeoff.subsampled import SubsampledGaussianTradeoff
-from lightning_audit.testing.faulty_clipping import ClipAfterAverage
-from lightning_audit.testing.faulty_noise import HalfNoise
+from lightning_audit.testing.faulty.faulty_clipping import ClipAfterAverage
+from lightning_audit.testing.faulty.faulty_noise import HalfNoise
 
 HEAVY = pytest.mark.heavy
 Pair = namedtuple("Pair", "image target")  # as users write them

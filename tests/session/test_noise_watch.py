@@ -35,16 +35,20 @@ def watch(
     return made
 
 
+def read_at(factor: float | None) -> Reading:
+    return Reading(np.zeros(2), factor=factor)
+
+
 def test_the_release_stands_beside_its_sum_in_units_of_the_clipping_norm() -> None:
     made = watch()
-    unit, seen = made.seen(CLAIM, 1, 8.0, 1.0)
+    unit, seen = made.seen(CLAIM, 1, 8.0, read_at(1.0))
     assert unit == 4.0
     assert seen is not None
     assert seen.released.tolist() == [8.0, 16.0]
     assert seen.sums.tolist() == [3.0, 4.0]
     assert seen.sum_norm == pytest.approx(5.0)
     assert (seen.terms, seen.split) == (6, False)
-    assert made.seen(CLAIM, 1, 8.0, 1.0)[1] is None  # once
+    assert made.seen(CLAIM, 1, 8.0, read_at(1.0))[1] is None  # once
 
 
 @pytest.mark.parametrize(
@@ -54,7 +58,7 @@ def test_a_number_of_the_steps_samples_counts_as_its_divisor(
     factor: float | None, unit: float
 ) -> None:
     """Six rows, one of them a canary's; a factor that is neither says nothing of the sum."""
-    assert watch().seen(CLAIM, 1, 8.0, factor)[0] == pytest.approx(unit)
+    assert watch().seen(CLAIM, 1, 8.0, read_at(factor))[0] == pytest.approx(unit)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +72,7 @@ def test_divisors_are_those_that_something_could_be_divided_by(
 
 
 def test_several_processes_know_neither_sum_nor_number_of_samples() -> None:
-    unit, seen = watch(alone=False).seen(CLAIM, 1, 8.0, 8 / 6)
+    unit, seen = watch(alone=False).seen(CLAIM, 1, 8.0, read_at(8 / 6))
     assert unit == 4.0
     assert seen is not None
     assert seen.sums is None
@@ -98,16 +102,58 @@ def test_blocks_of_entries_are_read_at_first_and_now_and_then() -> None:
 
 
 def test_parts_of_a_split_batch_are_counted_together() -> None:
-    seen = watch(parts=3).seen(CLAIM, 0, 8.0, None)[1]
+    seen = watch(parts=3).seen(CLAIM, 0, 8.0, read_at(None))[1]
     assert seen is not None
     assert (seen.terms, seen.split) == (16, True)
 
 
 def test_later_steps_are_read_now_and_then_and_claims_without_noise_never() -> None:
-    read = [n for n in range(98, 115) if watch(n).seen(CLAIM, 0, 8.0, None)[1] is not None]
+    read = [n for n in range(98, 115) if watch(n).seen(CLAIM, 0, 8.0, read_at(None))[1] is not None]
     assert read == [98, 99, 112, 113]
     silent = StepClaim(0.0, 2.0, 8.0)
-    assert watch().seen(silent, 0, 8.0, None) == (4.0, None)
+    assert watch().seen(silent, 0, 8.0, read_at(None)) == (4.0, None)
+
+
+def read_banded(made: NoiseWatch, noise: float) -> Any:
+    """What is seen of the next step, of a sum of (3, 4) and one noise in all entries."""
+    param = nn.Parameter(torch.zeros(4))
+    param.summed_grad = torch.tensor([0.0, 6.0, 0.0, 8.0])
+    param.grad = (param.summed_grad + 2.0 * noise) / 8.0
+    made.read(SimpleNamespace(params=[param], batch_size=lambda: 5), 300, 6, [param.grad])
+    return made.seen(CLAIM, 1, 8.0, read_at(1.0))[1]
+
+
+def banded() -> NoiseWatch:
+    return NoiseWatch(Witnesses({0: np.array([1, 3])}), alone=True, coefficients=(1.0, -0.5))
+
+
+def test_of_correlated_noise_each_steps_own_draw_stands_beside_the_sum() -> None:
+    made = banded()
+    for noise, draw in ((1.0, 1.0), (-0.5, 0.0), (2.0, 2.0)):  # the second is of the first alone
+        seen = read_banded(made, noise)
+        assert seen.released - seen.sums == pytest.approx([draw, draw], abs=1e-5)
+
+
+def test_the_noise_alone_is_not_shown_while_earlier_draws_are_left_in_it() -> None:
+    made, kept = banded(), banded()
+    read_banded(made, 1.0)
+    made.drawn(np.array([1.0, 2.0, 3.0]), 1.0, None)
+    kept.load(made.state())
+    assert read_banded(made, 1.0).sums is not None
+    after = [read_banded(kept, 1.0) for _ in range(10)]
+    assert after[0].sums is None
+    assert after[0].lack.startswith("draws of earlier steps are not known")
+    assert after[-1].sums is not None
+    # What is read of all entries goes on where it was.
+    read = np.array([0.5, 1.0, 1.5])
+    assert kept.drawn(read, 1.0, None).tolist() == made.drawn(read, 1.0, None).tolist() == [1, 2, 3]
+
+
+def test_no_checkpoint_holds_noise_alone() -> None:
+    made = banded()
+    read_banded(made, 1.0)
+    made.drawn(np.zeros(3), 1.0, None)
+    assert len(made.state()["draws"]) == 2
 
 
 def test_releases_that_were_read_late_or_raw_are_counted_and_come_back() -> None:

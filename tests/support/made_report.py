@@ -93,6 +93,7 @@ def _checks(
         "gradient_replaced": {"replaced": 0, "steps": STEPS, "first_step": None},
         "finite": {"lost_steps": 0},
         "sampling.not_poisson": {"poisson": True},
+        "ledger.accountant": {"hook": "read", "missing": 0, "told_noise": None},
         "sensitivity": {"shift_lower": SHIFT_LOWER},
         "coupling": {"replays": 1, "change": None, "step": None},
         **{key: {"examined": 1, "asked": 9, "findings": 0} for key in group("replay")},

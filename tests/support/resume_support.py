@@ -100,5 +100,8 @@ def numbers(report: AuditReport) -> dict[str, Any]:
         {**c, "evidence": None, "log_e_value": None} if c["name"] in BEGIN_ANEW else c
         for c in checks
     ]
+    # Made of a resumed run only; and batches are compared with those since the training went on.
+    other = ("reuse.resume", "ledger.draws")
+    fields["checks"] = [c for c in fields["checks"] if c["name"] not in other]
     others = ("created", "environment", "examination_cost")
     return {k: v for k, v in fields.items() if k not in others}

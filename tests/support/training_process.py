@@ -121,7 +121,7 @@ def _train(job: Job) -> None:
     from training_support import trainer_for
 
     from lightning_audit import PrivacyAudit
-    from lightning_audit.testing.faulty_noise import HalfNoise
+    from lightning_audit.testing.faulty.faulty_noise import HalfNoise
 
     class Stay(pl.Callback):
         def on_train_start(self, *_: object) -> None:

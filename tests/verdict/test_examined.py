@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from lightning_audit.run_checks.examined_noise import NoiseLook
 from lightning_audit.run_checks.record_coupling import Coupling
 from lightning_audit.run_checks.replay_answers import Answer, ExaminationLog
 from lightning_audit.verdict.examined import describe_examined
 
 
 def line(log: ExaminationLog, coupling: Coupling) -> str:
-    return describe_examined([*log.results(), coupling.result(log.off)])
+    return describe_examined([*log.results(0.05), coupling.result(log.off)])
 
 
 def test_counts_of_what_was_asked() -> None:
@@ -18,22 +19,25 @@ def test_counts_of_what_was_asked() -> None:
             "replay.sensitivity": Answer(9),
             "replay.clipping": Answer(32),
             "replay.release": Answer(2),
+            "replay.noise": Answer(12, noise=NoiseLook({}, draws=12, entries=30)),
         }
         log.take(step, answers)
         coupling.take(step, Answer(1))
-    assert line(log, coupling) == ("examined 2 steps by replay: 18 records, 64 crafted gradients")
+    assert line(log, coupling) == (
+        "examined 2 steps by replay: 18 records, 64 crafted gradients, 24 draws of the noise"
+    )
 
 
 def test_what_was_not_asked_has_its_reason_and_equal_reasons_stand_once() -> None:
     log, coupling = ExaminationLog(), Coupling()
     none = Answer(reason="no per-sample gradients are formed")
-    log.take(0, {"replay.sensitivity": Answer(9), "replay.clipping": none})
+    log.take(0, {"replay.sensitivity": Answer(9), "replay.clipping": none, "replay.noise": none})
     log.take(0, {"replay.release": Answer(reason="optimizer state does not fit")})
     coupling.take(0, none)
     log.between_epochs = 1
     assert line(log, coupling) == (
-        "examined 1 step by replay: 9 records; not asked: clipping, coupling (no per-sample "
-        "gradients are formed); release (optimizer state does not fit)"
+        "examined 1 step by replay: 9 records; not asked: clipping, noise, coupling (no "
+        "per-sample gradients are formed); release (optimizer state does not fit)"
     )
 
 

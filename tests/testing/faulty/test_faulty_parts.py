@@ -4,7 +4,7 @@ import pytest
 import torch
 from planted import private
 
-from lightning_audit.testing.faulty_parts import AliasedSum, SumOfSums
+from lightning_audit.testing.faulty.faulty_parts import AliasedSum, SumOfSums
 
 # Opacus and torch remark on hooks and secure mode wherever an optimizer is made private.
 pytestmark = pytest.mark.filterwarnings("default")

@@ -16,10 +16,6 @@ from opacus.optimizers import DistributedDPOptimizer, DPOptimizer
 FEW = 100
 #: Steps after which `CyclingNoise` starts again.
 CYCLE = 8
-#: Of so many entries `NoNoiseOnSomeEntries` spares one.
-SPARED = 100
-#: Draws of a tensor in `TiledNoise`.
-TILE = 48
 
 
 class ScaledNoise(DPOptimizer):
@@ -136,56 +132,6 @@ class FewSeeds(DPOptimizer):
         super().add_noise()
 
 
-class AutoregressiveNoise(DPOptimizer):
-    """Noise of the right size, a part of which is that of the step before."""
-
-    part: float = 0.4
-    latest: list[torch.Tensor] | None = None
-
-    def add_noise(self) -> None:
-        """Mix new noise with that of the step before."""
-        drawn = _draw(self)
-        if self.latest is not None:
-            new = math.sqrt(1.0 - self.part**2)
-            pairs = zip(self.latest, drawn, strict=True)
-            drawn = [self.part * old + new * now for old, now in pairs]
-        self.latest = drawn
-        _add(self, drawn)
-
-
-class OppositeNoise(AutoregressiveNoise):
-    """Noise of the right size that takes back a part of that of the step before."""
-
-    part = -0.6
-
-
-class FlippedNoise(DPOptimizer):
-    """Every second step takes the noise of the step before back."""
-
-    latest: list[torch.Tensor] | None = None
-
-    def add_noise(self) -> None:
-        """Draw noise, or add the negative of what was drawn."""
-        drawn = _draw(self) if self.latest is None else [-old for old in self.latest]
-        self.latest = drawn if self.latest is None else None
-        _add(self, drawn)
-
-
-class CancellingNoise(DPOptimizer):
-    """Noise of the right size whose sum over the steps stays small."""
-
-    latest: list[torch.Tensor] | None = None
-
-    def add_noise(self) -> None:
-        """Take the new part of the last step's noise back."""
-        drawn = _draw(self)
-        first = self.latest is None
-        latest = [torch.zeros_like(now) for now in drawn] if self.latest is None else self.latest
-        self.latest = drawn
-        size = 1.0 if first else math.sqrt(0.5)
-        _add(self, [size * (now - old) for now, old in zip(drawn, latest, strict=True)])
-
-
 class BroadcastNoise(DPOptimizer):
     """One draw for all coordinates of a step."""
 
@@ -206,43 +152,6 @@ class OneKeyForAllTensors(DPOptimizer):
         for p in self.params:
             noise = torch.randn(p.shape, device=p.device, generator=_seeded(self, key))
             p.grad = (p.summed_grad + noise * std).view_as(p)
-
-
-class NoNoiseOnSomeEntries(DPOptimizer):
-    """One entry in a hundred has no noise."""
-
-    def add_noise(self) -> None:
-        """Leave out the same entries at every step."""
-        super().add_noise()
-        chosen = _seeded(self, 7)
-        for p in self.params:
-            kept = torch.rand(p.shape, device=p.device, generator=chosen) >= 1.0 / SPARED
-            p.grad = torch.where(kept, p.grad, p.summed_grad.view_as(p))
-
-
-class TiledNoise(DPOptimizer):
-    """A few draws a tensor, again and again."""
-
-    def add_noise(self) -> None:
-        """Draw a tile of each tensor's noise, and repeat it."""
-        std = self.noise_multiplier * self.max_grad_norm
-        for p in self.params:
-            tile = torch.randn(min(TILE, p.numel()), device=p.device)
-            noise = tile.repeat(-(-p.numel() // TILE))[: p.numel()].view_as(p)
-            p.grad = p.summed_grad.view_as(p) + std * noise
-
-
-class MirroredNoise(DPOptimizer):
-    """The second half of a tensor's noise takes the first half back, in reverse."""
-
-    def add_noise(self) -> None:
-        """Draw half of the noise, and mirror it."""
-        std = self.noise_multiplier * self.max_grad_norm
-        for p in self.params:
-            noise = torch.randn(p.numel(), device=p.device)
-            half = p.numel() // 2
-            noise[p.numel() - half :] = -noise[:half].flip(0)
-            p.grad = p.summed_grad.view_as(p) + std * noise.view_as(p)
 
 
 class LessNoiseOnLargest(DPOptimizer):
@@ -328,17 +237,6 @@ class EqualNoise(DistributedDPOptimizer):
         self.noise_multiplier = stated / math.sqrt(self.world_size)
         DPOptimizer.add_noise(self)
         self.noise_multiplier = stated
-
-
-def _draw(optimizer: DPOptimizer) -> list[torch.Tensor]:
-    """New noise of the stated size for each tensor."""
-    std = float(optimizer.noise_multiplier) * float(optimizer.max_grad_norm)
-    return [std * torch.randn_like(p.summed_grad) for p in optimizer.params]
-
-
-def _add(optimizer: DPOptimizer, noise: list[torch.Tensor]) -> None:
-    for p, n in zip(optimizer.params, noise, strict=True):
-        p.grad = (p.summed_grad + n).view_as(p)
 
 
 def _seeded(optimizer: DPOptimizer, seed: int) -> torch.Generator:

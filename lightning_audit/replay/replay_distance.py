@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from lightning_audit.examine.replay import Replay
+from lightning_audit.replay.replay import Replay
 
 #: Entries that are few when it is asked whether they lie on a lattice.
 _ENTRIES = 500

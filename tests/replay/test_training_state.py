@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_audit.examine.training_state import CannotKeep, TrainingState, room_for
+from lightning_audit.replay.training_state import CannotKeep, TrainingState, room_for
 
 
 class Counter:

@@ -7,15 +7,16 @@ import math
 import pytest
 import torch
 
-from lightning_audit.examine.replay import Replay
-from lightning_audit.examine.replay_distance import (
+from lightning_audit.replay.replay import Replay
+from lightning_audit.replay.replay_distance import (
     distance,
     equal_releases,
     on_a_lattice,
     shift_by_more_draws,
     too_coarse,
 )
-from lightning_audit.run_checks.replay_answers import Answer, Finding
+from lightning_audit.run_checks.replay_answers import Answer
+from lightning_audit.run_checks.replay_findings import Finding
 
 
 def replay(*releases: torch.Tensor) -> Replay:

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from lightning_audit.examine.put_back import (
+from lightning_audit.replay.put_back import (
     PutBack,
     generator_state,
     global_generators,

@@ -7,7 +7,7 @@ import torch
 from opacus.optimizers import DPOptimizer
 from planted import private
 
-from lightning_audit.testing import faulty_clipping as clipping
+from lightning_audit.testing.faulty import faulty_clipping as clipping
 
 # Opacus and torch remark on hooks and secure mode wherever an optimizer is made private.
 pytestmark = pytest.mark.filterwarnings("default")

@@ -7,6 +7,7 @@ What is released is read at the cut, where the noise is in; then everything is p
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -17,12 +18,13 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from lightning_audit.dpsgd.cut import divisor_at_cut, watch_cut
 from lightning_audit.dpsgd.hand_over import diverted
-from lightning_audit.dpsgd.opacus import chain, private_optimizer
+from lightning_audit.dpsgd.opacus import private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
-from lightning_audit.examine.hand_written_replay import HandWrittenReplay
-from lightning_audit.examine.replay import Replay, count_rows
-from lightning_audit.examine.step_watch import copied
-from lightning_audit.examine.training_state import TrainingState
+from lightning_audit.replay.hand_written_replay import HandWrittenReplay
+from lightning_audit.replay.left_behind import left_behind
+from lightning_audit.replay.replay import Replay, count_rows
+from lightning_audit.replay.step_watch import copied
+from lightning_audit.replay.training_state import TrainingState
 from lightning_audit.taps.method_hook import MethodHook
 from lightning_audit.taps.step_hooks import is_torchs
 
@@ -30,9 +32,6 @@ from lightning_audit.taps.step_hooks import is_torchs
 _AT_CLIPPING, _AT_NOISE = 1_000_003, 2_000_003
 #: Of Opacus' adaptive clipping: how many gradients were not clipped, noise included, of how many.
 _COUNTS = ("unclipped_num", "sample_size")
-#: Attributes of Opacus' optimizers that decide the next step. What a class of the user's own adds
-#: may be there to be looked at only; what it decides shows in the next step.
-_SETTINGS = ("max_grad_norm", "noise_multiplier", "expected_batch_size", "max_grad_norms")
 
 
 class StepReplay:
@@ -49,7 +48,8 @@ class StepReplay:
             Opacus' batch memory manager has it; of the last one not. Empty where the step's own
             code says which are skipped.
         step_times: what the replays may take, in times of one step; None for as long as they need.
-        begun: when the examination began, as `time.perf_counter` has it; None for now.
+        begun: when the examination began, as `time.thread_time` has it, which does not count what
+            waits or other programs take; None for now.
     """
 
     def __init__(
@@ -63,6 +63,8 @@ class StepReplay:
         step_times: float | None = None,
         begun: float | None = None,
     ) -> None:
+        #: Why nothing is asked where the time is spent.
+        self.no_time = "no time was left for it; examinations=1 takes as long as it needs"
         #: Of each call of the optimizer's step, whether it is skipped; empty if none is.
         self.skips = list(skips) if any(skips) else []
         self._take_step = take_step
@@ -74,10 +76,13 @@ class StepReplay:
         #: Types of the trained tensors, and entries of each.
         self.dtypes = [p.dtype for p in step.params]
         self.sizes = [p.numel() for p in step.params]
+        #: The trained tensors, and the claimed noise over the clipping norm.
+        self.layout, self.noise_multiplier = step.layout, claim.noise_multiplier
         self._step_times = step_times
-        self._begun = time.perf_counter() if begun is None else begun
-        #: Duration of the shortest step that was replayed, and of the longest replay, in seconds.
-        self.step_seconds, self._longest = float("inf"), 0.0
+        self._begun = time.thread_time() if begun is None else begun
+        #: Duration of the shortest step that was replayed, and of all replays, in seconds.
+        self.step_seconds = float("inf")
+        self._took: list[float] = []
 
     def run(
         self,
@@ -105,7 +110,7 @@ class StepReplay:
                 of Opacus' optimizers can do.
         """
         found, self._later, self._keep = Replay(), False, keep
-        begun = time.perf_counter()
+        begun = time.thread_time()
         try:
             with self._watched(found, seed, rows, released):
                 self._state.seed(seed)
@@ -115,8 +120,8 @@ class StepReplay:
                     self._clip(rows)
                 else:
                     self._take_step([copied(batch) for batch in batches])
-                    self.step_seconds = min(self.step_seconds, time.perf_counter() - begun)
-                found.after = self._left_behind() if then else {}
+                    self.step_seconds = min(self.step_seconds, time.thread_time() - begun)
+                found.after = left_behind(self._module, self._step.optimizer) if then else {}
                 self._later = True
                 self._announce(len(then))
                 self._take_step([copied(batch) for batch in then])
@@ -126,20 +131,33 @@ class StepReplay:
             found.where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         finally:
             self._state.put_back()
-            self._longest = max(self._longest, time.perf_counter() - begun)
+            self._took.append(time.thread_time() - begun)
         return found
+
+    @property
+    def hurried(self) -> bool:
+        """Whether there is a limit to what the examination may take."""
+        return self._step_times is not None
 
     @property
     def in_time(self) -> bool:
         """Whether two replays more are within what the examination may take."""
         if self._step_times is None:
             return True
-        spent = time.perf_counter() - self._begun
-        return spent + 2.0 * self._longest <= self._step_times * self.step_seconds
+        spent = time.thread_time() - self._begun
+        usual = statistics.median(self._took) if self._took else 0.0
+        return spent + 2.0 * usual <= self._step_times * self.step_seconds
+
+    def has_time_for(self, steps: float) -> bool:
+        """Whether so many times of a step are left of what the examination may take."""
+        if self._step_times is None:
+            return True
+        spent = time.thread_time() - self._begun
+        return spent <= (self._step_times - steps) * self.step_seconds
 
     def why_none(self, what: str) -> str:
         """Why nothing was replayed."""
-        return f"no {what} could be replayed" if self.in_time else "no time was left for it"
+        return f"no {what} could be replayed" if self.in_time else self.no_time
 
     @property
     def lost(self) -> str:
@@ -157,8 +175,12 @@ class StepReplay:
         Each entry of a release is rounded to its own size, twice for a difference; that error is
         independent of the difference, so that their squares add up.
         """
+        return self.rounding_of(torch.cat(seen.releases)) if seen.releases else 0.0
+
+    def rounding_of(self, release: torch.Tensor) -> float:
+        """The same for one release, ``[d]``."""
         digits = max(torch.finfo(p.dtype).eps for p in self._step.params)
-        return 0.5 * digits * float(torch.cat(seen.releases).norm()) if seen.releases else 0.0
+        return 0.5 * digits * float(release.norm())
 
     @property
     def clips_by_opacus(self) -> bool:
@@ -323,28 +345,3 @@ class StepReplay:
         for grad, own in zip(grads, torch.split(values, self.sizes), strict=True):
             if grad is not None:
                 grad.copy_(own.view_as(grad))
-
-    def _left_behind(self) -> dict[str, torch.Tensor]:
-        """What later steps read of this one, and what a checkpoint holds: copies, by name."""
-        names = {id(p): name for name, p in self._module.named_parameters()}
-        kept: dict[str, Any] = {
-            f"{'parameters' if id(v) in names else 'buffers'} of {name}": v
-            for name, v in self._module.state_dict(keep_vars=True).items()
-        }
-        for optimizer in chain(self._step.optimizer):
-            for p, state in optimizer.state.items():
-                where = names.get(id(p), "another tensor")
-                kept |= {f"optimizer state {key} of {where}": v for key, v in state.items()}
-            for number, group in enumerate(optimizer.param_groups):
-                kept |= {f"{key} of group {number}": v for key, v in group.items()}
-            own = {key: v for key, v in vars(optimizer).items() if key in _SETTINGS}
-            kept |= {f"attribute {key} of the optimizer": v for key, v in own.items()}
-        return {name: _copied(value) for name, value in kept.items() if _is_number(value)}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, torch.Tensor | int | float) and not isinstance(value, bool)
-
-
-def _copied(value: Any) -> torch.Tensor:
-    return torch.as_tensor(value).detach().to("cpu", torch.float64, copy=True).reshape(-1)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
-from lightning_audit.examine.replay import Replay, count_rows
+from lightning_audit.replay.replay import Replay, count_rows
 
 Gradients = TypeVar("Gradients", bound=dict[str, torch.Tensor])
 

@@ -4,31 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from planted import private
+from added_noise import added, flat
 
-from lightning_audit.testing import faulty_noise as noise
+from lightning_audit.testing.faulty import faulty_noise as noise
 
 # Opacus and torch remark on hooks and secure mode wherever an optimizer is made private.
 pytestmark = pytest.mark.filterwarnings("default")
 BATCH = 16
-
-
-def added(kind: type, *, steps: int = 1, **settings: float) -> list[list[torch.Tensor]]:
-    """What each step adds to a sum of zeros, tensor by tensor."""
-    torch.manual_seed(0)
-    optimizer = private(**settings)
-    optimizer.__class__ = kind
-    drawn = []
-    for _ in range(steps):
-        for p in optimizer.params:
-            p.summed_grad = torch.zeros_like(p)
-        optimizer.add_noise()
-        drawn.append([p.grad.detach().clone() for p in optimizer.params])
-    return drawn
-
-
-def flat(tensors: list[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([t.flatten() for t in tensors])
 
 
 @pytest.mark.parametrize(
@@ -41,12 +23,6 @@ def flat(tensors: list[torch.Tensor]) -> torch.Tensor:
         (noise.NoiseOfSquaredNorm, {"max_grad_norm": 0.5}, 0.25),
         (noise.NoiseOfSquaredMultiplier, {"noise_multiplier": 0.5}, 0.25),
         (noise.UniformNoise, {}, 1.0),
-        (noise.AutoregressiveNoise, {}, 1.0),
-        (noise.OppositeNoise, {}, 1.0),
-        (noise.FlippedNoise, {}, 1.0),
-        (noise.CancellingNoise, {}, 1.0),
-        (noise.NoNoiseOnSomeEntries, {}, 1.0),
-        (noise.MirroredNoise, {}, 1.0),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -54,23 +30,6 @@ def test_noise_has_the_size_of_its_fault(kind: type, settings: dict, size: float
     # 5,898 draws: a relative error of 0.01.
     for drawn in added(kind, steps=3, **settings):
         assert flat(drawn).std().item() == pytest.approx(size, rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("kind", "part"),
-    [(noise.AutoregressiveNoise, 0.4), (noise.OppositeNoise, -0.6), (noise.CancellingNoise, -0.5)],
-)
-def test_a_part_of_the_noise_is_that_of_the_step_before(kind: type, part: float) -> None:
-    before, now, _ = (flat(drawn) for drawn in added(kind, steps=4)[1:])
-    found = torch.corrcoef(torch.stack([before, now]))[0, 1]
-    assert found.item() == pytest.approx(part, abs=0.05)
-
-
-def test_noise_is_taken_back_at_every_second_step() -> None:
-    first, second, third, fourth = (flat(drawn) for drawn in added(noise.FlippedNoise, steps=4))
-    assert torch.equal(first, -second)
-    assert torch.equal(third, -fourth)
-    assert not torch.equal(first.abs(), third.abs())
 
 
 def test_tensors_without_noise_are_those_that_the_fault_names() -> None:
@@ -102,22 +61,6 @@ def test_shapes_are_those_of_their_names() -> None:
     assert torch.equal(flat(lattice), flat(lattice).round())
     assert flat(shifted).mean().item() == pytest.approx(0.5, abs=0.05)
     assert flat(added(noise.UniformNoise)[0]).abs().max().item() <= 12**0.5 / 2
-
-
-def test_the_same_entry_in_a_hundred_has_no_noise_at_any_step() -> None:
-    first, second = (flat(drawn) for drawn in added(noise.NoNoiseOnSomeEntries, steps=2))
-    assert torch.equal(first == 0, second == 0)
-    assert (first == 0).double().mean().item() == pytest.approx(0.01, abs=0.004)
-
-
-def test_entries_share_the_draws_of_a_tile_or_of_the_mirrored_half() -> None:
-    for tensor in added(noise.TiledNoise)[0]:
-        assert len(tensor.unique()) == min(noise.TILE, tensor.numel())
-        if tensor.numel() > noise.TILE:
-            row = tensor.flatten()
-            assert torch.equal(row[: -noise.TILE], row[noise.TILE :])
-    for tensor in added(noise.MirroredNoise)[0]:
-        assert torch.equal(tensor.flatten(), -tensor.flatten().flip(0))
 
 
 def test_the_largest_tensor_alone_has_less_noise() -> None:

@@ -1,0 +1,280 @@
+"""The noise of one step at every entry: several draws of it, by other random numbers.
+
+Gradients of zeros take the place of the records', so that what is released is noise alone. Then
+other gradients are put in, to see whether the noise is the same beside them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from lightning_audit.canaries.sample_batches import rows
+from lightning_audit.examine.noise_entries import NoiseEntries
+from lightning_audit.layout import FloatArray
+from lightning_audit.replay.replay import Replay
+from lightning_audit.replay.replay_distance import on_a_lattice
+from lightning_audit.replay.rows_replay import RowsReplay, why_no_rows
+from lightning_audit.replay.step_replay import StepReplay
+from lightning_audit.run_checks.drawn_noise import (
+    CERTAIN,
+    NOTHING,
+    Draws,
+    Seen,
+    contrasts,
+    draws_seen,
+)
+from lightning_audit.run_checks.examined_noise import EARLIER, MISSING, OF_RECORDS, NoiseLook
+from lightning_audit.run_checks.replay_answers import Answer
+from lightning_audit.stats.evalues.noise_scale import noise_log_e
+
+#: Draws of the noise, usually and at the least; more where it lies on a lattice, or costs little.
+DRAWS, LEAST_DRAWS, MORE_DRAWS = 12, 4, 24
+#: Gradients that are put in, and entries of all of them, at the most.
+_ROWS = 4
+_ENTRIES = 20_000_000
+#: Draws where time is short, and entries of which more draws cost little.
+_FEW_DRAWS, _CHEAP = 4, 20_000
+#: Entries that are looked at, of all tensors together, and where time is short.
+_LOOKED_AT, _LOOKED_AT_SOON = 200_000, 5_000
+#: Norm of gradients that are added up unclipped, and of one that is clipped, in clipping norms.
+_SMALL, _LARGE = 0.05, 30.0
+#: Relative difference of two numbers that are equal up to rounding.
+_EQUAL = 1e-3
+#: Smallest range of the draws of an entry that has noise, over the claimed noise.
+_STILL = 1e-4
+#: How far releases of equal sums may be apart, over the claimed noise: as a part of each draw.
+_SAME = 1e-3
+_APART = 104_729
+
+
+@dataclass(frozen=True)
+class ExaminedNoise:
+    """What is kept of an examination for the steps behind it, in memory alone.
+
+    Args:
+        entries: that were looked at.
+        draws: of the noise alone at these entries, in units of the claim, ``[draws, entries]``.
+    """
+
+    entries: NoiseEntries
+    draws: FloatArray
+
+
+def examine_noise(replay: StepReplay, batch: Any, seed: int) -> Answer:
+    """Draw the noise of a step again and again.
+
+    Args:
+        replay: of the step.
+        batch: a physical batch.
+        seed: of the replays.
+    """
+    sigma = replay.noise_multiplier
+    if not sigma > 0.0:
+        return Answer(reason="no noise is claimed")
+    count = rows(batch)
+    usual = replay.run([batch], seed)
+    if reason := why_no_rows(usual, count, by_opacus=replay.clips_by_opacus):
+        return Answer(reason=reason)
+    size = sum(replay.sizes)
+    if 4 * size > _ENTRIES:
+        return Answer(reason=f"the gradient has more than {_ENTRIES // 4:,} entries")
+    many = max(min(count, _ROWS, _ENTRIES // size - 2), 2)
+    return _Examination(replay, batch, many, seed, sigma).answer()
+
+
+class _Examination:
+    """One examination of the noise.
+
+    Args:
+        replay: of the step.
+        batch: a physical batch.
+        count: gradients that are put in.
+        seed: of the replays and of the gradients.
+        sigma: the claimed noise over the clipping norm.
+    """
+
+    def __init__(self, replay: StepReplay, batch: Any, count: int, seed: int, sigma: float) -> None:
+        self._replay, self._seed, self._sigma = replay, seed, sigma
+        self._count, self._size = count, sum(replay.sizes)
+        # Double where a parameter is: what is put in is rounded to the parameters' own types.
+        self._type = torch.float64 if torch.float64 in replay.dtypes else torch.float32
+        self._zeros = torch.zeros(count, self._size, dtype=self._type)
+        self._given = RowsReplay(replay, batch, self._zeros, seed)
+        self._entries = NoiseEntries.of(
+            replay.layout, _LOOKED_AT_SOON if replay.hurried else _LOOKED_AT
+        )
+        generator = torch.Generator().manual_seed(seed)
+        dense = torch.randn(self._size, generator=generator, dtype=torch.float64)
+        self._direction = dense / dense.norm()
+
+    def answer(self) -> Answer:
+        """Draw, and test."""
+        draws = self._draws(self._wanted())
+        if len(draws) < LEAST_DRAWS:
+            return Answer(reason=self._replay.why_none("draw of the noise"))
+        if all(torch.equal(draws[0], other) for other in draws[1:]) and bool(draws[0].any()):
+            if found := self._of_other_sums(draws[0]):
+                return self._told({OF_RECORDS: found}, len(draws))
+            return Answer(
+                reason="its generator is seeded within the step, so that it is the same "
+                "under other random numbers"
+            )
+        plain = self._small_sum()
+        lattice = on_a_lattice(draws[0] - draws[1])
+        if lattice:
+            draws += self._draws(MORE_DRAWS - len(draws), begin=len(draws))
+        sum_of_rows = None if plain is None else plain - draws[0]
+        gain = self._gain(draws[0], sum_of_rows, lattice=lattice)
+        sigma = self._sigma * (gain or 1.0)
+        looked = [self._entries.of_release(draw / sigma) for draw in draws]
+        tensors = [np.stack(own) for own in zip(*looked, strict=True)]
+        with_rows = None if plain is None else self._entries.of_release(plain / sigma)
+        drawn = Draws(tensors, self._entries.names, 1.0 / self._sigma, gain is not None, with_rows)
+        seen = draws_seen(drawn)
+        if seen["small"].log_e > 0.0 and (shared := drawn.repeated_part):
+            seen[EARLIER] = seen.pop("small")._replace(what=shared)
+        of_records = self._of_records(draws[0]) or self._of_other_sums(draws[0])
+        if gain is None and not lattice and not of_records:
+            of_records = self._along_the_sum(len(draws))
+        seen |= {MISSING: self._missing(draws, sum_of_rows), OF_RECORDS: of_records or NOTHING}
+        kept = None
+        if gain is not None:
+            flat = np.concatenate([own.reshape(len(own), -1) for own in tensors], axis=1)
+            kept = ExaminedNoise(self._entries, flat.astype(np.float32))
+        return self._told(seen, len(draws), kept)
+
+    def _told(self, seen: Mapping[str, Seen], draws: int, kept: Any = None) -> Answer:
+        look = NoiseLook(seen, draws, self._entries.count)
+        return Answer(draws, look.findings, noise=look, kept=kept)
+
+    def _wanted(self) -> int:
+        """How many draws are made."""
+        if self._replay.hurried:
+            return _FEW_DRAWS
+        return MORE_DRAWS if self._given.alone and self._size <= _CHEAP else DRAWS
+
+    # ------------------------------------------------------------------ replays
+
+    def _draws(self, count: int, begin: int = 0) -> list[torch.Tensor]:
+        found: list[torch.Tensor] = []
+        for number in range(begin, begin + count):
+            if not self._replay.in_time and len(found) >= LEAST_DRAWS:
+                break
+            release = self._release(self._zeros, number)
+            if release is not None:
+                found.append(release)
+        return found
+
+    def _release(self, gradients: torch.Tensor, number: int = 0) -> torch.Tensor | None:
+        """What is released of these gradients by the random numbers of a draw, ``[d]``."""
+        return _one(self._given.run(gradients, self._seed + number * _APART))
+
+    def _small_sum(self, number: int = 0) -> torch.Tensor | None:
+        """The release of equal gradients below the clipping norm."""
+        rows = (_SMALL * self._direction).to(self._type).repeat(self._count, 1)
+        return self._release(rows, number)
+
+    # ------------------------------------------------------------------ what is read
+
+    def _gain(
+        self, draw: torch.Tensor, added: torch.Tensor | None, *, lattice: bool
+    ) -> float | None:
+        """Largest change by one record, at most 1, where releases are the noise and a sum.
+
+        None where more was made of them, so that the noise itself is not what is read.
+        """
+        if added is None or lattice:
+            return None
+        norm = float(added.norm())
+        rounding = 2.0 * self._replay.rounding_of(draw)
+        along = float(added @ self._direction)
+        across = float((added - along * self._direction).norm())
+        if not norm > 4.0 * rounding or across > _EQUAL * norm + rounding:
+            return None
+        again, other = self._small_sum(1), self._release(self._zeros, 1)
+        if again is None or other is None:
+            return None
+        if float((again - other - added).norm()) > _EQUAL * norm + 2.0 * rounding:
+            return None
+        one = self._zeros.clone()
+        one[-1] = (_LARGE * self._direction).to(self._type)
+        clipped = self._release(one)
+        if clipped is None:
+            return None
+        return min(1.0, max(float((clipped - draw).norm()), _EQUAL))
+
+    def _missing(self, draws: Sequence[torch.Tensor], added: torch.Tensor | None) -> Seen:
+        """Entries without noise that a record moves by the same random numbers."""
+        high, low = draws[0].clone(), draws[0].clone()
+        for draw in draws[1:]:
+            torch.maximum(high, draw, out=high)
+            torch.minimum(low, draw, out=low)
+        still = high - low < _STILL * self._sigma
+        if added is None or not bool(still.any()):
+            return Seen(0.0, "")
+        moved = still & (added.abs() > 1e-3 * _SMALL * self._direction.abs())
+        count = int(moved.sum())
+        if not count:
+            return Seen(0.0, "")
+        names = self._entries.tensors_of(moved)
+        return Seen(CERTAIN, f"{count:,} of {self._size:,} entries have none, in {names}")
+
+    def _of_records(self, draw: torch.Tensor) -> Seen | None:
+        """Whether other gradients of the same sum have other noise."""
+        pairs = torch.zeros_like(self._zeros)
+        for row in range(self._count - self._count % 2):
+            pairs[row] = (3.0 if row % 2 else -3.0) * self._direction.to(self._type)
+        more = self._zeros.new_zeros(self._count + 2, self._size)
+        for gradients, what in ((more, "how many records there are"), (pairs, "gradients")):
+            other = self._release(gradients)
+            if other is None:
+                continue
+            far = float((other - draw).norm()) / max(float(draw.norm()), 1e-30)
+            if far > _SAME and self._varies(gradients, other - draw):
+                return Seen(CERTAIN, f"it depends on {what}, where their sum is the same")
+        return None
+
+    def _of_other_sums(self, draw: torch.Tensor) -> Seen | None:
+        """Whether gradients that are small beside the noise have noise of their own."""
+        other = self._small_sum()
+        if other is None or not bool(draw.any()):
+            return None
+        added = other - draw
+        across = float((added - (added @ self._direction) * self._direction).norm())
+        small = self._count * _SMALL < 0.1 * float(draw.norm())
+        if not small or across < 0.5 * float(draw.norm()):
+            return None
+        return Seen(CERTAIN, "it is another one beside other gradients")
+
+    def _along_the_sum(self, count: int) -> Seen | None:
+        """Too little noise in the direction of the gradients' sum, whatever is made of the two."""
+        releases = [self._small_sum(number) for number in range(count)]
+        noise = contrasts(np.stack([r.numpy() for r in releases if r is not None]))
+        if len(noise) < LEAST_DRAWS or self._size < _LARGE:
+            return None
+        along = noise @ self._direction.numpy()
+        squares = float(np.square(along).sum() / np.square(noise).mean())
+        log_e = float(noise_log_e(len(noise), squares))
+        part = math.sqrt(squares / len(noise))
+        return Seen(log_e, f"along the sum of the gradients it is {part:.2g} times its mean size")
+
+    def _varies(self, gradients: torch.Tensor, change: torch.Tensor) -> bool:
+        """Whether a change is another one under other random numbers, as that of noise is."""
+        one, other = self._release(gradients, 1), self._release(self._zeros, 1)
+        if one is None or other is None:
+            return False
+        return float((one - other - change).norm()) > 0.1 * float(change.norm())
+
+
+def _one(replay: Replay) -> torch.Tensor | None:
+    """The releases of a replay in one tensor; None where it failed or they are not finite."""
+    if replay.error or not replay.releases:
+        return None
+    release = torch.cat(replay.releases)
+    return release if bool(torch.isfinite(release).all()) else None

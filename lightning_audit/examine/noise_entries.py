@@ -1,0 +1,73 @@
+"""Which entries of a gradient the noise is looked at: all of them, or the first rows of tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from lightning_audit.layout import FloatArray, Layout
+
+#: Tensors that a finding names.
+_NAMED = 3
+
+
+@dataclass(frozen=True)
+class NoiseEntries:
+    """The entries of some tensors that are looked at.
+
+    Args:
+        names: of the tensors.
+        shapes: of what is looked at of each, rows and columns.
+        columns: of each whole tensor.
+        sizes: entries of each whole tensor.
+    """
+
+    names: Sequence[str]
+    shapes: Sequence[tuple[int, int]]
+    columns: Sequence[int]
+    sizes: Sequence[int]
+
+    @classmethod
+    def of(cls, layout: Layout, most: int) -> NoiseEntries:
+        """At most about so many entries of a layout: an equal part of the rows of each tensor."""
+        sizes = [slot.numel for slot in layout]
+        part = min(1.0, most / max(sum(sizes), 1))
+        shapes, columns = [], []
+        for slot in layout:
+            wide = math.prod(slot.shape[1:]) if len(slot.shape) > 1 else max(slot.numel, 1)
+            high = slot.numel // wide if wide else 0
+            rows = max(1, math.ceil(part * high)) if high else 0
+            seen = wide if rows > 1 or part == 1.0 else max(1, math.ceil(part * wide * high / rows))
+            shapes.append((rows, min(seen, wide)))
+            columns.append(wide)
+        return cls([slot.name for slot in layout], shapes, columns, sizes)
+
+    @property
+    def count(self) -> int:
+        """How many entries are looked at."""
+        return sum(rows * columns for rows, columns in self.shapes)
+
+    def of_release(self, release: torch.Tensor) -> list[FloatArray]:
+        """The entries of a release, ``[d]``, of each tensor ``[rows, columns]``."""
+        found = []
+        for own, (rows, seen), wide in zip(
+            torch.split(release, list(self.sizes)), self.shapes, self.columns, strict=True
+        ):
+            found.append(own[: rows * wide].reshape(rows, wide)[:, :seen].numpy().copy())
+        return found
+
+    def tensors_of(self, marked: torch.Tensor) -> str:
+        """Names of the tensors in which entries are marked, ``[d]``."""
+        parts = torch.split(marked, list(self.sizes))
+        names = [n for n, own in zip(self.names, parts, strict=True) if bool(own.any())]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        return ", ".join(f"`{name}`" for name in names[:_NAMED]) + more
+
+
+def flat(entries: Sequence[FloatArray]) -> FloatArray:
+    """Entries of all tensors one after the other."""
+    return np.concatenate([own.ravel() for own in entries])

@@ -1,0 +1,73 @@
+"""Whether a data set holds records several times, by their indices or by their contents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+
+#: Bytes of a data set whose contents are compared.
+_BYTES = 200_000_000
+
+
+def repeated_indices(data: Any) -> int | None:
+    """How many records a data set holds more than once by their indices.
+
+    Args:
+        data: a data set of any kind; what torch's `Subset` and `ConcatDataset` hold is followed.
+
+    Returns:
+        The number of entries that stand for a record that another entry stands for; None where
+        that cannot be told.
+    """
+    try:
+        places = _places(data)
+    except (TypeError, AttributeError, NotImplementedError):
+        return None
+    total = 0
+    by_base: dict[int, list[np.ndarray[Any, Any]]] = {}
+    for base, indices in places:
+        by_base.setdefault(id(base), []).append(indices)
+    for parts in by_base.values():
+        indices = np.concatenate(parts)
+        total += len(indices) - len(np.unique(indices))
+    return total
+
+
+def _places(data: Any) -> list[tuple[Any, np.ndarray[Any, Any]]]:
+    """The data sets that hold the records, and at which indices they are taken."""
+    if type(data) is Subset:
+        chosen = np.asarray(list(data.indices), dtype=np.int64)
+        found, start = [], 0
+        for base, indices in _places(data.dataset):
+            inside = chosen[(chosen >= start) & (chosen < start + len(indices))] - start
+            found.append((base, indices[inside]))
+            start += len(indices)
+        return found
+    if type(data) is ConcatDataset:
+        return [place for part in data.datasets for place in _places(part)]
+    return [(data, np.arange(len(data)))]
+
+
+def repeated_contents(data: Any) -> int | None:
+    """How many records of tensors have the contents of another one; None where that is unknown.
+
+    Args:
+        data: a data set; of others than `TensorDataset` nothing is read.
+    """
+    if type(data) is not TensorDataset:
+        return None
+    tensors = [t.detach().cpu() for t in data.tensors]
+    if sum(t.numel() * t.element_size() for t in tensors) > _BYTES or not len(data):
+        return None
+    rows = [_bytes(t) for t in tensors]
+    joined = np.ascontiguousarray(np.concatenate(rows, axis=1))
+    kinds = joined.view(np.dtype((np.void, joined.shape[1]))).ravel()
+    return len(kinds) - len(np.unique(kinds))
+
+
+def _bytes(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    flat = tensor.reshape(len(tensor), -1).contiguous()
+    return flat.view(torch.uint8).numpy() if flat.shape[1] else np.zeros((len(flat), 0), np.uint8)

@@ -1,0 +1,64 @@
+"""Replays of a step with gradients of the audit's own in the place of its records'."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lightning_audit.canaries.sample_batches import rows, taken
+from lightning_audit.replay.replay import Replay
+from lightning_audit.replay.replay_distance import equal_releases
+from lightning_audit.replay.step_replay import StepReplay
+
+
+class RowsReplay:
+    """A step to which per-sample gradients are given.
+
+    Where clipping and noise alone make the same release, the rest of the step is left out.
+
+    Args:
+        replay: of the step.
+        batch: a physical batch, whose records are repeated to as many as there are gradients.
+        first: gradients by which it is tried whether the rest may be left out, ``[n, d]``.
+        seed: of that.
+    """
+
+    def __init__(self, replay: StepReplay, batch: Any, first: torch.Tensor, seed: int) -> None:
+        self._replay, self._batch = replay, batch
+        #: Whether the rest of the step is left out.
+        self.alone = False
+        if replay.clips_alone:
+            whole, short = (self._run(first, seed, alone=way) for way in (False, True))
+            self.alone = bool(whole.releases) and not short.error and equal_releases(whole, short)
+
+    def run(self, gradients: torch.Tensor, seed: int) -> Replay:
+        """Replay the step with gradients in units of the clipping norm, ``[n, d]``."""
+        return self._run(gradients, seed, alone=self.alone)
+
+    def _run(self, gradients: torch.Tensor, seed: int, *, alone: bool) -> Replay:
+        batch = _of_size(self._batch, len(gradients))
+        return self._replay.run([batch], seed, rows=gradients, alone=alone)
+
+
+def why_no_rows(usual: Replay, count: int, *, by_opacus: bool) -> str:
+    """Why gradients cannot be put in, or empty.
+
+    Args:
+        usual: what came of the step as it is.
+        count: records of the batch.
+        by_opacus: whether Opacus clips them.
+    """
+    if not usual.rows:
+        return "no per-sample gradients are formed, or the training does not hand them over"
+    if usual.rows != count:
+        return f"{usual.rows} gradients of {count} records come to be clipped"
+    if usual.parts > 1 and by_opacus:
+        return f"the batch is clipped in {usual.parts} parts"
+    return ""
+
+
+def _of_size(batch: Any, size: int) -> Any:
+    """A batch of as many records."""
+    count = rows(batch)
+    return taken(batch, [number % count for number in range(size)])

@@ -1,0 +1,136 @@
+"""What the accountant was told, and what batches were used for, beside the steps taken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lightning_audit.accounting.phases import Phase
+from lightning_audit.catalogue.ledger_checks import (
+    LEDGER_ACCOUNTANT,
+    LEDGER_RECORDS,
+    LEDGER_STEPS,
+)
+from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.run_checks.drawn_batches import DrawnBatches
+
+Told = Sequence[Sequence[float]]
+
+#: Relative difference of two noise multipliers that are one.
+_EQUAL = 1e-3
+
+
+@dataclass
+class Ledger:
+    """What is written down beside the steps of a run.
+
+    Args:
+        draws: of the sampler; None where there is none to watch.
+        again: steps beyond the first on the same records.
+        unknown: batches of which it is not known whether their steps had the same records.
+        repeated: indices of the data set that it holds several times; None if that is unknown.
+        told_before: steps that the accountants had been told of when those of this process began.
+        taken_before: steps that were taken by then.
+        accountants: how many there are.
+        begun: whether the two above were written down.
+        hook: "read" where the accountant behind each optimizer's step hook is known, "unread" where
+            one cannot be followed, "none" where there is none.
+    """
+
+    draws: DrawnBatches | None = None
+    again: int = 0
+    unknown: int = 0
+    repeated: int | None = None
+    told_before: int = 0
+    taken_before: int = 0
+    accountants: int = 1
+    hook: str = "none"
+    begun: bool = False
+
+    def results(self, told: Told, taken: Sequence[Phase]) -> list[CheckResult]:
+        """Results of the checks of the ledger.
+
+        Args:
+            told: what the accountants hold: noise multiplier, sample rate, and number of steps.
+            taken: the steps as they were claimed, in their order.
+        """
+        checks = [self._of_accountant(told, taken)]
+        if taken:
+            checks.append(self._of_steps())
+        if self.repeated is not None:
+            checks.append(
+                LEDGER_RECORDS.judged(
+                    {"repeated": self.repeated},
+                    "the data set holds each index once",
+                    f"the data set holds {self.repeated:,} indices several times",
+                    "make the Subset or ConcatDataset of indices that differ",
+                )
+            )
+        if self.draws is not None:
+            checks.append(self.draws.result())
+        return checks
+
+    def _of_steps(self) -> CheckResult:
+        fine = "each step had a batch of its own"
+        if self.unknown:
+            fine += f"; of {self.unknown} batches with several steps it is not known"
+        return LEDGER_STEPS.judged(
+            {"again": self.again, "unknown": self.unknown},
+            fine,
+            f"{self.again} steps were taken on a batch that had made a step before",
+            "take one step for each batch that is drawn",
+        )
+
+    def _of_accountant(self, told: Told, taken: Sequence[Phase]) -> CheckResult:
+        if self.hook != "read":
+            why = (
+                "what the optimizer's step hook tells an accountant cannot be followed: attach "
+                "accountant.get_optimizer_hook_fn(sample_rate), or state "
+                "PrivacyClaim(sample_rate=...)"
+                if self.hook == "unread"
+                else "no accountant feeds on the steps"
+            )
+            return LEDGER_ACCOUNTANT.not_run(f"not compared: {why}", {"hook": self.hook})
+        known = sum(int(number) for *_, number in told)
+        steps = sum(int(phase.steps) for phase in taken)
+        missing = max(0, steps - self.taken_before - max(0, known - self.told_before))
+        # Of several accountants it is not known which part of their histories came before.
+        plain = not missing and (self.accountants < 2 or not self.told_before)
+        more = _more_noise(_since(told, self.told_before), taken) if plain else None
+        evidence = {
+            "hook": self.hook,
+            "steps": steps,
+            "told": known,
+            "missing": missing,
+            "told_noise": more,
+        }
+        wrong = (
+            f"the accountant was not told of {missing} of {steps} steps"
+            if missing
+            else f"the accountant was told of noise_multiplier {more:.4g}, which no step stated"
+            if more is not None
+            else ""
+        )
+        return LEDGER_ACCOUNTANT.judged(
+            evidence,
+            f"the accountant was told of all {steps} steps",
+            wrong,
+            "let the optimizer's step hook call accountant.step once a step, with what it states",
+        )
+
+
+def _since(told: Told, before: int) -> list[Sequence[float]]:
+    """What was told behind so many steps, of which the last may have been added to."""
+    left: list[Sequence[float]] = []
+    for sigma, rate, steps in told:
+        known, before = min(before, int(steps)), max(0, before - int(steps))
+        if steps > known:
+            left.append((sigma, rate, steps - known))
+    return left
+
+
+def _more_noise(told: Told, taken: Sequence[Phase]) -> float | None:
+    """A noise multiplier that was told and is above all that the steps stated; None if none is."""
+    stated = [phase.noise_multiplier for phase in taken]
+    largest = max((float(sigma) for sigma, *_ in told), default=0.0)
+    return largest if stated and largest > max(stated) * (1.0 + _EQUAL) else None

@@ -1,0 +1,1 @@
+"""Opacus optimizers and steps with a fault, a class each."""

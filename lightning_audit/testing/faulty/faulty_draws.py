@@ -1,0 +1,134 @@
+"""Opacus' optimizer with noise of the right size that is drawn wrongly, one fault a class."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from opacus.optimizers import DPOptimizer
+
+#: Numbers that `TiledNoise` draws for a tensor, and vectors that `PooledNoise` chooses from.
+TILE, POOL = 50, 50
+
+Tensors = list[torch.Tensor]
+
+
+class OwnNoise(DPOptimizer):
+    """Adds noise of its own making; as it stands, correct."""
+
+    def unit_noise(self) -> Tensors:
+        """Noise of standard deviation 1, of each parameter."""
+        return [
+            torch.randn(p.shape, device=p.device, generator=self.generator) for p in self.params
+        ]
+
+    def add_noise(self) -> None:
+        """Add the noise to the sums."""
+        # Of several processes, the first one adds the noise of all.
+        first = getattr(self, "rank", 0) == 0
+        std = self.noise_multiplier * self.max_grad_norm if first else 0.0
+        for p, noise in zip(self.params, self.unit_noise(), strict=True):
+            p.grad = (p.summed_grad + std * noise.to(p.summed_grad)).view_as(p)
+
+
+class TiledNoise(OwnNoise):
+    """Draws fifty numbers for a tensor, and repeats them."""
+
+    def unit_noise(self) -> Tensors:
+        """Repeated numbers."""
+        flat = [noise.flatten() for noise in super().unit_noise()]
+        again = [noise[:TILE].repeat(math.ceil(len(noise) / TILE))[: len(noise)] for noise in flat]
+        return [noise.view_as(p) for noise, p in zip(again, self.params, strict=True)]
+
+
+class MirroredNoise(OwnNoise):
+    """The second half of a tensor's noise takes the first half back, in reverse."""
+
+    def unit_noise(self) -> Tensors:
+        """Half of the noise, and its mirror image."""
+        found = super().unit_noise()
+        for noise in found:
+            flat = noise.view(-1)
+            half = len(flat) // 2
+            flat[len(flat) - half :] = -flat[:half].flip(0)
+        return found
+
+
+class OneInAHundredWithout(OwnNoise):
+    """Adds no noise to one entry in a hundred."""
+
+    def unit_noise(self) -> Tensors:
+        """Noise with holes."""
+        found = super().unit_noise()
+        for noise in found:
+            noise.view(-1)[::100] = 0.0
+        return found
+
+
+class HalfPrecisionNoise(OwnNoise):
+    """Draws the noise in bfloat16 beside sums of single precision."""
+
+    def unit_noise(self) -> Tensors:
+        """Noise of few digits."""
+        return [noise.bfloat16().float() for noise in super().unit_noise()]
+
+
+class PooledNoise(OwnNoise):
+    """Takes the noise of a step from a pool of fifty."""
+
+    def unit_noise(self) -> Tensors:
+        """One of the pool."""
+        chosen = int(torch.randint(POOL, (), generator=self.generator))
+        generator = torch.Generator().manual_seed(chosen)
+        return [torch.randn(p.shape, generator=generator) for p in self.params]
+
+
+class LowRankNoise(OwnNoise):
+    """Makes the noise of a matrix of two columns and two rows."""
+
+    def unit_noise(self) -> Tensors:
+        """Products of thin matrices."""
+        found = super().unit_noise()
+        for place, noise in enumerate(found):
+            if noise.ndim == 2 and min(noise.shape) > 2:
+                thin, flat = torch.randn(len(noise), 2), torch.randn(2, noise.shape[1])
+                found[place] = thin @ flat / math.sqrt(2.0)
+        return found
+
+
+class LaplaceNoise(OwnNoise):
+    """Draws from a Laplace distribution of the stated standard deviation."""
+
+    def unit_noise(self) -> Tensors:
+        """Noise of heavier tails."""
+        source = torch.distributions.Laplace(0.0, math.sqrt(0.5))
+        return [source.sample(p.shape) for p in self.params]
+
+
+class SmoothedNoise(OwnNoise):
+    """Adds half of each number to its neighbour, and scales the noise to the stated size."""
+
+    def unit_noise(self) -> Tensors:
+        """Noise of neighbours that go together."""
+        flat = [noise.flatten() for noise in super().unit_noise()]
+        mixed = [(noise + 0.5 * noise.roll(1)) / math.sqrt(1.25) for noise in flat]
+        return [noise.view_as(p) for noise, p in zip(mixed, self.params, strict=True)]
+
+
+class NoiseByBatch(OwnNoise):
+    """Scales the noise by the number of records, which is right on average."""
+
+    def unit_noise(self) -> Tensors:
+        """Noise in proportion to the batch."""
+        part = len(self.params[0].grad_sample) / self.expected_batch_size
+        return [part * noise for noise in super().unit_noise()]
+
+
+class SeededBySum(OwnNoise):
+    """Seeds the noise by the gradients of the batch, to make runs the same."""
+
+    def unit_noise(self) -> Tensors:
+        """Noise that the records choose."""
+        total = sum(float(p.summed_grad.double().sum()) for p in self.params)
+        self.generator = torch.Generator().manual_seed(int(abs(total) * 1e6) % 2**31)
+        return super().unit_noise()

@@ -1,0 +1,125 @@
+"""Real trainings: what the ledger finds, and what it lets be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from stages import staged
+from torch.utils.data import DataLoader
+
+from lightning_audit import AuditReport, PrivacyAudit
+from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.testing import ledger_trainings as ledger
+from lightning_audit.testing.trainings import Training, random_data
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+def trained(
+    folder: Path, kind: type, module: Any = None, ckpt: Path | None = None, **trainer: Any
+) -> AuditReport:
+    torch.manual_seed(0)
+    made = type(kind.__name__, (kind, pl.LightningModule), {})() if module is None else module
+    audit = PrivacyAudit(report_dir=folder, on_violation="warn", seed=0, bounds=[])
+    given = {"max_steps": 30, "max_epochs": -1, **trainer}
+    pl.Trainer(
+        callbacks=[audit],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+        **given,
+    ).fit(made, ckpt_path=ckpt)
+    assert audit.report is not None
+    return audit.report
+
+
+def check(report: AuditReport, name: str) -> CheckResult:
+    return next(found for found in report.checks if found.name == name)
+
+
+class Small(Training):
+    """Sixty records, of which batches are often alike or empty."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.data = random_data(records=60)
+
+    def plain_loader(self) -> DataLoader[Any]:
+        return DataLoader(self.data, batch_size=1)
+
+
+class Workers(Training):
+    """Batches that workers load ahead."""
+
+    def plain_loader(self) -> DataLoader[Any]:
+        return DataLoader(self.data, 16, num_workers=2, prefetch_factor=4)
+
+
+class Unfollowed(Training):
+    """A hook that nobody can read."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        optimizer.step_hook = _Slotted(optimizer.step_hook)
+        return optimizer
+
+
+class _Slotted:
+    __slots__ = ("own",)
+
+    def __init__(self, own: Any) -> None:
+        self.own = own
+
+    def __call__(self, optimizer: Any) -> None:
+        self.own(optimizer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "steps"),
+    staged(quick=[(Training, 140), (ledger.HookWrapped, 30)], heavy=[(Small, 200), (Workers, 140)]),
+)
+def test_correct_trainings_are_let_be(tmp_path: Path, kind: type, steps: int) -> None:
+    report = trained(tmp_path, kind, max_steps=steps)
+    names = ("ledger.draws", "ledger.steps", "ledger.records", "ledger.accountant", "accounting")
+    assert {check(report, name).status for name in names} == {"ok"}
+    assert check(report, "ledger.accountant").evidence["told"] == steps
+
+
+def test_epochs_that_are_cut_are_let_be(tmp_path: Path) -> None:
+    report = trained(tmp_path, Training, max_steps=100, limit_train_batches=20)
+    assert check(report, "ledger.draws").status == "ok"
+    assert check(report, "ledger.accountant").evidence["missing"] == 0
+
+
+def test_a_hook_that_cannot_be_followed_stands_in_the_way_of_a_pass(tmp_path: Path) -> None:
+    report = trained(tmp_path, Unfollowed)
+    assert report.verdict.outcome == "INCONCLUSIVE"
+    assert any("cannot be followed" in blocker for blocker in report.verdict.pass_blockers)
+    assert check(report, "ledger.accountant").status == "not_run"
+
+
+def test_data_that_cannot_be_compared_end_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: Any) -> int:
+        raise RuntimeError("of no shape")
+
+    monkeypatch.setattr("lightning_audit.run.run_ledger.repeated_contents", fails)
+    report = trained(tmp_path, Training)
+    assert report.steps == 30
+    assert "ledger.records" not in {found.name for found in report.checks}
+
+
+def test_contents_that_stand_twice_are_a_note(tmp_path: Path) -> None:
+    module = type("Twin", (Training, pl.LightningModule), {})()
+    for tensor in module.data.tensors:
+        tensor[5] = tensor[4]
+    report = trained(tmp_path, Training, module)
+    assert any(note.startswith("1 of 2,048 records have the contents") for note in report.notes)
+    assert not [found for found in report.checks if found.status == "violated"]

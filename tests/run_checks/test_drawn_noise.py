@@ -1,0 +1,147 @@
+"""Each family of tests sees its kind of noise, and none sees anything in noise as it should be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from lightning_audit.run_checks.drawn_noise import (
+    CERTAIN,
+    FAMILIES,
+    Draws,
+    contrasts,
+    differences,
+    draws_seen,
+)
+
+SHAPES = ((64, 16), (1, 64), (10, 64), (1, 10))
+RNG = np.random.default_rng
+
+
+def noise(count: int = 12, seed: int = 0, shapes: tuple[tuple[int, int], ...] = SHAPES):
+    rng = RNG(seed)
+    return [rng.normal(size=(count, *shape)).astype(np.float32).astype(float) for shape in shapes]
+
+
+def drawn(tensors: list[np.ndarray], **given: object) -> dict[str, float]:
+    names = [f"t{number}" for number in range(len(tensors))]
+    released = [own[0] + 0.01 * RNG(9).normal(size=own[0].shape) for own in tensors]
+    found = draws_seen(Draws(tensors, names, 1.0, with_rows=released, **given))
+    assert all(seen.what for seen in found.values() if seen.log_e > 5.0)
+    return {kind: seen.log_e for kind, seen in found.items()}
+
+
+def each(change: Callable[[np.ndarray], np.ndarray]) -> list[np.ndarray]:
+    return [change(own.copy()) for own in noise()]
+
+
+def some_small(own: np.ndarray) -> np.ndarray:
+    own.reshape(len(own), -1)[:, ::50] *= 0.2
+    return own
+
+
+def first_row_small(own: np.ndarray) -> np.ndarray:
+    own[:, 0] *= 0.3
+    return own
+
+
+def smoothed(own: np.ndarray) -> np.ndarray:
+    flat = own.reshape(len(own), -1)
+    return ((flat + 0.4 * np.roll(flat, 1, axis=1)) / math.sqrt(1.16)).reshape(own.shape)
+
+
+def thin(own: np.ndarray) -> np.ndarray:
+    count, rows, columns = own.shape
+    if rows < 3:
+        return own
+    rng = RNG(1)
+    return rng.normal(size=(count, rows, 2)) @ rng.normal(size=(count, 2, columns)) / math.sqrt(2)
+
+
+def alike(own: list[np.ndarray]) -> list[np.ndarray]:
+    own[1][:, 0] = own[2][:, 0]
+    return own
+
+
+FAULTY = {
+    "small": lambda: each(some_small),
+    "small ": lambda: [0.9 * own for own in noise()],
+    "small  ": lambda: [
+        own * np.where(np.arange(own.shape[1]) == 0, 0.3, 1)[:, None] for own in noise()
+    ],
+    "neighbours": lambda: each(smoothed),
+    "low_rank": lambda: each(thin),
+    "tails": lambda: [
+        RNG(j).laplace(scale=math.sqrt(0.5), size=o.shape) for j, o in enumerate(noise())
+    ],
+    "tensors": lambda: alike(noise()),
+    "draws": lambda: [np.concatenate([own[:9], own[:3]]) for own in noise()],
+    "few_values": lambda: [np.round(8 * own) / 8 for own in noise()],
+    "one_value": lambda: [np.full_like(own, 0.7) for own in noise()],
+    "twice": lambda: [np.tile(own[:, :, :5], (1, 1, 13))[:, :, : own.shape[2]] for own in noise()],
+}
+
+
+@pytest.mark.parametrize("kind", FAULTY)
+def test_a_fault_is_seen_by_its_family(kind: str) -> None:
+    assert drawn(FAULTY[kind]())[kind.strip()] > 14.0
+
+
+@pytest.mark.parametrize("count", [4, 12, 24])
+@pytest.mark.parametrize("more", ["nothing", "a mean", "larger", "sizes of its own"])
+def test_correct_noise_is_not_accused(count: int, more: str) -> None:
+    # By simulation; the e-values are proved for independent normal noise of at least the claim.
+    largest, total = 0.0, []
+    for seed in range(60):
+        rng, found = RNG(1000 + seed), noise(count, seed)
+        if more == "a mean":
+            found = [own + 3.0 * rng.normal(size=own.shape[1:]) for own in found]
+        elif more == "larger":
+            found = [5.0 * own for own in found]
+        elif more == "sizes of its own":
+            found = [own * rng.uniform(1.0, 3.0, own.shape[1:]) for own in found]
+            # Rows of their own sizes have a spectrum of their own.
+        seen = drawn(found)
+        assert CERTAIN not in seen.values()
+        largest = max(largest, max(seen.values()))
+        total.append(np.mean(np.exp(list(seen.values()))))
+    assert largest < 12.0
+    assert np.mean(total) < 1.2
+
+
+def test_what_is_made_of_the_noise_is_not_sized() -> None:
+    seen = drawn([0.5 * own for own in noise()], sized=False)
+    assert max(seen.values()) < 5.0
+
+
+def test_contrasts_are_independent_and_free_of_what_all_share() -> None:
+    draws = RNG(0).normal(size=(7, 5))
+    helmert = contrasts(np.eye(7))
+    np.testing.assert_allclose(helmert @ helmert.T, np.eye(6), atol=1e-12)
+    np.testing.assert_allclose(contrasts(draws + 4.0), contrasts(draws), atol=1e-12)
+    np.testing.assert_allclose(contrasts(draws), helmert @ draws, atol=1e-12)
+    np.testing.assert_array_equal(differences(draws), draws[:3] - draws[3:6])
+
+
+@pytest.mark.parametrize(("part", "told"), [(0.5, "25%"), (0.0, "")])
+def test_a_part_that_all_draws_share_is_told_where_the_whole_is_as_claimed(
+    part: float, told: str
+) -> None:
+    fixed = noise(1, seed=5)
+    mixed = [
+        part * f + math.sqrt(1 - part**2) * own for f, own in zip(fixed, noise(24), strict=True)
+    ]
+    names = ["a", "b", "c", "d"]
+    said = Draws(mixed, names, 1.0).repeated_part
+    assert bool(said) == bool(told)
+    assert said[:1] == told[:1]
+    assert Draws([0.8 * own for own in noise(24)], names, 1.0).repeated_part == ""
+
+
+def test_every_family_may_be_asked_of_one_number() -> None:
+    seen = drawn(noise(4, shapes=((1, 1),)))
+    assert set(seen) == set(FAMILIES)
+    assert max(seen.values()) < 5.0

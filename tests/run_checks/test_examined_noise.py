@@ -1,0 +1,73 @@
+"""Looks at the noise add up to one e-value, that goes on from a checkpoint without any noise."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from lightning_audit.catalogue.noise_examination import REPLAY_NOISE
+from lightning_audit.run_checks.drawn_noise import CERTAIN, FAMILIES, Seen
+from lightning_audit.run_checks.examined_noise import MISSING, OF_RECORDS, NoiseLog, NoiseLook
+
+FINE = NoiseLook({kind: Seen(0.0, "") for kind in FAMILIES}, draws=12, entries=30)
+SURE = NoiseLook({**FINE.seen, MISSING: Seen(CERTAIN, "3 entries have none")}, 12, 30)
+
+
+def test_the_looks_of_a_run_have_one_e_value() -> None:
+    log, log_es = NoiseLog(), np.random.default_rng(0).normal(size=6)
+    for step, log_e in enumerate(log_es):
+        log.take(step, NoiseLook({"small": Seen(float(log_e), "small")}, kinds=1))
+    number = np.arange(1, 7)
+    weighted = np.sum(np.exp(log_es) / (number * (number + 1))) + 1.0 / 7.0
+    (_, last) = max(log.growth, key=lambda pair: pair[1])
+    assert last <= math.log(1.5) + max(log_es)
+    assert math.exp(log._log_sum) + 1.0 / 7.0 == pytest.approx(weighted)
+
+
+def test_what_is_certain_is_found_and_named_by_the_sharpest_kind() -> None:
+    log = NoiseLog()
+    for step in range(40):
+        log.take(step, FINE)
+    assert not log.found(0.05)
+    log.take(40, SURE)
+    result = log.result(0.05, where="Own in own.py:3")
+    assert result.status == "violated"
+    assert result.evidence["violated_at_step"] == 40
+    assert result.evidence["of"] == MISSING
+    rule = next(rule for rule in REPLAY_NOISE.faults if rule.applies(result.evidence))
+    assert rule.name == "noise_missing_at_entries"
+    assert "3 entries have none" in result.message
+    assert result.advice.endswith("Own in own.py:3")
+
+
+def test_a_kind_that_says_more_comes_before_a_larger_one() -> None:
+    seen = {"small": Seen(900.0, "small"), OF_RECORDS: Seen(20.0, "of records")}
+    assert NoiseLook(seen).largest == (OF_RECORDS, seen[OF_RECORDS])
+    assert NoiseLook({**seen, OF_RECORDS: Seen(2.0, "")}).largest[0] == "small"
+
+
+def test_one_look_alone_is_sure_at_one_in_a_thousand() -> None:
+    assert NoiseLook({"small": Seen(math.log(999.0), "")}, kinds=1).findings == ()
+    (found,) = NoiseLook({"small": Seen(math.log(1001.0), "small")}, kinds=1).findings
+    assert found.describe() == "small"
+
+
+def test_without_a_look_it_says_why() -> None:
+    log = NoiseLog()
+    log.take(0, None, "no noise is claimed")
+    assert log.result(0.05, "examinations=0").message == "not asked: no noise is claimed"
+    assert NoiseLog().result(0.05, "examinations=0").message == "not asked: examinations=0"
+
+
+def test_it_goes_on_from_its_state() -> None:
+    log, other = NoiseLog(), NoiseLog()
+    log.take(3, FINE)
+    log.take(5, SURE)
+    other.load(json.loads(json.dumps(log.state())))
+    assert other.result(0.05) == log.result(0.05)
+    log.take(9, FINE)
+    other.take(9, FINE)
+    assert other.state() == log.state()

@@ -1,0 +1,80 @@
+"""A step of a loop without Lightning, to be examined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from opacus import PrivacyEngine
+from opacus.optimizers import DPOptimizer
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_audit.dpsgd.adapters import opacus_step
+from lightning_audit.examine.step_examiner import Examined, examine_step
+from lightning_audit.replay.step_watch import TakenStep
+
+
+class PlainStep:
+    """A step of a loop without Lightning.
+
+    Args:
+        kind: class of the private optimizer, in the place of Opacus' own.
+        net: of six inputs and three scores.
+        noise_multiplier: of Opacus.
+        max_grad_norm: of Opacus.
+    """
+
+    precision = "32-true"
+    aside: Sequence[object] = ()
+
+    def __init__(
+        self,
+        kind: type[DPOptimizer] | None = None,
+        net: nn.Module | None = None,
+        noise_multiplier: float = 1.0,
+        max_grad_norm: float = 1.0,
+    ) -> None:
+        torch.manual_seed(0)
+        net = net or nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+        self.data = (torch.randn(64, 6), torch.arange(64) % 3)
+        self.module, optimizer, _ = PrivacyEngine().make_private(
+            module=net,
+            optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+            data_loader=DataLoader(TensorDataset(*self.data), batch_size=8),
+            noise_multiplier=noise_multiplier,
+            max_grad_norm=max_grad_norm,
+        )
+        if kind is not None:
+            optimizer.__class__ = kind
+        self.optimizers = [optimizer]
+        self.held: list[object] = []
+
+    @property
+    def adapter(self) -> Any:
+        """The adapter of the private optimizer."""
+        names = {id(p): name for name, p in self.module.named_parameters()}
+        return opacus_step(self.optimizers[0], names, self.module.modules())
+
+    def batch(self, records: int = 8) -> tuple[torch.Tensor, ...]:
+        """The first records."""
+        return tuple(part[:records] for part in self.data)
+
+    def roots(self) -> list[object]:
+        return [self.module, *self.optimizers, *self.held]
+
+    def take(self, batches: Sequence[Any]) -> None:
+        for x, y in batches:
+            self.optimizers[0].zero_grad()
+            nn.functional.cross_entropy(self.module(x), y).backward()
+            self.optimizers[0].step()
+
+
+def examined(user: PlainStep, records: int = 8, **options: Any) -> Examined:
+    """Take a step, and examine it."""
+    step, batch = user.adapter, user.batch(records)
+    torch.manual_seed(5)
+    user.take([batch])
+    taken = TakenStep([batch], [False])
+    return examine_step(user, step, step.claim(1), taken, **{"seed": 1, **options})
