@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 #: What the first examination may take, in times of one step, and later ones of the time since.
@@ -24,25 +24,41 @@ class Schedule:
         wanted: "auto" for one examination at once and later ones within a share of the time, or
             how many there are, each of all questions and as long as it needs.
         seed: of the steps.
-        questions: names of the questions, of which later examinations ask one at a time in turns.
+        usual: what each question takes, in times of one step. Later examinations ask one, the first
+            of those that were asked least.
     """
 
-    def __init__(self, wanted: int | str, seed: int, questions: Sequence[str]) -> None:
+    def __init__(self, wanted: int | str, seed: int, usual: Mapping[str, float]) -> None:
         self._auto = wanted == "auto"
         self._left = 1 if self._auto else int(wanted)
         self._random = random.Random(seed)
-        self._questions = list(questions)
-        self._turn = 0
+        self._usual = dict(usual)
+        #: How often each question was asked.
+        self._asked = dict.fromkeys(usual, 0)
+        #: A question that is asked next, whatever it takes.
+        self._pressing = ""
         #: Number of the next step that is examined, from 1.
         self.due = 1 if self._left else NEVER
-        #: Of each question, seconds that it took when it was asked last.
+        #: Of each question, seconds that it will take; of a step, that it took. Empty at first.
         self._costs: dict[str, float] = {}
+        self._step = 0.0
         self._since, self._spent = 0.0, 0.0
 
-    @property
-    def step_times(self) -> float | None:
-        """What an examination of all questions may take, in times of one step."""
-        return _STOP * FIRST_STEP_TIMES if self._auto else None
+    def step_times(self, now: float) -> float | None:
+        """What the next examination may take, in times of one step; None for what it needs.
+
+        Args:
+            now: of a clock, in seconds.
+        """
+        if not self._auto or self._pressing:
+            return None
+        if not self._costs:
+            return _STOP * FIRST_STEP_TIMES
+        return self._allowed(now) / self._step if self._step > 0.0 else None
+
+    def _allowed(self, now: float) -> float:
+        """Seconds that the next of the later examinations may take."""
+        return LATER_SHARE * (now - self._since) - self._spent
 
     @property
     def trials(self) -> int | None:
@@ -56,12 +72,22 @@ class Schedule:
             now: of a clock, in seconds.
         """
         if not self._auto or not self._costs:
-            return self._questions
-        name = self._questions[self._turn % len(self._questions)]
-        allowed = LATER_SHARE * (now - self._since)
-        return [name] if self._spent + self._costs[name] <= allowed else []
+            return list(self._usual)
+        if self._pressing:
+            return [self._pressing]
+        name = min(self._asked, key=lambda one: self._asked[one])
+        return [name] if self._costs[name] <= self._allowed(now) else []
 
-    def note(self, step: int, names: Sequence[str], seconds: float, now: float) -> None:
+    def note(
+        self,
+        step: int,
+        names: Sequence[str],
+        seconds: float,
+        now: float,
+        *,
+        step_seconds: float = 0.0,
+        late: Collection[str] = (),
+    ) -> None:
         """An examination was made.
 
         Args:
@@ -69,6 +95,8 @@ class Schedule:
             names: of the questions.
             seconds: that it took.
             now: of the clock, when it was over.
+            step_seconds: what one step takes.
+            late: names of the questions for which no time was left.
         """
         first = not self._costs
         if not self._auto:
@@ -77,13 +105,19 @@ class Schedule:
             self.due = step + gap if self._left > 0 else NEVER
             self._costs = dict.fromkeys(names, seconds)
             return
+        for name in names:
+            self._asked[name] += name not in late
         if first:
-            self._since = now
-            self._costs = dict.fromkeys(self._questions, seconds / len(names))
+            self._since, self._step = now, step_seconds
+            self._costs = {name: times * step_seconds for name, times in self._usual.items()}
+            if not step_seconds > 0.0:  # nothing could be replayed
+                self._costs = dict.fromkeys(self._usual, seconds / len(names))
         else:
             self._spent += seconds
-            self._turn += 1
-            self._costs |= dict.fromkeys(names, seconds)
+            for name in names:
+                short = 2.0 * max(seconds, self._costs[name])
+                self._costs[name] = short if name in late else seconds
+        self._pressing = ""
         self.due = step + self._random.randint(10, max(20, step))
 
     def postpone(self, step: int) -> None:
@@ -100,16 +134,17 @@ class Schedule:
             return
         self.due = 1
         if self._auto and name in self._costs:
-            self._turn = self._questions.index(name)
-            self._costs[name] = 0.0
+            self._pressing = name
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds; the clock begins anew."""
         return {
             "due": self.due,
             "left": self._left,
-            "turn": self._turn,
+            "asked": dict(self._asked),
+            "pressing": self._pressing,
             "costs": dict(self._costs),
+            "step": self._step,
         }
 
     def load(self, state: Mapping[str, Any], now: float) -> None:
@@ -119,5 +154,6 @@ class Schedule:
             state: of a schedule that was asked for the same.
             now: of the clock, in seconds.
         """
-        self.due, self._left, self._turn = state["due"], state["left"], state["turn"]
+        self.due, self._left, self._step = state["due"], state["left"], state["step"]
+        self._asked, self._pressing = dict(state["asked"]), state["pressing"]
         self._costs, self._since = dict(state["costs"]), now

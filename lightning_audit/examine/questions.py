@@ -1,4 +1,4 @@
-"""The questions that an examination asks of a step, one after the other."""
+"""The questions that an examination asks of a step, one after the other, and what they take."""
 
 from __future__ import annotations
 
@@ -111,7 +111,16 @@ QUESTIONS: Mapping[str, Callable[[Asked], Answer]] = {
 }
 
 
-#: What a question needs, in times of a step: several replays, of one or two steps each.
+#: What each takes where there is time, in times of a step; an examination of a few crafted
+#: gradients. Measured on nets of 2,400 and 85,000 weights.
+USUAL: Mapping[str, float] = {
+    "replay.sensitivity": 24.0,
+    "replay.release": 16.0,
+    "coupling": 7.0,
+    "replay.clipping": 60.0,
+    "replay.noise": 80.0,
+}
+#: What a question needs at least: several replays, of one or two steps each.
 _LEAST = {"replay.release": 15.0, "coupling": 6.0, "replay.noise": 20.0}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,11 +60,15 @@ class Examined:
         answers: to the questions, by the names of their checks.
         seconds: that it took.
         step_times: the same in times of the shortest replayed step, by the processor's time.
+        step_seconds: of that step; 0 if none was replayed.
+        late: names of the questions for which no time was left.
     """
 
     answers: Mapping[str, Answer]
     seconds: float
     step_times: float
+    step_seconds: float = 0.0
+    late: tuple[str, ...] = ()
 
 
 def examine_step(
@@ -116,7 +121,9 @@ def examine_step(
     for lost in state.lost:
         _log.warning("the training is not as it was before the examination: %s", lost)
     times = (time.thread_time() - work) / max(replay.step_seconds, 1e-9)
-    return Examined(answers, time.perf_counter() - begun, times)
+    late = tuple(name for name, answer in answers.items() if answer.reason == replay.no_time)
+    step_seconds = replay.step_seconds if math.isfinite(replay.step_seconds) else 0.0
+    return Examined(answers, time.perf_counter() - begun, times, step_seconds, late)
 
 
 def _none(names: Collection[str], reason: str, begun: float) -> Examined:
