@@ -120,8 +120,8 @@ USUAL: Mapping[str, float] = {
     "replay.clipping": 60.0,
     "replay.noise": 80.0,
 }
-#: What a question needs at least: several replays, of one or two steps each.
-_LEAST = {"replay.release": 15.0, "coupling": 6.0, "replay.noise": 20.0}
+#: Replays without which a question is not begun.
+_LEAST = {"replay.release": 6, "coupling": 4, "replay.clipping": 10, "replay.noise": 16}
 
 
 def ask(asked: Asked, names: Collection[str] = tuple(QUESTIONS)) -> dict[str, Answer]:
@@ -136,7 +136,7 @@ def ask(asked: Asked, names: Collection[str] = tuple(QUESTIONS)) -> dict[str, An
     for name, question in QUESTIONS.items():
         if name in names:
             reason = reason or asked.replay.lost
-            late = "" if asked.replay.has_time_for(_LEAST.get(name, 0.0)) else asked.replay.no_time
+            late = "" if asked.replay.has_time_for(_LEAST.get(name, 0)) else asked.replay.no_time
             answers[name] = Answer(reason=reason or late) if reason or late else question(asked)
     return answers
 
