@@ -117,7 +117,7 @@ USUAL: Mapping[str, float] = {
     "replay.sensitivity": 24.0,
     "replay.release": 16.0,
     "coupling": 7.0,
-    "replay.clipping": 60.0,
+    "replay.clipping": 90.0,
     "replay.noise": 80.0,
 }
 #: Replays without which a question is not begun.
