@@ -142,18 +142,15 @@ class StepReplay:
     @property
     def in_time(self) -> bool:
         """Whether two replays more are within what the examination may take."""
+        return self.has_time_for(2)
+
+    def has_time_for(self, replays: int) -> bool:
+        """Whether so many replays are within what is left of what the examination may take."""
         if self._step_times is None:
             return True
         spent = time.thread_time() - self._begun
         usual = statistics.median(self._took) if self._took else 0.0
-        return spent + 2.0 * usual <= self._step_times * self.step_seconds
-
-    def has_time_for(self, steps: float) -> bool:
-        """Whether so many times of a step are left of what the examination may take."""
-        if self._step_times is None:
-            return True
-        spent = time.thread_time() - self._begun
-        return spent <= (self._step_times - steps) * self.step_seconds
+        return spent + replays * usual <= self._step_times * self.step_seconds
 
     def why_none(self, what: str) -> str:
         """Why nothing was replayed."""

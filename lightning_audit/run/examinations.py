@@ -12,7 +12,7 @@ import numpy as np
 from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.examine.clipping import TRIALS
 from lightning_audit.examine.examination_schedule import NEVER, Schedule
-from lightning_audit.examine.questions import QUESTIONS
+from lightning_audit.examine.questions import USUAL
 from lightning_audit.examine.step_examiner import UserStep, examine_step, source_of_step
 from lightning_audit.examine.successive_steps import SuccessiveSteps
 from lightning_audit.replay.step_watch import StepWatch, TakenStep
@@ -66,7 +66,7 @@ class Examinations:
         if not wanted:
             self._log.off = _RANKS if ranks.several else _OFF
         #: Tells which step is the next.
-        self.schedule = Schedule(wanted, _seed(config.seed, 0), list(QUESTIONS))
+        self.schedule = Schedule(wanted, _seed(config.seed, 0), USUAL)
         self._names: list[str] = []
         #: Epochs between which weights were seen to change, and whether they did within one.
         self._between, self._moves = 0, False
@@ -141,13 +141,20 @@ class Examinations:
                 replaced=config.adjacency == "replace_one",
                 trials=self.schedule.trials or TRIALS,
                 earlier_trials=self._log.asked("replay.clipping"),
-                step_times=self.schedule.step_times if len(names) > 1 else None,
+                step_times=self.schedule.step_times(time.perf_counter()),
             )
         answers = found.answers
         if all("is too small" in answer.reason for answer in answers.values()):
             self.schedule.postpone(steps)
             return
-        self.schedule.note(steps, names, found.seconds, time.perf_counter())
+        self.schedule.note(
+            steps,
+            names,
+            found.seconds,
+            time.perf_counter(),
+            step_seconds=found.step_seconds,
+            late=found.late,
+        )
         if not self._log.where:
             self._log.where = source_of_step(session.step.optimizer, user.module)
         self._log.take(steps - 1, answers)

@@ -13,7 +13,9 @@ from lightning_audit.examine.examination_schedule import (
     Schedule,
 )
 
-QUESTIONS = ["a", "b", "c"]
+#: In times of one step.
+USUAL = {"a": 1.0, "b": 2.0, "c": 3.0}
+QUESTIONS = list(USUAL)
 
 
 def steps_of(schedule: Schedule, last: int = 10_000) -> list[int]:
@@ -27,13 +29,13 @@ def steps_of(schedule: Schedule, last: int = 10_000) -> list[int]:
 
 
 def test_none_are_made_where_none_are_wanted() -> None:
-    assert Schedule(0, 1, QUESTIONS).due == NEVER
+    assert Schedule(0, 1, USUAL).due == NEVER
 
 
 @given(count=st.integers(1, 8), seed=st.integers(0, 1000))
 def test_as_many_as_are_wanted_the_first_at_once(count: int, seed: int) -> None:
-    schedule = Schedule(count, seed, QUESTIONS)
-    assert schedule.step_times is None
+    schedule = Schedule(count, seed, USUAL)
+    assert schedule.step_times(0.0) is None
     found = steps_of(schedule, NEVER - 1)
     assert len(found) == count
     assert found[0] == 1
@@ -43,14 +45,14 @@ def test_as_many_as_are_wanted_the_first_at_once(count: int, seed: int) -> None:
 
 @given(seed=st.integers(0, 1000))
 def test_later_ones_are_rarer(seed: int) -> None:
-    found = steps_of(Schedule("auto", seed, QUESTIONS), 100_000)
+    found = steps_of(Schedule("auto", seed, USUAL), 100_000)
     assert found[0] == 1
     assert sum(step <= 1000 for step in found) > sum(step > 99_000 for step in found)
 
 
 def test_the_first_asks_everything_and_later_ones_one_question_in_turns() -> None:
-    schedule = Schedule("auto", 0, QUESTIONS)
-    assert schedule.step_times == 0.8 * FIRST_STEP_TIMES
+    schedule = Schedule("auto", 0, USUAL)
+    assert schedule.step_times(0.0) == 0.8 * FIRST_STEP_TIMES
     asked = []
     for step in range(4):
         names = schedule.next_questions(float(step))
@@ -60,26 +62,44 @@ def test_the_first_asks_everything_and_later_ones_one_question_in_turns() -> Non
 
 
 def test_later_ones_take_no_more_than_their_share_of_the_time() -> None:
-    schedule, now, spent = Schedule("auto", 0, QUESTIONS), 0.0, 0.0
-    schedule.note(1, QUESTIONS, 3.0, now)
+    schedule, now, spent = Schedule("auto", 0, USUAL), 0.0, 0.0
+    schedule.note(1, QUESTIONS, 3.0, now, step_seconds=1.0)
     for step in range(2, 5000):
         now += 1.0
         if step < schedule.due:
             continue
         names = schedule.next_questions(now)
         if names:
-            spent += 1.0
-            schedule.note(step, names, 1.0, now)
+            spent += USUAL[names[0]]
+            left = schedule.step_times(now)
+            assert left is not None
+            assert left >= USUAL[names[0]]
+            schedule.note(step, names, USUAL[names[0]], now)
         else:
             schedule.postpone(step)
         assert spent <= LATER_SHARE * now + 1e-9
-    assert spent > 3.0
+    assert spent > 10.0
+
+
+def test_what_had_no_time_is_asked_before_the_others() -> None:
+    schedule = Schedule("auto", 0, USUAL)
+    schedule.note(1, QUESTIONS, 3.0, 0.0, step_seconds=0.1, late=["c"])
+    assert schedule.next_questions(0.29 / LATER_SHARE) == []
+    assert schedule.next_questions(0.31 / LATER_SHARE) == ["c"]
+
+
+def test_a_question_that_broke_off_for_want_of_time_waits_for_twice_as_much() -> None:
+    schedule = Schedule("auto", 0, USUAL)
+    schedule.note(1, QUESTIONS, 3.0, 0.0, step_seconds=0.1, late=["c"])
+    schedule.note(2, ["c"], 0.5, 0.31 / LATER_SHARE, late=["c"])
+    assert schedule.next_questions(1.49 / LATER_SHARE) == []
+    assert schedule.next_questions(1.51 / LATER_SHARE) == ["c"]
 
 
 def test_a_resumed_run_goes_on_where_it_was() -> None:
-    schedule = Schedule("auto", 0, QUESTIONS)
-    schedule.note(1, QUESTIONS, 0.3, 0.0)
-    again = Schedule("auto", 0, QUESTIONS)
+    schedule = Schedule("auto", 0, USUAL)
+    schedule.note(1, QUESTIONS, 0.3, 0.0, step_seconds=0.1)
+    again = Schedule("auto", 0, USUAL)
     again.load(schedule.state(), 100.0)
     assert again.due == schedule.due
     assert 1 < again.due < NEVER
@@ -89,8 +109,8 @@ def test_a_resumed_run_goes_on_where_it_was() -> None:
 
 @pytest.mark.parametrize("wanted", ["auto", 3])
 def test_a_question_that_is_pressing_is_asked_of_the_next_step(wanted: int | str) -> None:
-    schedule = Schedule(wanted, 0, QUESTIONS)
-    schedule.note(1, QUESTIONS, 0.3, 0.0)
+    schedule = Schedule(wanted, 0, USUAL)
+    schedule.note(1, QUESTIONS, 0.3, 0.0, step_seconds=0.1)
     schedule.due = 500
     schedule.hasten("b")
     assert schedule.due == 1
