@@ -10,7 +10,7 @@ from typing import Any
 #: What the first examination may take, in times of one step, and later ones of the time since.
 FIRST_STEP_TIMES, LATER_SHARE = 80.0, 0.03
 #: Part of that after which no replay begins, for it has to end as well.
-_STOP = 0.8
+_STOP = 0.75
 #: Crafted gradients of one examination, where that is so: so many fit in.
 _TRIALS_IN_TIME = 8
 #: A step that never comes.

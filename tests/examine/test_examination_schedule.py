@@ -52,7 +52,7 @@ def test_later_ones_are_rarer(seed: int) -> None:
 
 def test_the_first_asks_everything_and_later_ones_one_question_in_turns() -> None:
     schedule = Schedule("auto", 0, USUAL)
-    assert schedule.step_times(0.0) == 0.8 * FIRST_STEP_TIMES
+    assert schedule.step_times(0.0) == 0.75 * FIRST_STEP_TIMES
     asked = []
     for step in range(4):
         names = schedule.next_questions(float(step))
