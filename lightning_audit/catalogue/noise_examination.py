@@ -111,7 +111,7 @@ REPLAY_NOISE = Check(
         _rule(
             ("missing",),
             "noise_missing_at_entries",
-            "noise of some entries: there are entries that records move and no noise is added to",
+            "noise of some entries: single entries of the gradient have too little noise, or none",
             "masks, slices and shapes where the noise is drawn (Opacus: in add_noise)",
             12,
         ),

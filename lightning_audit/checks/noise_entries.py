@@ -22,8 +22,8 @@ from lightning_audit.stats.evalues.noise_scale import noise_log_e
 from lightning_audit.stats.evalues.sequential import SingleStepBet, log_mean_exp
 from lightning_audit.stats.evalues.single_entries import EntryBets, quiet_entries
 
-#: Steps after which every fourth is a look.
-_EACH, _LATER = 20, 4
+#: Steps of which each is a look, and one in so many later.
+_EACH, _LATER = 4, 8
 
 _COMPARE = (
     "compare the shape and the scale of the noise that is drawn (Opacus: in add_noise) with those "

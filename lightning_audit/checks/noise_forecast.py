@@ -7,6 +7,9 @@ from lightning_audit.layout import FloatArray
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.evalues.forecast import ForecastBet, LatestNoise
 
+#: Steps of which each is a look, and one in so many later.
+_EACH, _LATER = 20, 4
+
 
 class NoiseForecast:
     """`reuse.forecast`: forecasts of the noise from the steps before.
@@ -25,7 +28,7 @@ class NoiseForecast:
         """Take in a step's noise, beside data where it is not known alone, ``[n]``."""
         self._bet.update(self._past.before(step, len(readings)), readings)
         self._past.add(readings, step)
-        if self._bet.compared:
+        if self._bet.compared and (step < _EACH or step % _LATER == 0):
             self._test.update(self._bet.log_e, step)
 
     def result(self, lack: str) -> CheckResult:

@@ -26,8 +26,8 @@ from lightning_audit.taps.noise_reading import NoiseReading, TensorReading, read
 _FIRST, _EVERY = 100, 16
 #: Steps in which the norm of the whole sum is taken as well.
 _FIRST_NORMS, _EVERY_NORM = 20, 100
-#: Later steps of which the noise of a block of entries is taken as well.
-_EVERY_BLOCK = 32
+#: Steps of which the noise of a block of entries is taken as well.
+_FIRST_BLOCKS, _EVERY_BLOCK = 6, 32
 #: Why the noise is not seen alone where its earlier draws are not known.
 _DRAWS_LEFT = (
     "draws of earlier steps are not known, and a part of them is left in the noise: after a step "
@@ -103,7 +103,7 @@ class NoiseWatch:
             step.params, grads, self._coordinates, sums=self._alone, norm=norm
         )
         if self._alone and divisor and self._draws is None:  # of a step's own draw nothing is read
-            block = number < _FIRST_NORMS or number % _EVERY_BLOCK == 0
+            block = number < _FIRST_BLOCKS or number % _EVERY_BLOCK == 0
             self._divisor = divisor
             self._tensors = read_tensors(step.params, grads, divisor, block=block)
         self._terms = None if rows is None or earlier is None else rows + earlier

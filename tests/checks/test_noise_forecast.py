@@ -44,7 +44,7 @@ def test_noise_that_depends_on_the_past_is_told_with_how_it_does(
     assert result.evidence["lag"] == lag
     assert result.evidence["coefficient"] == pytest.approx(part, abs=0.05)
     assert [rule.name for rule in REUSE_FORECAST.faults if rule.applies(result.evidence)] == [
-        "noise_depends_on_earlier_noise"
+        "noise_correlated_over_steps"
     ]
 
 

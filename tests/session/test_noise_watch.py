@@ -80,7 +80,7 @@ def test_several_processes_know_neither_sum_nor_number_of_samples() -> None:
 
 def test_whole_tensors_are_read_in_units_of_the_claimed_noise() -> None:
     claim = StepClaim(noise_multiplier=0.5, max_grad_norm=2.0, scale=8.0)
-    seen = watch(divisor=8.0).seen(claim, 1, 8.0, 1.0)[1]
+    seen = watch(divisor=8.0).seen(claim, 1, 8.0, read_at(1.0))[1]
     assert seen is not None
     assert seen.whole is not None
     # The gradient times its divisor is 8, 16, 24, 32; the noise has a standard deviation of one.
@@ -91,14 +91,16 @@ def test_whole_tensors_are_read_in_units_of_the_claimed_noise() -> None:
 
 
 def test_whole_tensors_that_were_read_by_another_divisor_say_nothing() -> None:
-    assert watch(divisor=8.0).seen(CLAIM, 1, 8.0, 8 / 6)[1].whole is None
-    assert watch().seen(CLAIM, 1, 8.0, 1.0)[1].whole is None
-    assert watch(divisor=8.0, alone=False).seen(CLAIM, 1, 8.0, 1.0)[1].whole is None
+    assert watch(divisor=8.0).seen(CLAIM, 1, 8.0, read_at(8 / 6))[1].whole is None
+    assert watch().seen(CLAIM, 1, 8.0, read_at(1.0))[1].whole is None
+    assert watch(divisor=8.0, alone=False).seen(CLAIM, 1, 8.0, read_at(1.0))[1].whole is None
 
 
 def test_blocks_of_entries_are_read_at_first_and_now_and_then() -> None:
-    seen = {n: watch(n, divisor=8.0).seen(CLAIM, 0, 8.0, None)[1] for n in (0, 19, 20, 99, 128)}
-    assert [n for n, one in seen.items() if one.whole.block is not None] == [0, 19, 128]
+    seen = {
+        n: watch(n, divisor=8.0).seen(CLAIM, 0, 8.0, read_at(None))[1] for n in (0, 5, 6, 99, 128)
+    }
+    assert [n for n, one in seen.items() if one.whole.block is not None] == [0, 5, 128]
 
 
 def test_parts_of_a_split_batch_are_counted_together() -> None:

@@ -132,7 +132,7 @@ def test_few_seeds_are_not_seen_in_noise_that_is_missing() -> None:
 @pytest.mark.parametrize(
     ("coefficient", "ratio", "difference", "expected"),
     [
-        (0.8, 1.0, 0.45, "noise_depends_on_earlier_noise"),
+        (0.8, 1.0, 0.45, "noise_correlated_over_steps"),
         (0.98, 1.0, 0.1, "same_noise_at_every_step"),
         # Beside data a coefficient is smaller than the part that comes back.
         (0.8, 1.15, 0.4, "same_noise_at_every_step"),
@@ -149,7 +149,7 @@ def test_a_part_of_earlier_noise_is_told_from_all_of_it(
 
 
 @pytest.mark.parametrize(
-    ("difference", "expected"), [(0.45, "noise_depends_on_earlier_noise"), (0.01, "few_seeds")]
+    ("difference", "expected"), [(0.45, "noise_correlated_over_steps"), (0.01, "few_seeds")]
 )
 def test_steps_that_resemble_each_other_in_part_are_not_taken_for_few_seeds(
     difference: float, expected: str
