@@ -39,7 +39,7 @@ def outcome(row: Any, seed: int, steps: int) -> tuple[str, str, list[str]]:
     return report.verdict.outcome, report.verdict.summary, warned
 
 
-def run(seeds: int = 5, steps: int = 100) -> dict[str, object]:
+def run(seeds: int = 3, steps: int = 100) -> dict[str, object]:
     """Train every row of the matrix with ``seeds`` seeds, and count the verdicts."""
     quiet()
     matrix = rows()
