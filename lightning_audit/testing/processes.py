@@ -113,7 +113,9 @@ def _main() -> None:
 
 
 def _follow() -> None:
-    sys.stdin.read()
+    # By its number: a thread that holds the lock of sys.stdin aborts Python when it ends.
+    while os.read(0, 1024):
+        pass
     os._exit(1)
 
 
