@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from resume_support import numbers
+from stages import staged
 from training_process import Job, Trainings, trainings, wait_for
 from training_support import report_in
 
@@ -18,8 +19,6 @@ from lightning_audit.cli.main import main
 from lightning_audit.record.report_directory import RECORD_NAME
 from lightning_audit.record.store import read_observations
 
-#: Trainings, each killed until it ends.
-KILLS = 8
 STEPS, EVERY = 96, 5
 
 
@@ -51,9 +50,9 @@ def killed(started: Trainings, job: Job, moment: float) -> bool:
     return code != 0
 
 
-@pytest.mark.heavy
+@pytest.mark.parametrize("kills", staged(heavy=[3], nightly=[8]))
 def test_a_training_killed_at_random_leaves_a_prefix_and_goes_on_to_the_same_report(
-    tmp_path: Path,
+    tmp_path: Path, kills: int
 ) -> None:
     rng = random.Random(15)
     whole, lengths = tmp_path / "whole", set()
@@ -65,7 +64,7 @@ def test_a_training_killed_at_random_leaves_a_prefix_and_goes_on_to_the_same_rep
         length = time.monotonic() - start
         expected = entries_of(whole)
         assert len(read_observations(whole / "audit" / RECORD_NAME)[1]) == STEPS
-        for kill in range(KILLS):
+        for kill in range(kills):
             root = tmp_path / f"killed-{kill}"
             # Until it ends, so that it is also killed when it goes on.
             while killed(started, going_on(root), rng.uniform(0.0, length)):
@@ -78,4 +77,4 @@ def test_a_training_killed_at_random_leaves_a_prefix_and_goes_on_to_the_same_rep
             assert entries_of(root) == expected
             assert not (root / "audit" / "run-2").exists()
             assert not list((root / "audit").glob(".*.partial"))
-    assert len(lengths) > KILLS // 2  # at different moments
+    assert len(lengths) > kills // 2  # at different moments

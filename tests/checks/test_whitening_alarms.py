@@ -80,7 +80,7 @@ def test_right_banded_noise_alarms_in_fewer_runs_than_the_level() -> None:
     assert share_of_alarms(20, 100) <= 0.1
 
 
-@pytest.mark.heavy
+@pytest.mark.nightly
 def test_right_banded_noise_alarms_in_fewer_of_many_runs_than_the_level() -> None:
     assert share_of_alarms(200, 160) <= 0.05
 

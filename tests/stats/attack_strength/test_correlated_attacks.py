@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from places import DATA, DOCS
 from scipy import stats
+from stages import staged
 
 from lightning_audit.stats.attack_strength._correlated import CorrelatedMasses, Correlations
 from lightning_audit.stats.attack_strength.correlated_attacks import (
@@ -197,14 +198,15 @@ def test_bad_groups_are_named(trials, groups, message) -> None:
         pooled_attacks(attack_counts([1, 2], trials, [3, 4], trials), groups)
 
 
-@pytest.mark.heavy
-def test_the_interval_holds_its_level_averaged_over_the_prior() -> None:
+# The heavy stage has the first draws of the nightly's.
+@pytest.mark.parametrize("runs", staged(heavy=[15], nightly=[50]))
+def test_the_interval_holds_its_level_averaged_over_the_prior(runs: int) -> None:
     rng = np.random.default_rng(11)
     n, tau, rho = 200, 0.01, 0.004
     inflation = 1 + (n - 1) * tau
     correlation = n * rho / inflation
     ranks = []
-    for _ in range(50):
+    for _ in range(runs):
         epsilon, s = abs(rng.normal(0, np.sqrt(10))), rng.random()
         x, y = rng.random((2, 1_000_000))
         leak = smallest_epsilon(x, y, 0.0)

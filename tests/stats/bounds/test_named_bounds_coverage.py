@@ -29,6 +29,7 @@ import math
 import numpy as np
 import pytest
 from scipy import special, stats
+from stages import staged
 
 from lightning_audit.stats.bounds.counts import (
     ConfusionCounts,
@@ -182,9 +183,10 @@ def test_posteriors_are_calibrated_on_average_over_their_prior(prior, region, n)
             assert abs(np.mean(uniform < p) - p) < error
 
 
-def test_frequentist_failures_of_the_posterior() -> None:
+@pytest.mark.parametrize("draws", staged(heavy=[300], nightly=[2000]))
+def test_frequentist_failures_of_the_posterior(draws: int) -> None:
     # quantile(p) > truth is F(truth) < p: one evaluation instead of a root.
-    rng, draws, lines = np.random.default_rng(5), 2000, []
+    rng, lines = np.random.default_rng(5), []
     for name, (fnr, fpr, mu, _) in GAMES.items():
         own = epsilon_at_rates(fnr, fpr, 0.01)
         row = []

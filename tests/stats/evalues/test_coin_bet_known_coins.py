@@ -223,7 +223,8 @@ GROUPS = ["Dirac", "Spread", "Dirac", "BlockPair", "Dirac", "Dirac", "Spread", "
     ("runs", "terms"),
     [
         (1500, ["skewed"]),
-        pytest.param(10_000, list(DATA_TERMS), marks=pytest.mark.heavy),
+        pytest.param(2500, list(DATA_TERMS), marks=pytest.mark.heavy),
+        pytest.param(10_000, list(DATA_TERMS), marks=pytest.mark.nightly),
     ],
 )
 def test_a_bet_on_groups_alarms_no_oftener_than_the_significance(
