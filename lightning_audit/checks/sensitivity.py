@@ -18,8 +18,56 @@ from lightning_audit.stats.evalues.coin_bet import CoinBet
 _Z95 = 1.6448536269514722
 #: Steps of which the norm of all "in" readings is kept, to tell clipping faults apart.
 _KEPT_NORMS = 64
+#: A canary is loud if it passes with more than this, and than so many standard deviations of the
+#: noise, in clipping norms; of how many steps the numbers are kept.
+_LOUD, _DEVIATIONS, _KEPT_STEPS = 3.0, 8.0, 8
 #: Part of the stake that is on all parts together, once batches are split.
 _TOGETHER = 0.5
+
+
+class LoudSteps:
+    """Steps in which canaries pass with much more than the clipping norm.
+
+    Args:
+        count: number of canaries, k.
+    """
+
+    def __init__(self, count: int) -> None:
+        #: Numbers of the first loud steps.
+        self.numbers: list[int] = []
+        # Of canaries that are in, by whether they were loud: how often, and their readings' sum.
+        self._seen, self._sums = np.zeros((2, count)), np.zeros((2, count))
+        self._without = 0
+
+    def update(self, entry: NDArray[np.void]) -> None:
+        """Take in one entry whose coins count."""
+        inside, readings = np.asarray(entry["coins"]) == 1, np.asarray(entry["readings"])
+        loud = readings > max(_LOUD, 1.0 + _DEVIATIONS * float(entry["noise_multiplier"]))
+        for kind, chosen in enumerate((inside & ~loud, inside & loud)):
+            self._seen[kind] += chosen
+            self._sums[kind] += np.where(chosen, readings, 0.0)
+        self._without += int((loud & ~inside).any())
+        if (inside & loud).any() and len(self.numbers) < _KEPT_STEPS:
+            self.numbers.append(int(entry["step"]))
+
+    @property
+    def rare(self) -> bool:
+        """Whether canaries are loud now and then, each of which is clipped in most steps."""
+        quiet, loud = self._seen[:, self._seen[1] > 0]
+        if not len(loud) or self._without:  # without a canary, the data are so loud
+            return False
+        most = float(np.mean(2.0 * loud <= quiet)) > 0.5
+        return most and 0.5 < float(self._sums[0].sum() / max(self._seen[0].sum(), 1.0)) < 1.5
+
+    @property
+    def shift(self) -> float:
+        """Mean of what canaries add where they are loud; 0 where they never are."""
+        return float(self._sums[1].sum() / max(self._seen[1].sum(), 1.0))
+
+    @property
+    def part(self) -> float:
+        """Part of the canaries' entries in which they are loud."""
+        return float(self._seen[1].sum() / max(self._seen.sum(), 1.0))
 
 
 class SensitivityCheck:
@@ -42,6 +90,7 @@ class SensitivityCheck:
         self._before_parts = 0.0
         self._all = ShiftEstimate(self._k)
         self._each = np.zeros((2, 2, self._k))  # out, in: number and sum of residuals, by canary
+        self.loud = LoudSteps(self._k)
         # Canaries in, norm of their readings, scale and noise multiplier of the first steps.
         self._norms: list[tuple[float, float, float, float]] = []
         self.evidence = SENSITIVITY.test(significance)
@@ -64,6 +113,7 @@ class SensitivityCheck:
         for group in (0, 1):
             chosen = coins == group
             self._each[group] += (chosen, np.where(chosen, centred, 0.0))
+        self.loud.update(entry)
         if coins.any() and len(self._norms) < _KEPT_NORMS:
             norm = float(np.linalg.norm(readings[coins == 1]))
             scale, sigma = float(entry["scale"]), float(entry["noise_multiplier"])

@@ -28,6 +28,7 @@ _CLASSES: Mapping[str, str] = {
     "following": "checks.post_processing:_Following",
     "guesses": "checks.coin_guesses:Guesses",
     "leakage_bound": "checks.leakage:LeakageBound",
+    "loud_steps": "checks.sensitivity:LoudSteps",
     "moves_outside": "taps.moves_outside:MovesOutside",
     "norms_seen": "dpsgd.protocol:NormsSeen",
     "part_shifts": "checks.part_shifts:PartShifts",

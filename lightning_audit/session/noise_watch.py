@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lightning_audit.checks.noise_channel import NoiseSeen
-from lightning_audit.checks.noise_entries import WholeTensors
+from lightning_audit.checks.seen_noise.noise_seen import NoiseSeen, WholeTensors
 from lightning_audit.checks.whitening import Whitening
 from lightning_audit.checks.witnesses import REUSE_IN_ALL, Witnesses
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim

@@ -12,9 +12,9 @@ import numpy as np
 from lightning_audit.catalogue.evidence import evidence_in, judge_again
 from lightning_audit.catalogue.noise_checks import SHOW_THE_RELEASE
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.checks.noise_channel import NoiseChannelChecks
 from lightning_audit.checks.post_processing import UseOfRelease
 from lightning_audit.checks.release_processing import ReleaseProcessing
+from lightning_audit.checks.seen_noise.noise_channel import NoiseChannelChecks
 from lightning_audit.checks.witnesses import Witnesses, WitnessReducer
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.snapshot import restore, snapshot

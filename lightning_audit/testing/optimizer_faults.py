@@ -44,6 +44,17 @@ OF_THE_OPTIMIZER = (
         clipping.NoClipping,
     ),
     Fault(
+        "clips_not_always",
+        f"the gradients of one batch in {clipping.SPARED} are not clipped",
+        "branches for the last batch of an epoch",
+        "sensitivity",
+        "clipping is missing in some steps",
+        clipping.ClipsNotAlways,
+        steps=60,
+        named="clipping_missing_in_steps",
+        reason="a reading that is loud once may be the data's",
+    ),
+    Fault(
         "clip_per_tensor",
         "each tensor is clipped to the norm of the whole gradient",
         "jax_privacy #385",

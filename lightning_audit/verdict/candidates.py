@@ -6,10 +6,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lightning_audit.catalogue.noise_checks import NOISE_STEP
+from lightning_audit.catalogue.registry import group
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.results.audit_report import CheckResult, LikelyFault, Place
 from lightning_audit.verdict.root import STEPS, first_seen
 
+#: Few steps come last: they are the finding where nothing else of the noise is.
+NOISE = tuple(sorted(group("noise"), key=lambda name: name == NOISE_STEP.name))
+REUSE, CHANNEL, LEAKAGE = group("reuse"), group("channel"), group("leakage")
+#: Noise below this part of the claim counts as missing.
+MISSING = 0.1
 #: Entries of a check's evidence that say where it was seen.
 _PARAMETERS = ("parameters", "flagged")
 #: Entries that rules go by, and which tell a reader nothing.

@@ -34,8 +34,8 @@ def clipping_candidates(case: Case) -> list[Candidate]:
         return []
     shift = monitor.sensitivity.largest_shift
     evidence = {"shift": shift, "shift_lower": monitor.sensitivity.shift_lower}
-    found = [_after_average(monitor), _missed(monitor, case.oversize)]
-    loose = found[1] is not None
+    found = [_in_some_steps(monitor), _after_average(monitor), _missed(monitor, case.oversize)]
+    loose = found[0] is not None or found[2] is not None
     replayed = case.violated.get(REPLAY_CLIPPING.name)
     if loose and replayed is not None and replayed.evidence.get("passes_whole"):
         return []  # whole gradients pass now and then, whichever tensors they are in
@@ -98,6 +98,21 @@ def _finding(case: Case) -> str | None:
     large = case.monitor is not None and case.monitor.sensitivity.shift_lower > 2
     leaks = "epsilon" in case.violated and not case.first_of(group("noise"))
     return "epsilon" if large and leaks else None
+
+
+def _in_some_steps(monitor: AuditMonitor) -> _Named | None:
+    """Steps whose canaries pass with much more than the norm, where those of most steps do not."""
+    loud, parts = monitor.sensitivity.loud, monitor.sensitivity.parts
+    if not loud.rare or (parts is not None and parts.differ):
+        return None
+    return _Named(
+        "clipping_missing_in_steps",
+        f"clipping is missing in some steps: there canaries pass with {loud.shift:.3g} times "
+        f"max_grad_norm, in {loud.part:.0%} of those they enter, and are clipped in the others",
+        "what those steps do otherwise: the last batch of an epoch, a step after validation, a "
+        "branch that skips the clipping",
+        {"loud_steps": loud.numbers},
+    )
 
 
 def _after_average(monitor: AuditMonitor) -> _Named | None:

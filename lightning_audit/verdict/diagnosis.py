@@ -19,7 +19,8 @@ from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.results.audit_report import CheckResult, LikelyFault
 from lightning_audit.verdict.candidates import Candidate, Case
 from lightning_audit.verdict.clipping_faults import clipping_candidates
-from lightning_audit.verdict.noise_faults import noise_candidates, reuse_candidates, reuse_is_seen
+from lightning_audit.verdict.noise_faults import noise_candidates
+from lightning_audit.verdict.reuse_faults import reuse_candidates, reuse_is_seen
 
 #: Noise below this part of the claim is not made by dividing by a batch that is large by chance.
 _LARGE_BATCH = 0.5

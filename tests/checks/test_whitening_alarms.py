@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lightning_audit.checks.noise_channel import NoiseSeen
+from lightning_audit.checks.seen_noise.noise_seen import NoiseSeen
 from lightning_audit.checks.whitening import Whitening
 from lightning_audit.checks.witnesses import LAGS, Witnesses
 from lightning_audit.dpsgd.protocol import StepClaim

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from named_faults import check, faults_of, names
@@ -82,3 +83,33 @@ def test_an_input_canary_of_a_whole_number_of_norms_counts_so_many_times(
         if shift == 4.0
         else "clipping norm too large: a record adds 2."
     )
+
+
+def one_step_in(every: int, shift: float = OVERSIZE, *, data: float = 0.0) -> tuple[Any, Any]:
+    """A record whose canaries are clipped but for one step in so many."""
+    made, entries = simulate(120, data=data)
+    loose = entries["step"] % every == every - 1
+    entries["readings"] += (shift - 1.0) * (entries["coins"] == 1) * loose[:, None]
+    return made, entries
+
+
+@pytest.mark.parametrize(("every", "shift"), [(16, OVERSIZE), (10, OVERSIZE), (4, 30.0)])
+def test_clipping_that_is_missing_in_some_steps_is_named(every: int, shift: float) -> None:
+    fault = faults_of(one_step_in(every, shift))[0]
+    assert fault.name == "clipping_missing_in_steps"
+    assert fault.evidence["loud_steps"][0] == every - 1
+    assert len(fault.evidence["loud_steps"]) <= 8
+
+
+def test_clipping_that_is_missing_in_most_steps_is_no_matter_of_some() -> None:
+    assert "clipping_missing_in_steps" not in names(faults_of(simulate(40, shift=OVERSIZE)))
+    made, entries = simulate(120)
+    loose = entries["step"] % 4 != 0
+    entries["readings"] += 99.0 * (entries["coins"] == 1) * loose[:, None]
+    assert "clipping_missing_in_steps" not in names(faults_of((made, entries)))
+
+
+def test_loud_data_are_not_taken_for_steps_without_clipping() -> None:
+    made, entries = simulate(120, shift=3.0)
+    entries["readings"][::20] += 40.0  # whether a canary is in or not
+    assert "clipping_missing_in_steps" not in names(faults_of((made, entries)))

@@ -29,6 +29,9 @@ class NoisePast:
         self._tested = np.zeros((0, 0), dtype=np.float32)
         self._squares = np.zeros(0, dtype=np.float32)
         self._number = 0
+        self._steps = np.zeros(0, dtype=np.int64)
+        #: Number of the step that was nearest to the latest one; -1 without a past.
+        self.nearest = -1
         #: Root mean square of the latest differences from what was nearest, over that of new noise
         #: of the claimed size; infinite without a past.
         self.difference_ratio = math.inf
@@ -36,8 +39,13 @@ class NoisePast:
     def __len__(self) -> int:
         return min(self._number, self._kept)
 
-    def add(self, readings: Floats) -> None:
-        """Keep the readings of a step, ``[n]``, n the same at every step."""
+    def add(self, readings: Floats, step: int | None = None) -> None:
+        """Keep the readings of a step.
+
+        Args:
+            readings: ``[n]``, n the same at every step.
+            step: its number; None for that of steps of which each is kept.
+        """
         searched, tested = self._divided(readings)
         at = self._number % self._kept
         if at >= len(self._squares):
@@ -45,8 +53,10 @@ class NoisePast:
             self._searched = _longer(self._searched, more, len(searched))
             self._tested = _longer(self._tested, more, len(tested))
             self._squares = np.concatenate([self._squares, np.zeros(more, dtype=np.float32)])
+            self._steps = np.concatenate([self._steps, np.zeros(more, dtype=np.int64)])
         self._searched[at], self._tested[at] = searched, tested
         self._squares[at] = searched @ searched
+        self._steps[at] = self._number if step is None else step
         self._number += 1
 
     def recurrence_log_e(self, readings: Floats) -> tuple[float, int]:
@@ -60,7 +70,7 @@ class NoisePast:
             readings: in units of the claimed standard deviation, ``[n]``.
 
         Returns:
-            The log e-value, 0 without a past; and how many steps ago, 0 without a past.
+            The log e-value, 0 without a past; and how many kept steps ago, 0 without a past.
         """
         size = len(self)
         if not size or len(readings) < 2:
@@ -71,6 +81,7 @@ class NoisePast:
         nearest = int(np.argmin(distances))
         gap = np.asarray(tested - self._tested[nearest], dtype=np.float64)
         self.difference_ratio = math.sqrt(float(gap @ gap) / (2.0 * len(gap)))
+        self.nearest = int(self._steps[nearest])
         age = (self._number - 1 - nearest) % self._kept + 1
         return float(noise_log_e(len(gap), gap @ gap)), age
 

@@ -86,3 +86,14 @@ def test_new_noise_is_held_to_be_new() -> None:
     error = np.std(values) / np.sqrt(len(values))
     assert np.mean(values) <= 1 + 3 * error
     assert np.mean(values) > 0.3  # close to the worst case, so that the bound is tried
+
+
+def test_the_nearest_step_has_the_number_that_it_was_kept_by() -> None:
+    rows, past = np.random.default_rng(0).normal(size=(6, 64)), NoisePast(kept=4)
+    for number, row in zip((0, 1, 99, 112, 113, 128), rows, strict=True):
+        past.add(row, number)
+    assert past.nearest == -1
+    past.recurrence_log_e(rows[3])
+    assert past.nearest == 112
+    past.recurrence_log_e(rows[5])
+    assert past.nearest == 128

@@ -47,6 +47,22 @@ def test_each_of_six_tensors_is_clipped_as_the_fault_says(
     assert norms(kind, 10.0) == pytest.approx([each] * 6, rel=1e-4)
 
 
+def test_one_batch_in_eight_is_not_clipped() -> None:
+    optimizer = private()
+    optimizer.__class__ = clipping.ClipsNotAlways
+    sizes = []
+    for _ in range(2 * clipping.SPARED):
+        for p in optimizer.params:
+            p.grad_sample = torch.full_like(p, 10.0).expand(RECORDS, *p.shape).clone()
+            p.summed_grad = None
+        optimizer.clip_and_accumulate()
+        total = torch.cat([p.summed_grad.flatten() for p in optimizer.params]).norm().item()
+        sizes.append(total / RECORDS)
+    clipped = [size for size in sizes if size == pytest.approx(1.0, rel=1e-3)]
+    assert len(clipped) == 14
+    assert sizes[clipping.SPARED - 1] > 100.0
+
+
 def test_the_clipped_mean_is_as_long_as_the_clipping_norm_times_the_expected_batch() -> None:
     whole = torch.cat([t.flatten() for t in summed(clipping.ClipAfterAverage, 10.0)])
     assert whole.norm().item() == pytest.approx(16.0, rel=1e-4)

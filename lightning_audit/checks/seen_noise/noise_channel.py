@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from scipy import special
 
 from lightning_audit.catalogue.noise_checks import BATCH_NORMALISED, NOISE_EXCESS, NOISE_SHAPE
 from lightning_audit.catalogue.reuse_checks import RECURRENCE
-from lightning_audit.checks.noise_entries import (
+from lightning_audit.checks.noise_reuse import following_result
+from lightning_audit.checks.seen_noise.noise_entries import (
     AlikeEntries,
     SingleEntries,
     WholeSizes,
-    WholeTensors,
 )
-from lightning_audit.checks.noise_forecast import NoiseForecast
-from lightning_audit.checks.noise_mean import NoiseMean
-from lightning_audit.checks.noise_reuse import following_result
+from lightning_audit.checks.seen_noise.noise_forecast import NoiseForecast
+from lightning_audit.checks.seen_noise.noise_mean import NoiseMean
+from lightning_audit.checks.seen_noise.noise_seen import NoiseSeen, WholeTensors, noise_of
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.snapshot import restore, snapshot
 from lightning_audit.results.audit_report import CheckResult
@@ -35,10 +33,8 @@ from lightning_audit.stats.evalues.noise_shape import TailBet, TieBet
 from lightning_audit.stats.evalues.recurrence import NoisePast
 from lightning_audit.stats.evalues.sequential import SingleStepBet, log_mean_exp
 
-#: Probability with which noise as claimed is not taken for noise, in one step.
-_RARE = 1e-9
-#: The same, in standard deviations of a normal variable.
-_FAR = 6.0
+#: Log e-value of one step whose noise came back, and how many of these steps are told.
+_CERTAIN, _RETURNS = 20.0, 8
 #: Entries larger than this, in standard deviations, are too coarse in single precision.
 _COARSE = 1000.0
 #: Smallest shift of `TailBet`, in standard deviations; a smaller one is as small as rounding.
@@ -58,57 +54,6 @@ _BESIDE_DATA = (
 _LOW = "gradients of low precision are rounded to a lattice, which the noise is not told from"
 _NOT_FINITE = "no step's clipped sum was finite"
 _LOUD = "the data are so loud that beside them the noise is rounding"
-_NO_SUMS = "the clipped sums that the noise was added to are not known"
-_TOO_SMALL = "what is left of the gradient without the clipped sums is too small to be the noise"
-_ALONG = "what is left of the gradient without the clipped sums goes along with them"
-
-
-@dataclass(frozen=True)
-class NoiseSeen:
-    """One step, between its noise and its update, in units of the clipping norm.
-
-    Args:
-        released: the gradient times its stated divisor at some coordinates, ``[n]``.
-        sums: the clipped sums that it was made of, ``[n]``; None where they are not known.
-        noise_multiplier: claimed standard deviation of the noise, > 0.
-        divisors: numbers over the stated divisor by which the sum may have been divided instead.
-        terms: samples in the whole sum, canaries included; None if unknown.
-        sum_norm: norm of the whole sum, None where it was not looked at.
-        split: whether the sum was made in several parts.
-        whole: the noise over whole tensors; None where it was not looked at.
-        at_cut: whether the gradient was read where the noise was known to be in.
-        lack: why ``sums`` is None, if they are known.
-    """
-
-    released: FloatArray
-    sums: FloatArray | None
-    noise_multiplier: float
-    divisors: tuple[float, ...] = ()
-    terms: int | None = None
-    sum_norm: float | None = None
-    split: bool = False
-    whole: WholeTensors | None = None
-    at_cut: bool = False
-    lack: str = ""
-
-
-def noise_of(seen: NoiseSeen) -> tuple[FloatArray | None, str]:
-    """The noise in units of its claimed standard deviation, ``[n]``; or None, and why.
-
-    What is left of the gradient without the sums is noise only if the noise was added to these
-    sums, and nothing else was done to them. It is taken for noise unless it is much too small, or
-    goes along with the sums.
-    """
-    if seen.sums is None:
-        return None, seen.lack or _NO_SUMS
-    noise = np.asarray((seen.released - seen.sums) / seen.noise_multiplier)
-    squares = float(noise @ noise)
-    if special.gammainc(0.5 * len(noise), 0.5 * squares) < _RARE:
-        return None, _TOO_SMALL
-    norm = float(np.linalg.norm(seen.sums))
-    scale = math.sqrt(max(squares / len(noise), 1.0))
-    along = abs(float(noise @ seen.sums)) / norm if norm > 0 else 0.0
-    return (noise, "") if along <= _FAR * scale else (None, _ALONG)
 
 
 class _HasResult(Protocol):
@@ -160,6 +105,8 @@ class NoiseChannelChecks:
         self._past = NoisePast()
         self._tails, self._ties, self._signs = TailBet(), TieBet(), LagSigns()
         self._recurrence = SingleStepBet()
+        #: Distances at which the noise of a step came back, for certain; a few of them.
+        self._returned: list[int] = []
         # Of what resembled an earlier step most before the test flagged.
         self._recurred, self._recurred_log_e = (0, 0), -math.inf
         self._difference_ratio: float | None = None
@@ -226,14 +173,17 @@ class NoiseChannelChecks:
 
     def _update_recurrence(self, readings: FloatArray, step: int) -> None:
         log_e, age = self._past.recurrence_log_e(readings)
-        self._past.add(readings)
+        earlier = self._past.nearest
+        self._past.add(readings, step)
+        if log_e >= _CERTAIN and len(self._returned) < _RETURNS:
+            self._returned.append(step - earlier)
         self._recurrence.update(log_e)
         before = self.recurrence.violated
         together = [float(self._recurrence.log_e), self._signs.log_e]
         self.recurrence.update(float(log_mean_exp(together)), step)
         flags = self.recurrence.violated and not before
         if flags or (not before and age and log_e > self._recurred_log_e):
-            self._recurred, self._recurred_log_e = (step - age, step), log_e
+            self._recurred, self._recurred_log_e = (earlier, step), log_e
             self._difference_ratio = self._past.difference_ratio
 
     def _update_tensors(self, whole: WholeTensors | None, *, alone: bool, step: int) -> None:
@@ -280,6 +230,7 @@ class NoiseChannelChecks:
         (earlier, later), recurred = self._recurred, self.recurrence.violated
         of_recurrence = {
             "steps": [earlier, later] if recurred else [],
+            "distances": self._returned if recurred else [],
             "difference_ratio": self._difference_ratio if recurred else None,
         }
         return (

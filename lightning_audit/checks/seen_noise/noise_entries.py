@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from lightning_audit.catalogue.noise_checks import NOISE_ENTRIES, NOISE_WHOLE
 from lightning_audit.catalogue.reuse_checks import REUSE_ENTRIES
+from lightning_audit.checks.seen_noise.noise_seen import WholeTensors
 from lightning_audit.layout import FloatArray
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.evalues.alike_entries import AlikeBet
@@ -29,25 +29,6 @@ _COMPARE = (
     "compare the shape and the scale of the noise that is drawn (Opacus: in add_noise) with those "
     "of the gradient, tensor by tensor"
 )
-
-
-@dataclass(frozen=True)
-class WholeTensors:
-    """One step's release and noise over all entries of each tensor.
-
-    Args:
-        entries: number of entries of each tensor, ``[L]``.
-        released: sums of the squares of the gradient times its divisor, in units of the claimed
-            variance, ``[L]``.
-        noise: the same of the gradient without the clipped sums, ``[L]``.
-        block: the gradient without the clipped sums at the first and the last entries of each
-            tensor, in claimed standard deviations; None if it was not asked for.
-    """
-
-    entries: FloatArray
-    released: FloatArray
-    noise: FloatArray
-    block: FloatArray | None = None
 
 
 class SingleEntries:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lightning_audit.checks.noise_mean import NoiseMean
+from lightning_audit.checks.seen_noise.noise_mean import NoiseMean
 from lightning_audit.results.audit_report import CheckResult
 
 

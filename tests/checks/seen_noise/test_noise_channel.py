@@ -10,11 +10,8 @@ from numpy.typing import NDArray
 from stages import most_failures, staged
 
 from lightning_audit.catalogue.registry import shares
-from lightning_audit.checks.noise_channel import (
-    NoiseChannelChecks,
-    NoiseSeen,
-    noise_of,
-)
+from lightning_audit.checks.seen_noise.noise_channel import NoiseChannelChecks
+from lightning_audit.checks.seen_noise.noise_seen import NoiseSeen
 
 FloatArray = NDArray[np.float64]
 NAMES = (
@@ -227,8 +224,6 @@ def test_in_low_precision_every_check_of_the_noise_says_that_this_is_why(steps: 
 def test_a_gradient_that_is_scaled_after_its_noise_is_not_taken_for_noise(factor: float) -> None:
     checks = run(lambda rng, sums, rows: factor * sound(rng, sums, rows), data=10.0)
     assert status(checks)["noise.mean"] == "not_run"
-    seen = NoiseSeen(np.full(9, 0.2), np.full(9, 0.1), 1.0)
-    assert noise_of(seen)[0] is not None
 
 
 def test_a_sum_longer_than_its_terms_warns_of_noise_within_unless_clipping_is_broken() -> None:
@@ -383,3 +378,15 @@ def test_steps_that_resemble_each_other_are_told_by_their_difference(
     found = next(c for c in checks.results(clips=True) if c.name == "reuse.recurrence")
     assert found.status == "violated"
     assert found.evidence["difference_ratio"] == pytest.approx(expected, abs=0.05)
+
+
+def test_a_generator_that_starts_again_is_told_by_the_distance_at_which_noise_comes_back() -> None:
+    rng = np.random.default_rng(0)
+    noise = rng.standard_normal((40, 384))
+    checks = NoiseChannelChecks(1e-3)
+    for step in range(90):
+        sums = rng.standard_normal(384)
+        checks.update(NoiseSeen(sums + noise[step % 40], sums, 1.0), step)
+    (found,) = (check for check in checks.results(clips=True) if check.name == "reuse.recurrence")
+    assert found.evidence["steps"] == [0, 40]
+    assert found.evidence["distances"] == [40] * 8

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lightning_audit.catalogue.reuse_checks import REUSE_FORECAST
-from lightning_audit.checks.noise_forecast import NoiseForecast
+from lightning_audit.checks.seen_noise.noise_forecast import NoiseForecast
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.evalues.forecast import FORECAST_LAGS
 

@@ -1,0 +1,1 @@
+"""What a step shows of its noise beside the clipped sums, and the checks of it."""
