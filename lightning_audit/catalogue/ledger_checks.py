@@ -40,12 +40,13 @@ LEDGER_STEPS = Check(
     "ledger.steps",
     "several steps were taken on one batch, which is accounted for as if each drew its own",
     kind="accounting",
-    wrong=lambda seen: seen["again"] > 0,
+    wrong=lambda seen: seen["again"] > 0 or seen["stale"] > 0,
     faults=(
         FaultRule(
             "several_steps_on_one_batch",
             "wrong sampling: several steps were taken on one batch",
-            "loops over optimizer.step within a batch: each step needs a batch that is drawn anew",
+            "loops over optimizer.step within a batch, and batches that are kept for later: each "
+            "step needs a batch that is drawn anew",
             rank=11,
             explains=("sampling.rate",),
         ),

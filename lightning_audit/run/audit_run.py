@@ -119,10 +119,7 @@ class AuditRun:
             self.files.set_report_aside()
 
     def take_up(self, trainer: Any, module: torch.nn.Module) -> None:
-        """Where nothing is left to train: go on with a checkpoint's audit without a step.
-
-        The report of this process's own audit stays as it is.
-        """
+        """Where nothing is left to train: go on with a checkpoint's audit; an own report stays."""
         if self.report is not None or not self.optimizers.kept:
             return
         self.start(trainer.train_dataloader, trainer.global_step)
@@ -136,15 +133,16 @@ class AuditRun:
     def follow(self, optimizers: Sequence[Any], module: torch.nn.Module) -> None:
         """See `AuditedOptimizers.follow`."""
         self.optimizers.follow(optimizers, module)
-        self._go_on()
+        self._go_on(module)
 
     def follow_hand_written(self, module: torch.nn.Module) -> None:
         """See `AuditedOptimizers.follow_hand_written`."""
         self.optimizers.follow_hand_written(module)
-        self._go_on()
+        self._go_on(module)
 
-    def _go_on(self) -> None:
+    def _go_on(self, module: torch.nn.Module) -> None:
         """Take up the rest of a checkpoint's state once its optimizers are there."""
+        self.ledger.open_to(module)
         kept = self.optimizers.kept
         self.optimizers.begin_amid(self._course.resumed)
         if not kept or not self.sessions:
@@ -235,8 +233,8 @@ class AuditRun:
         """Forget a step that broke off."""
         self._course.trained_batches += 1
         self._steps_before = self._steps()
-        if not self.ledger.book.begun:
-            self.ledger.begin(self.optimizers)
+        if self._course.trained_batches >= self.ledger.due:
+            self.ledger.start_batch(batch, self._course.trained_batches, self.optimizers)
         for session in self.sessions:
             session.start_batch(epoch)
             self.ledger.rows_before = session.planner.rows_taken
@@ -317,8 +315,8 @@ class AuditRun:
 
     def detach(self) -> None:
         """Take all hooks off."""
-        self.lints.detach()
-        self.examinations.detach()
+        for part in (self.lints, self.examinations, self.ledger):
+            part.detach()
         self.optimizers.detach()
 
     def _evaluate(self) -> tuple[Epsilons, Findings]:

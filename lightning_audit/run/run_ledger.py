@@ -6,6 +6,9 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from opacus.grad_sample import AbstractGradSampleModule
+
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.canaries.sample_batches import rows
 from lightning_audit.lints.record_contents import repeated_contents, repeated_indices
@@ -15,12 +18,16 @@ from lightning_audit.run.run_lints import RunLints
 from lightning_audit.run_checks.drawn_batches import DrawnBatches
 from lightning_audit.run_checks.ledger import Ledger
 from lightning_audit.session.audit_session import AuditSession
+from lightning_audit.taps.batch_use import BatchUse
 from lightning_audit.taps.sampler_tap import can_be_watched
 
 _log = logging.getLogger(__name__)
 #: Part of a batch's records that come twice where two steps have the same ones.
 _SAME = 1.5
-_COUNTS = ("again", "unknown")
+_COUNTS = ("again", "unknown", "recognised", "stale")
+#: Batches of which it is seen which steps use them: the first ones, and so many in a row of each so
+#: many later.
+_FIRST, _IN_A_ROW, _OF = 100, 25, 250
 
 
 class RunLedger:
@@ -38,6 +45,14 @@ class RunLedger:
         self.book = Ledger()
         #: Records of all steps of the only private optimizer before the present batch.
         self.rows_before: int | None = None
+        #: Number of the batch from which on `start_batch` is to be told of each.
+        self.due = 0
+        self._use = BatchUse()
+        self._module: torch.nn.Module | None = None
+
+    def open_to(self, module: torch.nn.Module) -> None:
+        """Look at the batches that a module is given in training."""
+        self._module = module
 
     def watch(self, loader: Any) -> None:
         """Take the batches of a loader's sampler, where they can be read.
@@ -67,15 +82,40 @@ class RunLedger:
 
     # ------------------------------------------------------------------ each batch
 
-    def begin(self, optimizers: AuditedOptimizers) -> None:
-        """Write down what was told and taken before the first batch, as soon as that is known.
+    def start_batch(self, batch: Any, number: int, optimizers: AuditedOptimizers) -> None:
+        """A batch is about to be trained.
 
         Args:
+            batch: as the loader gave it.
+            number: of the batch, from 1.
             optimizers: of the run.
         """
-        sessions = optimizers.sessions
-        if not sessions:
+        if not optimizers.sessions:
             return
+        if not self.book.begun:
+            self._begin(optimizers)
+        if number >= _FIRST and number % _OF >= _IN_A_ROW:
+            self.detach()
+            self.due = number + _OF - number % _OF
+            return
+        if not self._use.watches and self._module is not None:
+            inner = (session.step.inner for session in optimizers.sessions)
+            modules = _private_modules(self._module)
+            self._use.attach(modules, inner, lambda: optimizers.looks)
+        self._use.start_batch(batch, number)
+
+    def detach(self) -> None:
+        """Take all hooks off."""
+        self._use.detach()
+
+    def _write_down(self) -> None:
+        book, use = self.book, self._use
+        book.recognised, book.stale = book.recognised + use.recognised, book.stale + use.stale
+        use.recognised = use.stale = 0
+
+    def _begin(self, optimizers: AuditedOptimizers) -> None:
+        """Write down what was told and taken before the first batch."""
+        sessions = optimizers.sessions
         self.book.begun = True
         held = [own.accountant.accountant for own in optimizers.facts if own.accountant]
         once = {id(accountant): accountant for accountant in held}.values()
@@ -109,6 +149,7 @@ class RunLedger:
             claim: what the user states.
         """
         stated = claim is not None and claim.sample_rate is not None
+        self._write_down()
         lints = self._lints
         rates = (rate_of_all(optimizers, lints.loaders), lints.loader_rate)
         hooks = {optimizer.hook for optimizer in optimizers}
@@ -126,12 +167,19 @@ class RunLedger:
 
     def state(self) -> dict[str, int]:
         """What a checkpoint holds: counts of steps, and nothing of the batches."""
+        self._write_down()
         return {name: getattr(self.book, name) for name in _COUNTS}
 
     def load(self, state: dict[str, int]) -> None:
         """Go on from a checkpoint's state; batches that come again are looked for anew."""
         for name in _COUNTS:
             setattr(self.book, name, getattr(self.book, name) + int(state[name]))
+
+
+def _private_modules(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """What sees the batches: Opacus' modules, or where there is none all that may be called."""
+    wrapped = [m for m in module.modules() if isinstance(m, AbstractGradSampleModule)]
+    return wrapped or [module, *module.children()]
 
 
 def _count(batch: Any) -> int | None:

@@ -28,6 +28,8 @@ class Ledger:
         draws: of the sampler; None where there is none to watch.
         again: steps beyond the first on the same records.
         unknown: batches of which it is not known whether their steps had the same records.
+        recognised: steps whose batch was recognised where the layers saw it.
+        stale: those on a batch that a step of an earlier batch had used.
         repeated: indices of the data set that it holds several times; None if that is unknown.
         told_before: steps that the accountants had been told of when those of this process began.
         taken_before: steps that were taken by then.
@@ -40,6 +42,8 @@ class Ledger:
     draws: DrawnBatches | None = None
     again: int = 0
     unknown: int = 0
+    recognised: int = 0
+    stale: int = 0
     repeated: int | None = None
     told_before: int = 0
     taken_before: int = 0
@@ -74,11 +78,20 @@ class Ledger:
         fine = "each step had a batch of its own"
         if self.unknown:
             fine += f"; of {self.unknown} batches with several steps it is not known"
+        evidence = {
+            "again": self.again,
+            "unknown": self.unknown,
+            "recognised": self.recognised,
+            "stale": self.stale,
+        }
+        wrong = (
+            f"{self.stale} of {self.recognised} steps that were looked at were taken on a batch "
+            "that a step had used before"
+            if self.stale
+            else f"{self.again} steps were taken on a batch that had made a step before"
+        )
         return LEDGER_STEPS.judged(
-            {"again": self.again, "unknown": self.unknown},
-            fine,
-            f"{self.again} steps were taken on a batch that had made a step before",
-            "take one step for each batch that is drawn",
+            evidence, fine, wrong, "take one step for each batch that is drawn, and keep none"
         )
 
     def _of_accountant(self, told: Told, taken: Sequence[Phase]) -> CheckResult:

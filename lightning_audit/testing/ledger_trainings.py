@@ -83,6 +83,18 @@ class TwoStepsOnABatch(Training):
             optimizer.step()
 
 
+class KeptBatches(Training):
+    """Trains on a batch of before at every fourth step, in the place of the one drawn."""
+
+    kept: Any = None
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Keep a batch, and go back to it."""
+        if batch_idx % 4 == 0:
+            self.kept = batch
+        return super().training_step(self.kept if batch_idx % 4 == 3 else batch, batch_idx)
+
+
 class HookWrapped(Training):
     """Wraps the accountant's hook, as one does to log it."""
 

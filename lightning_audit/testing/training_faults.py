@@ -245,6 +245,13 @@ OF_THE_TRAINING = (
         named="several_steps_on_one_batch",
     ),
     Fault(
+        "kept_batches",
+        "a batch is kept, and trained again in the place of the one that was drawn",
+        "replay buffers",
+        training=ledger.KeptBatches,
+        named="several_steps_on_one_batch",
+    ),
+    Fault(
         "every_second_step_told",
         "the accountant is told of every second step",
         "hooks that are wrapped",

@@ -123,3 +123,48 @@ def test_contents_that_stand_twice_are_a_note(tmp_path: Path) -> None:
     report = trained(tmp_path, Training, module)
     assert any(note.startswith("1 of 2,048 records have the contents") for note in report.notes)
     assert not [found for found in report.checks if found.status == "violated"]
+
+
+class Remembers(Training):
+    """Looks at a batch of before beside each step, and trains on the one that was drawn."""
+
+    kept: Any = None
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.kept = self.kept or batch
+        with torch.no_grad():
+            self.forward(self.kept[0])
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_batch_that_is_kept_and_trained_again_is_found_and_counted(tmp_path: Path) -> None:
+    report = trained(tmp_path, ledger.KeptBatches, max_steps=20)
+    found = check(report, "ledger.steps")
+    assert found.status == "violated"
+    assert (found.evidence["recognised"], found.evidence["stale"]) == (20, 5)
+    assert report.verdict.root.name == "several_steps_on_one_batch"
+
+
+@pytest.mark.parametrize("examinations", [0, 3])
+def test_every_step_of_a_correct_training_is_recognised_once(
+    tmp_path: Path, examinations: int
+) -> None:
+    torch.manual_seed(0)
+    made = type("Correct", (Remembers, pl.LightningModule), {})()
+    audit = PrivacyAudit(
+        report_dir=tmp_path, on_violation="warn", seed=0, bounds=[], examinations=examinations
+    )
+    pl.Trainer(
+        callbacks=[audit],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+        max_steps=110,
+        max_epochs=-1,
+    ).fit(made)
+    evidence = check(audit.report, "ledger.steps").evidence
+    # Of a batch of fewer than eight records nothing is told; the last ten are not looked at.
+    assert 90 <= evidence["recognised"] <= 100
+    assert evidence["stale"] == 0

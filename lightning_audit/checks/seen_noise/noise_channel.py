@@ -15,7 +15,7 @@ import numpy as np
 from lightning_audit.catalogue.noise_checks import BATCH_NORMALISED, NOISE_EXCESS, NOISE_SHAPE
 from lightning_audit.catalogue.reuse_checks import RECURRENCE
 from lightning_audit.checks.noise_reuse import following_result
-from lightning_audit.checks.seen_noise.noise_entries import (
+from lightning_audit.checks.seen_noise.noise_at_entries import (
     AlikeEntries,
     SingleEntries,
     WholeSizes,

@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 from stages import most_failures, staged
 
-from lightning_audit.checks.seen_noise.noise_entries import (
+from lightning_audit.checks.seen_noise.noise_at_entries import (
     AlikeEntries,
     SingleEntries,
     WholeSizes,
