@@ -5,7 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
+
+from lightning_audit.dpsgd.row_places import rows_of_records
+from lightning_audit.layout import IndexArray
+
+_NOWHERE: IndexArray = np.zeros(0, dtype=np.int64)
 
 
 def not_finite(gradients: Sequence[torch.Tensor]) -> torch.Tensor | None:
@@ -25,13 +31,16 @@ def not_finite(gradients: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 
 def waiting_not_finite(
-    params: Sequence[torch.nn.Parameter], canaries: Mapping[int, int]
+    params: Sequence[torch.nn.Parameter],
+    canaries: Mapping[int, int],
+    places: IndexArray | None = None,
 ) -> torch.Tensor | None:
     """Which rows of ``grad_sample`` hold NaN or infinity, over all batches that wait.
 
     Args:
         params: the parameters, each with one tensor, or a list of one a batch.
-        canaries: rows at the end that are none of the data's, by the tensor's identity.
+        canaries: how many rows are none of the data's, by the tensor's identity.
+        places: where those stand, see `row_places`; None behind the batch.
 
     Returns:
         One boolean a sample, ``[n]``; None where gradients are absent.
@@ -41,7 +50,12 @@ def waiting_not_finite(
     for batch in zip(*(h if isinstance(h, list) else [h] for h in held), strict=False):
         if not all(isinstance(t, torch.Tensor) for t in batch):
             return None
-        known.append(not_finite([t[: len(t) - canaries.get(id(t), 0)] for t in batch]))
+        counts = {canaries.get(id(t), 0) for t in batch}
+        count = counts.pop() if len(counts) == 1 else None
+        found = None if count is None else not_finite(batch)
+        if found is not None and count:
+            found = rows_of_records(found, _NOWHERE if places is None else places, count)
+        known.append(found)
     rows = [found for found in known if found is not None]
     return torch.cat(rows) if rows and len(rows) == len(known) else None
 

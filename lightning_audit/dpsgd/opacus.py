@@ -1,4 +1,4 @@
-"""Opacus' `DPOptimizer`: canaries are rows appended to every parameter's `grad_sample`.
+"""Opacus' `DPOptimizer`: canaries are further rows of every parameter's `grad_sample`.
 
 The rows enter upstream of every override of ``step``, ``pre_step``, ``clip_and_accumulate``,
 ``add_noise`` and ``scale_grad``, so that what runs is what is audited.
@@ -27,7 +27,8 @@ from lightning_audit.dpsgd.protocol import (
     refuse_repeated_closures,
 )
 from lightning_audit.dpsgd.row_buffer import exchange
-from lightning_audit.layout import Direction, Layout, TensorSlot, same_objects
+from lightning_audit.dpsgd.row_places import draw_places, swap_rows
+from lightning_audit.layout import Direction, IndexArray, Layout, TensorSlot, same_objects
 from lightning_audit.taps.tensor_views import write_rows
 
 #: Subclasses of DPOptimizer that cannot be audited, and what to train with instead.
@@ -84,12 +85,14 @@ class OpacusStep(DPSGDStep):
         self.optimizer = optimizer
         self.inner = innermost(optimizer)
         self.norms = None
+        self.row_rng = None
         self.adapts_its_norm = isinstance(optimizer, AdaClipDPOptimizer)
         self.params = optimizer.params
         self._prefill = RowPrefill(self.params, modules)
         #: Gradients that hold canaries, and how many; the step that frees them is not held up.
         self._entered: list[weakref.ref[torch.Tensor]] = []
         self._rows = 0
+        self._places: IndexArray = draw_places(None, 0, 0)
         self._earlier_lost = False
         shares = _clip_shares(optimizer)
         self.layout: Layout = [
@@ -126,7 +129,7 @@ class OpacusStep(DPSGDStep):
         )
 
     def inject(self, directions: Sequence[Direction], norm: float, part: int = -1) -> None:
-        """Append one row a direction to every ``grad_sample``, ``norm`` times the direction.
+        """Add one row a direction to every ``grad_sample``, ``norm`` times the direction.
 
         Raises:
             ValueError: a parameter holds no per-sample gradients.
@@ -144,8 +147,11 @@ class OpacusStep(DPSGDStep):
         self._enter(grown, rows)
 
     def _enter(self, grown: Sequence[torch.Tensor], rows: int) -> None:
-        """Take note of gradients that hold canaries."""
+        """Take note of gradients that hold canaries, and let these stand among the data's rows."""
         self._rows, self._entered = rows, [weakref.ref(tensor) for tensor in grown]
+        batch = len(grown[0]) - rows if grown else 0
+        self._places = draw_places(self.row_rng, batch, rows)
+        swap_rows(grown, self._places, rows)
         if grown and self.adapts_its_norm:
             # Canaries are clipped, so that they count among the samples alone.
             self.optimizer.sample_size -= rows
@@ -187,6 +193,7 @@ class OpacusStep(DPSGDStep):
         for param, entered in zip(self.params, self._entered, strict=False):
             grown = entered()
             if grown is not None:
+                swap_rows([grown], self._places, self._rows)
                 waiting = waiting or not hasattr(grown, "_processed")
                 exchange(param, grown, _like(grown, grown[: len(grown) - self._rows]))
         if waiting and self.adapts_its_norm:
@@ -240,7 +247,7 @@ class OpacusStep(DPSGDStep):
         the earlier parts of a split batch where their sum is not finite.
         """
         canaries = {id(tensor()): self._rows for tensor in self._entered}
-        rows = waiting_not_finite(self.params, canaries)
+        rows = waiting_not_finite(self.params, canaries, self._places)
         return rows if rows is None else self._with_earlier(rows)
 
     def look_at_parts(self) -> None:

@@ -61,6 +61,8 @@ class StepPlanner:
         self._placement = placement
         #: Of the same seed, and so the same in every process.
         self._key = int(rng.integers(2**63)) if ranks.several else 0
+        #: Of places among the rows; a spawned generator leaves the coins what the seed makes them.
+        self._places_key = int(rng.spawn(1)[0].integers(2**63))
         #: The coming step; None before it is planned.
         self.plan: PlannedStep | None = None
         #: The plan whose canaries were put in, until the step is taken; a closure may run again.
@@ -156,6 +158,8 @@ class StepPlanner:
         directions = self._placement.draw(rng)
         located = self.coordinates.locate(directions)
         adds = not ranks.several or ranks.adds(number)
+        # By the step's number, so that a resumed run has the places of one that never stopped.
+        self.step.row_rng = np.random.default_rng((self._places_key, number))
         return PlannedStep(claim, coins, directions, INJECTED, located, adds=adds)
 
     def _toss(self, rng: np.random.Generator) -> FloatArray:

@@ -413,3 +413,50 @@ def test_the_private_optimizer_is_found_itself_and_not_lightnings_imitation() ->
     assert private_optimizer(LightningOptimizer(optimizer)) is optimizer
     assert private_optimizer(optimizer.original_optimizer) is None
     assert private_optimizer(LightningOptimizer(optimizer.original_optimizer)) is None
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_canaries_among_the_rows_leave_the_clipped_sum_what_it_is_but_for_rounding(
+    mode: str,
+) -> None:
+    sums = []
+    for seed in (None, 0):
+        torch.manual_seed(2)
+        model, optimizer = private(conv_net(), mode)
+        backward(model, images())
+        step = adapter(model, optimizer)
+        rows = [p.grad_sample.clone() for p in step.params]
+        directions = directions_over(step)
+        step.row_rng = None if seed is None else np.random.default_rng(seed)
+        step.inject(directions, 1000 * C)
+        moved = [i for i in range(5) if not torch.equal(step.params[0].grad_sample[i], rows[0][i])]
+        assert len(moved) == (0 if seed is None else min(5, len(directions)))
+        lost = step.lost_rows()
+        assert lost is not None
+        assert lost.tolist() == [False] * 5
+        sums.append(clipped_sums(optimizer))
+    for behind, among in zip(*sums, strict=True):
+        torch.testing.assert_close(among, behind, rtol=0, atol=1e-5)
+
+
+def test_the_records_that_are_lost_are_told_in_the_order_of_the_batch() -> None:
+    model, optimizer = private(conv_net())
+    backward(model, images())
+    step = adapter(model, optimizer)
+    step.params[0].grad_sample[3] = torch.nan
+    step.row_rng = np.random.default_rng(4)
+    step.inject(directions_over(step), C)
+    lost = step.lost_rows()
+    assert lost is not None
+    assert lost.tolist() == [False, False, False, True, False]
+
+
+def test_rows_among_the_data_are_withdrawn_and_the_batch_is_what_it_was() -> None:
+    model, optimizer = private(conv_net())
+    backward(model, images())
+    step = adapter(model, optimizer)
+    before = [p.grad_sample.clone() for p in step.params]
+    step.row_rng = np.random.default_rng(3)
+    step.inject(directions_over(step), 1000 * C)
+    step.withdraw()
+    assert all(map(torch.equal, before, [p.grad_sample for p in step.params]))

@@ -1,0 +1,71 @@
+"""Where canaries stand among a batch's rows: a canary and a row of the data change places.
+
+Code that treats the last rows of a batch otherwise than the others would treat canaries behind the
+batch otherwise than records. No row is lost and none is added: a sum over all rows is the same, but
+for the order of its terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from lightning_audit.layout import IndexArray
+
+
+def draw_places(rng: np.random.Generator | None, batch: int, canaries: int) -> IndexArray:
+    """Distinct rows of the batch for the first canaries; those that find none stay behind it.
+
+    Args:
+        rng: the audit's own generator; None to leave all canaries behind the batch.
+        batch: number of the data's rows.
+        canaries: number of canaries behind them.
+
+    Returns:
+        Row numbers, ``[min(canaries, batch)]``; ``[0]`` without a generator.
+    """
+    if rng is None:
+        return np.zeros(0, dtype=np.int64)
+    return rng.choice(batch, size=min(canaries, batch), replace=False).astype(np.int64)
+
+
+@torch.no_grad()
+def swap_rows(tensors: Sequence[torch.Tensor], places: IndexArray, canaries: int) -> None:
+    """Let the first rows behind the batch and the rows at ``places`` change places, in each tensor.
+
+    Doing it twice changes nothing.
+
+    Args:
+        tensors: the batch's rows and the canaries' behind them, ``[batch + canaries, *shape]``.
+        places: of `draw_places`, ``[m]``.
+        canaries: number of rows behind the batch.
+    """
+    if not len(places):
+        return
+    at: dict[torch.device, torch.Tensor] = {}
+    for rows in tensors:
+        if rows.device not in at:  # one way to a device for all tensors
+            at[rows.device] = torch.from_numpy(places).to(rows.device)
+        first = len(rows) - canaries
+        behind, where = rows[first : first + len(places)], at[rows.device]
+        held = rows.index_select(0, where)
+        rows.index_copy_(0, where, behind.clone())
+        behind.copy_(held)
+
+
+def rows_of_records(rows: torch.Tensor, places: IndexArray, canaries: int) -> torch.Tensor:
+    """What is known of each row, without the canaries', in the order that the batch had.
+
+    Args:
+        rows: a value for each row after `swap_rows`, ``[batch + canaries]``.
+        places: as there.
+        canaries: as there.
+
+    Returns:
+        A value for each record, ``[batch]``; a new tensor.
+    """
+    known = rows.clone()
+    swap_rows([known], places, canaries)
+    return known[: len(known) - canaries]
