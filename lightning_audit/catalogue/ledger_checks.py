@@ -38,8 +38,8 @@ LEDGER_ACCOUNTANT = Check(
 
 LEDGER_STEPS = Check(
     "ledger.steps",
-    "several steps were taken on one batch, at once or later, which is accounted for as if each drew "
-    "its own",
+    "several steps were taken on one batch, at once or later, which is accounted for as if each "
+    "drew its own",
     kind="accounting",
     wrong=lambda seen: seen["again"] > 0 or seen["stale"] > 0,
     faults=(

@@ -16,7 +16,9 @@ from lightning_audit.layout import IndexArray
 
 
 def draw_places(rng: np.random.Generator | None, batch: int, canaries: int) -> IndexArray:
-    """Distinct rows of the batch for the first canaries; those that find none stay behind it.
+    """Distinct rows of the batch for the first canaries; the others stay behind it.
+
+    As many stay as stood there if all places were drawn alike, so that any row may be a canary's.
 
     Args:
         rng: the audit's own generator; None to leave all canaries behind the batch.
@@ -24,11 +26,12 @@ def draw_places(rng: np.random.Generator | None, batch: int, canaries: int) -> I
         canaries: number of canaries behind them.
 
     Returns:
-        Row numbers, ``[min(canaries, batch)]``; ``[0]`` without a generator.
+        Row numbers, ``[m]``, m at most ``min(canaries, batch)``; ``[0]`` without a generator.
     """
-    if rng is None:
+    if rng is None or not batch or not canaries:
         return np.zeros(0, dtype=np.int64)
-    return rng.choice(batch, size=min(canaries, batch), replace=False).astype(np.int64)
+    among = canaries - int(rng.hypergeometric(canaries, batch, canaries))
+    return rng.choice(batch, size=among, replace=False).astype(np.int64)
 
 
 @torch.no_grad()

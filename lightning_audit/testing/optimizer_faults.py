@@ -48,10 +48,10 @@ OF_THE_OPTIMIZER = (
         f"the gradients of one batch in {clipping.SPARED} are not clipped",
         "branches for the last batch of an epoch",
         "sensitivity",
-        "clipping is missing in some steps",
+        "clipping is missing at times",
         clipping.ClipsNotAlways,
         steps=60,
-        named="clipping_missing_in_steps",
+        named="clipping_missing_at_times",
         reason="a reading that is loud once may be the data's",
     ),
     Fault(

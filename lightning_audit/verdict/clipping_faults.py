@@ -34,12 +34,13 @@ def clipping_candidates(case: Case) -> list[Candidate]:
         return []
     shift = monitor.sensitivity.largest_shift
     evidence = {"shift": shift, "shift_lower": monitor.sensitivity.shift_lower}
-    found = [_in_some_steps(monitor), _after_average(monitor), _missed(monitor, case.oversize)]
-    loose = found[0] is not None or found[2] is not None
+    at_times, missed = _at_times(monitor), _missed(monitor, case.oversize)
+    found = [at_times] if at_times else [_after_average(monitor), missed]
+    loose = at_times is not None or missed is not None
     replayed = case.violated.get(REPLAY_CLIPPING.name)
     if loose and replayed is not None and replayed.evidence.get("passes_whole"):
         return []  # whole gradients pass now and then, whichever tensors they are in
-    if shift > 0.5 * case.oversize:
+    if shift > 0.5 * case.oversize and not at_times:
         found.append(
             _Named(
                 "no_clipping",
@@ -100,17 +101,17 @@ def _finding(case: Case) -> str | None:
     return "epsilon" if large and leaks else None
 
 
-def _in_some_steps(monitor: AuditMonitor) -> _Named | None:
-    """Steps whose canaries pass with much more than the norm, where those of most steps do not."""
+def _at_times(monitor: AuditMonitor) -> _Named | None:
+    """Canaries that pass with much more than the norm at times, and are clipped in most steps."""
     loud, parts = monitor.sensitivity.loud, monitor.sensitivity.parts
     if not loud.rare or (parts is not None and parts.differ):
         return None
     return _Named(
-        "clipping_missing_in_steps",
-        f"clipping is missing in some steps: there canaries pass with {loud.shift:.3g} times "
-        f"max_grad_norm, in {loud.part:.0%} of those they enter, and are clipped in the others",
-        "what those steps do otherwise: the last batch of an epoch, a step after validation, a "
-        "branch that skips the clipping",
+        "clipping_missing_at_times",
+        f"clipping is missing at times: canaries pass with {loud.shift:.3g} times max_grad_norm "
+        f"{loud.part:.0%} of the times they enter, and are clipped the others",
+        "what is otherwise there: the last batch of an epoch, a branch that skips the clipping, "
+        "rows of the batch that are left out of it",
         {"loud_steps": loud.numbers},
     )
 

@@ -96,20 +96,20 @@ def one_step_in(every: int, shift: float = OVERSIZE, *, data: float = 0.0) -> tu
 @pytest.mark.parametrize(("every", "shift"), [(16, OVERSIZE), (10, OVERSIZE), (4, 30.0)])
 def test_clipping_that_is_missing_in_some_steps_is_named(every: int, shift: float) -> None:
     fault = faults_of(one_step_in(every, shift))[0]
-    assert fault.name == "clipping_missing_in_steps"
+    assert fault.name == "clipping_missing_at_times"
     assert fault.evidence["loud_steps"][0] == every - 1
     assert len(fault.evidence["loud_steps"]) <= 8
 
 
 def test_clipping_that_is_missing_in_most_steps_is_no_matter_of_some() -> None:
-    assert "clipping_missing_in_steps" not in names(faults_of(simulate(40, shift=OVERSIZE)))
+    assert "clipping_missing_at_times" not in names(faults_of(simulate(40, shift=OVERSIZE)))
     made, entries = simulate(120)
     loose = entries["step"] % 4 != 0
     entries["readings"] += 99.0 * (entries["coins"] == 1) * loose[:, None]
-    assert "clipping_missing_in_steps" not in names(faults_of((made, entries)))
+    assert "clipping_missing_at_times" not in names(faults_of((made, entries)))
 
 
 def test_loud_data_are_not_taken_for_steps_without_clipping() -> None:
     made, entries = simulate(120, shift=3.0)
     entries["readings"][::20] += 40.0  # whether a canary is in or not
-    assert "clipping_missing_in_steps" not in names(faults_of((made, entries)))
+    assert "clipping_missing_at_times" not in names(faults_of((made, entries)))
