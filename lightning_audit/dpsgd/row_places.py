@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from lightning_audit.layout import IndexArray
+from lightning_audit.taps.tensor_views import numpy_view
 
 
 def draw_places(rng: np.random.Generator | None, batch: int, canaries: int) -> IndexArray:
@@ -49,9 +50,16 @@ def swap_rows(tensors: Sequence[torch.Tensor], places: IndexArray, canaries: int
         return
     at: dict[torch.device, torch.Tensor] = {}
     for rows in tensors:
+        first = len(rows) - canaries
+        if rows.numel() and (entries := numpy_view(rows)) is not None:  # a third of torch's time
+            view = entries.reshape(len(rows), -1)
+            for place, canary in zip(places.tolist(), view[first:], strict=False):
+                held = view[place].copy()
+                view[place] = canary
+                canary[:] = held
+            continue
         if rows.device not in at:  # one way to a device for all tensors
             at[rows.device] = torch.from_numpy(places).to(rows.device)
-        first = len(rows) - canaries
         behind, where = rows[first : first + len(places)], at[rows.device]
         held = rows.index_select(0, where)
         rows.index_copy_(0, where, behind.clone())

@@ -41,7 +41,7 @@ def test_a_row_that_is_not_clipped_is_found_by_the_canaries_that_stand_in_it(
     tmp_path: Path, kind: type[DPOptimizer]
 ) -> None:
     fault = Fault(
-        kind.__name__, "", "", "sensitivity", "", kind, steps=120, audit={"examinations": 0}
+        kind.__name__, "", "", "sensitivity", "", kind, steps=320, audit={"examinations": 0}
     )
     report = train(fault, tmp_path)
     assert report.verdict.outcome == "VIOLATION"
