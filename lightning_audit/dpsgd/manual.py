@@ -102,7 +102,7 @@ class ManualStep(DPSGDStep):
     def __init__(self, optimizer: Any, names: Mapping[int, str], claim: StepClaim) -> None:
         self.optimizer = optimizer
         self.norms = None
-        self.row_rng = None
+        self.row_seed = None
         self.inner = updating_optimizer(optimizer)
         self.params: Sequence[torch.nn.Parameter] = self._trained()
         self.layout: Layout = [

@@ -85,7 +85,7 @@ class OpacusStep(DPSGDStep):
         self.optimizer = optimizer
         self.inner = innermost(optimizer)
         self.norms = None
-        self.row_rng = None
+        self.row_seed = None
         self.adapts_its_norm = isinstance(optimizer, AdaClipDPOptimizer)
         self.params = optimizer.params
         self._prefill = RowPrefill(self.params, modules)
@@ -150,7 +150,7 @@ class OpacusStep(DPSGDStep):
         """Take note of gradients that hold canaries, and let these stand among the data's rows."""
         self._rows, self._entered = rows, [weakref.ref(tensor) for tensor in grown]
         batch = len(grown[0]) - rows if grown else 0
-        self._places = draw_places(self.row_rng, batch, rows)
+        self._places = draw_places(self.row_seed, batch, rows)
         swap_rows(grown, self._places, rows)
         if grown and self.adapts_its_norm:
             # Canaries are clipped, so that they count among the samples alone.

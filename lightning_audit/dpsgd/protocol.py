@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from lightning_audit.layout import Direction, Layout
@@ -85,9 +84,9 @@ class DPSGDStep(ABC):
     norms: NormsSeen | None
     #: Whether the step sets another clipping norm for the next one when its noise is in.
     adapts_its_norm = False
-    #: Draws where canaries stand among the data's rows; None, or where rows have no place that is
-    #: the audit's to choose: behind them.
-    row_rng: np.random.Generator | None
+    #: Seed of where canaries stand among the data's rows, the same however often a closure runs in
+    #: the step; None, or where rows have no place that is the audit's to choose: behind them.
+    row_seed: Sequence[int] | None
 
     @abstractmethod
     def same_params(self) -> bool:

@@ -16,21 +16,22 @@ from lightning_audit.layout import IndexArray
 from lightning_audit.taps.tensor_views import numpy_view
 
 
-def draw_places(rng: np.random.Generator | None, batch: int, canaries: int) -> IndexArray:
+def draw_places(seed: Sequence[int] | None, batch: int, canaries: int) -> IndexArray:
     """Distinct rows of the batch for the first canaries; the others stay behind it.
 
     As many stay as stood there if all places were drawn alike, so that any row may be a canary's.
 
     Args:
-        rng: the audit's own generator; None to leave all canaries behind the batch.
+        seed: of the audit's own; None to leave all canaries behind the batch.
         batch: number of the data's rows.
         canaries: number of canaries behind them.
 
     Returns:
         Row numbers, ``[m]``, m at most ``min(canaries, batch)``; ``[0]`` without a generator.
     """
-    if rng is None or not batch or not canaries:
+    if seed is None or not batch or not canaries:
         return np.zeros(0, dtype=np.int64)
+    rng = np.random.default_rng(seed)
     among = canaries - int(rng.hypergeometric(canaries, batch, canaries))
     return rng.choice(batch, size=among, replace=False).astype(np.int64)
 

@@ -24,7 +24,7 @@ _CLASSES: Mapping[str, str] = {
     "epochs": "checks.witnesses:_Epochs",
     "error_rate_bet": "stats.evalues.error_rate_bet:ErrorRateBet",
     "evidence": "catalogue.evidence:Evidence",
-    "forecast_bet": "stats.evalues.forecast:ForecastBet",
+    "forecast_bet": "stats.dependence.forecast:ForecastBet",
     "following": "checks.post_processing:_Following",
     "guesses": "checks.coin_guesses:Guesses",
     "leakage_bound": "checks.leakage:LeakageBound",

@@ -339,8 +339,7 @@ class AuditSession:
         Raises:
             ValueError: the run had other canaries, or was audited by another version.
         """
-        changed = self.recorder.load(state["recorder"])
-        self.planner.load(state["planner"], changed)
+        self.planner.load(state["planner"], self.recorder.load(state["recorder"]))
         self.source.load(state["source"])
         self.checksum = state["checksum"]
         self.noise_start.load(state["noise_start"])

@@ -159,7 +159,7 @@ class StepPlanner:
         located = self.coordinates.locate(directions)
         adds = not ranks.several or ranks.adds(number)
         # By the step's number, so that a resumed run has the places of one that never stopped.
-        self.step.row_rng = np.random.default_rng((self._places_key, number))
+        self.step.row_seed = (self._places_key, number)
         return PlannedStep(claim, coins, directions, INJECTED, located, adds=adds)
 
     def _toss(self, rng: np.random.Generator) -> FloatArray:

@@ -357,7 +357,9 @@ def test_clipping_norm_from_the_gradients_of_the_step_is_that_of_the_batch(tmp_p
             train(tmp_path / str(prefill), Median())
         norms.append(entries_in(tmp_path / str(prefill))["max_grad_norm"])
     assert len(set(norms[0].tolist())) > 20
-    np.testing.assert_array_equal(*norms)
+    # Canaries that were laid out beforehand have the norm of before, and are clipped to the same
+    # but for rounding.
+    np.testing.assert_allclose(*norms, rtol=1e-6)
 
 
 class Halving(PrivateModule):

@@ -115,7 +115,7 @@ class Whole(drawn.OwnNoise):
         (drawn.NoiseByBatch, "noise_depends_on_records"),
         (drawn.SeededBySum, "noise_depends_on_records"),
         (AcrossTheSum, "noise_depends_on_records"),
-        (TakenBack, "noise_depends_on_earlier"),
+        (TakenBack, "noise_correlated_over_steps"),
         (faulty.HalfNoise, "noise_too_small_at_entries"),
         (faulty.NoNoise, "noise_missing_at_entries"),
         (faulty.NoNoiseOnBiases, "noise_missing_at_entries"),

@@ -87,6 +87,7 @@ def checkpoint_at(directory: Path, step: int) -> Path:
     return found
 
 
+#: Checks of the noise of single steps, of which no checkpoint holds anything.
 BEGIN_ANEW = {"noise.entries", "reuse.forecast", "reuse.entries"}
 
 

@@ -17,7 +17,7 @@ from lightning_audit.catalogue.reuse_checks import REUSE_ENTRIES
 from lightning_audit.checks.seen_noise.noise_seen import WholeTensors
 from lightning_audit.layout import FloatArray
 from lightning_audit.results.audit_report import CheckResult
-from lightning_audit.stats.evalues.alike_entries import AlikeBet
+from lightning_audit.stats.dependence.alike_entries import AlikeBet
 from lightning_audit.stats.evalues.noise_scale import noise_log_e
 from lightning_audit.stats.evalues.sequential import SingleStepBet, log_mean_exp
 from lightning_audit.stats.evalues.single_entries import EntryBets, quiet_entries

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightning_audit.catalogue.reuse_checks import REUSE_FORECAST
 from lightning_audit.layout import FloatArray
 from lightning_audit.results.audit_report import CheckResult
-from lightning_audit.stats.evalues.forecast import ForecastBet, LatestNoise
+from lightning_audit.stats.dependence.forecast import ForecastBet, LatestNoise
 
 #: Steps of which each is a look, and one in so many later.
 _EACH, _LATER = 20, 4

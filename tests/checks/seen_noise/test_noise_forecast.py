@@ -6,7 +6,7 @@ import pytest
 from lightning_audit.catalogue.reuse_checks import REUSE_FORECAST
 from lightning_audit.checks.seen_noise.noise_forecast import NoiseForecast
 from lightning_audit.results.audit_report import CheckResult
-from lightning_audit.stats.evalues.forecast import FORECAST_LAGS
+from lightning_audit.stats.dependence.forecast import FORECAST_LAGS
 
 
 def found(part: float, lag: int = 1, *, steps: int = 40, every: int = 1) -> CheckResult:

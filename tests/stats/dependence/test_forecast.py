@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from stages import most_failures, staged
 
-from lightning_audit.stats.evalues.forecast import FORECAST_LAGS, ForecastBet, LatestNoise
+from lightning_audit.stats.dependence.forecast import FORECAST_LAGS, ForecastBet, LatestNoise
 from lightning_audit.stats.evalues.noise_scale import noise_log_e
 
 FloatArray = NDArray[np.float64]

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from stages import most_failures, staged
 
-from lightning_audit.stats.evalues.alike_entries import AlikeBet, at_distance, mirrored
+from lightning_audit.stats.dependence.alike_entries import AlikeBet, at_distance, mirrored
 
 FloatArray = NDArray[np.float64]
 Made = Callable[[FloatArray], FloatArray]
