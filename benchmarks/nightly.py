@@ -1,15 +1,17 @@
 """Runs what no stage of `make test` has time for, and writes docs/nightly.md about it.
 
-python benchmarks/nightly.py [--small] [--page FILE]
+python benchmarks/nightly.py [--small] [--page FILE] [--only PART ...]
 
 The tests marked `nightly`, the whole selftest, and benchmarks: those of correct trainings fail
 where one is accused, of the others the numbers are written down.
-``--small`` runs a little of each in a few minutes, to see that this script works.
+``--small`` runs a little of each in a few minutes, to see that this script works. ``--only tests``
+runs a part again, and leaves the others what they were in the run before.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import json
 import os
@@ -17,7 +19,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -25,6 +27,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "nightly.md"
+#: Parts of the last run that was no small one.
+LAST = ROOT / "benchmarks" / "results" / "nightly.json"
 #: The longest first: two run at a time.
 BENCHMARKS = (
     "healthy",
@@ -35,6 +39,7 @@ BENCHMARKS = (
     "black_box",
     "late_faults",
 )
+PARTS = ("tests", "selftest", *BENCHMARKS)
 #: What a benchmark tells of correct trainings.
 HEALTHY = ("healthy_matrix", "healthy")
 _HEAD = """# The last whole run
@@ -57,12 +62,14 @@ class Part:
         passed: whether it ended as it should.
         said: what came of it, in a line.
         seconds: how long it took.
+        commit: that ran.
     """
 
     name: str
     passed: bool
     said: str
     seconds: float
+    commit: str = ""
 
 
 def tests(small: bool) -> Part:
@@ -137,9 +144,10 @@ def markdown(parts: Sequence[Part], commit: str, date: str, *, small: bool = Fal
     packages = ", ".join(
         f"{name} {version(name)}" for name in ("torch", "opacus", "pytorch-lightning")
     )
+    parts_failed = f"{failed} part{'s' * (failed > 1)} failed"
     lines = [
         _HEAD,
-        f"Of {date}, commit {commit}: **{f'{failed} parts failed' if failed else 'all passed'}**.",
+        f"Of {date}, commit {commit}: **{parts_failed if failed else 'all passed'}**.",
         f"Python {platform.python_version()}, {packages}. {minutes:.0f} minutes in all parts.",
         *(
             ["**A small run, which shows that the script works and nothing else.**"]
@@ -147,13 +155,14 @@ def markdown(parts: Sequence[Part], commit: str, date: str, *, small: bool = Fal
             else []
         ),
         "",
-        "| part | came out | result | minutes |",
-        "|---|---|---|---|",
+        "| part | came out | result | minutes | commit |",
+        "|---|---|---|---|---|",
     ]
     for part in parts:
         said = part.said.replace("|", "\\|")
         outcome = "passed" if part.passed else "**failed**"
-        lines.append(f"| {part.name} | {outcome} | {said} | {part.seconds / 60:.1f} |")
+        minutes, ran = part.seconds / 60, part.commit or commit
+        lines.append(f"| {part.name} | {outcome} | {said} | {minutes:.1f} | {ran[:7]} |")
     return "\n".join(lines) + "\n"
 
 
@@ -162,20 +171,35 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", action="store_true", help="a little of each part")
     parser.add_argument("--page", type=Path, default=PAGE, help="where the page goes")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts to run")
     options = parser.parse_args()
     ran = commit()
-    parts = []
-    stages: list[Callable[[bool], Part]] = [tests, selftest]
-    for stage in stages:
-        parts.append(stage(options.small))
-        print(parts[-1], flush=True)
+    parts = {} if options.only == PARTS else _before()
+
+    def take(part: Part) -> None:
+        parts[part.name] = dataclasses.replace(part, commit=ran)
+        print(part, flush=True)
+
+    if "tests" in options.only:
+        take(tests(options.small))
+    if "selftest" in options.only:
+        take(selftest(options.small))
+    chosen = [name for name in BENCHMARKS if name in options.only]
     with ThreadPoolExecutor(2) as pool:
-        for part in pool.map(lambda name: benchmark(name, options.small), BENCHMARKS):
-            parts.append(part)
-            print(part, flush=True)
+        for part in pool.map(lambda name: benchmark(name, options.small), chosen):
+            take(part)
+    if not options.small:
+        LAST.parent.mkdir(exist_ok=True)
+        LAST.write_text(json.dumps([dataclasses.asdict(p) for p in parts.values()], indent=1))
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    options.page.write_text(markdown(parts, ran, today, small=options.small), encoding="utf-8")
-    return int(not all(part.passed for part in parts))
+    page = markdown(list(parts.values()), ran, today, small=options.small)
+    options.page.write_text(page, encoding="utf-8")
+    return int(not all(part.passed for part in parts.values()))
+
+
+def _before() -> dict[str, Part]:
+    """The parts of the run before, by name."""
+    return {kept["name"]: Part(**kept) for kept in json.loads(LAST.read_text())}
 
 
 if __name__ == "__main__":

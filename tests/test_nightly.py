@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from places import REPOSITORY
@@ -29,10 +31,37 @@ def test_the_page_names_the_commit_and_every_part_and_what_failed(nightly: Modul
     page = nightly.markdown([fine, fine], "abc", "2026-11-22")
     assert "Of 2026-11-22, commit abc: **all passed**." in page
     page = nightly.markdown([fine, wrong], "abc", "2026-11-22")
-    assert "**1 parts failed**" in page
-    assert "| tests | passed | 12 passed in 3.00s | 0.1 |" in page
-    assert "| **failed** | 1 of 200 healthy trainings accused | 4.0 |" in page
+    assert "**1 part failed**" in page
+    assert "| tests | passed | 12 passed in 3.00s | 0.1 | abc |" in page
+    assert "| **failed** | 1 of 200 healthy trainings accused | 4.0 | abc |" in page
     assert "A small run" not in page
+
+
+def test_a_part_that_runs_again_leaves_the_others_what_they_were(
+    nightly: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    runs = {"commit": "1111111aaa", "passed": False}
+
+    def part(name: str) -> Any:
+        return nightly.Part(name, runs["passed"], f"of {runs['commit']}", 60.0)
+
+    monkeypatch.setattr(nightly, "LAST", tmp_path / "results" / "nightly.json")
+    monkeypatch.setattr(nightly, "commit", lambda: runs["commit"])
+    monkeypatch.setattr(nightly, "tests", lambda _: part("tests"))
+    monkeypatch.setattr(nightly, "selftest", lambda _: part("selftest"))
+    monkeypatch.setattr(nightly, "benchmark", lambda name, _: part(name))
+    page = tmp_path / "page.md"
+    monkeypatch.setattr(sys, "argv", ["nightly.py", "--page", str(page)])
+    assert nightly.main() == 1
+    runs |= {"commit": "2222222bbb", "passed": True}
+    again = ["--only", "tests", "healthy"]
+    monkeypatch.setattr(sys, "argv", ["nightly.py", "--page", str(page), *again])
+    assert nightly.main() == 1  # the others failed, and still have
+    rows = page.read_text()
+    assert "| tests | passed | of 2222222bbb | 1.0 | 2222222 |" in rows
+    assert "| healthy | passed | of 2222222bbb | 1.0 | 2222222 |" in rows
+    assert "| selftest | **failed** | of 1111111aaa | 1.0 | 1111111 |" in rows
+    assert rows.count("**failed**") == len(nightly.PARTS) - 2
 
 
 def test_every_benchmark_of_the_whole_run_is_there_and_has_a_small_size(
