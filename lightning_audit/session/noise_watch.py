@@ -25,7 +25,8 @@ from lightning_audit.taps.noise_reading import NoiseReading, TensorReading, read
 _FIRST, _EVERY = 100, 16
 #: Steps in which the norm of the whole sum is taken as well.
 _FIRST_NORMS, _EVERY_NORM = 20, 100
-#: Steps of which the noise of a block of entries is taken as well.
+#: Steps of which whole tensors are read as well, and of these the noise of a block of entries.
+_FIRST_WHOLE, _EVERY_WHOLE = 20, 8
 _FIRST_BLOCKS, _EVERY_BLOCK = 6, 32
 #: Why the noise is not seen alone where its earlier draws are not known.
 _DRAWS_LEFT = (
@@ -101,7 +102,9 @@ class NoiseWatch:
         self._reading = read_noise(
             step.params, grads, self._coordinates, sums=self._alone, norm=norm
         )
-        if self._alone and divisor and self._draws is None:  # of a step's own draw nothing is read
+        whole = number < _FIRST_WHOLE or number % _EVERY_WHOLE == 0
+        # Of a step's own draw no whole tensors are read.
+        if self._alone and divisor and whole and self._draws is None:
             block = number < _FIRST_BLOCKS or number % _EVERY_BLOCK == 0
             self._divisor = divisor
             self._tensors = read_tensors(step.params, grads, divisor, block=block)

@@ -24,6 +24,9 @@ _log = logging.getLogger(__name__)
 #: enough for the power that a pass needs at common noise multipliers, and one in so many later.
 FULL_STEPS, THINNED = 500, 10
 
+#: One step in so many has its canaries among the rows of the data: to change places takes time.
+_AMONG = 5
+
 
 class StepPlanner:
     """Plans the steps of one private optimizer, for the source of its canaries.
@@ -159,7 +162,8 @@ class StepPlanner:
         located = self.coordinates.locate(directions)
         adds = not ranks.several or ranks.adds(number)
         # By the step's number, so that a resumed run has the places of one that never stopped.
-        self.step.row_seed = (self._places_key, number)
+        among = hash((self._places_key, number)) % _AMONG == 0
+        self.step.row_seed = (self._places_key, number) if among else None
         return PlannedStep(claim, coins, directions, INJECTED, located, adds=adds)
 
     def _toss(self, rng: np.random.Generator) -> FloatArray:

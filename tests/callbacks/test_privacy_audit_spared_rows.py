@@ -36,13 +36,17 @@ class SparesLast(SparesFirst):
     spared = slice(-1, None)
 
 
-@pytest.mark.parametrize("kind", [SparesFirst, SparesLast])
+# In most steps the last row is that of the same canary, so that its tensor looks to be missed.
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(SparesFirst, "clipping_missing_at_times"), (SparesLast, "clipping_misses_tensors")],
+)
 def test_a_row_that_is_not_clipped_is_found_by_the_canaries_that_stand_in_it(
-    tmp_path: Path, kind: type[DPOptimizer]
+    tmp_path: Path, kind: type[DPOptimizer], name: str
 ) -> None:
     fault = Fault(
-        kind.__name__, "", "", "sensitivity", "", kind, steps=320, audit={"examinations": 0}
+        kind.__name__, "", "", "sensitivity", "", kind, steps=700, audit={"examinations": 0}
     )
     report = train(fault, tmp_path)
     assert report.verdict.outcome == "VIOLATION"
-    assert report.verdict.root.name == "clipping_missing_at_times"
+    assert report.verdict.root.name == name

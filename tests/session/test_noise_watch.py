@@ -96,11 +96,14 @@ def test_whole_tensors_that_were_read_by_another_divisor_say_nothing() -> None:
     assert watch(divisor=8.0, alone=False).seen(CLAIM, 1, 8.0, read_at(1.0))[1].whole is None
 
 
-def test_blocks_of_entries_are_read_at_first_and_now_and_then() -> None:
+def test_whole_tensors_and_blocks_of_entries_are_read_at_first_and_now_and_then() -> None:
     seen = {
-        n: watch(n, divisor=8.0).seen(CLAIM, 0, 8.0, read_at(None))[1] for n in (0, 5, 6, 99, 128)
+        n: watch(n, divisor=8.0).seen(CLAIM, 0, 8.0, read_at(None))[1]
+        for n in (0, 5, 6, 19, 20, 24, 99, 128)
     }
-    assert [n for n, one in seen.items() if one.whole.block is not None] == [0, 5, 128]
+    whole = {n: one.whole for n, one in seen.items() if one.whole is not None}
+    assert list(whole) == [0, 5, 6, 19, 24, 128]
+    assert [n for n, one in whole.items() if one.block is not None] == [0, 5, 128]
 
 
 def test_parts_of_a_split_batch_are_counted_together() -> None:
