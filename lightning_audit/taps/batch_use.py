@@ -111,11 +111,14 @@ class BatchUse:
 
 def content_of(leaf: Any) -> int | None:
     """A digest of a batch's first rows; None where they are too few, or too alike, to tell it."""
-    if not isinstance(leaf, torch.Tensor) or leaf.ndim < 2 or len(leaf) < _FEWEST:
+    if not isinstance(leaf, torch.Tensor) or leaf.ndim < 2 or leaf.is_complex():
         return None
-    if leaf.is_sparse or leaf.is_nested or leaf.is_complex() or not leaf[0].numel():
+    try:
+        if len(leaf) < _FEWEST:
+            return None
+        rows = leaf.detach()[:_ROWS].flatten(1)
+        rows = rows[:, :: max(rows.shape[1] // _VALUES, 1)].cpu().double().contiguous()
+        each = {row.tobytes() for row in rows.numpy()}
+    except (RuntimeError, NotImplementedError, TypeError):  # sparse, nested, quantised, meta
         return None
-    rows = leaf.detach()[:_ROWS].flatten(1)
-    rows = rows[:, :: max(rows.shape[1] // _VALUES, 1)].cpu().double().contiguous()
-    each = {row.tobytes() for row in rows.numpy()}
     return hash((len(each), frozenset(each))) if len(each) >= _FEWEST else None
