@@ -36,7 +36,15 @@ def test_there_are_pages_and_figures() -> None:
     assert FIGURES
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+#: Pages whose code takes seconds.
+SLOW = ("mcmc-dp-est", "black-box")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.heavy] if page.stem in SLOW else []) for page in PAGES],
+    ids=lambda page: page.stem,
+)
 def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     code = blocks(page, "python")

@@ -22,6 +22,7 @@ from resume_support import (
     saver,
     train,
 )
+from stages import staged
 from training_support import (
     PrivateModule,
     digits,
@@ -94,6 +95,7 @@ def test_right_banded_noise_passes_and_the_gate_takes_the_report(tmp_path: Path,
     assert "the mechanism alone was judged" in capsys.readouterr().out
 
 
+@pytest.mark.heavy
 def test_a_claimed_epsilon_is_not_judged_and_does_not_stand_in_the_way(tmp_path: Path) -> None:
     claim = PrivacyClaim(noise_coefficients=COEFFICIENTS, epsilon=0.001, delta=1e-5)
     report = fit(tmp_path, module(), audit(claim, delta=1e-5), max_steps=250)
@@ -124,6 +126,7 @@ class TwiceTheDraws(BandedNoise):
     coefficients = tuple(2.0 * c for c in COEFFICIENTS)
 
 
+@pytest.mark.heavy
 def test_the_first_coefficient_is_the_weight_of_a_steps_own_draw(tmp_path: Path) -> None:
     claim = PrivacyClaim(noise_coefficients=TwiceTheDraws.coefficients)
     report = fit(tmp_path / "right", module(TwiceTheDraws), audit(claim), max_steps=250)
@@ -139,6 +142,7 @@ class WholeSum(BandedNoise):
     coefficients = (1.0, -1.0)
 
 
+@pytest.mark.heavy
 def test_noise_that_cancels_over_all_steps_is_judged(tmp_path: Path) -> None:
     claim = PrivacyClaim(noise_coefficients=WholeSum.coefficients)
     report = fit(tmp_path, module(WholeSum), audit(claim, on_inconclusive="warn"), max_steps=100)
@@ -156,6 +160,7 @@ class ClippedAtTwice(BandedNoise):
         self.max_grad_norm = stated
 
 
+@pytest.mark.heavy
 def test_clipping_is_judged_beside_correlated_noise(tmp_path: Path) -> None:
     report = violation(tmp_path, module(ClippedAtTwice), audit(), max_steps=100)
     assert report.verdict.root.finding == "sensitivity"
@@ -199,6 +204,7 @@ def test_two_processes_are_audited_together(tmp_path: Path, kind: type, outcome:
 # ------------------------------------------------------------------ replays
 
 
+@pytest.mark.heavy
 def test_replays_leave_the_draws_of_the_training_as_they_are(tmp_path: Path) -> None:
     trained = []
     for examinations in (0, 3):
@@ -252,7 +258,7 @@ class BeginsAnew(KeepsItsDraws):
     keeps = False
 
 
-@pytest.mark.parametrize("kind", [KeepsItsDraws, BeginsAnew])
+@pytest.mark.parametrize("kind", staged(quick=[KeepsItsDraws], heavy=[BeginsAnew]))
 def test_a_training_that_goes_on_is_not_accused(tmp_path: Path, kind: type) -> None:
     arguments = {"on_inconclusive": "warn"}
     train(tmp_path / "whole", audit(**arguments), module=kind)
@@ -277,6 +283,7 @@ def test_a_training_that_goes_on_is_not_accused(tmp_path: Path, kind: type) -> N
         assert entries.tobytes() == expected.tobytes()
 
 
+@pytest.mark.heavy
 def test_a_run_goes_on_with_the_coefficients_of_its_beginning(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="power cut"):
         train(
@@ -296,6 +303,7 @@ def test_a_run_goes_on_with_the_coefficients_of_its_beginning(tmp_path: Path) ->
         )
 
 
+@pytest.mark.heavy
 def test_steps_that_nobody_saw_do_not_accuse_the_later_ones(tmp_path: Path) -> None:
     first = KeepsItsDraws()
     plain = trainer_for(tmp_path, max_steps=10)

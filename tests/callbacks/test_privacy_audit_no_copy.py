@@ -122,7 +122,7 @@ KINDS: dict[str, tuple[Callable[[], pl.LightningModule], dict[str, Any]]] = {
 }
 
 
-_LATER = ("functorch", "64-true", "small batches, some empty")
+_LATER = ("manual", "functorch", "64-true", "small batches, some empty")
 
 
 @pytest.mark.whole_report

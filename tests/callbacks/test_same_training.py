@@ -132,6 +132,7 @@ def test_a_violation_is_raised_again_where_nothing_is_left_to_train(tmp_path: Pa
     assert report_in(tmp_path).steps == 32
 
 
+@pytest.mark.heavy
 def test_a_finished_checkpoint_loaded_anew_has_the_report_that_it_had(tmp_path: Path) -> None:
     module = StepwiseModule()
     trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), max_epochs=2)
@@ -155,6 +156,7 @@ def test_a_finished_checkpoint_loaded_anew_has_the_report_that_it_had(tmp_path: 
 # ------------------------------------------------------------------ checkpoints, in one process
 
 
+@pytest.mark.heavy
 def test_a_checkpoint_of_the_same_process_goes_on_from_where_it_was_saved(tmp_path: Path) -> None:
     saved, module = tmp_path / "saved", StepwiseModule()
     trainer = trainer_for(
@@ -227,6 +229,7 @@ def copies(audit: PrivacyAudit) -> list[PrivacyAudit]:
     return [copy.deepcopy(audit), pickle.loads(pickle.dumps(audit)), copy.copy(audit)]
 
 
+@pytest.mark.heavy
 def test_a_callback_that_has_fitted_can_be_copied_with_its_report(tmp_path: Path) -> None:
     audit = PrivacyAudit(seed=1)
     trainer_for(tmp_path, audit, max_epochs=2).fit(PrivateModule())

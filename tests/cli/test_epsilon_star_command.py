@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stages import staged
 
 from lightning_audit.cli.main import main
 from lightning_audit.stats.membership.epsilon_star import Empirical, Parametric, epsilon_star
@@ -36,12 +37,14 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, 
 
 @pytest.mark.parametrize(
     ("options", "method"),
-    [
-        ((), Empirical(clip=0.001)),
-        (("--clip", 0.05), Empirical(clip=0.05)),
-        (("--components", 1), Parametric(clip=0.001)),
-        (("--components", 2, "--clip", 0.01), Parametric(clip=0.01, components=2)),
-    ],
+    staged(
+        quick=[
+            ((), Empirical(clip=0.001)),
+            (("--clip", 0.05), Empirical(clip=0.05)),
+            (("--components", 1), Parametric(clip=0.001)),
+        ],
+        heavy=[(("--components", 2, "--clip", 0.01), Parametric(clip=0.01, components=2))],
+    ),
 )
 def test_it_prints_the_librarys_own_numbers(npz, capsys, options, method) -> None:
     told = answer(capsys, npz, "--delta", 1e-3, "--permutations", 19, "--seed", 4, *options)

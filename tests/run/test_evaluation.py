@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from stages import staged
 from torch import nn
 from training_support import PrivateModule, trainer_for
 
@@ -36,13 +37,11 @@ class TrainsAHeadAside(PrivateModule):
 
 @pytest.mark.parametrize(
     ("allow", "examinations", "outcome"),
-    [
-        ((), 0, "INCONCLUSIVE"),
-        (("unaudited",), 0, "PASS"),
+    staged(
         # It learns of records, which a replay without one of them shows.
-        (("unaudited",), 1, "VIOLATION"),
-        (("unaudited", "replay.release"), 1, "PASS"),
-    ],
+        quick=[((), 0, "INCONCLUSIVE"), (("unaudited",), 1, "VIOLATION")],
+        heavy=[(("unaudited",), 0, "PASS"), (("unaudited", "replay.release"), 1, "PASS")],
+    ),
 )
 def test_parameters_trained_aside_stand_in_the_way_of_a_pass(
     tmp_path: Path, allow: tuple[str, ...], examinations: int, outcome: str

@@ -13,6 +13,7 @@ import pytorch_lightning as pl
 import torch
 from hand_written_support import CLAIM, HandWritten
 from opacus import GradSampleModule
+from stages import staged
 from torch import nn
 from torch.nn import functional
 from training_support import PrivateModule, digits, fit, mlp, status, trainer_for, violation
@@ -180,7 +181,9 @@ def trained(directory: Path, module: Any, **kwargs: Any) -> tuple[Any, torch.Ten
     return module, drawn.state, own.report
 
 
-@pytest.mark.parametrize("kwargs", [{}, {"canaries": [Mislabeled()]}], ids=["rows", "input"])
+@pytest.mark.parametrize(
+    "kwargs", staged(quick=[{}], heavy=[{"canaries": [Mislabeled()]}]), ids=["rows", "input"]
+)
 def test_examinations_leave_the_training_as_it_would_be(
     tmp_path: Path, kwargs: dict[str, Any]
 ) -> None:

@@ -91,6 +91,7 @@ def test_correct_trainings_are_let_be(tmp_path: Path, kind: type, steps: int) ->
     assert check(report, "ledger.accountant").evidence["told"] == steps
 
 
+@pytest.mark.heavy
 def test_epochs_that_are_cut_are_let_be(tmp_path: Path) -> None:
     report = trained(tmp_path, Training, max_steps=100, limit_train_batches=20)
     assert check(report, "ledger.draws").status == "ok"
@@ -145,7 +146,7 @@ def test_a_batch_that_is_kept_and_trained_again_is_found_and_counted(tmp_path: P
     assert report.verdict.root.name == "several_steps_on_one_batch"
 
 
-@pytest.mark.parametrize("examinations", [0, 3])
+@pytest.mark.parametrize("examinations", staged(quick=[0], heavy=[3]))
 def test_every_step_of_a_correct_training_is_recognised_once(
     tmp_path: Path, examinations: int
 ) -> None:

@@ -73,7 +73,7 @@ HEAVY = pytest.mark.heavy
     [
         HandWritten,
         pytest.param(OneByOne, marks=HEAVY),
-        OwnOptimizer,
+        pytest.param(OwnOptimizer, marks=HEAVY),
         pytest.param(HoldingOptimizer, marks=HEAVY),
         pytest.param(InHook, marks=HEAVY),
         pytest.param(InClippingHook, marks=HEAVY),

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from simulated_record import SIGNIFICANCE, monitor_of, simulate, verdict_of, violated
+from stages import staged
 
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.witnesses import Witnesses, WitnessReducer
@@ -71,7 +72,7 @@ def test_power_over_the_noise_is_kept_by_the_checks(noise: float, steps: int) ->
     assert seen >= promised - 3 * math.sqrt(0.25 / runs)
 
 
-@pytest.mark.parametrize("steps", [20, 60])
+@pytest.mark.parametrize("steps", staged(quick=[20], heavy=[60]))
 def test_power_over_the_shift_is_kept_by_the_checks(steps: int) -> None:
     promised = PowerModel(monitor_of(simulate(steps, sigma=2.0))).sensitivity(2.0)
     runs = 40

@@ -235,10 +235,11 @@ def test_at_no_step_is_more_than_the_level_accused(made: Made, width: int, runs:
     assert accused <= most_failures(runs, 0.05, 2000)
 
 
-def test_the_mean_of_the_e_value_is_at_most_one() -> None:
+@pytest.mark.parametrize("runs", staged(quick=[400], heavy=[3000]))
+def test_the_mean_of_the_e_value_is_at_most_one(runs: int) -> None:
     """At a step of one's choice, without an edge in the bets that would hide a mistake."""
     values = [
-        np.exp(logs(np.random.default_rng(seed).normal(size=(6, 2)))[0][-1]) for seed in range(3000)
+        np.exp(logs(np.random.default_rng(seed).normal(size=(6, 2)))[0][-1]) for seed in range(runs)
     ]
     error = np.std(values) / np.sqrt(len(values))
     assert np.mean(values) <= 1.0 + 3.0 * error
