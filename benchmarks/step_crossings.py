@@ -24,7 +24,8 @@ from lightning_audit import PrivacyAudit
 
 PACKAGE = str(Path(lightning_audit.__file__).parent)
 #: The 158th step of the training waits to be taken in, and the 160th ends a block of ten. Neither
-#: is one of the steps after the hundredth, every eighth, whose noise and weights are read.
+#: is one of the steps after the hundredth whose noise or weights are read, nor is the first one of
+#: those, one in five, whose canaries stand among the rows of the data.
 STEADY, BLOCK_END = 158, 160
 
 

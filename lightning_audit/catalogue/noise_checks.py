@@ -55,6 +55,7 @@ _MORE_THAN_ENTRIES = 0.9
 NOISE_ENTRIES = dataclasses.replace(
     NOISE_SHAPE,
     name="noise.entries",
+    share=0.005,
     finds="single entries of the gradient with too little noise, or with the same at every step",
     needs="of no step the noise of entries was read apart from the clipped sums",
     faults=(
@@ -83,6 +84,7 @@ _OVER_A_TENSOR = FaultRule(
 NOISE_WHOLE = dataclasses.replace(
     NOISE_SHAPE,
     name="noise.whole",
+    share=0.005,
     finds="too little noise over all entries of a tensor, at one step or more (Opacus, in one "
     "process)",
     needs="of no step whole tensors were read beside their clipped sums",

@@ -23,7 +23,7 @@ REUSE_LAG = Check(
 REUSE_BROADCAST = dataclasses.replace(
     REUSE_LAG,
     name="reuse.broadcast",
-    share=0.08,
+    share=0.1,
     needs="no readings of one step were compared with each other",
 )
 
@@ -50,6 +50,7 @@ _TOLD = 0.97
 REUSE_FORECAST = dataclasses.replace(
     RECURRENCE,
     name="reuse.forecast",
+    share=0.005,
     finds="noise that depends on that of earlier steps: in part, with opposite sign, or so that "
     "it cancels",
     needs="no step's noise was read behind that of another step",
@@ -71,6 +72,7 @@ REUSE_FORECAST = dataclasses.replace(
 REUSE_ENTRIES = dataclasses.replace(
     RECURRENCE,
     name="reuse.entries",
+    share=0.005,
     finds="entries of a step that share their noise: tiled, mirrored, repeated along an axis",
     needs="of no step whole tensors were read beside their clipped sums",
     faults=(

@@ -149,9 +149,11 @@ class OpacusStep(DPSGDStep):
     def _enter(self, grown: Sequence[torch.Tensor], rows: int) -> None:
         """Take note of gradients that hold canaries, and let these stand among the data's rows."""
         self._rows, self._entered = rows, [weakref.ref(tensor) for tensor in grown]
-        batch = len(grown[0]) - rows if grown else 0
-        self._places = draw_places(self.row_seed, batch, rows)
-        swap_rows(grown, self._places, rows)
+        if grown and self.row_seed is not None:
+            self._places = draw_places(self.row_seed, len(grown[0]) - rows, rows)
+            swap_rows(grown, self._places, rows)
+        elif len(self._places):
+            self._places = draw_places(None, 0, 0)
         if grown and self.adapts_its_norm:
             # Canaries are clipped, so that they count among the samples alone.
             self.optimizer.sample_size -= rows
@@ -193,7 +195,8 @@ class OpacusStep(DPSGDStep):
         for param, entered in zip(self.params, self._entered, strict=False):
             grown = entered()
             if grown is not None:
-                swap_rows([grown], self._places, self._rows)
+                if len(self._places):
+                    swap_rows([grown], self._places, self._rows)
                 waiting = waiting or not hasattr(grown, "_processed")
                 exchange(param, grown, _like(grown, grown[: len(grown) - self._rows]))
         if waiting and self.adapts_its_norm:

@@ -142,7 +142,7 @@ class AuditRun:
 
     def _go_on(self, module: torch.nn.Module) -> None:
         """Take up the rest of a checkpoint's state once its optimizers are there."""
-        self.ledger.open_to(module)
+        self.ledger.module = module
         kept = self.optimizers.kept
         self.optimizers.begin_amid(self._course.resumed)
         if not kept or not self.sessions:

@@ -48,11 +48,8 @@ class RunLedger:
         #: Number of the batch from which on `start_batch` is to be told of each.
         self.due = 0
         self._use = BatchUse()
-        self._module: torch.nn.Module | None = None
-
-    def open_to(self, module: torch.nn.Module) -> None:
-        """Look at the batches that a module is given in training."""
-        self._module = module
+        #: The module whose layers are given batches in training.
+        self.module: torch.nn.Module | None = None
 
     def watch(self, loader: Any) -> None:
         """Take the batches of a loader's sampler, where they can be read.
@@ -98,9 +95,9 @@ class RunLedger:
             self.detach()
             self.due = number + _OF - number % _OF
             return
-        if not self._use.watches and self._module is not None:
+        if not self._use.watches and self.module is not None:
             inner = (session.step.inner for session in optimizers.sessions)
-            modules = _private_modules(self._module)
+            modules = _private_modules(self.module)
             self._use.attach(modules, inner, lambda: optimizers.looks)
         self._use.start_batch(batch, number)
 

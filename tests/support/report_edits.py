@@ -10,6 +10,9 @@ from typing import Any
 
 Path = tuple[str | int, ...]
 
+#: The edit that changes the order of a list alone.
+TURNED = "turned round"
+
 #: What stands in for a value of another type.
 OTHERS: tuple[Any, ...] = (None, True, -1, 0, 1.5, 10**400, "", "inf", "ok", [], {}, [[]], {"a": 1})
 #: What a word may be exchanged for.
@@ -81,4 +84,6 @@ def edits(report: Any) -> Iterator[tuple[str, Path, Callable[[], str]]]:
         for new in values_for(value):
             if type(new) is type(value) and new == value:
                 continue
-            yield f"set to {json.dumps(new)[:40]}", path, partial(edited, report, path, new)
+            turned = isinstance(value, list) and new == value[::-1]
+            what = TURNED if turned else f"set to {json.dumps(new)[:40]}"
+            yield what, path, partial(edited, report, path, new)
