@@ -1,17 +1,22 @@
 """Steps until too small a noise is flagged, on the digits net at noise multiplier 3.0023.
 
 At that noise one step costs epsilon 1.27; noise of 0.8255 times the claim costs 1.57. The tests
-look at every step, at the verdict's significance of 1e-3.
+look at every step, at the verdict's significance of 1e-3. What the shares of the significance that
+`replay.noise`, the ledger and the forecasts were given cost the others is simulated.
 """
 
 from __future__ import annotations
 
+import math
 import tempfile
 
+import numpy as np
 import pytorch_lightning as pl
 from support import Classifier, conv_net, digits, quiet, trainer
 
 from lightning_audit import PrivacyAudit
+from lightning_audit.stats.evalues.coin_bet import CoinBet
+from lightning_audit.stats.evalues.noise_scale import noise_log_e
 
 NOISE_MULTIPLIER = 3.0023
 #: Noise factor -> steps within which the witnesses, and the canaries alone, must flag it.
@@ -43,6 +48,59 @@ def steps_to_flag(noise_factor: float, steps: int, seed: int) -> tuple[int | Non
     return (min(witnesses) + 1 if witnesses else None, None if canaries is None else canaries + 1)
 
 
+#: Check -> its share of the significance before, and now.
+SHARES = {"sensitivity": (0.17, 0.13), "reuse.lag": (0.09, 0.08), "reuse.pair": (0.08, 0.07)}
+_SIGNIFICANCE, _CANARIES, _RUNS, _STEPS = 1e-3, 8, 200, 400
+
+
+def shifted(shift: float, rng: np.random.Generator) -> np.ndarray:
+    """Log e-values of `sensitivity` at each step, canaries adding ``shift``, ``[runs, steps]``."""
+    bet, log_e = CoinBet((_RUNS, _CANARIES)), []
+    for _ in range(_STEPS):
+        coins = rng.integers(0, 2, (_RUNS, _CANARIES)).astype(float)
+        bet.update(coins, shift * coins + rng.standard_normal(coins.shape))
+        log_e.append(bet.log_e)
+    return np.stack(log_e, axis=1)
+
+
+def repeated(part: float, rng: np.random.Generator, entries: int = 40) -> np.ndarray:
+    """Log e-values of readings beside those that they repeat in part, ``[runs, steps]``.
+
+    Args:
+        part: of the noise's variance that is that of before.
+        rng: gives the noise.
+        entries: number of readings of a step.
+    """
+    fresh = math.sqrt(1.0 - part) * rng.standard_normal((_RUNS, _STEPS, entries))
+    squares = np.cumsum((fresh**2).sum(axis=2), axis=1)
+    return noise_log_e(entries * np.arange(1, _STEPS + 1), squares)
+
+
+def medians(log_e: np.ndarray, shares: tuple[float, ...]) -> list[int]:
+    """Median number of steps until each share's threshold is crossed; 0 where half never do."""
+    found = []
+    for share in shares:
+        crossed = log_e >= -math.log(share * _SIGNIFICANCE)
+        first = np.where(crossed.any(axis=1), crossed.argmax(axis=1) + 1, np.inf)
+        median = float(np.median(first))
+        found.append(int(median) if math.isfinite(median) else 0)
+    return found
+
+
+def cost_of_shares() -> dict[str, object]:
+    """Median steps until a check crosses its threshold, by its share before and now."""
+    rng, results = np.random.default_rng(0), {}
+    for name, shares in SHARES.items():
+        cases = [("shift 1.5", shifted(1.5, rng)), ("shift 2", shifted(2.0, rng))]
+        if name != "sensitivity":
+            cases = [("a tenth repeats", repeated(0.1, rng)), ("half repeats", repeated(0.5, rng))]
+        for kind, log_e in cases:
+            before, now = medians(log_e, shares)
+            key = f"{name}, {kind}: median steps at shares {shares[0]} and {shares[1]}"
+            results[key] = f"{before} and {now}"
+    return results
+
+
 def run(seeds: int = 20) -> dict[str, object]:
     """How many of ``seeds`` trainings are flagged within the limits, and the steps they took."""
     quiet()
@@ -56,4 +114,4 @@ def run(seeds: int = 20) -> dict[str, object]:
             seen = sorted(s if s is not None else 10**9 for s in steps)
             results[f"noise x{factor}, {name}: within {limit} steps, of {seeds}"] = within
             results[f"noise x{factor}, {name}: median steps"] = seen[len(seen) // 2]
-    return results
+    return results | cost_of_shares()

@@ -96,10 +96,12 @@ def selftest(small: bool) -> Part:
 def benchmark(name: str, small: bool) -> Part:
     """A benchmark, whose results lie in benchmarks/results afterwards."""
     script = [sys.executable, str(ROOT / "benchmarks" / "run.py")]
+    file = ROOT / "benchmarks" / "results" / f"{name}.json"
+    file.unlink(missing_ok=True)  # a run that ends without results must not show those of before
     code, out, seconds = _run([*script, *(["--small"] if small else []), name])
-    if code:
+    if code or not file.exists():
         return Part(f"benchmark `{name}`", False, (out.splitlines() or ["no result"])[-1], seconds)
-    results = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+    results = json.loads(file.read_text())
     if name in HEALTHY:
         alarms = results["alarms"]
         said = f"{alarms} of {results['trainings']} healthy trainings accused"
@@ -179,6 +181,9 @@ def main() -> int:
     def take(part: Part) -> None:
         parts[part.name] = dataclasses.replace(part, commit=ran)
         print(part, flush=True)
+        if not options.small:  # so that a run that is broken off keeps its parts
+            LAST.parent.mkdir(exist_ok=True)
+            LAST.write_text(json.dumps([dataclasses.asdict(p) for p in parts.values()], indent=1))
 
     if "tests" in options.only:
         take(tests(options.small))
@@ -188,9 +193,6 @@ def main() -> int:
     with ThreadPoolExecutor(2) as pool:
         for part in pool.map(lambda name: benchmark(name, options.small), chosen):
             take(part)
-    if not options.small:
-        LAST.parent.mkdir(exist_ok=True)
-        LAST.write_text(json.dumps([dataclasses.asdict(p) for p in parts.values()], indent=1))
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     page = markdown(list(parts.values()), ran, today, small=options.small)
     options.page.write_text(page, encoding="utf-8")

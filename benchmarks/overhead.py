@@ -32,12 +32,16 @@ BATCH_SIZES = (64, 256)
 GHOST_CANARIES = 16
 
 
+#: Audited steps that are kept apart.
+FIRST = 100
+
+
 class Alternate(pl.Callback):
     """Switches the audit on or off before each step at random, and takes the step's time.
 
     Both kinds of steps so see the same weights, memory and processor; of the audit nothing is left
-    in an unaudited step but the calls of its hooks. The audit's first hundred steps, which it takes
-    in one by one, are kept apart.
+    in an unaudited step but the calls of its hooks. The audit's first hundred steps, in which it
+    reads the noise of each, are kept apart.
     """
 
     def __init__(self, audit: PrivacyAudit) -> None:
@@ -61,7 +65,7 @@ class Alternate(pl.Callback):
     def on_train_batch_end(self, *_) -> None:
         """Keep the step's time."""
         recorder = self._audits[0].session.recorder
-        kind = ("first" if recorder.steps <= recorder.PROMPT else "on") if self._on else "off"
+        kind = ("first" if recorder.steps <= FIRST else "on") if self._on else "off"
         self.seconds[kind].append(time.perf_counter() - self._start)
         self._follow(self._audits)
 
@@ -90,12 +94,13 @@ def ratios(name: str, batch_size: int, steps: int, *, ghost: bool = False) -> di
         trainer(steps, audit, clock).fit(module)
     off, on, first = (clock.seconds[kind][10:] for kind in ("off", "on", "first"))
     # The mean without the slowest twentieth: other programs of the machine are not the audit's.
-    trimmed = [statistics.fmean(sorted(times)[: -len(times) // 20]) for times in (on, off)]
-    base = statistics.median(off)
+    base, *means = (statistics.fmean(sorted(t)[: -len(t) // 20]) for t in (off, on, first))
+    median = statistics.median(off)
     return {
-        "median": statistics.median(on) / base,
-        "mean": trimmed[0] / trimmed[1],
-        "median of the first hundred": statistics.median(first) / base,
+        "median": statistics.median(on) / median,
+        "mean": means[0] / base,
+        "median of the first hundred": statistics.median(first) / median,
+        "mean of the first hundred": means[1] / base,
     }
 
 

@@ -63,6 +63,10 @@ class Direction:
         """Euclidean norm."""
         return math.sqrt(sum(float(part.value @ part.value) for part in self.parts))
 
+    def scaled(self, factor: float) -> Direction:
+        """The vector ``factor`` times as long."""
+        return Direction(tuple(Part(p.tensor, p.index, factor * p.value) for p in self.parts))
+
     def dot(self, other: Direction) -> float:
         """Inner product with another direction over the same layout."""
         total = 0.0

@@ -78,3 +78,23 @@ def test_fewer_runs_are_allowed_no_more_than_what_is_as_rare_as_in_the_whole(rat
     assert most_failures(20_000, 0.05, 20_000) == 1092  # 1,000 and three times 30.8
     few = most_failures(1000, rate, 20_000)
     assert 3.0 <= (few - 1000 * rate) / (1000 * rate * (1 - rate)) ** 0.5 < 3.4
+
+
+def test_a_benchmark_that_ends_without_results_does_not_show_those_of_before(
+    nightly: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    results = tmp_path / "benchmarks" / "results"
+    results.mkdir(parents=True)
+    kept = results / "healthy.json"
+    monkeypatch.setattr(nightly, "ROOT", tmp_path)
+
+    def writes(_: Any) -> tuple[int, str, float]:
+        kept.write_text('{"alarms": 0, "trainings": 300}')
+        return 0, "", 1.0
+
+    monkeypatch.setattr(nightly, "_run", writes)
+    assert nightly.benchmark("healthy", small=False).passed
+    # Lightning ends a training that is asked to end without an error.
+    monkeypatch.setattr(nightly, "_run", lambda _: (0, "ended early", 1.0))
+    ended = nightly.benchmark("healthy", small=False)
+    assert (ended.passed, ended.said) == (False, "ended early")

@@ -14,6 +14,7 @@ from lightning_audit.callbacks.figures import send_report_figure
 from lightning_audit.callbacks.lightning_step import LightningStep
 from lightning_audit.callbacks.outcome import raise_for, show, warn_of_end
 from lightning_audit.callbacks.same_training import goes_on, note_end
+from lightning_audit.callbacks.stopping import Stopping
 from lightning_audit.callbacks.strategy_hooks import StrategyHook, show_batches, watch_loaders
 from lightning_audit.callbacks.trainer_refusals import refuse_trainer
 from lightning_audit.canaries.gradient import GradientCanary
@@ -22,6 +23,7 @@ from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.checkpoint import verified
+from lightning_audit.session.input_sample import join_batches
 from lightning_audit.stats.bounds.named_bounds import BOUND_NAMES
 from lightning_audit.verdict.pass_blockers import Resolution
 
@@ -69,8 +71,8 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         resolution: what the audit must be able to see before it may pass; None for noise of 0.8
             times the claim and a clipping norm twice too large.
         allow: names of findings that shall not fail the run; they are still shown.
-        on_violation: "raise" `PrivacyViolation` when the training has ended (it is asked to stop
-            at the end of the epoch), "stop" the training only, or "warn" only.
+        on_violation: "raise" `PrivacyViolation` when the training has ended, which is at once,
+            whatever min_epochs and min_steps say; "stop" the training only, or "warn" only.
         on_inconclusive: "warn", or "raise" `InconclusiveAudit` when the training has ended.
         report_dir: where report and observations go; None for ``default_root_dir/audit``. While
             another training has the directory, they go to ``run-2`` in it, or ``run-3``...
@@ -138,7 +140,7 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         self._kept: dict[str, Any] = {}
         self._run: AuditRun | None = None
         self._report: AuditReport | None = None
-        self._ended = self._violation_logged = False
+        self._ended, self._stopping = False, Stopping(self.on_violation)
         self._hooks: list[StrategyHook] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -162,7 +164,7 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         again = goes_on(trainer, pl_module, self._kept)
         if not again:
             self._report, self._kept = None, {}
-        self._ended = self._violation_logged = False
+        self._ended, self._stopping = False, Stopping(self.on_violation)
         audits = sum(isinstance(callback, PrivacyAudit) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         refuse_trainer(trainer, audits)
         directory = self.report_dir or Path(trainer.default_root_dir) / "audit"
@@ -206,13 +208,14 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
 
     @of_its_run
     def on_train_start(self, run: AuditRun, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Attach to the optimizers and read how the loader samples."""
+        """Attach to the optimizers, read how the loader samples, and stop if that is wrong."""
         run.start(trainer.train_dataloader, trainer.global_step)
         run.follow(trainer.optimizers, pl_module)
         run.note_trainer_settings(trainer)
         run.examinations.open_to(LightningStep(trainer, pl_module, self))
-        if run.admits_canaries(trainer):
+        if join_batches(run.config.canaries, trainer.world_size):
             self._hooks.append(show_batches(trainer, pl_module, run))
+        self._stopping.respond(run.look(), trainer, run)
 
     # ------------------------------------------------------------------ each step and epoch
 
@@ -267,8 +270,10 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Hand out no canaries until the next batch: validation is not training."""
+        """Hand out no canaries until the next batch; stop for what was found meanwhile."""
         run.end_batch(batch)
+        if run.look_is_due and not self._stopping.told:
+            self._stopping.respond(run.look(), trainer, run)
 
     @of_its_run
     def on_train_epoch_end(
@@ -278,12 +283,7 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         metrics, report = run.end_epoch(trainer.current_epoch, pl_module)
         named = {f"{self.log_prefix}/{name}": value for name, value in metrics.items()}
         pl_module.log_dict(named, sync_dist=run.ranks.several)
-        if report.verdict.outcome == "VIOLATION":
-            if not self._violation_logged and run.ranks.is_first:
-                _log.error("privacy audit: %s", report.verdict.summary)
-                self._violation_logged = True
-            if self.on_violation in ("raise", "stop") and not run.trial:
-                trainer.should_stop = True
+        self._stopping.respond(report, trainer, run)
 
     # ------------------------------------------------------------------ the end
 
@@ -332,14 +332,14 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         send_report_figure(run.report, run.files, f"{self.log_prefix}/report", trainer)
 
     def _release(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep no optimizer and no file: the callback can be copied and pickled again."""
+        """Keep no optimizer and no file, but what a checkpoint after the training holds."""
         run, self._run = self._run, None
         if run is None:
             return
+        self._stopping.put_back(trainer)
         self._unhook(run)
         if run.files is not None:
             run.files.release()
-        # Checkpoints may be saved after the training, too.
         self._report, self._kept = run.report, run.state()
         note_end(trainer, pl_module, self._kept)
 

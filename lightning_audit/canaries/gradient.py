@@ -17,6 +17,8 @@ from dataclasses import dataclass
 #: Names that stand for a tensor wherever a parameter's name may be given.
 LARGEST = "largest"
 LAST_BIAS = "last_bias"
+#: Stands for any of the tensors, another one at every step.
+EACH = "each"
 
 
 class GradientCanary:
@@ -38,7 +40,11 @@ class Dirac(GradientCanary):
 
     Args:
         moving: draw the coordinate anew at every step.
-        tensor: a parameter's name, ``"largest"`` or ``"last_bias"``.
+        tensor: a parameter's name, ``"largest"``, ``"last_bias"``, or of a moving one ``"each"``:
+            a tensor drawn anew at every step.
+
+    Raises:
+        ValueError: ``tensor="each"`` without ``moving=True``.
 
     Example:
         >>> Dirac(tensor="last_bias")
@@ -47,6 +53,10 @@ class Dirac(GradientCanary):
 
     moving: bool = False
     tensor: str = LARGEST
+
+    def __post_init__(self) -> None:
+        if self.tensor == EACH and not self.moving:
+            raise ValueError("tensor='each' needs moving=True; or name one tensor.")
 
 
 @dataclass(frozen=True)
@@ -109,8 +119,9 @@ class Random(GradientCanary):
 def default_mix(num_canaries: int) -> tuple[GradientCanary, ...]:
     """The canaries that an audit uses when none are named, in the order of their worth.
 
-    Eight of them: three fixed `Dirac` in the largest tensor, one in the last bias, one moving,
-    two `Spread` and a `BlockPair`. Fewer take the first ones; more repeat the list.
+    Eight of them: three fixed `Dirac` in the largest tensor, one in the last bias, one moving
+    from tensor to tensor, two `Spread` and a `BlockPair`. Fewer take the first ones; more
+    repeat the list.
 
     Example:
         >>> default_mix(2)
@@ -121,7 +132,7 @@ def default_mix(num_canaries: int) -> tuple[GradientCanary, ...]:
         Spread(),
         Dirac(tensor=LAST_BIAS),
         BlockPair(),
-        Dirac(moving=True),
+        Dirac(moving=True, tensor=EACH),
         Dirac(),
         Spread(),
         Dirac(),

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lightning_audit.canaries.gradient import (
+    EACH,
     LARGEST,
     LAST_BIAS,
     BlockPair,
@@ -28,8 +29,9 @@ from lightning_audit.canaries.gradient import (
 )
 from lightning_audit.layout import Direction, IndexArray, Layout, Part
 
-#: Coordinates among which a moving sparse canary chooses, per tensor.
-POOL = 32
+#: Coordinates among which a moving sparse canary chooses, per tensor; one that visits each tensor
+#: takes fewer, and none of a tensor that has hardly more.
+POOL, VISITED = 32, 4
 
 
 @dataclass
@@ -168,8 +170,11 @@ def _claim_coordinates(
         (tensor -> coordinates, whether two tensors share them as a pair).
     """
     match canary:
+        case Dirac(tensor=tensor) if tensor == EACH and any(len(f) >= 2 * VISITED for f in free):
+            visited = [j for j in range(len(layout)) if len(free[j]) >= 2 * VISITED]
+            return {j: _take(free, j, moving=True, pool=VISITED) for j in visited}, False
         case Dirac(tensor=tensor):
-            candidates = _tensors(tensor, layout)
+            candidates = _tensors(LARGEST if tensor == EACH else tensor, layout)
             chosen = next((j for j in candidates if len(free[j])), None)
             own = {} if chosen is None else {chosen: _take(free, chosen, canary.moving)}
             return own, False
@@ -191,10 +196,10 @@ def _claim_coordinates(
     )
 
 
-def _take(free: list[IndexArray], tensor: int, moving: bool) -> IndexArray:
+def _take(free: list[IndexArray], tensor: int, moving: bool, pool: int = POOL) -> IndexArray:
     """Remove one coordinate, or a moving canary's pool, from a tensor's free ones."""
     # A pool leaves at least half of a small tensor to the other canaries.
-    size = min(POOL, max(1, len(free[tensor]) // 2)) if moving else 1
+    size = min(pool, max(1, len(free[tensor]) // 2)) if moving else 1
     taken, free[tensor] = free[tensor][:size], free[tensor][size:]
     return taken
 
@@ -246,6 +251,11 @@ def _draw(item: _Placed, layout: Layout, rng: np.random.Generator) -> Direction:
             parts = [Part(j, index, values[j]) for j, index in item.support.items()]
         case Constant():
             parts = [Part(j, index, np.ones(len(index))) for j, index in item.support.items()]
+        case Dirac(tensor=tensor) if tensor == EACH:
+            places = list(item.support.items())
+            j, index = places[int(rng.integers(len(places)))]
+            pick = int(rng.integers(len(index)))
+            parts = [Part(j, index[pick : pick + 1], np.ones(1))]
         case canary:
             sizes = [len(index) for index in item.support.values()]
             # One flat coordinate for both tensors of a pair; one each for the others.

@@ -66,6 +66,15 @@ NOT_POISSON = Check(
     blocks=_unknown_sampling,
     faults=(
         FaultRule(
+            "record_twice_in_a_batch",
+            "wrong sampling: a record stands twice in a batch, where it adds up to twice the "
+            "clipping norm",
+            "the sampler, and what fills batches up",
+            rank=6,
+            explains=("sampling.rate", "ledger.draws"),
+            applies=lambda seen: bool(seen.get("doubled")),
+        ),
+        FaultRule(
             "not_poisson",
             "wrong sampling: the loader is not Poisson although the accountant supposes it",
             "which loader train_dataloader returns: Lightning does not take the one of "
@@ -84,6 +93,15 @@ SAMPLING_RATE = dataclasses.replace(
     wrong=lambda seen: seen["loader_rate"] > RATE_TOLERANCE * seen["accounted_rate"],
     blocks=None,
     faults=(
+        FaultRule(
+            "records_drawn_too_often",
+            "wrong sampling: some records are drawn more often than the accountant is told",
+            "the sampler: records that it favours or gives again soon, and its rate beside the "
+            "accountant's",
+            rank=9,
+            explains=("ledger.draws",),
+            applies=lambda seen: "loader_rate" not in seen,  # told by the batches themselves
+        ),
         FaultRule(
             "sampled_too_often",
             "wrong sampling: the loader draws more often than the accountant is told",

@@ -53,7 +53,7 @@ def no_dp_result(plain_steps: int, private_steps: int, plain_name: str) -> Check
     return NO_DP.judged(
         evidence,
         "only the private optimizer took steps",
-        f"{plain_name} took {plain_steps} steps without clipping and noise",
+        f"{plain_name} took {plain_steps} step{'s' * (plain_steps > 1)} without clipping and noise",
         "return the optimizer that PrivacyEngine.make_private gives from configure_optimizers, "
         "and give it every trainable parameter",
     )

@@ -92,7 +92,7 @@ class GhostStep(OpacusStep):
             loss.loss_per_sample = torch.cat([loss.loss_per_sample, terms])
             self._losses = terms
             _leave_out_of_adaptation(loss, count)
-            return torch.cat([norms, norms.new_full((count,), norm)])
+            return torch.cat([norms, norms.new_tensor([norm * d.norm() for d in directions])])
 
         vars(module)[_NORMS] = with_canaries
 

@@ -127,8 +127,8 @@ class DPSGDStep(ABC):
         """Add one per-sample gradient ``norm * direction`` for each direction, before clipping.
 
         Args:
-            directions: unit directions over the layout, ``[n]``.
-            norm: norm of the rows, in the unit of a per-sample gradient.
+            directions: vectors over the layout, ``[n]``; of norm 1, or shorter.
+            norm: norm of the longest row, in the unit of a per-sample gradient.
             part: number of the batch among those that are accumulated; -1 for the last.
         """
 

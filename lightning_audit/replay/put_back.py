@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import random
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -56,8 +57,11 @@ def refill_dict(held: dict[Any, Any], keys: list[Any], values: list[Any]) -> Non
     values_stay = len(held) == len(keys) and all(map(operator.is_, held.values(), values))
     if values_stay and all(map(operator.is_, held, keys)):
         return
-    held.clear()
-    held.update(zip(keys, values, strict=True))
+    # Not its own methods: `Counter.update` counts, and a user's class may do anything.
+    base: Any = OrderedDict if isinstance(held, OrderedDict) else dict
+    base.clear(held)
+    for key, value in zip(keys, values, strict=True):
+        base.__setitem__(held, key, value)
 
 
 def refill(held: Any, items: list[Any]) -> None:

@@ -42,7 +42,7 @@ from lightning_audit.replay.put_back import (
 _BESIDE = 2**28
 
 #: Entries of a global container that is kept.
-_LONG = 10_000
+_LONG, _SHORT = 10_000, 100
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _NOT_FOLLOWED = (
@@ -261,8 +261,10 @@ class TrainingState:
             if isinstance(value, _GENERATORS):
                 yield value
             elif isinstance(value, dict | list | set | deque) and len(value) <= _LONG:
-                for _ in self._keep_container(value):
-                    """Its items are not followed: they may be all of the data."""
+                for inner in self._keep_container(value):
+                    if isinstance(inner, dict | list | set | deque) and len(inner) <= _SHORT:
+                        for _ in self._keep_container(inner):
+                            """Not followed any further: they may be all of the data."""
 
     def _keep_attributes(self, item: object) -> Iterator[object]:
         attributes = getattr(item, "__dict__", None)

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.dpsgd.protocol import Backward
 from lightning_audit.lints.empty_batches import SKIPPED, EmptyBatches
@@ -20,7 +19,7 @@ from lightning_audit.run.audited_optimizers import AuditedOptimizers
 from lightning_audit.run.checkpoint import refusing_what_does_not_fit
 from lightning_audit.run.evaluation import build_report, epoch_metrics
 from lightning_audit.run.examinations import Examinations
-from lightning_audit.run.findings import Findings, run_checks
+from lightning_audit.run.findings import Findings, Looks, run_checks, violated
 from lightning_audit.run.report_files import ReportFiles
 from lightning_audit.run.run_epsilons import Epsilons, current_epsilons
 from lightning_audit.run.run_facts import RunCourse, RunFacts, rate_of_all
@@ -60,6 +59,9 @@ class AuditRun:
         #: Of each private optimizer; empty before there is one.
         self.sessions = self.optimizers.sessions
         self._empty, self._steps_before = EmptyBatches(), 0
+        #: Whether it is to be seen, behind the present batch, if the claim is false.
+        self.look_is_due = False
+        self._looks = Looks(self.ranks)
         self.ledger = RunLedger(notes, config.significance, self.lints)
         self.examinations = Examinations(config, self.optimizers, self.ranks, self._course)
 
@@ -126,8 +128,7 @@ class AuditRun:
         self.follow(trainer.optimizers, module)
         if not self.sessions:
             self.follow_hand_written(module)
-        for own in self.optimizers.facts:  # read at each step, of which none comes
-            own.current_rate(self.config.claim, 1)
+        self.optimizers.read_rates()
         self._course.unaudited = self.optimizers.unaudited(module)
 
     def follow(self, optimizers: Sequence[Any], module: torch.nn.Module) -> None:
@@ -172,25 +173,11 @@ class AuditRun:
     def facts(self) -> RunFacts:
         """What is known now, from each part of the run."""
         self.examinations.look_at_changes()
+        self.ledger.compare_rows(self.sessions)
         ledger = self.ledger.settle(self.optimizers.facts, self.config.claim)
         return RunFacts.of(self.optimizers, self.lints, self._course, self.ranks, ledger)
 
     # ------------------------------------------------------------------ what a batch goes through
-
-    def admits_canaries(self, trainer: Any) -> bool:
-        """Whether an input canary joins batches.
-
-        Raises:
-            UnauditableTraining: several processes, each with a batch of its own.
-        """
-        canaries = self.config.canaries
-        by_input = isinstance(canaries[0], InputCanary)
-        if by_input and trainer.world_size > 1:
-            raise UnauditableTraining(
-                f"canaries={list(canaries)!r} would join the batch of each of the "
-                f"{trainer.world_size} processes; train with devices=1, or use gradient canaries."
-            )
-        return by_input
 
     def admit(self, batch: Any, module: torch.nn.Module) -> Any:
         """The batch that is trained, with an input canary if it is due."""
@@ -246,12 +233,24 @@ class AuditRun:
         for session in self.sessions:
             session.end_batch()
         taken = self._steps() - self._steps_before
-        if taken > 1:
-            self.ledger.take_several(taken, self.sessions, batch)
+        if taken > 1 or self.ledger.looks:
+            self.ledger.end_batch(taken, self.sessions, batch)
         if self.sessions and not taken and self._empty.skipped(batch):
             self._course.notes.add(SKIPPED)
         if self.examinations.behind is not None or self.examinations.watch is not None:
             self.examinations.end_batch(self._steps(), stepped=taken > 0)
+            self.look_is_due |= self._course.examined.found(self.config.significance)
+        self.look_is_due |= self._looks.is_due(self.optimizers, self.ledger.book)
+
+    def look(self) -> AuditReport | None:
+        """The report by now if a check says that the claim is false; see `look_is_due`."""
+        self.look_is_due = False
+        if not self._steps():
+            self.optimizers.read_rates()
+        if not self.ranks.from_first(lambda: violated(self.sessions, self.facts, self.config)):
+            return None
+        self.report = self.ranks.from_first(lambda: self._write(*self._evaluate(), complete=False))
+        return self.report
 
     def _steps(self) -> int:
         return sum(session.recorder.steps for session in self.sessions)

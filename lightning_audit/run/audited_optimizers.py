@@ -279,6 +279,11 @@ class AuditedOptimizers:
 
     # ------------------------------------------------------------------ what they do
 
+    def read_rates(self) -> None:
+        """Read the sample rates that are told, as each step does, before there is one."""
+        for own in self.facts:
+            own.current_rate(self.config.claim, 1)
+
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Look away from steps that are no steps of the training."""

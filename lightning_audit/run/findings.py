@@ -1,4 +1,7 @@
-"""Results of every check of a run at one moment, of what its sessions saw and what is known."""
+"""Results of every check of a run at one moment, of what its sessions saw and what is known.
+
+They are asked for as soon as there may be a violation, at each epoch's end, and at the end.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from lightning_audit.accounting.spending import epsilon_claim
 from lightning_audit.catalogue.claim_checks import NOT_COMPOSED
 from lightning_audit.catalogue.registry import REGISTRY, in_order
 from lightning_audit.checks.integrity import (
@@ -22,13 +26,19 @@ from lightning_audit.checks.integrity import (
 from lightning_audit.checks.post_processing import explained_by_processing, undecided
 from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.run.audited_optimizers import AuditedOptimizers
 from lightning_audit.run.run_epsilons import Epsilons, epsilon_result, run_history
 from lightning_audit.run.run_facts import OptimizerFacts, RunFacts
 from lightning_audit.run_checks.accounted_epsilon import accounting_result
 from lightning_audit.run_checks.dataset_size import Promise, batch_size_result
+from lightning_audit.run_checks.ledger import Ledger
 from lightning_audit.run_checks.loader_sampling import repeated_result, sampling_results
 from lightning_audit.session.audit_session import AuditSession
+from lightning_audit.session.ranks import Ranks
 from lightning_audit.verdict.judge import acknowledge
+
+#: What is found but not certain is looked at again when there are so many times as many steps.
+_AGAIN = 1.5
 
 
 @dataclass(frozen=True)
@@ -67,6 +77,13 @@ def run_checks(
     )
 
 
+def violated(sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig) -> bool:
+    """Whether a check that needs no epsilon is violated now."""
+    unknown = Epsilons(epsilon_claim(None, (), config.delta), None)
+    found = run_checks(sessions, facts, config, unknown).all
+    return any(check.status == "violated" for check in found)
+
+
 def _own_results(session: AuditSession, facts: RunFacts) -> list[CheckResult]:
     checks = list(session.recorder.results)
     if facts.noise_equal:  # which of several processes is to tell is not known to the recorder
@@ -78,6 +95,7 @@ def _own_results(session: AuditSession, facts: RunFacts) -> list[CheckResult]:
         at_cut=not session.releases.late,
         weights_move=session.releases.weights_move,
         raw=2 * session.releases.raw > session.monitor.steps,
+        by_batch=session.recorder.shrinks_with_batch,
         shares=(session.recorder.released.canaries, session.recorder.released.tensors),
     )
     checks = [undecided(check) if check.name in unsure else check for check in checks]
@@ -190,3 +208,34 @@ def _divisor_results(
         found = batch_size_result(expected, records, rate, released, promise)
         if found is not None:
             yield _of_optimizer(found, optimizer, len(sessions))
+
+
+class Looks:
+    """Counts what the checks of a run have flagged, at next to no cost for a step.
+
+    Args:
+        ranks: the processes that train together, which must decide alike.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._known = self._next = 0
+
+    def is_due(self, optimizers: AuditedOptimizers, book: Ledger) -> bool:
+        """Whether a check has flagged since the last look, or did before and was not certain.
+
+        Args:
+            optimizers: of the run.
+            book: of the run, empty where there are several processes.
+        """
+        sessions, plain = optimizers.sessions, optimizers.plain_steps
+        steps = plain + sum(session.recorder.steps for session in sessions)
+        if self._ranks.several:
+            found = sum(session.recorder.flagged_alike for session in sessions)
+        else:
+            found = sum(session.recorder.flagged for session in sessions) + book.again + book.stale
+        began = found + (steps > 0) + (plain > 0)
+        if began == self._known and not (found and steps >= self._next):
+            return False
+        self._known, self._next = began, int(_AGAIN * steps) + 1
+        return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 from opacus.grad_sample import AbstractGradSampleModule
 
 from lightning_audit.accounting.claims import PrivacyClaim
+from lightning_audit.accounting.phases import rates_known
+from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.canaries.sample_batches import rows
 from lightning_audit.lints.record_contents import repeated_contents, repeated_indices
 from lightning_audit.run.audited_optimizers import AuditedOptimizers
@@ -24,7 +27,17 @@ from lightning_audit.taps.sampler_tap import can_be_watched
 _log = logging.getLogger(__name__)
 #: Part of a batch's records that come twice where two steps have the same ones.
 _SAME = 1.5
-_COUNTS = ("again", "unknown", "recognised", "stale")
+_MORE = (
+    "some steps clipped more gradients than their batch has records: where several are of one "
+    "record, it adds several times the clipping norm (replay.sensitivity looks at single records)"
+)
+_FEWER = (
+    "some steps clipped fewer gradients than their batch has records: records were left out, or "
+    "several were summed before they were clipped"
+)
+#: How many times as many gradients as records, and standard errors, are no chance.
+_MANY, _ERRORS = 1.05, 5.0
+_COUNTS = ("again", "unknown", "recognised", "stale", "regiven")
 #: Batches of which it is seen which steps use them: the first ones, and so many in a row of each so
 #: many later.
 _FIRST, _IN_A_ROW, _OF = 100, 25, 250
@@ -45,8 +58,13 @@ class RunLedger:
         self.book = Ledger()
         #: Records of all steps of the only private optimizer before the present batch.
         self.rows_before: int | None = None
-        #: Number of the batch from which on `start_batch` is to be told of each.
-        self.due = 0
+        #: Number of the batch from which on `start_batch` is to be told of each, and whether
+        #: `end_batch` is.
+        self.due, self.looks = 0, False
+        # Whether the batch before ended with a step, so that the next step has one batch alone.
+        self._stepped = False
+        # Whether it was said that there are more gradients than records.
+        self._too_many = False
         self._use = BatchUse()
         #: The module whose layers are given batches in training.
         self.module: torch.nn.Module | None = None
@@ -91,7 +109,8 @@ class RunLedger:
             return
         if not self.book.begun:
             self._begin(optimizers)
-        if number >= _FIRST and number % _OF >= _IN_A_ROW:
+        self.looks = number < _FIRST or number % _OF < _IN_A_ROW
+        if not self.looks:
             self.detach()
             self.due = number + _OF - number % _OF
             return
@@ -108,7 +127,8 @@ class RunLedger:
     def _write_down(self) -> None:
         book, use = self.book, self._use
         book.recognised, book.stale = book.recognised + use.recognised, book.stale + use.stale
-        use.recognised = use.stale = 0
+        book.regiven += use.regiven
+        use.recognised = use.stale = use.regiven = 0
 
     def _begin(self, optimizers: AuditedOptimizers) -> None:
         """Write down what was told and taken before the first batch."""
@@ -120,21 +140,28 @@ class RunLedger:
         self.book.told_before, self.book.accountants = sum(told), len(once)
         self.book.taken_before = sum(session.recorder.steps for session in sessions)
 
-    def take_several(self, taken: int, sessions: Sequence[AuditSession], batch: Any) -> None:
-        """Several steps were taken within a batch: see whether they had its records.
+    def end_batch(self, taken: int, sessions: Sequence[AuditSession], batch: Any) -> None:
+        """A batch was trained: see whether its steps had its records.
 
         Args:
-            taken: how many.
+            taken: number of steps within it.
             sessions: of the private optimizers; of several it is not told whose the steps were.
             batch: as it was trained.
         """
-        if len(sessions) != 1:
+        alone, self._stepped = self._stepped and taken == 1, taken > 0
+        if len(sessions) != 1 or not taken:
             return
-        now, records = sessions[0].planner.rows_taken, _count(batch)
-        if now is None or self.rows_before is None or records is None:
-            self.book.unknown += 1
-        elif now - self.rows_before >= _SAME * records > 0:
+        now, before, records = sessions[0].planner.rows_taken, self.rows_before, _count(batch)
+        if now is None or before is None or records is None:
+            self.book.unknown += taken > 1
+            return
+        had = now - before
+        if taken > 1 and had >= _SAME * records > 0:
             self.book.again += taken - 1
+        elif alone and had > records:
+            self._notes.add(_MORE)
+        elif alone and 0 < had < records:
+            self._notes.add(_FEWER)
 
     # ------------------------------------------------------------------ what is known
 
@@ -161,6 +188,29 @@ class RunLedger:
                 # What other samplers do is the check's of the sampling, and the user's to allow.
                 self.book.draws.obstacle = "the sampler is not Poisson by its type"
         return self.book
+
+    def compare_rows(self, sessions: Sequence[AuditSession]) -> None:
+        """Block a pass where steps clip more gradients than the sample rate lets records join.
+
+        Args:
+            sessions: of the private optimizers; of several nothing is compared.
+        """
+        draws = self.book.draws
+        if len(sessions) != 1 or draws is None or draws.obstacle or self._too_many:
+            return
+        planner, history = sessions[0].planner, sessions[0].monitor.history
+        by_input = isinstance(planner.config.canaries[0], InputCanary)  # a row more
+        if by_input or planner.rows_taken is None or not rates_known(history) or not history:
+            return
+        steps = sum(phase.steps for phase in history)
+        expected = draws.records * sum(phase.steps * phase.known_rate for phase in history)
+        self._too_many = planner.rows_taken > _MANY * expected + _ERRORS * math.sqrt(expected)
+        if self._too_many:
+            planner.block_pass(
+                f"steps clip {planner.rows_taken / steps:.3g} gradients on average, where the "
+                f"sample rate lets {expected / steps:.3g} records join: batches are merged or "
+                "filled up on their way; state the rate that holds, PrivacyClaim(sample_rate=...)"
+            )
 
     def state(self) -> dict[str, int]:
         """What a checkpoint holds: counts of steps, and nothing of the batches."""

@@ -96,7 +96,8 @@ class BatchCheck:
         unknown = {"accounted_rate": rate}
         if self._doubled and self.twice_counts:
             message = f"{description} yields batches in which a record stands twice"
-            found = NOT_POISSON.judged({"doubled": True, "poisson": False}, "", message, "")
+            advice = "draw each record at most once a batch, and fill no batch up"
+            found = NOT_POISSON.judged({"doubled": True, "poisson": False}, "", message, advice)
         elif self.obstacle or self._doubled or rate > _LARGEST_RATE:
             twice = "a record stands twice in a batch" if self._doubled else ""
             why = self.obstacle or twice or f"a sample rate of {rate:.3g} is too high to tell"

@@ -18,6 +18,8 @@ from lightning_audit.stats.evalues.sequential import log_mean_exp
 
 #: Records of which counts are kept.
 MOST_RECORDS = 50_000_000
+#: Rates above, and data sets below, at which two fresh batches may begin with the same records.
+_LARGE, _FEW = 0.25, 64
 _FINE = "no batch is one that was drawn before, and no record comes too often"
 _AGAIN = "{again} of {batches} batches are ones that were drawn before"
 _FAVOURED = "some records come more often than with the probability {rate:.4g} of the accountant"
@@ -64,6 +66,14 @@ class DrawnBatches:
             self._counts[indices] += 1
             self._batches += 1
         self._waiting = []
+
+    @property
+    def never_again(self) -> bool:
+        """Whether batches are unlike each other, and none was drawn twice."""
+        if self.obstacle or self.rate is None or self.rate > _LARGE or self.records < _FEW:
+            return False
+        self._settle(self.rate)
+        return self._batches > 0 and not self._bet.again
 
     def result(self) -> CheckResult:
         """The result of `ledger.draws`."""

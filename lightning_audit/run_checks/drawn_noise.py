@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_audit.layout import FloatArray
-from lightning_audit.run_checks.repeated_numbers import few_values, repeated_numbers
+from lightning_audit.run_checks.repeated_numbers import copied_entries, few_values, repeated_numbers
 from lightning_audit.stats.dependence.low_rank import low_rank_log_e
 from lightning_audit.stats.dependence.symmetric_noise import product_log_e
 from lightning_audit.stats.evalues.noise_scale import noise_log_e
@@ -204,14 +204,16 @@ def _neighbours(draws: Draws) -> Seen:
 
 def _tensors(draws: Draws) -> Seen:
     """Tensors whose entries have the same noise, or parts of it."""
-    if found := repeated_numbers(_first_two(draws), across=True):
+    found = repeated_numbers(_first_two(draws), across=True)
+    flat = np.concatenate([own.reshape(len(own), -1) for own in draws.tensors], axis=1)
+    if found or (draws.sized and (found := copied_entries(flat))):
         return Seen(CERTAIN, found)
     noise = [differences(own) for own in draws.tensors]
-    flat = [each.reshape(len(each), -1) for each in noise]
+    own = [each.reshape(len(each), -1) for each in noise]
     told = []
-    for one, other in list(combinations(range(len(flat)), 2))[:_PAIRS]:
-        common = min(flat[one].shape[1], flat[other].shape[1])
-        products = flat[one][:, :common] * flat[other][:, :common]
+    for one, other in list(combinations(range(len(own)), 2))[:_PAIRS]:
+        common = min(own[one].shape[1], own[other].shape[1])
+        products = own[one][:, :common] * own[other][:, :common]
         what = f"`{draws.names[one]}` and `{draws.names[other]}` have noise that is alike"
         told.append(Seen(float(product_log_e(products.ravel())), what))
     return _mean(told)
@@ -240,6 +242,10 @@ def _draws(draws: Draws) -> Seen:
 def _twice(draws: Draws) -> Seen:
     """Numbers of a draw that stand at several places."""
     found = repeated_numbers(_first_two(draws))
+    if not found and draws.sized:
+        each = (copied_entries(own.reshape(len(own), -1)) for own in draws.tensors)
+        told = ((copied, name) for copied, name in zip(each, draws.names, strict=True) if copied)
+        found = next((f"{copied}, in `{name}`" for copied, name in told), "")
     return Seen(CERTAIN, found) if found else NOTHING
 
 

@@ -30,6 +30,7 @@ class Ledger:
         unknown: batches of which it is not known whether their steps had the same records.
         recognised: steps whose batch was recognised where the layers saw it.
         stale: those on a batch that a step of an earlier batch had used.
+        regiven: batches that came to the training again.
         repeated: indices of the data set that it holds several times; None if that is unknown.
         told_before: steps that the accountants had been told of when those of this process began.
         taken_before: steps that were taken by then.
@@ -44,6 +45,7 @@ class Ledger:
     unknown: int = 0
     recognised: int = 0
     stale: int = 0
+    regiven: int = 0
     repeated: int | None = None
     told_before: int = 0
     taken_before: int = 0
@@ -78,8 +80,10 @@ class Ledger:
         fine = "each step had a batch of its own"
         if self.unknown:
             fine += f"; of {self.unknown} batches with several steps it is not known"
+        # What a sampler of fresh batches never drew twice was held back on its way.
+        regiven = 0 if self.draws is None or not self.draws.never_again else self.regiven
         evidence = {
-            "again": self.again,
+            "again": self.again + regiven,
             "unknown": self.unknown,
             "recognised": self.recognised,
             "stale": self.stale,
@@ -88,7 +92,7 @@ class Ledger:
             f"{self.stale} of {self.recognised} steps that were looked at were taken on a batch "
             "that a step had used before"
             if self.stale
-            else f"{self.again} steps were taken on a batch that had made a step before"
+            else f"{self.again + regiven} steps were taken on a batch that had made a step before"
         )
         return LEDGER_STEPS.judged(
             evidence, fine, wrong, "take one step for each batch that is drawn, and keep none"

@@ -63,6 +63,27 @@ def repeated_numbers(draws: Sequence[FloatArray], *, across: bool = False) -> st
     return f"runs of {length} numbers stand {where}, {twice} of {runs}"
 
 
+def copied_entries(draws: FloatArray) -> str:
+    """Tell whether entries have the numbers of others in all draws, up to their sign.
+
+    Args:
+        draws: of all tensors, ``[draws, entries]``.
+
+    Returns:
+        What was found, in words; empty if nothing was, or if numbers agree so often that draws
+        tell nothing.
+    """
+    columns = draws.T.astype(np.float32)
+    columns = columns[(columns != 0.0).all(axis=1)]
+    chance = max(2.0 * pair_rate(draws[0]), _LEAST)
+    if len(columns) < 2 or len(columns) ** 2 * chance ** len(draws) > _CHANCE:
+        return ""
+    twice = len(columns) - len(np.unique(_hashed(columns)))
+    if not twice:
+        return ""
+    return f"{twice} of {draws.shape[1]} entries have the numbers of another entry in all draws"
+
+
 def pair_rate(numbers: NDArray[np.floating]) -> float:
     """How often two numbers of a sample are equal up to their sign; zeros are left out."""
     some = np.abs(numbers[numbers != 0.0])

@@ -70,7 +70,7 @@ class GradientRows(CanarySource):
         except ValueError:  # said where the canaries would go in
             return
         plan = again or planner.flip(claim)
-        planner.step.prepare(plan.chosen, planner.norm(claim))
+        planner.step.prepare(plan.rows, planner.norm(claim))
         planner.plan = replace(plan, prepared=True)
 
     def conceal(self) -> None:
@@ -98,6 +98,7 @@ class GradientRows(CanarySource):
 
     def inject_part(self) -> None:
         """Put the canaries into a part of a split batch that is not the last, if it is chosen."""
+        self._planner.count_part()
         if self._may_inject():
             plan = self._confirmed()
             if plan is None:
@@ -160,7 +161,7 @@ class GradientRows(CanarySource):
         computed = not step.holds_canaries() and step.batch_size() is not None
         if plan is not None and computed:
             try:
-                step.inject(plan.chosen, planner.norm(plan.claim))
+                step.inject(plan.rows, planner.norm(plan.claim))
             except (ValueError, RuntimeError) as error:
                 planner.note(f"no canary entered a step: {error}")
                 planner.plan = replace(plan, status=DROPPED)
@@ -176,7 +177,7 @@ class GradientRows(CanarySource):
             plan = replace(plan, earlier=part >= 0)
         try:
             # Also where all coins say "out": whether a step counts must not depend on its coins.
-            planner.step.inject(plan.chosen, planner.norm(claim), part)
+            planner.step.inject(plan.rows, planner.norm(claim), part)
         except (ValueError, RuntimeError) as error:
             if planner.ranks.several:
                 rank = planner.ranks.rank

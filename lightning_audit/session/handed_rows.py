@@ -60,7 +60,7 @@ class HandedRows(CanarySource):
             plan = planner.without_canary(claim)
         else:
             plan = planner.flip(claim)
-            planner.step.inject(plan.chosen, planner.norm(claim))
+            planner.step.inject(plan.rows, planner.norm(claim))
         planner.plan = replace(plan, asked=True)
         thinned = planner.config.every_n_steps is None and planner.canary_steps >= FULL_STEPS
         if thinned and not broken:

@@ -36,6 +36,21 @@ _KEPT_NORMS = 1000
 _EPSILON = 1e-6
 
 
+def join_batches(canaries: Sequence[Any], world_size: int) -> bool:
+    """Whether canaries join batches.
+
+    Raises:
+        UnauditableTraining: several processes, each with a batch of its own.
+    """
+    by_input = isinstance(canaries[0], InputCanary)
+    if by_input and world_size > 1:
+        raise UnauditableTraining(
+            f"canaries={list(canaries)!r} would join the batch of each of the {world_size} "
+            "processes; train with devices=1, or use gradient canaries."
+        )
+    return by_input
+
+
 class InputSample(CanarySource):
     """A sample that joins the batch of every step if its coin says so.
 

@@ -29,7 +29,7 @@ _NOT_FOLLOWED = (
 
 
 class Recorder:
-    """Feeds steps to the record and to the checks, ten at a time once the first hundred are done.
+    """Feeds steps to the record and to the checks, several at a time once the first are done.
 
     Ten steps in a row cost half of what ten single ones cost, each with the training's data in the
     processor's caches. A reading that no correct step gives is fed at once.
@@ -45,7 +45,7 @@ class Recorder:
     #: Steps that wait to be told whether zeros are no part of the release.
     PATIENCE = 5
     #: Steps that are fed at once, and steps at the start that are fed one by one.
-    BLOCK, PROMPT = 10, 100
+    BLOCK, PROMPT = 10, 20
 
     def __init__(
         self,
@@ -74,6 +74,10 @@ class Recorder:
         self._waiting: list[ObservedStep] = []
         #: Steps taken in.
         self.steps = 0
+        #: Number of tests that have flagged, as of the last steps that were fed; and of those that
+        #: see the same in all processes.
+        self.flagged = self.flagged_alike = 0
+        self._watch_tests()
 
     @property
     def monitor(self) -> AuditMonitor:
@@ -89,6 +93,12 @@ class Recorder:
         use = self._use
         own = (use.result(c) if c.name == use.evidence.name else c for c in monitor.results())
         return (*own, *noise)
+
+    @property
+    def shrinks_with_batch(self) -> bool:
+        """Whether gradients are clearly smaller where batches are larger."""
+        self.digest()
+        return self._noise.shrinks_with_batch
 
     def pass_blockers(self, *, at_cut: bool) -> list[str]:
         """What of the releases stands in the way of a pass, in sentences.
@@ -114,6 +124,13 @@ class Recorder:
             self.digest()
             # Looked at here alone, so that asking for the monitor changes nothing of the run.
             self.clipping_is_broken = self._monitor.clipping_is_broken
+            self.flagged_alike = sum(test.violated for test in self._alike)
+            self.flagged_alike += self._monitor.replaced_steps > 0
+            self.flagged = self.flagged_alike + sum(test.violated for test in self._own)
+
+    def _watch_tests(self) -> None:
+        self._alike = list(evidence_in(self._monitor))
+        self._own = list(evidence_in([self._noise, self._use]))
 
     def _undecided(self) -> bool:
         """Whether it may soon be known if zeros are no part of the release."""
@@ -231,6 +248,7 @@ class Recorder:
         self._zeros_are_public = bool(state["zeros_are_public"])
         self.released = restore(state["released"])
         self.clipping_is_broken = state["clipping_is_broken"]
+        self._watch_tests()
         if self._monitor.significance == significance:
             return []
         return self._judge_by(significance)

@@ -26,6 +26,11 @@ FULL_STEPS, THINNED = 500, 10
 
 #: One step in so many has its canaries among the rows of the data: to change places takes time.
 _AMONG = 5
+#: One step in so many has none, once a short training would be over: code that is careful where a
+#: canary is in a batch shows there what it does otherwise.
+_WITHOUT, _FROM = 20, 200
+#: Least norm of the one canary of a step that is shorter than the others, over the clipping norm.
+_SHORTEST = 1.5
 
 
 class StepPlanner:
@@ -64,8 +69,9 @@ class StepPlanner:
         self._placement = placement
         #: Of the same seed, and so the same in every process.
         self._key = int(rng.integers(2**63)) if ranks.several else 0
-        #: Of places among the rows; a spawned generator leaves the coins what the seed makes them.
-        self._places_key = int(rng.spawn(1)[0].integers(2**63))
+        #: Of what makes rows look like records; a spawned generator leaves the coins what the seed
+        #: makes them.
+        self._looks_key = int(rng.spawn(1)[0].integers(2**63))
         #: The coming step; None before it is planned.
         self.plan: PlannedStep | None = None
         #: The plan whose canaries were put in, until the step is taken; a closure may run again.
@@ -161,10 +167,27 @@ class StepPlanner:
         directions = self._placement.draw(rng)
         located = self.coordinates.locate(directions)
         adds = not ranks.several or ranks.adds(number)
-        # By the step's number, so that a resumed run has the places of one that never stopped.
-        among = hash((self._places_key, number)) % _AMONG == 0
-        self.step.row_seed = (self._places_key, number) if among else None
-        return PlannedStep(claim, coins, directions, INJECTED, located, adds=adds)
+        among = self._by_number(0) % _AMONG == 0
+        self.step.row_seed = (self._looks_key, number) if among else None
+        return PlannedStep(
+            claim,
+            coins,
+            directions,
+            INJECTED,
+            located,
+            adds=adds,
+            turn=self._by_number(1),
+            shorter=self._shorter(),
+        )
+
+    def _by_number(self, what: int) -> int:
+        """A random number of the coming step: a resumed run has those of one that never stopped."""
+        return hash((self._looks_key, self.recorder.steps, what))
+
+    def _shorter(self) -> float:
+        """Norm of the step's shorter canary over that of the others, log-uniform."""
+        drawn = self._by_number(2) % 1000 / 1000.0
+        return float(min(_SHORTEST / self.config.oversize, 1.0) ** drawn)
 
     def _toss(self, rng: np.random.Generator) -> FloatArray:
         """The coins of a step, 1 for in, ``[k]``."""
@@ -191,7 +214,9 @@ class StepPlanner:
             free = not self.anyone_copies
         if every is None:
             every = 1 if free or self.canary_steps < FULL_STEPS else THINNED
-        return self.recorder.steps % every == 0
+        number = self.recorder.steps
+        without = number >= _FROM and self._by_number(3) % _WITHOUT == 0
+        return number % every == 0 and not without
 
     def withdraw(self) -> None:
         """Give up a step that was planned, and leave no canary in the gradients that wait."""
@@ -210,6 +235,12 @@ class StepPlanner:
                 "are not audited: freeze before the training starts"
             )
         return self.changed_at is None
+
+    def count_part(self) -> None:
+        """Count the samples of a part of a step that is not its last, before canaries enter it."""
+        size = self.step.batch_size()
+        if self.rows_taken is not None:
+            self.rows_taken = None if size is None else self.rows_taken + size
 
     def count_batch(self) -> None:
         """Count the planned step's samples, and keep their number where sizes are kept."""

@@ -52,6 +52,8 @@ class PlannedStep:
         first: whether they were laid out for the first of the step's backward passes, of which
             there may be several.
         asked: whether the training's own code asked for them.
+        turn: which of the canaries that are in is the first row, modulo their number.
+        shorter: norm of the canary in their middle over that of the others; all are clipped.
     """
 
     claim: StepClaim
@@ -64,6 +66,8 @@ class PlannedStep:
     earlier: bool = False
     first: bool = False
     asked: bool = False
+    turn: int = 0
+    shorter: float = 1.0
 
     @property
     def recorded(self) -> int:
@@ -73,10 +77,20 @@ class PlannedStep:
 
     @property
     def chosen(self) -> list[Direction]:
-        """Directions of the canaries that this process adds."""
+        """Directions of the canaries that this process adds, in the order of their rows."""
         if not self.adds:
             return []
-        return [d for coin, d in zip(self.coins, self.directions, strict=False) if coin]
+        chosen = [d for coin, d in zip(self.coins, self.directions, strict=False) if coin]
+        first = self.turn % max(len(chosen), 1)
+        return chosen[first:] + chosen[:first]
+
+    @property
+    def rows(self) -> list[Direction]:
+        """The rows of those canaries, over the norm of all but one."""
+        rows, middle = self.chosen, int(self.coins.sum()) // 2
+        if rows and self.shorter < 1.0:
+            rows[middle] = rows[middle].scaled(self.shorter)
+        return rows
 
     def amounts(self, divisor: float, size: int) -> FloatArray | None:
         """What the canaries add to the gradient under the claim, by coordinate, ``[size]``.

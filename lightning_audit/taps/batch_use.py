@@ -27,10 +27,14 @@ class BatchUse:
         #: Steps whose batch was recognised; those on a batch of before, and the number of the batch
         #: at which the first of them was taken.
         self.recognised, self.stale = 0, 0
+        #: Batches that came to the training again.
+        self.regiven = 0
         self.first: int | None = None
         # By digest: the batch as which it was given last, and that at which a step used it last.
         self._given: dict[int, int] = {}
         self._used: dict[int, int] = {}
+        # By digest: the rows' order when it was given first.
+        self._orders: dict[int, int] = {}
         self._pending: set[int] = set()
         self._number = 0
         self._modules: set[int] = set()
@@ -77,10 +81,14 @@ class BatchUse:
             number: of the batch.
         """
         self._number = number
+        again = False
         for leaf in _pytree.tree_leaves(batch):
             content = content_of(leaf)
             if content is not None and (content in self._given or len(self._given) < _REMEMBERED):
+                again |= content in self._given and self._orders.get(content) == _order_of(leaf)
+                self._orders.setdefault(content, _order_of(leaf))
                 self._given[content] = number
+        self.regiven += again
 
     def _see(self, module: torch.nn.Module, args: Any, kwargs: Any, made: Any) -> None:
         if id(module) not in self._modules or not (torch.is_grad_enabled() and self._counts()):
@@ -116,9 +124,18 @@ def content_of(leaf: Any) -> int | None:
     try:
         if len(leaf) < _FEWEST:
             return None
-        rows = leaf.detach()[:_ROWS].flatten(1)
-        rows = rows[:, :: max(rows.shape[1] // _VALUES, 1)].cpu().double().contiguous()
-        each = {row.tobytes() for row in rows.numpy()}
+        each = set(_rows_of(leaf))
     except (RuntimeError, NotImplementedError, TypeError):  # sparse, nested, quantised, meta
         return None
     return hash((len(each), frozenset(each))) if len(each) >= _FEWEST else None
+
+
+def _order_of(leaf: torch.Tensor) -> int:
+    """A digest of the first rows in their order, and of the number of all."""
+    return hash((len(leaf), *_rows_of(leaf)))
+
+
+def _rows_of(leaf: torch.Tensor) -> list[bytes]:
+    rows = leaf.detach()[:_ROWS].flatten(1)
+    rows = rows[:, :: max(rows.shape[1] // _VALUES, 1)].cpu().double().contiguous()
+    return [row.tobytes() for row in rows.numpy()]

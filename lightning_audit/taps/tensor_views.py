@@ -98,8 +98,8 @@ def write_rows(
 
     Args:
         buffers: a tensor ``[rows, *shape]`` for each tensor of the layout.
-        directions: unit directions over the layout, ``[n]``.
-        norm: norm of the rows, in the unit of a per-sample gradient.
+        directions: vectors over the layout, ``[n]``.
+        norm: what they are multiplied by, in the unit of a per-sample gradient.
     """
     for j, parts in by_tensor(directions).items():
         write_parts(buffers[j][len(buffers[j]) - len(directions) :], parts, norm)

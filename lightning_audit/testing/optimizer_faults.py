@@ -166,7 +166,7 @@ OF_THE_OPTIMIZER = (
         "the largest tensor has nine tenths of the noise",
         "a scale that is set by layer",
         optimizer=noise.LessNoiseOnLargest,
-        steps=8,
+        steps=20,
         named="noise_too_small_over_a_tensor",
     ),
     Fault(

@@ -228,7 +228,7 @@ OF_THE_TRAINING = (
         "a sampler puts some records into every batch",
         "rebalanced samplers",
         training=ledger.FavouredRecords,
-        named="sampled_too_often",
+        named="records_drawn_too_often",
     ),
     Fault(
         "records_stand_twice",

@@ -82,6 +82,8 @@ def loses_no_privacy(violated: Sequence[CheckResult], monitor: AuditMonitor) -> 
         return False
     if any(name == "reuse.recurrence" or reuse_is_seen(case, monitor, name) for name in reuse):
         return False
+    if not {"noise", "noise.tensor"} & set(case.violated):  # in all steps together it is right
+        return False
     if monitor.signal_over_noise(monitor.significance).ratio_lower > 1.0:
         return False
     # The shift may be as large as its estimate plus its error, the noise as small as in any tensor.

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from lightning_audit.catalogue.noise_checks import NOISE_ENTRIES
+from lightning_audit.catalogue.noise_checks import NOISE_ENTRIES, NOISE_WHOLE
 from lightning_audit.catalogue.reuse_checks import REUSE_ENTRIES
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.verdict.candidates import (
@@ -22,8 +22,12 @@ from lightning_audit.verdict.candidates import (
 
 #: Ratios of reading to claim at which the noise of a tensor is taken to be right.
 _HEALTHY = (0.95, 1.08)
+#: The same over all steps, where a few of them have much less.
+_ABOUT = 0.9
 #: Noise from this part of the claim on is too small, even where it counts as missing.
 _SOME = 0.03
+#: Part of a step's values that are found again in it; noise that is none.
+_REPEATED, _NOTHING = 0.25, 1e-3
 #: Ratio of what is read to what a rule expects; the data only add to it.
 _BAND, _WIDE_BAND = (0.95, 1.12), (0.97, 1.4)
 
@@ -44,22 +48,24 @@ def noise_candidates(case: Case) -> list[Candidate]:
         return []
     finding = case.first_of(NOISE)
     found = []
-    if finding == "noise.step":
+    if finding == "noise.step" or (finding and _in_few_steps(case, monitor)):
         found.append(
             case.candidate(
                 "noise_missing_in_steps",
-                finding,
+                "noise.step",
                 "noise of some steps: a few steps have too little noise, or none",
                 "what those steps do otherwise: the last batch of an epoch, a step after "
                 "validation, a branch that skips the noise; and what the noisy sum is divided by, "
                 "which must be the expected batch size, whatever the batch's own",
                 {},
-                explains=(*REUSE, *CHANNEL, *LEAKAGE),
+                explains=(*NOISE, *REUSE, *CHANNEL, *LEAKAGE),
             )
         )
     elif finding:
         found += [*_in_tensors(case, monitor), *_scale(case, monitor, finding)]
-    if "noise.shape" in case.violated and not _of_few_entries(case):
+    if repeated := _repeated(case):
+        found.insert(0, repeated)
+    elif "noise.shape" in case.violated and not _of_few_entries(case):
         found.append(
             case.candidate(
                 "noise_of_another_shape",
@@ -71,6 +77,38 @@ def noise_candidates(case: Case) -> list[Candidate]:
             )
         )
     return found
+
+
+def _repeated(case: Case) -> Candidate | None:
+    """Numbers that stand at many entries of a step, before the checks of that have seen enough."""
+    shape = case.violated.get("noise.shape")
+    share = 0.0 if shape is None else shape.evidence.get("repeated", 0.0)
+    if (
+        share < _REPEATED
+        or case.first_of(REUSE)
+        or _added(case) < _NOTHING
+        or _of_few_entries(case)
+    ):
+        return None
+    return case.candidate(
+        "noise_repeated_in_step",
+        case.first_of(NOISE) or "noise.shape",
+        f"noise re-used within a step: {share:.0%} of the values that are read stand at another "
+        "entry as well",
+        "whether each tensor draws noise of its own, in its own shape: not one seed or key for "
+        "several, and no value that is broadcast",
+        {"repeated": share},
+        explains=(*NOISE, *CHANNEL, *LEAKAGE),
+    )
+
+
+def _in_few_steps(case: Case, monitor: AuditMonitor) -> bool:
+    """Whether single steps told it first, and over all steps the noise is about as claimed."""
+    found = {name: check.evidence for name, check in case.violated.items() if name in NOISE}
+    at = {name: evidence.get("violated_at_step", math.inf) for name, evidence in found.items()}
+    step = at.pop("noise.step", math.inf)
+    about_right = monitor.witness_noise.smallest_ratio > _ABOUT
+    return about_right and step < min(at.values(), default=math.inf)
 
 
 def _of_few_entries(case: Case) -> bool:
@@ -93,6 +131,8 @@ def _in_tensors(case: Case, monitor: AuditMonitor) -> list[Candidate]:
     ratios = dict(zip(monitor.header.tensors, noise.ratios().tolist(), strict=True))
     flagged = noise.flagged_tensors()
     others = [ratio for name, ratio in ratios.items() if name not in flagged]
+    if whole := _in_whole_tensors(case):  # without the data, so that a step is enough
+        flagged, others, ratios = whole
     # The others read the claimed noise, and they are the majority: the scale is right there. (A
     # few tensors that read about the claim may do so by their data alone.)
     right = bool(others) and _HEALTHY[0] < float(np.median(others)) < _HEALTHY[1]
@@ -123,16 +163,30 @@ def _in_tensors(case: Case, monitor: AuditMonitor) -> list[Candidate]:
     ]
 
 
+def _in_whole_tensors(case: Case) -> tuple[list[str], list[float], dict[str, float]] | None:
+    """Quiet tensors, the ratio of the others, and that of each quiet one; None if not known."""
+    whole = case.violated.get(NOISE_WHOLE.name)
+    if whole is None or whole.evidence.get("flagged_ratio") is None:
+        return None
+    flagged, other = whole.evidence["flagged"], whole.evidence["ratio_of_the_others"]
+    count = whole.evidence["tensors"] - len(flagged)
+    return flagged, [other] * count, dict.fromkeys(flagged, whole.evidence["flagged_ratio"])
+
+
 def _scale(case: Case, monitor: AuditMonitor, finding: str) -> list[Candidate]:
     """The factor by which noise is too small, known ones first."""
-    ratio = _smallest(monitor, finding)
+    smallest, added = _smallest(monitor, finding), _added(case)
+    # After few steps the quietest tensor is quieter than its noise by chance; all entries are not.
+    ratio = max(smallest, _of_whole_tensors(case)) if finding != "noise.canary" else smallest
     sigma, norm = monitor.history[-1].noise_multiplier, monitor.last_norm
     batch, root = monitor.last_scale, math.sqrt(case.processes)
     read = f"noise and data are {ratio:.3g} times the claimed noise"
     small = f"noise scale too small: the noise is {ratio:.3g} times the claim or less"
     rows: list[tuple[bool, str, str, str, dict[str, float]]] = [
         (
-            batch > 1 and _WIDE_BAND[0] < ratio * batch < _WIDE_BAND[1],
+            batch > 1
+            and _WIDE_BAND[0] < ratio * batch < _WIDE_BAND[1]
+            and added * batch > _WIDE_BAND[0],
             "noise_divided_by_batch",
             f"noise divided by the batch size: {read}, about one over the expected batch size of "
             f"{batch:g}",
@@ -177,7 +231,7 @@ def _scale(case: Case, monitor: AuditMonitor, finding: str) -> list[Candidate]:
     parameters = _quietest_canary(monitor) if finding == "noise.canary" else ()
     return [
         case.candidate(
-            name, finding, text, look_at, {"sd_ratio": ratio, **more}, parameters, explains
+            name, finding, text, look_at, {"sd_ratio": smallest, **more}, parameters, explains
         )
         for applies, name, text, look_at, more in rows
         if applies
@@ -193,6 +247,21 @@ def _smallest(monitor: AuditMonitor, finding: str) -> float:
     if finding == "noise.canary":
         return float(monitor.canary_noise.ratios().min())
     return monitor.witness_noise.smallest_ratio
+
+
+def _of_whole_tensors(case: Case) -> float:
+    """Noise over the claim at all entries of the quiet tensors; 0 where it is not known alone."""
+    whole = case.violated.get(NOISE_WHOLE.name)
+    return 0.0 if whole is None else float(whole.evidence.get("flagged_ratio", 0.0))
+
+
+def _added(case: Case) -> float:
+    """What was added to the sums over the claimed noise, at all entries; inf where not seen.
+
+    The data, which add to what witnesses read, are no part of it.
+    """
+    whole = case.violated.get(NOISE_WHOLE.name)
+    return math.inf if whole is None else float(whole.evidence.get("added_ratio", math.inf))
 
 
 def _quietest_canary(monitor: AuditMonitor) -> tuple[str, ...]:

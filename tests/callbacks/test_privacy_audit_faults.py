@@ -27,6 +27,9 @@ from lightning_audit.results.audit_report import describe
 from lightning_audit.testing.faulty import faulty_clipping, faulty_noise
 from lightning_audit.verdict.consistency import contradictions
 
+#: For what only the steps after the first violation show.
+TRAINS_ON = {"on_violation": "warn"}
+
 
 def _on_digits(kind: type[torch.optim.Optimizer]) -> PrivateModule:
     return PrivateModule(mlp(64), dataset=digits(), optimizer_class=kind)
@@ -60,7 +63,7 @@ def _on_digits(kind: type[torch.optim.Optimizer]) -> PrivateModule:
 def test_fault_of_the_mechanism_is_named(
     tmp_path: Path, kind: type[torch.optim.Optimizer], finding: str, fault: str
 ) -> None:
-    report = violation(tmp_path, _on_digits(kind), PrivacyAudit(seed=1), max_steps=64)
+    report = fit(tmp_path, _on_digits(kind), PrivacyAudit(seed=1, **TRAINS_ON), max_steps=64)
     assert report.verdict.kind == "mechanism"
     assert status(report, finding) == "violated"
     assert fault in report.verdict.fault
@@ -122,12 +125,12 @@ def test_missing_noise_is_not_called_noise_divided_by_the_batch_size(tmp_path: P
     assert "divided by the batch size" not in report.verdict.fault
 
 
-# Four steps are enough for 97 % of the coins' draws; those of seed 1 need five.
-@pytest.mark.parametrize("seed", [2, 3, 4])
+# Two epochs of four steps; one is enough for most of the coins' draws, six steps for all of thirty.
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
 def test_missing_clipping_in_short_epochs_is_named(tmp_path: Path, seed: int) -> None:
     module = PrivateModule(dataset=random_data(64), optimizer_class=faulty_clipping.NoClipping)
     report = violation(tmp_path, module, PrivacyAudit(seed=seed), max_steps=8)
-    assert report.steps == 4
+    assert report.steps < 8
     assert "clipping" in report.verdict.fault.split(",")[0]
 
 
@@ -189,7 +192,7 @@ def test_plain_optimizer_under_a_claim_is_no_dp(
     assert report.verdict.kind == "mechanism"
     assert status(report, "no_dp") == "violated"
     assert "no DP-SGD" in report.verdict.fault
-    assert "SGD took 8 steps" in report.verdict.summary
+    assert "SGD took 1 step " in report.verdict.summary
 
 
 def test_plain_optimizer_under_a_whole_claim_of_a_mechanism_is_no_noise(tmp_path: Path) -> None:
@@ -200,7 +203,7 @@ def test_plain_optimizer_under_a_whole_claim_of_a_mechanism_is_no_noise(tmp_path
 
 def test_plain_optimizer_is_named_without_a_claim_too(tmp_path: Path) -> None:
     report = violation(tmp_path, Plain(wrap=False), PrivacyAudit(), max_steps=8)
-    assert "SGD took 8 steps without clipping and noise" in report.verdict.summary
+    assert "SGD took 1 step without clipping and noise" in report.verdict.summary
 
 
 class PlainBeside(PrivateModule):
@@ -226,7 +229,7 @@ class PlainBeside(PrivateModule):
 
 
 def test_plain_optimizer_beside_the_private_one_is_no_dp(tmp_path: Path) -> None:
-    report = violation(tmp_path, PlainBeside(), PrivacyAudit(seed=1), max_steps=64)
+    report = fit(tmp_path, PlainBeside(), PrivacyAudit(seed=1, **TRAINS_ON), max_steps=64)
     assert status(report, "no_dp") == "violated"
     assert "Adam took 32 steps" in report.verdict.summary
     assert report.steps == 32
@@ -318,7 +321,7 @@ class HalfNoiseShuffled(PrivateModule):
 
 def test_half_noise_has_one_root_and_the_rest_follows_from_it(tmp_path: Path) -> None:
     module = _on_digits(faulty_noise.HalfNoise)
-    report = violation(tmp_path, module, PrivacyAudit(seed=1), max_steps=64)
+    report = fit(tmp_path, module, PrivacyAudit(seed=1, **TRAINS_ON), max_steps=64)
     root = report.verdict.root
     assert root is not None
     assert (root.name, root.finding) == ("noise_too_small", "noise")
@@ -355,7 +358,8 @@ def test_two_independent_faults_are_two_findings(
     audit: dict[str, Any],
     findings: list[str],
 ) -> None:
-    report = violation(tmp_path, module(), PrivacyAudit(seed=1, **audit), max_steps=64)
+    told = PrivacyAudit(seed=1, **audit, **TRAINS_ON)
+    report = fit(tmp_path, module(), told, max_steps=64)
     verdict = report.verdict
     assert verdict.root is not None
     assert [fault.finding for fault in (verdict.root, *verdict.further)] == findings

@@ -68,8 +68,9 @@ def test_violation_seen_before_the_training_broke_off_is_reported(tmp_path: Path
             return super().configure_optimizers()
 
     error = RuntimeError("the user's own")
+    audit = PrivacyAudit(seed=1, on_violation="warn")
     with pytest.raises(RuntimeError) as raised:
-        trainer_for(tmp_path, PrivacyAudit(seed=1), max_steps=64).fit(Faulty(20, error))
+        trainer_for(tmp_path, audit, max_steps=64).fit(Faulty(20, error))
     assert raised.value is error
     report = report_in(tmp_path)
     assert report.verdict.outcome == "VIOLATION"

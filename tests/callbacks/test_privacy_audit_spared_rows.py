@@ -36,17 +36,14 @@ class SparesLast(SparesFirst):
     spared = slice(-1, None)
 
 
-# In most steps the last row is that of the same canary, so that its tensor looks to be missed.
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [(SparesFirst, "clipping_missing_at_times"), (SparesLast, "clipping_misses_tensors")],
-)
+# A canary stands in the first row in one step of twenty, and the coin of each tells at most log 2.
+@pytest.mark.parametrize(("kind", "steps"), [(SparesFirst, 1200), (SparesLast, 100)])
 def test_a_row_that_is_not_clipped_is_found_by_the_canaries_that_stand_in_it(
-    tmp_path: Path, kind: type[DPOptimizer], name: str
+    tmp_path: Path, kind: type[DPOptimizer], steps: int
 ) -> None:
     fault = Fault(
-        kind.__name__, "", "", "sensitivity", "", kind, steps=700, audit={"examinations": 0}
+        kind.__name__, "", "", "sensitivity", "", kind, steps=steps, audit={"examinations": 0}
     )
     report = train(fault, tmp_path)
     assert report.verdict.outcome == "VIOLATION"
-    assert report.verdict.root.name == name
+    assert report.verdict.root.name == "clipping_missing_at_times"

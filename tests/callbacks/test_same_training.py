@@ -87,7 +87,7 @@ def test_a_violation_of_the_first_fit_stands_in_the_second(tmp_path: Path) -> No
     module.optimizer_class = None  # the noise is mended, and what it released is out
     with pytest.raises(PrivacyViolation):
         trainer.fit(module)
-    assert report_in(tmp_path).steps == 64
+    assert 1 <= report_in(tmp_path).steps < 20
 
 
 def test_a_fit_that_broke_off_goes_on_in_the_next(tmp_path: Path) -> None:
@@ -125,11 +125,20 @@ def test_with_nothing_left_to_train_the_report_stays_what_it_was(tmp_path: Path,
 
 def test_a_violation_is_raised_again_where_nothing_is_left_to_train(tmp_path: Path) -> None:
     module = StepwiseModule(optimizer_class=HalfNoise)
+    trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), max_steps=1)
+    for _ in range(2):
+        with pytest.raises(PrivacyViolation):
+            trainer.fit(module)
+    assert report_in(tmp_path).steps == 1
+
+
+def test_a_training_that_was_stopped_is_not_trained_on(tmp_path: Path) -> None:
+    module = StepwiseModule(optimizer_class=HalfNoise)
     trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), max_epochs=1)
     for _ in range(2):
         with pytest.raises(PrivacyViolation):
             trainer.fit(module)
-    assert report_in(tmp_path).steps == 32
+    assert report_in(tmp_path).steps < 20
 
 
 @pytest.mark.heavy

@@ -14,7 +14,7 @@ def test_the_default_mix_of_eight_is_the_documented_one() -> None:
         {
             Dirac(tensor="largest"): 3,
             Dirac(tensor="last_bias"): 1,
-            Dirac(tensor="largest", moving=True): 1,
+            Dirac(tensor="each", moving=True): 1,
             Spread(): 2,
             BlockPair(): 1,
         }
@@ -33,6 +33,11 @@ def test_a_larger_default_mix_repeats_the_list() -> None:
 def test_a_constant_cannot_move_and_the_error_names_the_way_out() -> None:
     with pytest.raises(ValueError, match=r"moving=True must be False .* use Random\(moving=True\)"):
         Constant(moving=True)
+
+
+def test_one_that_visits_each_tensor_moves() -> None:
+    with pytest.raises(ValueError, match="tensor='each' needs moving=True"):
+        Dirac(tensor="each")
 
 
 @pytest.mark.parametrize("canary", [Dirac(), Spread(), BlockPair(), Constant(), Random()])

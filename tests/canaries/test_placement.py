@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lightning_audit.canaries import BlockPair, Constant, Dirac, GradientCanary, Random, Spread
 from lightning_audit.canaries.gradient import default_mix
-from lightning_audit.canaries.placement import POOL, Placement, place
+from lightning_audit.canaries.placement import POOL, VISITED, Placement, place
 from lightning_audit.layout import Direction, TensorSlot
 
 SHAPES = [(), (1,), (1, 1), (2,), (3,), (2, 2), (7,), (4, 3), (40,), (3, 2, 2, 2), (64, 3)]
@@ -164,6 +164,19 @@ def test_a_pool_leaves_half_of_a_small_tensor_to_others() -> None:
     assert len(coordinates(placement.support())) == 5
 
 
+def test_a_dirac_that_visits_each_tensor_is_in_any_with_room_at_one_place_at_a_time() -> None:
+    rng = generator()
+    placement = place([Dirac(moving=True, tensor="each")], layout_of((40,), (7,), (3, 5)), rng)
+    drawn = [placement.draw(rng)[0] for _ in range(200)]
+    assert {len(direction.parts) for direction in drawn} == {1}
+    seen = {(d.parts[0].tensor, int(d.parts[0].index[0])) for d in drawn}
+    assert seen == coordinates(placement.support())
+    assert Counter(tensor for tensor, _ in seen) == {0: VISITED, 2: VISITED}
+    # Where no tensor has room it is one that moves in the largest.
+    small = place([Dirac(moving=True, tensor="each")], layout_of((2,), (6,)), rng)
+    assert list(small.support()) == [1]
+
+
 @pytest.mark.parametrize("moving", [False, True])
 def test_a_block_pair_is_plus_and_minus_at_one_coordinate_of_the_largest_like_tensors(
     moving: bool,
@@ -300,7 +313,7 @@ def test_the_default_mix_fits_a_usual_model_whole() -> None:
     assert placement.skipped == []
     assert Counter(placement.labels) == {
         "Dirac(0.weight)": 3,
-        "Dirac(0.weight, moving)": 1,
+        "Dirac(3 tensors, moving)": 1,
         "Dirac(b.bias)": 1,
         "Spread(4 tensors)": 2,
         "BlockPair(4 tensors)": 1,

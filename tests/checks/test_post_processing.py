@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 from stages import staged
 
+from lightning_audit.catalogue.noise_checks import BATCH_NORMALISED
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.post_processing import (
     UseOfRelease,
@@ -160,6 +161,16 @@ def test_noise_that_shrank_with_the_canary_is_not_certain(
     wrong = {c.name for c in monitor.results() if c.status == "violated"}
     assert "noise" in wrong
     assert wrong - {"epsilon"} <= explained(monitor, at_cut=at_cut)
+
+
+def test_what_goes_with_the_batch_is_no_function_of_the_release() -> None:
+    monitor = monitor_of(0.5, 0.5)
+    name, kind = BATCH_NORMALISED.name, BATCH_NORMALISED.kind
+    divided = [*monitor.results(), CheckResult(name, kind, "violated", "divided")]
+    for by_batch in (False, True):
+        found = explained_by_processing(divided, monitor, at_cut=False, by_batch=by_batch)
+        assert "noise" in found
+        assert ("batch_normalised" in found) != by_batch
 
 
 def test_a_few_steps_tell_nothing_where_the_release_is_not_known() -> None:

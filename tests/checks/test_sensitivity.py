@@ -149,6 +149,18 @@ def test_lower_limit_of_the_shift_errs_in_one_of_twenty_runs() -> None:
     assert misses <= 100 * 0.05 + 3 * math.sqrt(100 * 0.05 * 0.95)
 
 
+def test_a_short_canary_that_was_in_alone_does_not_hide_that_the_sum_is_clipped() -> None:
+    check, made, rng = SensitivityCheck(header(), 1e-3), header(), np.random.default_rng(0)
+    for step, number in enumerate((6, 1, 5, 3)):
+        entry = np.zeros((), dtype=made.dtype)
+        entry["scale"], entry["noise_multiplier"] = 16.0, 1.0
+        entry["coins"][:number] = 1
+        norm = 3.7 if step == 1 else 16.0 + 0.3 * rng.normal()
+        entry["readings"][:number] = norm / math.sqrt(number)
+        check.update(entry[()])
+    assert check.sum_is_clipped
+
+
 def test_nothing_is_said_before_anything_was_seen() -> None:
     check = SensitivityCheck(header(), 1e-3)
     assert check.shift_lower == -math.inf

@@ -80,6 +80,7 @@ def test_sum_is_that_of_per_sample_gradients_with_the_canaries_rows(norm: float,
     x, y = batch(rows)
     step, model, criterion = ghost()
     directions = directions_over(step)
+    directions[1] = directions[1].scaled(0.01)
     backward(step, criterion(model(x), y), directions, norm)
     assert step.confirm()
 

@@ -96,8 +96,9 @@ def test_the_record_of_a_resumed_run_gives_its_numbers_again(tmp_path: Path) -> 
 def test_a_violation_is_found_across_the_stop(tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     options = {"optimizer_class": HalfNoise}
+    warns = PrivacyAudit(on_violation="warn")
     with pytest.raises(RuntimeError, match="power cut"):
-        train(tmp_path, PrivacyAudit(), saver(saved, epoch_end=False), StopAt(12), **options)
+        train(tmp_path, warns, saver(saved, epoch_end=False), StopAt(12), **options)
     with pytest.raises(PrivacyViolation, match="noise"):
         train(tmp_path, PrivacyAudit(), ckpt=checkpoint_at(saved, 10), **options)
     assert report_in(tmp_path).verdict.kind == "mechanism"

@@ -145,7 +145,7 @@ def test_a_violation_stays_one_where_nothing_can_be_written(tmp_path: Path, reac
     audit = PrivacyAudit(seed=3, on_violation=reaction)
     if reaction == "raise":
         with pytest.raises(PrivacyViolation):
-            train(tmp_path, audit, At(10, replace), optimizer_class=HalfNoise)
+            train(tmp_path, audit, At(0, replace), optimizer_class=HalfNoise)
     else:
         train(tmp_path, audit, At(10, replace), optimizer_class=HalfNoise)
     assert audit.report.verdict.outcome == "VIOLATION"

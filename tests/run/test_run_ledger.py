@@ -14,7 +14,12 @@ from torch.utils.data import DataLoader
 from lightning_audit import AuditReport, PrivacyAudit
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.testing import ledger_trainings as ledger
-from lightning_audit.testing.trainings import Training, random_data
+from lightning_audit.testing.trainings import (
+    HandWritten,
+    SplitBatches,
+    Training,
+    random_data,
+)
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -124,6 +129,84 @@ def test_contents_that_stand_twice_are_a_note(tmp_path: Path) -> None:
     report = trained(tmp_path, Training, module)
     assert any(note.startswith("1 of 2,048 records have the contents") for note in report.notes)
     assert not [found for found in report.checks if found.status == "violated"]
+
+
+class Views(Small):
+    """Each record has two rows, one for each of its views."""
+
+    def training_step(self, batch: Any, _: int) -> torch.Tensor:
+        x, y = batch
+        return super().training_step((torch.cat([x, -x]), torch.cat([y, y])), 0)
+
+
+class LeavesOut(Small):
+    """The first record of each batch is left out."""
+
+    def training_step(self, batch: Any, _: int) -> torch.Tensor:
+        return super().training_step([part[1:] for part in batch], 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [(Views, "clipped more gradients"), (LeavesOut, "clipped fewer gradients")]
+)
+def test_rows_that_are_not_the_records_are_a_note(tmp_path: Path, kind: type, said: str) -> None:
+    module = type(kind.__name__, (kind, pl.LightningModule), {})()
+    notes = " ".join(trained(tmp_path, kind, module).notes)
+    assert said in notes
+    assert notes.count("gradients than their batch") == 1
+
+
+class HeldBack(Training):
+    """Every sixth batch is swapped on its way for the one before it, by its owner's hook."""
+
+    before: Any = None
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.number = getattr(self, "number", 0) + 1
+        given, self.before = self.before if self.number % 6 == 0 else batch, batch
+        return given
+
+
+class FillsUp(Training):
+    """An eighth of the rows of a batch, and five more, come in the next one again."""
+
+    rest: Any = None
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        kept = [part[: 5 + len(part) // 8] for part in batch]
+        rows = batch if self.rest is None else [*map(torch.cat, zip(batch, self.rest, strict=True))]
+        self.rest = kept
+        return super().training_step(rows, batch_idx)
+
+
+def test_a_batch_that_is_given_for_a_fresh_one_is_found(tmp_path: Path) -> None:
+    found = check(trained(tmp_path, HeldBack, max_steps=20), "ledger.steps")
+    assert (found.status, found.evidence["again"]) == ("violated", 3)
+
+
+def test_batches_that_are_filled_up_stand_in_the_way_of_a_pass(tmp_path: Path) -> None:
+    report = trained(tmp_path, FillsUp, max_steps=60)
+    assert report.verdict.outcome == "INCONCLUSIVE"
+    said = [b for b in report.verdict.pass_blockers if "records join" in b]
+    assert len(said) == 1
+    assert "PrivacyClaim(sample_rate=...)" in said[0]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("kind", "trainer"),
+    [
+        (SplitBatches, {}),
+        (HandWritten, {}),
+        (Small, {"max_steps": 120}),
+    ],
+)
+def test_batches_in_parts_summed_or_empty_have_as_many_rows_as_records(
+    tmp_path: Path, kind: type, trainer: dict[str, Any]
+) -> None:
+    report = trained(tmp_path, kind, **trainer)
+    assert "gradients than their batch" not in " ".join(report.notes)
+    assert "records join" not in " ".join(report.verdict.pass_blockers)
 
 
 class Remembers(Training):

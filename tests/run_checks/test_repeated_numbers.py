@@ -5,7 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lightning_audit.run_checks.repeated_numbers import few_values, pair_rate, repeated_numbers
+from lightning_audit.run_checks.repeated_numbers import (
+    copied_entries,
+    few_values,
+    pair_rate,
+    repeated_numbers,
+)
 
 
 def draws(*shapes: int, seed: int = 0) -> list[np.ndarray]:
@@ -69,3 +74,26 @@ def test_few_values_count_only_beside_a_sum_of_many() -> None:
     fine = rng.normal(size=3000).astype(np.float32).astype(float)
     assert few_values(fine, fine + 0.01) == ""
     assert few_values(noise[:30], fine[:30]) == ""
+
+
+def test_entries_that_are_copies_of_scattered_ones_are_counted() -> None:
+    rng = np.random.default_rng(0)
+    for copies in (0, 1, 40):
+        draws = rng.normal(size=(12, 3000)).astype(np.float32)
+        one, other = rng.permutation(3000)[: 2 * copies].reshape(2, copies)
+        draws[:, other] = -draws[:, one]
+        found = copied_entries(draws)
+        assert found.startswith(f"{copies} of 3000 entries") if copies else not found
+
+
+@pytest.mark.parametrize("draws", [4, 12, 24])
+@pytest.mark.parametrize("unit", [1.0, 0.1, 1e-3])
+def test_entries_of_noise_on_a_lattice_are_no_copies(draws: int, unit: float) -> None:
+    noise = np.round(np.random.default_rng(1).normal(size=(draws, 20_000)) / unit) * unit
+    assert not copied_entries(noise)
+
+
+def test_entries_without_noise_are_no_copies() -> None:
+    noise = np.random.default_rng(1).normal(size=(12, 500))
+    noise[:, 100:200] = 0.0
+    assert not copied_entries(noise)

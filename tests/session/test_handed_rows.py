@@ -29,6 +29,7 @@ from hand_written_support import (
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from opacus.data_loader import DPDataLoader
 from resume_support import BEGIN_ANEW
+from stages import staged
 from torch import nn
 from torch.utils.data import DataLoader
 from training_support import (
@@ -103,7 +104,7 @@ def test_sound_code_passes_with_its_own_signal_noise_and_weights(
     assert not hand_over._sources
 
 
-@pytest.mark.parametrize("kind", [OneByOne, InHook, InOptimizerStep])
+@pytest.mark.parametrize("kind", staged([InHook], [OneByOne, InOptimizerStep]))
 def test_sound_code_passes_in_sixty_steps(tmp_path: Path, kind: type[HandWritten]) -> None:
     report = fit(tmp_path, kind(), _audit(), max_steps=60)
     assert report.verdict.outcome == "PASS", report.verdict
@@ -164,10 +165,10 @@ class NoiseOverBatch(HandWritten):
     [
         (ClipsTheMean, "sensitivity", "clipping after averaging"),
         (HalfNoise, "noise", "noise scale too small"),
-        (ClipsEachTensor, "sensitivity", "clip"),
+        pytest.param(ClipsEachTensor, "sensitivity", "clip", marks=HEAVY),
         pytest.param(ClipsAtTwice, "sensitivity", "clip", marks=HEAVY),
-        (NoNoiseOnBiases, "noise.tensor", "noise"),
-        (NoiseOverBatch, "noise", "noise"),
+        pytest.param(NoNoiseOnBiases, "noise.tensor", "noise", marks=HEAVY),
+        pytest.param(NoiseOverBatch, "noise", "noise", marks=HEAVY),
     ],
 )
 def test_faults_are_named(

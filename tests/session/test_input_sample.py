@@ -7,7 +7,6 @@ from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -55,6 +54,7 @@ from lightning_audit.canaries import (
 )
 from lightning_audit.record.store import DROPPED, INJECTED, NOT_PLANNED, read_observations
 from lightning_audit.results.refusal import UnauditableTraining
+from lightning_audit.session.input_sample import join_batches
 from lightning_audit.stats.tradeoff.subsampled import SubsampledGaussianTradeoff
 from lightning_audit.testing.faulty.faulty_clipping import ClipAfterAverage
 from lightning_audit.testing.faulty.faulty_noise import HalfNoise
@@ -368,17 +368,17 @@ class _Texts(Forward):
 def test_what_cannot_be_audited_is_refused_at_the_first_batch(
     tmp_path: Path, module: Any, words: str
 ) -> None:
-    trainer = trainer_for(tmp_path, audit_with(Mislabeled()), max_steps=2)
+    audit = audit_with(Mislabeled(), allow="sampling.not_poisson")
+    trainer = trainer_for(tmp_path, audit, max_steps=2)
     with pytest.raises(MisconfigurationException, match=words):
         trainer.fit(module())
 
 
-def test_several_processes_are_refused(tmp_path: Path) -> None:
-    audit = audit_with(Blank())
-    trainer = trainer_for(tmp_path, audit, max_steps=2)
-    audit.setup(trainer, Forward(), "fit")
+def test_several_processes_are_refused() -> None:
     with pytest.raises(UnauditableTraining, match="each of the 2 processes"):
-        audit._run.admits_canaries(SimpleNamespace(world_size=2))
+        join_batches([Blank()], 2)
+    assert join_batches([Blank()], 1)
+    assert not join_batches([Dirac()], 2)
 
 
 @pytest.mark.parametrize("canaries", [[Blank(), Blank()], [Dirac(), Mislabeled()]])

@@ -63,7 +63,8 @@ def test_clipping_the_mean_is_found_in_unchanged_hand_written_code(tmp_path: Pat
 
 def test_half_the_noise_is_found_in_unchanged_hand_written_code(tmp_path: Path) -> None:
     canary = Mislabeled(amplitude=100.0, **STATED)
-    report = violation(tmp_path, HalfTheNoise(ask=False), audit_unchanged(canary), max_steps=60)
+    audit = audit_unchanged(canary, on_violation="warn")
+    report = fit(tmp_path, HalfTheNoise(ask=False), audit, max_steps=60)
     assert status(report, "noise") == "violated"
     assert status(report, "sensitivity") == "ok"
 

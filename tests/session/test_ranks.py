@@ -62,11 +62,13 @@ def test_both_processes_read_the_claimed_signal_and_noise(trained: Path, name: s
     first, second = entries_of_both(trained / name)
     assert first.tobytes() == second.tobytes()
     assert len(first) >= 200
-    assert set(first["canaries"]) == {INJECTED}
+    # Later one step in twenty has none, in both processes.
+    assert set(first["canaries"][:200]) == {INJECTED}
+    first = first[first["canaries"] == INJECTED]
     assert set(first["scale"]) == {32.0}
     coins, readings = first["coins"].astype(bool), first["readings"]
     # Each process adds the canaries of every second step.
-    for turn in (slice(0, None, 2), slice(1, None, 2)):
+    for turn in (first["step"] % 2 == 0, first["step"] % 2 == 1):
         present, absent = readings[turn][coins[turn]], readings[turn][~coins[turn]]
         error = 4.0 / np.sqrt(min(len(present), len(absent)))
         assert abs(present.mean() - 1.0) < error
@@ -167,6 +169,8 @@ def test_half_the_noise_is_found_in_both_processes_and_told_by_one(trained: Path
     one, other = reports(trained / "half_noise")
     assert one == other
     assert one.verdict.fault.startswith("noise scale too small")
+    found = one.verdict.root.place.step
+    assert found < one.steps <= found + 5
     said = [(trained / f"out-{rank}.txt").read_text() for rank in range(2)]
     told = [[line for line in text.splitlines() if line.startswith("Report: ")] for text in said]
     assert sum("half_noise" in line for line in told[0]) == 1

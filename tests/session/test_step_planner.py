@@ -16,6 +16,9 @@ from lightning_audit.session import step_planner
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 
 
+CLAIM = StepClaim(noise_multiplier=1.0, max_grad_norm=3.0, scale=8.0)
+
+
 def entered(bare: BareSession) -> list[int]:
     """Numbers of the steps with canaries."""
     return np.flatnonzero(bare.column("canaries") == INJECTED).tolist()
@@ -36,6 +39,40 @@ def test_copied_rows_are_thinned_after_the_first_steps(monkeypatch: pytest.Monke
     laid_out.train(10)
     assert entered(copied) == [0, 1, 2, 3, 6, 9]
     assert entered(laid_out) == list(range(10))
+
+
+def test_one_step_in_so_many_has_no_canary_once_a_short_training_would_be_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(step_planner, "_FROM", 40)
+    monkeypatch.setattr(step_planner, "_WITHOUT", 4)
+    bare, again = BareSession(), BareSession()
+    for each in (bare, again):
+        each.train(200)
+    without = sorted(set(range(200)) - set(entered(bare)))
+    assert without[0] >= 40
+    # 160 steps, a quarter of them: forty, give or take six.
+    assert 20 < len(without) < 60
+    assert entered(again) == entered(bare)
+
+
+def test_one_canary_of_a_step_is_shorter_and_none_shorter_than_is_clipped() -> None:
+    bare = BareSession()
+    norms, turns = [], set()
+    for _ in range(60):
+        plan = bare.session.planner.flip(CLAIM)
+        norms.append(plan.shorter * bare.session.planner.norm(CLAIM) / CLAIM.max_grad_norm)
+        turns.add(plan.turn)
+        bare.train(1)
+    assert min(norms) >= 1.5
+    assert max(norms) <= 1000.0
+    # Log-uniform: as many below the geometric mean as above.
+    assert 15 < np.sum(np.array(norms) < (1.5 * 1000.0) ** 0.5) < 45
+    assert len(turns) == 60
+
+
+def test_canaries_as_long_as_the_clipping_norm_are_not_shortened() -> None:
+    assert BareSession(oversize=1.0).session.planner.flip(CLAIM).shorter == 1.0
 
 
 def test_a_batch_that_is_given_up_leaves_no_row_and_costs_no_step() -> None:

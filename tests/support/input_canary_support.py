@@ -52,5 +52,5 @@ def audit_with(canary: InputCanary, **kwargs: Any) -> PrivacyAudit:
     return PrivacyAudit(**{"canaries": [canary], "seed": 1, **kwargs})
 
 
-def audit_unchanged(canary: InputCanary) -> PrivacyAudit:
-    return audit_with(canary, claim=CLAIM)
+def audit_unchanged(canary: InputCanary, **kwargs: Any) -> PrivacyAudit:
+    return audit_with(canary, claim=CLAIM, **kwargs)

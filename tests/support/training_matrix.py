@@ -565,13 +565,6 @@ COMPARED = [
 ]
 assert len(COMPARED) == 6
 
-#: Rows that the quick stage trains: those, and the first of each group.
-QUICK = [
-    row
-    for number, row in enumerate(ROWS)
-    if row in COMPARED or row.group not in {other.group for other in ROWS[:number]}
-]
-
 
 # ------------------------------------------------------------------ the docs page
 

@@ -64,6 +64,21 @@ def test_a_batch_of_before_is_stale_until_it_is_given_again(plain: Plain) -> Non
     assert plain.counts() == (3, 1, 2)
 
 
+def test_a_batch_that_comes_again_in_its_order_is_counted(plain: Plain) -> None:
+    x, other = torch.randn(2, 20, 5)
+    for batch in (x, other, x, x.flip(0)[-20:], torch.cat([x, other]), other):
+        plain.give(batch)
+    assert plain.use.regiven == 2
+
+
+def test_batches_of_few_kinds_of_rows_do_not_come_again(plain: Plain) -> None:
+    # Nine kinds: two batches have the same ones, and another order.
+    kinds = torch.eye(9)
+    for _ in range(200):
+        plain.give(kinds[torch.randint(9, (40,))])
+    assert plain.use.regiven == 0
+
+
 def test_a_part_of_a_step_may_be_of_before(plain: Plain) -> None:
     x, other = torch.randn(2, 20, 5)
     plain.give(x)

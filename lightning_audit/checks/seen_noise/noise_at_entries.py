@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightning_audit.catalogue.noise_checks import NOISE_ENTRIES, NOISE_WHOLE
 from lightning_audit.catalogue.reuse_checks import REUSE_ENTRIES
@@ -95,6 +96,8 @@ class WholeSizes:
         self._tensors = list(tensors)
         self._test = NOISE_WHOLE.test(significance)
         self._count, self._squares = np.zeros(len(tensors)), np.zeros(len(tensors))
+        # What was added to the sums, whether or not it is the noise alone.
+        self._added, self._all_alone = np.zeros(len(tensors)), True
         self._single = SingleStepBet()
         self._smallest = np.full(len(tensors), np.inf)
         self._largest = np.zeros(len(tensors))
@@ -111,6 +114,7 @@ class WholeSizes:
         if not np.isfinite(squares).all():
             return
         self._count, self._squares = self._count + count, self._squares + squares
+        self._added, self._all_alone = self._added + seen.noise, self._all_alone and alone
         now = noise_log_e(count, squares)
         steady = noise_log_e(self._count, self._squares)
         self._single.update(log_mean_exp(now))
@@ -126,6 +130,10 @@ class WholeSizes:
         found = np.flatnonzero(self._largest >= level)
         return sorted(found.tolist(), key=lambda j: float(self._smallest[j]))
 
+    def _added_ratio(self, which: NDArray[np.intp]) -> float:
+        """What was added to the sums of some tensors in all steps, over the claimed noise."""
+        return math.sqrt(self._added[which].sum() / max(self._count[which].sum(), 1.0))
+
     def result(self, lack: str) -> CheckResult:
         """Result of the check; ``lack`` is why no step was seen."""
         flagged = self._flagged()
@@ -136,6 +144,11 @@ class WholeSizes:
         evidence: dict[str, Any] = {"flagged": names, "tensors": len(self._tensors)}
         if math.isfinite(smallest):
             evidence["smallest_ratio"] = smallest
+            evidence["added_ratio"] = self._added_ratio(np.arange(len(self._tensors)))
+        if flagged and self._all_alone:
+            rest = np.setdiff1d(np.arange(len(self._tensors)), flagged)
+            evidence["flagged_ratio"] = self._added_ratio(np.array(flagged))
+            evidence["ratio_of_the_others"] = self._added_ratio(rest) if len(rest) else None
         return NOISE_WHOLE.result(
             self._test,
             "over all entries of a tensor the noise of no step is smaller than claimed",

@@ -29,7 +29,7 @@ from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.dependence.lag_signs import LagSigns
 from lightning_audit.stats.evalues.divisor import DivisorTest, QuietEntries
 from lightning_audit.stats.evalues.noise_scale import excess_log_e
-from lightning_audit.stats.evalues.noise_shape import TailBet, TieBet
+from lightning_audit.stats.evalues.noise_shape import TailBet, TieBet, repeated_share
 from lightning_audit.stats.evalues.recurrence import NoisePast
 from lightning_audit.stats.evalues.sequential import SingleStepBet, log_mean_exp
 
@@ -104,6 +104,8 @@ class NoiseChannelChecks:
         self._of_tensors = (WholeSizes(significance, tensors), AlikeEntries(significance))
         self._past = NoisePast()
         self._tails, self._ties, self._signs = TailBet(), TieBet(), LagSigns()
+        #: Part of the values that stood twice in the step at which the shape was flagged.
+        self._repeated = 0.0
         self._recurrence = SingleStepBet()
         #: Distances at which the noise of a step came back, for certain; a few of them.
         self._returned: list[int] = []
@@ -166,7 +168,10 @@ class NoiseChannelChecks:
         readings = seen.released / seen.noise_multiplier if noise is None else noise
         self._tails.update(readings, min(1.0, max(1.0 / seen.noise_multiplier, _SMALLEST_SHIFT)))
         self._ties.update(readings)
+        before = self.shape.violated
         self.shape.update(float(log_mean_exp([self._tails.log_e, self._ties.log_e])), step)
+        if self.shape.violated and not before:
+            self._repeated = repeated_share(readings)
         self._update_recurrence(readings, step)
         for other in self._of_readings:
             other.update(readings, step)
@@ -203,6 +208,11 @@ class NoiseChannelChecks:
             sums = np.zeros_like(released)
         self._divisor.update(released, sums, seen.noise_multiplier, seen.divisors)
         self.divisor.update(self._divisor.log_e, step)
+
+    @property
+    def shrinks_with_batch(self) -> bool:
+        """Whether gradients are clearly smaller where batches are larger."""
+        return self._divisor.shrinks_with_divisor
 
     def _update_excess(self, noise: FloatArray, step: int) -> None:
         self._excess += [len(noise), float(noise @ noise)]
@@ -273,7 +283,11 @@ class NoiseChannelChecks:
             f"{what}: some events tell one record more than the claim allows",
             "draw the noise with torch.normal or torch.randn in single precision, and neither "
             "round nor clip it",
-            {"log_e_tails": self._tails.log_e, "log_e_ties": self._ties.log_e},
+            {
+                "log_e_tails": self._tails.log_e,
+                "log_e_ties": self._ties.log_e,
+                "repeated": self._repeated,
+            },
             self._lack,
         )
 

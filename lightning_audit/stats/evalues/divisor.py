@@ -13,6 +13,8 @@ from lightning_audit.stats.evalues.sequential import PredictableCentre, log_mean
 VARIANCES: Floats = 2.0 ** -np.arange(0.0, 12.0)
 #: Memory of the variance that is learned from the past.
 DECAY = 0.9
+#: Steps, and standard errors, from which on the gradient's size is taken to go with the divisor's.
+_FEWEST, _CLEARLY = 8, 4.0
 
 
 class DivisorTest:
@@ -50,6 +52,9 @@ class DivisorTest:
         self._tried = np.zeros((0, 2))
         # The stated divisor first: variances learned so far, and log-likelihoods with them.
         self._learned, self._with_learned = np.ones(0), np.zeros(0)
+        # For each divisor, of the log size of the gradient and of the log divisor: their number,
+        # sums, squares and product.
+        self._sizes = np.zeros((0, 6))
 
     def update(self, released: Floats, sums: Floats, noise: float, ratios: Sequence[float]) -> None:
         """Take in one step.
@@ -73,6 +78,10 @@ class DivisorTest:
         terms = np.stack([n * np.log(k), left], axis=1)
         self._tried = self._tried + terms if len(self._tried) else terms
         self._learn(n, np.array([0.0, *terms[:, 0]]), np.array([plain, *left]))
+        if size := float(y @ y):
+            a, b = np.full(len(k), 0.5 * np.log(size / n)), np.log(k)
+            moments = np.stack([np.ones(len(k)), a, b, a * a, b * b, a * b], axis=1)
+            self._sizes = self._sizes + moments if len(self._sizes) else moments
 
     def _learn(self, n: int, jacobian: Floats, squares: Floats) -> None:
         """Score the variances that the past shows, then take in the step."""
@@ -82,6 +91,20 @@ class DivisorTest:
         self._with_learned += jacobian - 0.5 * (n * np.log(variance) + squares / variance)
         mixed = DECAY * variance + (1.0 - DECAY) * squares / n
         self._learned = np.maximum(mixed, VARIANCES[-1])
+
+    @property
+    def shrinks_with_divisor(self) -> bool:
+        """Whether the gradient is smaller where one of the divisors is larger, clearly.
+
+        A gradient whose own length it was divided by is not: it has one length at all steps.
+        """
+        if not len(self._sizes) or self._sizes[0, 0] < _FEWEST:
+            return False
+        number, a, b, aa, bb, ab = self._sizes.T
+        spread = (aa - a * a / number) * (bb - b * b / number)
+        correlation = (ab - a * b / number) / np.sqrt(np.maximum(spread, 1e-300))
+        left = np.maximum(1.0 - correlation**2, 1e-12)
+        return bool(np.any(correlation * np.sqrt((number - 2.0) / left) < -_CLEARLY))
 
     @property
     def log_e(self) -> float:

@@ -26,6 +26,10 @@ TIE = 1e-3
 #: Shares of ties on which `TieBet` bets.
 TIE_RATES: Floats = np.array([0.3, 0.9])
 
+#: The same where values are the same number, but for rounding; how far a gap may be from a
+#: multiple of the least one on a lattice.
+_EQUAL, _ON_LATTICE = 1e-4, 0.01
+
 _LARGEST_DENSITY = 1.0 / math.sqrt(2.0 * math.pi)
 
 
@@ -108,6 +112,32 @@ class TieBet:
     def log_e(self) -> float:
         """Log e-value now."""
         return float(log_mean_exp(self._log_wealth))
+
+
+def repeated_share(readings: Floats) -> float:
+    """Part of a step's values that stand at another entry too; 0 where all are on one lattice.
+
+    Numbers that are used several times are no multiples of one step size; rounded ones are.
+
+    Args:
+        readings: in units of the claimed standard deviation, finite, ``[n]``.
+
+    Example:
+        >>> repeated_share(np.array([0.3, -1.21, 0.3, 0.77]))
+        0.5
+        >>> repeated_share(np.array([1.0, -1.0, 1.0, 3.0]))
+        0.0
+    """
+    ordered = np.sort(readings[np.abs(readings) > _EQUAL])  # zeros are no noise
+    gaps = np.diff(ordered)
+    apart = gaps[gaps >= _EQUAL]
+    if len(apart):
+        multiples = apart / apart.min()
+        if len(apart) > 1 and np.abs(multiples - np.round(multiples)).max() < _ON_LATTICE:
+            return 0.0
+    tied = gaps < _EQUAL
+    twice = np.append(tied, False) | np.append(False, tied)
+    return float(twice.sum() / max(len(readings), 1))
 
 
 def sign_log_e(positive: int, negative: int) -> float:

@@ -56,6 +56,38 @@ def test_it_is_the_ratio_of_likelihoods(scale: float) -> None:
     assert test.log_e == pytest.approx(expected, abs=1e-4)
 
 
+def _after(kind: str, seed: int, data: float = 2.0, steps: int = 40) -> DivisorTest:
+    """A test after steps whose batches are Poisson, and whose gradient is divided by ``kind``."""
+    rng, test, n, mean = np.random.default_rng(seed), DivisorTest(), 60, 16
+    direction = rng.normal(size=n)
+    for _ in range(steps):
+        records = max(int(rng.poisson(mean)), 1)
+        whole = data * records / mean * direction + rng.normal(size=n)
+        divisor = {"stated": 1.0, "records": records / mean, "length": np.linalg.norm(whole)}[kind]
+        test.update(whole / divisor, np.zeros(n), 1.0, (records / mean, (records + 1) / mean))
+    return test
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_only_what_is_divided_by_the_records_shrinks_with_them(seed: int) -> None:
+    assert not _after("stated", seed).shrinks_with_divisor
+    assert not _after("length", seed).shrinks_with_divisor
+
+
+def test_noise_that_is_divided_by_the_records_shrinks_with_them() -> None:
+    rng, test, n = np.random.default_rng(0), DivisorTest(), 60
+    for step in range(20):
+        assert not (step < 8 and test.shrinks_with_divisor)  # too few to tell
+        records = int(rng.poisson(16))
+        test.update(rng.normal(size=n) * 16 / records, np.zeros(n), 1.0, (records / 16,))
+    assert test.shrinks_with_divisor
+
+
+def test_data_that_grow_with_the_batch_hide_the_divisor() -> None:
+    # Divided by the records, sums that are far louder than the noise have one length.
+    assert not _after("records", 0, data=100.0).shrinks_with_divisor
+
+
 def test_nothing_is_said_without_a_step_or_a_divisor() -> None:
     test = DivisorTest()
     assert test.log_e == 0.0

@@ -1,0 +1,54 @@
+"""Tells of a violation once, where it is found, and ends a training that is to end for it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from lightning_audit.results.audit_report import AuditReport
+from lightning_audit.run.audit_run import AuditRun
+
+_log = logging.getLogger(__name__)
+
+
+class Stopping:
+    """What is done about a violation while the training goes on.
+
+    Args:
+        on_violation: "raise" and "stop" end the training behind the present step, "warn" does not.
+    """
+
+    def __init__(self, on_violation: str) -> None:
+        self._ends = on_violation in ("raise", "stop")
+        #: Whether a violation was told of.
+        self.told = False
+        # What the training was to last at least, before that was set aside.
+        self._least: tuple[Any, Any] | None = None
+
+    def respond(self, report: AuditReport | None, trainer: Any, run: AuditRun) -> None:
+        """Log a violation if it is the first, and ask the training to stop.
+
+        Args:
+            report: by now; None where nothing was found.
+            trainer: of the training; it validates, saves and calls other callbacks as at any end.
+            run: of the audit; its first process logs, and a fast_dev_run is not stopped.
+        """
+        if report is None or report.verdict.outcome != "VIOLATION":
+            return
+        if not self.told and run.ranks.is_first:
+            _log.error("privacy audit: %s", report.verdict.summary)
+        self.told = True
+        if self._ends and not run.trial:
+            self._set_least_aside(trainer.fit_loop)
+            trainer.should_stop = True
+
+    def _set_least_aside(self, loop: Any) -> None:
+        if self._least is None:
+            self._least = (loop.min_epochs, loop.epoch_loop.min_steps)
+            loop.min_epochs = loop.epoch_loop.min_steps = None
+
+    def put_back(self, trainer: Any) -> None:
+        """Give the trainer its least epochs and steps back."""
+        if self._least is not None:
+            loop = trainer.fit_loop
+            (loop.min_epochs, loop.epoch_loop.min_steps), self._least = self._least, None

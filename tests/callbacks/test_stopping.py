@@ -1,0 +1,175 @@
+"""A violation ends the training at once: before the first step, or behind the one that shows it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+from training_support import ManualModule, PrivateModule, digits, mlp, report_in, trainer_for
+
+from lightning_audit import AuditReport, PrivacyAudit, PrivacyViolation
+from lightning_audit.testing.faulty import faulty_clipping, faulty_noise
+from lightning_audit.testing.faulty.faulty_noise import HalfNoise
+
+
+class Calls(pl.Callback):
+    """What another callback sees of the training's end."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.seen: list[str] = []
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.steps += 1
+
+    def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if not trainer.sanity_checking:
+            self.seen.append("validation")
+
+    def on_train_epoch_end(self, *_: Any) -> None:
+        self.seen.append("epoch")
+
+    def on_train_end(self, *_: Any) -> None:
+        self.seen.append("end")
+
+
+class Validated(PrivateModule):
+    """Has data to validate on."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("loss_of_validation", self.training_step(batch, batch_idx))
+
+    def val_dataloader(self) -> Any:
+        return self.plain_loader()
+
+
+class NotPrivate(PrivateModule):
+    """Its owner forgot make_private."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+
+def on_digits(kind: type[torch.optim.Optimizer]) -> PrivateModule:
+    return PrivateModule(mlp(64), dataset=digits(), optimizer_class=kind)
+
+
+def stopped(
+    directory: Path, module: pl.LightningModule, *callbacks: pl.Callback, **kwargs: Any
+) -> tuple[AuditReport, pl.Trainer]:
+    """Train with an audit that raises; the report on disk, and the trainer."""
+    torch.manual_seed(0)
+    trainer = trainer_for(directory, PrivacyAudit(seed=1), *callbacks, **kwargs)
+    with pytest.raises(PrivacyViolation):
+        trainer.fit(module)
+    return report_in(directory), trainer
+
+
+LONG = {"min_epochs": 3, "max_epochs": 5}
+
+
+def test_a_loader_that_is_not_poisson_is_told_before_the_first_step(tmp_path: Path) -> None:
+    calls = Calls()
+    report, _ = stopped(tmp_path, PrivateModule(poisson=False), calls, **LONG)
+    assert (report.steps, calls.steps) == (0, 0)
+    assert report.verdict.root.name == "not_poisson"
+    assert calls.seen == ["end"]
+
+
+def test_a_loader_that_is_allowed_is_trained_with(tmp_path: Path) -> None:
+    audit = PrivacyAudit(seed=1, allow="sampling.not_poisson")
+    trainer_for(tmp_path, audit, max_epochs=1).fit(PrivateModule(poisson=False))
+    assert audit.report.steps == 32
+
+
+def test_an_optimizer_that_is_not_private_takes_one_step(tmp_path: Path) -> None:
+    calls = Calls()
+    report, _ = stopped(tmp_path, NotPrivate(), calls, **LONG)
+    assert calls.steps == 1
+    assert report.verdict.summary.startswith("no_dp: SGD took 1 step without")
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (HalfNoise, {"noise_too_small"}),
+        (faulty_noise.NoNoise, {"no_noise"}),
+        (faulty_noise.NoNoiseOnBiases, {"noise_missing_in_tensors"}),
+        (faulty_noise.OneKeyForAllTensors, {"noise_repeated_in_step", "one_key_for_all_tensors"}),
+        (faulty_noise.BroadcastNoise, {"noise_repeated_in_step", "one_value_for_all_coordinates"}),
+        (faulty_clipping.ClosureRunsAgain, {"gradient_replaced"}),
+        (faulty_clipping.ClipAfterAverage, {"clip_after_average", "one_record_moves_too_much"}),
+        (faulty_clipping.NoClipping, {"no_clipping", "one_record_moves_too_much"}),
+    ],
+)
+def test_a_fault_ends_the_training_within_five_steps_and_is_named(
+    tmp_path: Path, kind: type[torch.optim.Optimizer], names: set[str]
+) -> None:
+    report, _ = stopped(tmp_path, on_digits(kind), **LONG)
+    root = report.verdict.root
+    assert root.name in names
+    # Steps are fed to the checks a few at a time.
+    assert report.steps <= root.place.step + 5
+    assert report.steps <= 20
+
+
+def test_other_callbacks_have_their_usual_end(tmp_path: Path) -> None:
+    calls, saver = Calls(), ModelCheckpoint(tmp_path / "saved", save_last=True)
+    module = Validated(mlp(64), dataset=digits(), optimizer_class=HalfNoise)
+    report, trainer = stopped(
+        tmp_path, module, calls, saver, enable_checkpointing=True, min_steps=60, **LONG
+    )
+    assert calls.steps == report.steps < 10
+    assert calls.seen == ["validation", "epoch", "end"]
+    assert (tmp_path / "saved" / "last.ckpt").exists()
+    assert (trainer.fit_loop.min_epochs, trainer.fit_loop.epoch_loop.min_steps) == (3, 60)
+
+
+def test_what_is_told_stands_where_it_happened_and_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    at: list[int] = []
+
+    class Heard(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            at.append(calls.steps)
+
+    calls, heard = Calls(), Heard(logging.ERROR)
+    logger = logging.getLogger("lightning_audit")
+    logger.addHandler(heard)
+    try:
+        audit = PrivacyAudit(seed=1, on_violation="warn")
+        trainer = trainer_for(tmp_path, calls, audit, max_epochs=2)
+        trainer.fit(on_digits(HalfNoise))
+    finally:
+        logger.removeHandler(heard)
+    assert len(at) == 1
+    assert at[0] < 10
+    assert audit.report.steps > 60
+
+
+def test_a_manual_optimization_is_stopped_as_well(tmp_path: Path) -> None:
+    report, _ = stopped(tmp_path, ManualModule(optimizer_class=HalfNoise), **LONG)
+    assert report.steps < 20
+
+
+def test_the_next_training_of_the_callback_stops_as_the_first(tmp_path: Path) -> None:
+    audit = PrivacyAudit(seed=1, on_violation="stop")
+    for number in range(2):
+        trainer = trainer_for(tmp_path / str(number), audit, **LONG)
+        trainer.fit(on_digits(HalfNoise))
+        assert audit.report.verdict.outcome == "VIOLATION"
+        assert audit.report.steps < 10
+
+
+@pytest.mark.parametrize("examinations", [0, "auto"])
+def test_a_correct_training_is_not_stopped(tmp_path: Path, examinations: Any) -> None:
+    audit = PrivacyAudit(seed=1, examinations=examinations)
+    trainer_for(tmp_path, audit, max_epochs=3).fit(PrivateModule())
+    assert audit.report.steps == 96
+    assert audit.report.verdict.outcome != "VIOLATION"
