@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -26,8 +27,18 @@ def _trains(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Expect those warnings of the tests that train; what is nightly is heavy, too."""
+    """Expect those warnings of the tests that train; what is nightly is heavy, too.
+
+    Of the cases of a test that is marked ``one_in(n)`` one in n is quick, the others are heavy.
+    """
+    cases: Counter[str] = Counter()
     for item in items:
+        thinned = item.get_closest_marker("one_in")
+        if thinned and not any(map(item.get_closest_marker, ("heavy", "nightly"))):
+            test = item.nodeid.partition("[")[0]
+            if cases[test] % thinned.args[0]:
+                item.add_marker("heavy")
+            cases[test] += 1
         if item.get_closest_marker("nightly"):
             item.add_marker("heavy")
         if _trains(item):

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Literal, get_args
 
+import numpy as np
+
 from lightning_audit import _validate
 from lightning_audit.accounting.phases import Phase, bucket_up, inverse_square, merge
 from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon
@@ -184,7 +186,8 @@ def _epsilon_on_grid(
         ),
     )
     # The mass that is cut off counts as an infinite loss, which a finite bound then replaces.
-    epsilon = float(composed.get_epsilon_for_delta(delta))
+    with np.errstate(over="ignore"):  # of a quotient of masses that is compared with a loss
+        epsilon = float(composed.get_epsilon_for_delta(delta))
     return min(epsilon, _unsampled_epsilon(phases, delta, adjacency))
 
 

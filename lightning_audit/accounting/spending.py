@@ -107,8 +107,12 @@ def _epsilon_of(accountant: Any, delta: float) -> float:
     return known[1]
 
 
-def _steps_of(accountants: Iterable[Any]) -> list[Phase]:
+def steps_told(links: Iterable[AccountantLink]) -> list[Phase]:
     """The steps that accountants were told of, with equal phases added up."""
+    return _steps_of(link.accountant for link in links)
+
+
+def _steps_of(accountants: Iterable[Any]) -> list[Phase]:
     told = (phase for accountant in accountants for phase in accountant.history)
     return merge(Phase(sigma, rate, int(steps)) for sigma, rate, steps in told if rate)
 
@@ -134,13 +138,13 @@ def epsilon_spent(
     Returns:
         Epsilon, None where a sample rate is unknown.
     """
-    seen = _composed(history, delta, "mean", adjacency)
+    seen = composed_epsilon(history, delta, adjacency)
     if seen is None:
         return None
-    recorded = _steps_of(link.accountant for link in links)
+    recorded = steps_told(links)
     if not recorded or set(recorded) == set(merge(history)):
         return seen
-    told = _composed(recorded, delta, "mean", adjacency)
+    told = composed_epsilon(recorded, delta, adjacency)
     return seen if told is None else max(seen, told)
 
 
@@ -169,7 +173,7 @@ def epsilon_at_ratio(
     if ratio == 0.0:
         return 0.0 if rates_known(history) else None
     composed = _first_steps(history) if lower else history
-    return _composed(leaking(composed, ratio), delta, "up", adjacency)
+    return composed_epsilon(leaking(composed, ratio), delta, adjacency, "up")
 
 
 def epsilon_of_parts(
@@ -219,9 +223,23 @@ def _first_steps(history: Sequence[Phase]) -> list[Phase]:
     return kept
 
 
-def _composed(
-    history: Sequence[Phase], delta: float, rounding: Literal["mean", "up"], adjacency: Adjacency
+def composed_epsilon(
+    history: Sequence[Phase],
+    delta: float,
+    adjacency: Adjacency = "add_remove",
+    rounding: Literal["mean", "up"] = "mean",
 ) -> float | None:
+    """Epsilon of a history, of which many noise multipliers are rounded; see `compress`.
+
+    Args:
+        history: phases in any order.
+        delta: the delta.
+        adjacency: see `lightning_audit.accounting.composition.epsilon_of_history`.
+        rounding: "mean" for an epsilon spent, "up" for a lower bound.
+
+    Returns:
+        Epsilon, None where a sample rate is unknown.
+    """
     if not rates_known(history):
         return None
     # Twelve buckets leave a noise schedule's epsilon right to half a percent.

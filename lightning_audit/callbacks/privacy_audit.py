@@ -215,7 +215,7 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         run.examinations.open_to(LightningStep(trainer, pl_module, self))
         if join_batches(run.config.canaries, trainer.world_size):
             self._hooks.append(show_batches(trainer, pl_module, run))
-        self._stopping.respond(run.look(), trainer, run)
+        self._stopping.begin(trainer, run)
 
     # ------------------------------------------------------------------ each step and epoch
 
@@ -272,8 +272,8 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
     ) -> None:
         """Hand out no canaries until the next batch; stop for what was found meanwhile."""
         run.end_batch(batch)
-        if run.look_is_due and not self._stopping.told:
-            self._stopping.respond(run.look(), trainer, run)
+        if run.look_is_due or self._stopping.counts:
+            self._stopping.end_batch(trainer, run)
 
     @of_its_run
     def on_train_epoch_end(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from lightning_audit.callbacks.claim_budget import ClaimBudget
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.run.audit_run import AuditRun
 
@@ -24,6 +25,34 @@ class Stopping:
         self.told = False
         # What the training was to last at least, before that was set aside.
         self._least: tuple[Any, Any] | None = None
+        self._budget: ClaimBudget | None = None
+        #: Whether a claimed epsilon may end the training.
+        self.counts = False
+
+    def begin(self, trainer: Any, run: AuditRun) -> None:
+        """Respond to what is known before the first step; arguments as of `respond`."""
+        self.respond(run.look(), trainer, run)
+        self._budget = ClaimBudget(run, trainer, ends=self._ends)
+        self._keep_to_budget(trainer, run)
+
+    def end_batch(self, trainer: Any, run: AuditRun) -> None:
+        """Respond to what was found behind a batch; arguments as of `respond`."""
+        if run.look_is_due and not self.told:
+            self.respond(run.look(), trainer, run)
+        self._keep_to_budget(trainer, run)
+
+    def _keep_to_budget(self, trainer: Any, run: AuditRun) -> None:
+        budget = self._budget
+        if budget is None or not budget.counts:
+            self.counts = False
+            return
+        if budget.hopeless:
+            if run.optimizers.steps:
+                budget.counts = False
+                self.respond(run.look(composed=True), trainer, run)
+        elif budget.is_used_up():
+            self._stop(trainer)
+        self.counts = budget.counts
 
     def respond(self, report: AuditReport | None, trainer: Any, run: AuditRun) -> None:
         """Log a violation if it is the first, and ask the training to stop.
@@ -39,11 +68,12 @@ class Stopping:
             _log.error("privacy audit: %s", report.verdict.summary)
         self.told = True
         if self._ends and not run.trial:
-            self._set_least_aside(trainer.fit_loop)
-            trainer.should_stop = True
+            self._stop(trainer)
 
-    def _set_least_aside(self, loop: Any) -> None:
-        if self._least is None:
+    def _stop(self, trainer: Any) -> None:
+        trainer.should_stop = True
+        loop = trainer.fit_loop
+        if self._least is None:  # what the training was to last at least is set aside
             self._least = (loop.min_epochs, loop.epoch_loop.min_steps)
             loop.min_epochs = loop.epoch_loop.min_steps = None
 

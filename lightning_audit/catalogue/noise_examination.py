@@ -88,6 +88,13 @@ REPLAY_NOISE = Check(
             -10,
         ),
         _rule(
+            ("together",),
+            "noise_alike_at_entries",
+            "noise of entries that go together: some directions have less than the claimed noise",
+            "whether entries or tensors share a draw, and what the noise is multiplied with",
+            -10,
+        ),
+        _rule(
             (
                 "few_values",
                 "tails",

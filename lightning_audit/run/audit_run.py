@@ -219,7 +219,7 @@ class AuditRun:
     def start_batch(self, epoch: int, batch: Any) -> None:
         """Forget a step that broke off."""
         self._course.trained_batches += 1
-        self._steps_before = self._steps()
+        self._steps_before = self.optimizers.steps
         if self._course.trained_batches >= self.ledger.due:
             self.ledger.start_batch(batch, self._course.trained_batches, self.optimizers)
         for session in self.sessions:
@@ -232,28 +232,29 @@ class AuditRun:
         """Until the next batch nothing is trained."""
         for session in self.sessions:
             session.end_batch()
-        taken = self._steps() - self._steps_before
+        taken = self.optimizers.steps - self._steps_before
         if taken > 1 or self.ledger.looks:
             self.ledger.end_batch(taken, self.sessions, batch)
         if self.sessions and not taken and self._empty.skipped(batch):
             self._course.notes.add(SKIPPED)
         if self.examinations.behind is not None or self.examinations.watch is not None:
-            self.examinations.end_batch(self._steps(), stepped=taken > 0)
+            self.examinations.end_batch(self.optimizers.steps, stepped=taken > 0)
             self.look_is_due |= self._course.examined.found(self.config.significance)
-        self.look_is_due |= self._looks.is_due(self.optimizers, self.ledger.book)
+        waits = bool(self.sessions) and all(session.recorder.waits for session in self.sessions)
+        if not waits or self.ledger.looks:
+            self.look_is_due |= self._looks.is_due(self.optimizers, self.ledger.book)
 
-    def look(self) -> AuditReport | None:
-        """The report by now if a check says that the claim is false; see `look_is_due`."""
+    def look(self, *, composed: bool = False) -> AuditReport | None:
+        """The report, if a check without an epsilon is violated, or where they are ``composed``."""
         self.look_is_due = False
-        if not self._steps():
+        if not self.optimizers.steps:
             self.optimizers.read_rates()
-        if not self.ranks.from_first(lambda: violated(self.sessions, self.facts, self.config)):
+        if not self.ranks.from_first(
+            lambda: composed or violated(self.sessions, self.facts, self.config)
+        ):
             return None
         self.report = self.ranks.from_first(lambda: self._write(*self._evaluate(), complete=False))
         return self.report
-
-    def _steps(self) -> int:
-        return sum(session.recorder.steps for session in self.sessions)
 
     def prepare(self, loss: Any, accumulated: int) -> None:
         """Before a backward pass: lay the canaries out, where that is possible."""
@@ -263,7 +264,7 @@ class AuditRun:
                 session.prepare(coming)
 
     def conceal(self) -> None:
-        """After a backward pass: let other code see the batch's gradients alone."""
+        """After a backward pass: let others see the batch's gradients alone."""
         for session in self.sessions:
             session.conceal()
 
@@ -300,7 +301,7 @@ class AuditRun:
     def end(self) -> None:
         """Close the records, and write the last report, which says whether they are whole."""
         self._compare()
-        self.examinations.look_behind(self._steps(), now=True)
+        self.examinations.look_behind(self.optimizers.steps, now=True)
         for session in self.sessions:
             session.recorder.close()
         self.report = self.ranks.from_first(

@@ -83,7 +83,8 @@ class AuditedOptimizers:
         self._files = files
         self._precision = precision
         self._ranks = ranks
-        self._notes, self._lints = notes, lints
+        #: Remarks on the run.
+        self.notes, self._lints = notes, lints
         #: Whether steps are those of the training.
         self.looks = True
         #: Steps of optimizers that are not private, and the class of the last of these.
@@ -100,6 +101,11 @@ class AuditedOptimizers:
     def facts(self) -> list[OptimizerFacts]:
         """What is known of each private optimizer."""
         return [audit.facts for audit in self.audits]
+
+    @property
+    def steps(self) -> int:
+        """Steps of the private optimizers so far."""
+        return sum(session.recorder.steps for session in self.sessions)
 
     def state(self, run: dict[str, Any]) -> dict[str, Any]:
         """What a checkpoint holds of the audit: tensors and plain values.
@@ -152,7 +158,7 @@ class AuditedOptimizers:
         claim = self.config.claim
         rate_known = claim is not None and claim.sample_rate is not None
         if not rate_known and any(facts.accountant is None for facts in found):
-            self._notes.add(_NO_ACCOUNTANT)
+            self.notes.add(_NO_ACCOUNTANT)
         if any(s.adapts_its_norm and not f.accountant for s, f in zip(steps, found, strict=True)):
             raise UnauditableTraining(_ADAPTIVE_UNACCOUNTED)
         for audit in self._audits_of(steps, found, module):
@@ -176,7 +182,7 @@ class AuditedOptimizers:
         step = hand_written_step(claim, self.attached, module)
         self._remove_plain_handles()
         if claim.sample_rate is None:
-            self._notes.add(_NO_ACCOUNTANT)
+            self.notes.add(_NO_ACCOUNTANT)
         (audit,) = self._audits_of([step], [OptimizerFacts()], module)
         audit.open_to(module)
 
@@ -251,7 +257,7 @@ class AuditedOptimizers:
         before, now = kept["config"], self.config.settings()
         refuse_mechanism(before, now, history, steps)
         for sentence in describe_changes(before, now, steps):
-            self._notes.add(sentence)
+            self.notes.add(sentence)
         self.plain_steps, self.plain_name = kept["plain"]
 
     def close_records(self) -> None:
@@ -269,7 +275,7 @@ class AuditedOptimizers:
                 store = ObservationStore.resume(directory, header, name, entries, number)
                 if store is not None:
                     return store
-                self._notes.add(
+                self.notes.add(
                     f"the record of the first {entries} steps is not in {directory}; the checks "
                     "go on from the checkpoint's sums, the record from here"
                 )

@@ -229,7 +229,7 @@ class Looks:
             book: of the run, empty where there are several processes.
         """
         sessions, plain = optimizers.sessions, optimizers.plain_steps
-        steps = plain + sum(session.recorder.steps for session in sessions)
+        steps = plain + optimizers.steps
         if self._ranks.several:
             found = sum(session.recorder.flagged_alike for session in sessions)
         else:

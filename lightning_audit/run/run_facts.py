@@ -176,13 +176,18 @@ class RunFacts:
     @property
     def accountants(self) -> tuple[AccountantLink, ...]:
         """The links to different accountants."""
-        links = (o.accountant for o in self.optimizers if o.accountant is not None)
-        return tuple({id(link.accountant): link for link in links}.values())
+        return links_of(self.optimizers)
 
     @property
     def sample_rate(self) -> float | None:
         """The rate to compare the loader with; see `rate_of_all`."""
         return rate_of_all(self.optimizers, self.loaders)
+
+
+def links_of(optimizers: Sequence[OptimizerFacts]) -> tuple[AccountantLink, ...]:
+    """The links of optimizers to different accountants."""
+    links = (o.accountant for o in optimizers if o.accountant is not None)
+    return tuple({id(link.accountant): link for link in links}.values())
 
 
 def rate_of_all(optimizers: Sequence[OptimizerFacts], loaders: int) -> float | None:

@@ -18,11 +18,13 @@ import numpy as np
 from lightning_audit.layout import FloatArray
 from lightning_audit.run_checks.repeated_numbers import copied_entries, few_values, repeated_numbers
 from lightning_audit.stats.dependence.low_rank import low_rank_log_e
-from lightning_audit.stats.dependence.symmetric_noise import product_log_e
+from lightning_audit.stats.dependence.symmetric_noise import product_log_e, together_log_e
 from lightning_audit.stats.evalues.noise_scale import noise_log_e
 from lightning_audit.stats.evalues.noise_shape import TailBet
 from lightning_audit.stats.evalues.sequential import log_mean_exp
 
+#: The kind of entries that go together, of which looks are multiplied.
+TOGETHER = "together"
 #: Log e-value of what has no chance at all where noise is drawn anew for each entry.
 CERTAIN = 500.0
 #: Parts of the entries that may have less noise than the others.
@@ -35,6 +37,9 @@ _TAILS = 100_000
 _RANKED = 3
 #: Least rows and columns of a matrix whose rank is looked at.
 _LEAST_SIDE = 4
+#: Mean square, over the claimed one, up to which entries that go together leave less than the
+#: claimed noise in some direction.
+_AS_CLAIMED = 1.02
 #: Distances between entries that are compared.
 _NEAR = (1, 2, 3, 4)
 
@@ -74,6 +79,11 @@ class Draws:
     def count(self) -> int:
         """How many draws."""
         return len(self.tensors[0])
+
+    @property
+    def flat(self) -> FloatArray:
+        """All entries of each draw, ``[draws, entries]``."""
+        return np.concatenate([own.reshape(len(own), -1) for own in self.tensors], axis=1)
 
     @property
     def repeated_part(self) -> str:
@@ -205,8 +215,7 @@ def _neighbours(draws: Draws) -> Seen:
 def _tensors(draws: Draws) -> Seen:
     """Tensors whose entries have the same noise, or parts of it."""
     found = repeated_numbers(_first_two(draws), across=True)
-    flat = np.concatenate([own.reshape(len(own), -1) for own in draws.tensors], axis=1)
-    if found or (draws.sized and (found := copied_entries(flat))):
+    if found or (draws.sized and (found := copied_entries(draws.flat))):
         return Seen(CERTAIN, found)
     noise = [differences(own) for own in draws.tensors]
     own = [each.reshape(len(each), -1) for each in noise]
@@ -221,7 +230,7 @@ def _tensors(draws: Draws) -> Seen:
 
 def _draws(draws: Draws) -> Seen:
     """Draws by other random numbers that are alike."""
-    flat = np.concatenate([own.reshape(len(own), -1) for own in draws.tensors], axis=1)
+    flat = draws.flat
     alike = [
         (a, b) for a, b in combinations(range(len(flat)), 2) if np.array_equal(flat[a], flat[b])
     ]
@@ -234,6 +243,17 @@ def _draws(draws: Draws) -> Seen:
     return _mean(
         [Seen(float(product_log_e(a * b)), what) for a, b in combinations(noise, 2)],
     )
+
+
+def _together(draws: Draws) -> Seen:
+    """Entries that go together, wherever they stand."""
+    if not draws.sized:
+        return NOTHING
+    noise = contrasts(draws.flat)
+    # Noise that is larger than claimed may be the claimed noise and a part that goes together.
+    if float(np.square(noise).mean()) > _AS_CLAIMED:
+        return NOTHING
+    return Seen(together_log_e(noise), "entries of the noise, not near each other, go together")
 
 
 # ------------------------------------------------------------------ values
@@ -290,6 +310,7 @@ FAMILIES: dict[str, Callable[[Draws], Seen]] = {
     "low_rank": _low_rank,
     "few_values": _few,
     "neighbours": _neighbours,
+    TOGETHER: _together,
     "small": _small,
     "tails": _tails,
 }

@@ -12,7 +12,7 @@ import numpy as np
 from lightning_audit.catalogue.evidence import Evidence
 from lightning_audit.catalogue.noise_examination import REPLAY_NOISE
 from lightning_audit.results.audit_report import CheckResult
-from lightning_audit.run_checks.drawn_noise import FAMILIES, NOTHING, Seen
+from lightning_audit.run_checks.drawn_noise import FAMILIES, NOTHING, TOGETHER, Seen
 from lightning_audit.run_checks.replay_findings import Finding
 from lightning_audit.stats.evalues.sequential import log_mean_exp
 
@@ -32,6 +32,7 @@ _SHARPEST = (
     "low_rank",
     "few_values",
     "neighbours",
+    TOGETHER,
     MISSING,
     EARLIER,
 )
@@ -89,6 +90,8 @@ class NoiseLog:
 
     A look's e-value is valid whatever was seen before; the k-th counts with the weight
     ``1 / (k (k + 1))``, and what is left of 1 stays as it is, so that looks may go on without end.
+    Half of the whole is the product of what all looks say of entries that go together, which no
+    look alone shows where they do so a little.
     """
 
     looks: int = 0
@@ -101,6 +104,7 @@ class NoiseLog:
     growth: list[tuple[int, float]] = field(default_factory=list)
     _log_sum: float = -math.inf
     _largest: float = 0.0
+    _log_product: float = 0.0
 
     def take(self, step: int, look: NoiseLook | None, reason: str = "") -> None:
         """Take in a look.
@@ -118,8 +122,13 @@ class NoiseLog:
         self.entries = max(self.entries, look.entries)
         weight = -math.log(self.looks * (self.looks + 1.0))
         self._log_sum = float(np.logaddexp(self._log_sum, weight + look.log_e))
-        log_e = float(np.logaddexp(self._log_sum, -math.log(self.looks + 1.0)))
+        together = look.seen.get(TOGETHER, NOTHING)
+        self._log_product += together.log_e
+        each = float(np.logaddexp(self._log_sum, -math.log(self.looks + 1.0)))
+        log_e = float(log_mean_exp([each, self._log_product]))
         kind, seen = look.largest
+        if together.what and seen.log_e <= _CLEAR < self._log_product:
+            kind, seen = TOGETHER, together._replace(log_e=self._log_product)
         # What was clear first is the fault; it shows in other ways later.
         if seen.log_e > self._largest and self._largest < _CLEAR:
             self._largest, self.kind, self.finding = seen.log_e, kind, seen.what

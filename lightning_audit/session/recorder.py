@@ -77,6 +77,8 @@ class Recorder:
         #: Number of tests that have flagged, as of the last steps that were fed; and of those that
         #: see the same in all processes.
         self.flagged = self.flagged_alike = 0
+        #: Whether the last step has not been fed yet, so that these are as they were before it.
+        self.waits = False
         self._watch_tests()
 
     @property
@@ -118,10 +120,12 @@ class Recorder:
         self._waiting.append(step)
         self.steps += 1
         self._zeros_are_public |= step.dead is not None and step.dead.proved
+        self.waits = True
         if self._undecided():
             return
         if self.steps <= self.PROMPT or self.steps % self.BLOCK == 0 or _is_striking(step):
             self.digest()
+            self.waits = False
             # Looked at here alone, so that asking for the monitor changes nothing of the run.
             self.clipping_is_broken = self._monitor.clipping_is_broken
             self.flagged_alike = sum(test.violated for test in self._alike)

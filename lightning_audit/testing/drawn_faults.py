@@ -81,6 +81,16 @@ OF_THE_DRAW = (
         audit=_THREE,
     ),
     Fault(
+        "noise_of_scattered_pairs",
+        "entries in scattered pairs, across tensors, share most of their noise",
+        "noise that is gathered by an index",
+        optimizer=drawn.PairedNoise,
+        named="noise_alike_at_entries",
+        check="replay.noise",
+        sentence="noise of entries that go together",
+        audit=_THREE,
+    ),
+    Fault(
         "noise_by_batch",
         "the noise is in proportion to the number of records drawn",
         "noise that is scaled with the mean",

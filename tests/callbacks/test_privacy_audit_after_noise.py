@@ -111,11 +111,13 @@ SOME = [
 
 
 @pytest.mark.parametrize(("name", "where"), staged(SOME[::3], SOME[1::3] + SOME[2::3]))
+@pytest.mark.one_in(4)
 def test_a_processed_release_is_not_accused(tmp_path: Path, name: str, where: str) -> None:
     assert_not_accused(run(tmp_path, processed(name, where), seed=1), name)
 
 
 @pytest.mark.parametrize(("name", "where"), staged(SOME[1::3], SOME[::3] + SOME[2::3]))
+@pytest.mark.one_in(4)
 def test_half_the_noise_before_a_process_is_named(tmp_path: Path, name: str, where: str) -> None:
     assert_too_little_noise(run(tmp_path, processed(name, where, share=0.5), seed=1))
 
@@ -146,6 +148,7 @@ def test_a_hand_written_release_that_is_shown_is_not_accused(
 
 
 @pytest.mark.parametrize("kind", [ByHand, ByHandInClosure])
+@pytest.mark.one_in(2)
 def test_half_the_noise_of_a_hand_written_release_is_named(
     tmp_path: Path, kind: type[ByHand]
 ) -> None:
@@ -153,6 +156,7 @@ def test_half_the_noise_of_a_hand_written_release_is_named(
 
 
 @by_hand
+@pytest.mark.one_in(4)
 def test_a_hand_written_release_that_is_not_shown_is_not_accused(
     tmp_path: Path, name: str, kind: type[ByHand]
 ) -> None:
@@ -196,6 +200,7 @@ def _share(kind: type, share: float) -> type:
 
 
 @pytest.mark.parametrize("name", staged(list(SHAPES)[::2], list(SHAPES)[1::2]))
+@pytest.mark.one_in(3)
 def test_another_shape_of_release_is_not_accused(tmp_path: Path, name: str) -> None:
     report = run(tmp_path, SHAPES[name](1.0), seed=1)
     assert report.verdict.outcome != "VIOLATION", report.verdict

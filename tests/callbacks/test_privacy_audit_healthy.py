@@ -252,6 +252,7 @@ def test_adam_with_a_learning_rate_schedule_passes(tmp_path: Path) -> None:
     ],
     ids=["nesterov", "decay", "maximize", "adamw", "fused", "rmsprop", "adagrad", "nadam"],
 )
+@pytest.mark.one_in(4)
 def test_no_optimizer_of_torch_counts_as_replacing_the_gradient(tmp_path: Path, inner: Any) -> None:
     report = fit(tmp_path, PrivateModule(inner=inner), PrivacyAudit(seed=1), max_steps=32)
     assert status(report, "gradient_replaced") == "ok"

@@ -185,6 +185,7 @@ HOOKS = ["on_train_start", "on_train_epoch_start", "on_train_batch_start"]
 
 @pytest.mark.parametrize("hook", HOOKS)
 @pytest.mark.parametrize("audit_first", [True, False], ids=["audit first", "audit last"])
+@pytest.mark.one_in(4)
 def test_private_by_a_callback_passes_wherever_the_audit_stands(
     tmp_path: Path, hook: str, audit_first: bool
 ) -> None:

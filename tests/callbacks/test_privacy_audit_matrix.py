@@ -28,6 +28,7 @@ def name_of(row: Row) -> str:
 @pytest.mark.parametrize(
     "row", staged(quick=COMPARED, heavy=[row for row in ROWS if row not in COMPARED]), ids=name_of
 )
+@pytest.mark.one_in(2)
 def test_signal_is_one_and_noise_is_as_claimed(tmp_path: Path, row: Row) -> None:
     module = row.module()
     audit = PrivacyAudit(claimed_epsilon=1000.0, seed=1, **row.audit)
@@ -64,6 +65,7 @@ def test_signal_is_one_and_noise_is_as_claimed(tmp_path: Path, row: Row) -> None
     staged(quick=COMPARED, nightly=[row for row in ROWS if row not in COMPARED]),
     ids=name_of,
 )
+@pytest.mark.one_in(2)
 def test_model_is_what_it_would_be(tmp_path: Path, row: Row) -> None:
     ends = []
     for name, callbacks in (

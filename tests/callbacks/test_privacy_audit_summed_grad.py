@@ -73,6 +73,7 @@ def own_cross_entropy(module: PrivateModule, batch: Any) -> torch.Tensor:
         ],
     ),
 )
+@pytest.mark.one_in(3)
 def test_the_clipped_sums_of_a_step_that_is_done_are_those_of_a_training_without_the_audit(
     tmp_path: Path, make: Callable[[], pl.LightningModule]
 ) -> None:

@@ -107,6 +107,7 @@ def test_an_optimizer_that_is_not_private_takes_one_step(tmp_path: Path) -> None
         (faulty_clipping.NoClipping, {"no_clipping", "one_record_moves_too_much"}),
     ],
 )
+@pytest.mark.one_in(2)
 def test_a_fault_ends_the_training_within_five_steps_and_is_named(
     tmp_path: Path, kind: type[torch.optim.Optimizer], names: set[str]
 ) -> None:

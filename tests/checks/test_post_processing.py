@@ -44,6 +44,7 @@ def run(
     [np.sign, np.negative, lambda z: z * (np.abs(z) > 1), lambda z: 1e-9 * z, lambda z: z**3],
     ids=["sign", "negative", "largest", "tiny", "cube"],
 )
+@pytest.mark.one_in(3)
 def test_what_is_computed_of_a_release_never_follows_the_coins(process, runs: int) -> None:
     """Simulated at a level of 1 %: binomial with at most that mean, up to once in 10^4."""
     rng = np.random.default_rng(1)
@@ -86,6 +87,7 @@ def test_weights_that_follow_the_coins_are_found_where_the_gradient_does_not() -
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("kept", [0.0, 0.5, 0.9])
+@pytest.mark.one_in(3)
 def test_a_canary_that_a_mask_hides_accuses_nobody(kept: float, sign: float) -> None:
     """What is taken out of a canary that did not come through stays in the release, negated."""
     rng = np.random.default_rng(5)

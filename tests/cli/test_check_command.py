@@ -76,6 +76,7 @@ QUICK = ("correct", "claimed", "two optimizers", "broken off", "half noise")
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=HEAVY) for name in TRAININGS]
 )
+@pytest.mark.one_in(3)
 def test_what_a_training_wrote_has_the_exit_code_of_its_verdict(
     name: str, trained: Callable[[str], str], gate: Gate
 ) -> None:

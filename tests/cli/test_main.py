@@ -182,6 +182,7 @@ COUNTS = {"false_negatives": [2], "n_in": 9, "false_positives": [1], "n_out": 9,
         "power --claimed-epsilon 4 --true-epsilon 6 --delta 1e-5",
     ],
 )
+@pytest.mark.one_in(3)
 def test_a_command_that_does_not_train_loads_neither_torch_nor_lightning_nor_opacus(
     tmp_path: Path, arguments: str
 ) -> None:

@@ -87,6 +87,7 @@ def brute(entries: np.ndarray, method: str, choice: str) -> int | None:
 
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.one_in(4)
 def test_steps_are_those_of_a_loop_over_all_observations(method: str, choice: str) -> None:
     entries = record(60, shift=3.0, noise=0.5)
     entries["canaries"][::7] = NOT_PLANNED

@@ -127,6 +127,7 @@ def test_sound_net_is_not_accused(tmp_path: Path, net: str, precision: str) -> N
     ("kind", "precision"),
     [(PrivateModule, "32-true"), (PrivateModule, "bf16-mixed"), (ManualModule, "32-true")],
 )
+@pytest.mark.one_in(3)
 def test_batch_normalisation_is_found_in_one_step(
     tmp_path: Path, kind: type, precision: str
 ) -> None:

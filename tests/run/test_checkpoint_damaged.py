@@ -167,6 +167,7 @@ def text_for_tensors(state: dict[str, Any]) -> Any:
         text_for_tensors,
     ],
 )
+@pytest.mark.one_in(4)
 def test_a_damaged_checkpoint_is_refused_by_fit_before_a_step(tmp_path: Path, damage: Any) -> None:
     path = checkpoint(tmp_path)
     whole = torch.load(path, weights_only=True)

@@ -187,6 +187,7 @@ def test_a_training_that_breaks_off_then_raises_its_own_exception(tmp_path: Path
 
 @pytest.mark.parametrize("given", [False, True], ids=["default_root_dir", "report_dir"])
 @pytest.mark.parametrize("removed", [False, True])
+@pytest.mark.one_in(4)
 def test_another_working_directory_moves_no_file(
     tmp_path: Path,
     undisturbed: torch.Tensor,
@@ -236,6 +237,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="tmpfs is Linux'")
 @pytest.mark.parametrize("freed", [False, True])
+@pytest.mark.one_in(2)
 def test_a_full_disk_costs_the_pass_and_nothing_of_the_training(
     tmp_path: Path, disk: Path, undisturbed: torch.Tensor, freed: bool
 ) -> None:
@@ -328,6 +330,7 @@ FIRST_LINKS = [LINKS[5 * j % 4 + 4 * j] for j in range(len(NAMES))]
     ("name", "there", "when"),
     staged(quick=FIRST_LINKS, heavy=[case for case in LINKS if case not in FIRST_LINKS]),
 )
+@pytest.mark.one_in(4)
 def test_no_link_in_the_directory_is_written_through(
     tmp_path: Path, name: str, there: bool, when: int | None
 ) -> None:

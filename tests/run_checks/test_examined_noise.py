@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lightning_audit.catalogue.noise_examination import REPLAY_NOISE
-from lightning_audit.run_checks.drawn_noise import CERTAIN, FAMILIES, Seen
+from lightning_audit.run_checks.drawn_noise import CERTAIN, FAMILIES, NOTHING, TOGETHER, Seen
 from lightning_audit.run_checks.examined_noise import MISSING, OF_RECORDS, NoiseLog, NoiseLook
 
 FINE = NoiseLook({kind: Seen(0.0, "") for kind in FAMILIES}, draws=12, entries=30)
@@ -25,6 +25,9 @@ def test_the_looks_of_a_run_have_one_e_value() -> None:
     (_, last) = max(log.growth, key=lambda pair: pair[1])
     assert last <= math.log(1.5) + max(log_es)
     assert math.exp(log._log_sum) + 1.0 / 7.0 == pytest.approx(weighted)
+    # Half of the whole is the product of one kind's values, which was not among these.
+    by_step = np.cumsum(np.exp(log_es) / (number * (number + 1))) + 1.0 / (number + 1)
+    assert math.exp(last) == pytest.approx((max(by_step) + 1.0) / 2.0)
 
 
 def test_what_is_certain_is_found_and_named_by_the_sharpest_kind() -> None:
@@ -41,6 +44,23 @@ def test_what_is_certain_is_found_and_named_by_the_sharpest_kind() -> None:
     assert rule.name == "noise_missing_at_entries"
     assert "3 entries have none" in result.message
     assert result.advice.endswith("Own in own.py:3")
+
+
+def test_entries_that_go_together_a_little_in_every_look_are_found() -> None:
+    # No look alone would do: log e of 5 each, of which the product alone grows.
+    log = NoiseLog()
+    for step in range(3):
+        assert not log.found(1e-3)
+        log.take(step, NoiseLook({**FINE.seen, TOGETHER: Seen(5.0, "they go together")}, 12, 30))
+    log.take(9, NoiseLook({OF_RECORDS: NOTHING}, 4, 30))  # a look of another kind
+    result = log.result(1e-3)
+    assert result.status == "violated"
+    assert (result.evidence["of"], result.evidence["finding"]) == (TOGETHER, "they go together")
+    rule = next(rule for rule in REPLAY_NOISE.faults if rule.applies(result.evidence))
+    assert rule.name == "noise_alike_at_entries"
+    again = NoiseLog()
+    again.load(json.loads(json.dumps(log.state())))
+    assert again.result(1e-3) == result
 
 
 def test_a_kind_that_says_more_comes_before_a_larger_one() -> None:

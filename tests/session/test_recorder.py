@@ -199,6 +199,7 @@ def torch_round_trip(state: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("round_trip", [json_round_trip, torch_round_trip])
 @pytest.mark.parametrize("stop", [0, 1, 33, 104, 127])
+@pytest.mark.one_in(3)
 def test_a_run_that_goes_on_from_its_state_is_the_run_without_a_stop(
     tmp_path: Path, round_trip: Any, stop: int
 ) -> None:

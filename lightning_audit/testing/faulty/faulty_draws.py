@@ -115,6 +115,19 @@ class SmoothedNoise(OwnNoise):
         return [noise.view_as(p) for noise, p in zip(mixed, self.params, strict=True)]
 
 
+class PairedNoise(OwnNoise):
+    """Gives each entry most of the noise of another one, anywhere in the gradient."""
+
+    def unit_noise(self) -> Tensors:
+        """Noise of the stated size, that of pairs with a correlation of .8."""
+        noise = torch.cat([own.flatten() for own in super().unit_noise()])
+        order = torch.randperm(len(noise), generator=torch.Generator().manual_seed(0))
+        one, other = order[: len(order) // 2], order[len(order) // 2 : len(order) // 2 * 2]
+        noise[other] = 0.8 * noise[one] + 0.6 * noise[other]
+        parts = torch.split(noise, [p.numel() for p in self.params])
+        return [own.view_as(p) for own, p in zip(parts, self.params, strict=True)]
+
+
 class NoiseByBatch(OwnNoise):
     """Scales the noise by the number of records, which is right on average."""
 

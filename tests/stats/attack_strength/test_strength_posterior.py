@@ -59,6 +59,7 @@ def test_prior_of_the_published_code_is_reproduced(strong: StrengthPosterior) ->
         (0.99, 1000, (0.320, 0.476)),
     ],
 )
+@pytest.mark.one_in(5)
 def test_intervals_at_a_known_strength_are_reproduced(strength, n, interval) -> None:
     counts = attack_counts(2 * n // 5, n, 2 * n // 5, n)
     found = epsilon_posterior_at_strength(counts, 0.01, strength).interval(0.1)

@@ -82,6 +82,7 @@ def upper_tail(t: float, df: int, noncentrality: float) -> mpmath.mpf:
         (10**6, 50.0, 0.05),
     ],
 )
+@pytest.mark.one_in(4)
 def test_tail_at_the_limit_is_the_significance(n: int, mu: float, significance: float) -> None:
     t, df = mu * math.sqrt(n / 2), 2 * n - 2
     limit = of_t(t, n, n, significance)

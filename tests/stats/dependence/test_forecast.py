@@ -89,6 +89,7 @@ DEPENDENT = {
 
 @pytest.mark.parametrize("made", DEPENDENT.values(), ids=DEPENDENT)
 @pytest.mark.parametrize(("width", "within"), [(384, 30), (40, 120), (12, 319)])
+@pytest.mark.one_in(3)
 def test_dependent_noise_is_found_by_many_entries_soon_and_by_few_in_time(
     made: Made, width: int, within: int
 ) -> None:

@@ -37,6 +37,7 @@ def streams(runs: int, steps: int, seed: int, make) -> tuple[float, list[float]]
 
 @pytest.mark.parametrize("shift", [0.0, 0.5])
 @pytest.mark.parametrize("scale", [1.0, 3.0])
+@pytest.mark.one_in(4)
 def test_independent_noise_alarms_in_fewer_runs_than_the_level(shift: float, scale: float) -> None:
     """At a level of 5 % (an e-value of 20), at any step of 60."""
     alarms, _ = streams(

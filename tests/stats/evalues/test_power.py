@@ -104,6 +104,7 @@ SENSITIVITY = [
 
 
 @pytest.mark.parametrize(("k", "steps", "shift", "std"), SENSITIVITY)
+@pytest.mark.one_in(3)
 def test_sensitivity_power_promises_no_more_than_the_bet_keeps(
     k: int, steps: int, shift: float, std: float
 ) -> None:
