@@ -25,20 +25,29 @@ def _trains(item: pytest.Item) -> bool:
     return by_room or item.get_closest_marker("training") is not None
 
 
+def _thin(items: list[pytest.Item], marker: str, later: str) -> None:
+    """Leave one in so many cases where it is, and give the others to a later stage."""
+    cases: Counter[str] = Counter()
+    for item in items:
+        given = item.get_closest_marker(marker)
+        if given is None or item.get_closest_marker(later) or item.get_closest_marker("nightly"):
+            continue
+        test = item.nodeid.partition("[")[0]
+        if cases[test] % given.args[0]:
+            item.add_marker(later)
+        cases[test] += 1
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Expect those warnings of the tests that train; what is nightly is heavy, too.
 
-    Of the cases of a test that is marked ``one_in(n)`` one in n is quick, the others are heavy.
+    Of the cases of a test that is marked ``one_in(n)`` one in n is quick, the others are heavy; of
+    the heavy ones of a test that is marked ``heavy_one_in(n)`` one in n, the others are nightly.
     """
-    cases: Counter[str] = Counter()
+    _thin(items, "one_in", "heavy")
+    _thin([item for item in items if item.get_closest_marker("heavy")], "heavy_one_in", "nightly")
     for item in items:
-        thinned = item.get_closest_marker("one_in")
-        if thinned and not any(map(item.get_closest_marker, ("heavy", "nightly"))):
-            test = item.nodeid.partition("[")[0]
-            if cases[test] % thinned.args[0]:
-                item.add_marker("heavy")
-            cases[test] += 1
         if item.get_closest_marker("nightly"):
             item.add_marker("heavy")
         if _trains(item):

@@ -23,6 +23,7 @@ UNREPEATABLE = {"a generator of Python", "the operating system"}
 
 @pytest.mark.parametrize("seed", staged(quick=[0], heavy=[1, 2]))
 @pytest.mark.parametrize("name", CORRECT)
+@pytest.mark.heavy_one_in(4)
 @pytest.mark.one_in(3)
 def test_a_correct_function_passes(name: str, seed: int) -> None:
     torch.manual_seed(seed)

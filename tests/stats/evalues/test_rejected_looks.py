@@ -97,6 +97,7 @@ RUNS = 2000
 @pytest.mark.parametrize(
     "course", ["constant", "rises", "falls", "alternates", "alternates slowly", "follows"]
 )
+@pytest.mark.heavy_one_in(3)
 def test_what_is_rejected_is_below_the_mean_ratio_so_far_at_all_looks_together(
     course: str, p: float, runs: int
 ) -> None:
