@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
@@ -65,7 +66,7 @@ def _divergences_once() -> None:
 
 @pytest.fixture
 def short_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Audits with ``bounds=[]`` and ``examinations=0`` by default, and as without matplotlib.
+    """Audits with ``examinations=0`` by default, and as without matplotlib.
 
     These are the larger part of a short training.
     """
@@ -73,17 +74,17 @@ def short_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("lightning_audit.callbacks.figures.find_spec", lambda name: None)
     *others, examinations, bounds = PrivacyAudit.__init__.__defaults__
-    assert (examinations, bounds) == ("auto", None)
+    assert (examinations, bounds) == ("auto", ())
     monkeypatch.setattr(PrivacyAudit.__init__, "__defaults__", (*others, 0, ()))
 
 
 @pytest.fixture
 def one_examination(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Audits with ``examinations=1`` by default."""
+    """Audits with ``examinations=1`` and ``bounds="all"`` by default."""
     from lightning_audit import PrivacyAudit
 
-    *others, _, bounds = PrivacyAudit.__init__.__defaults__
-    monkeypatch.setattr(PrivacyAudit.__init__, "__defaults__", (*others, 1, bounds))
+    *others, _, _ = PrivacyAudit.__init__.__defaults__
+    monkeypatch.setattr(PrivacyAudit.__init__, "__defaults__", (*others, 1, "all"))
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +100,9 @@ def _training(request: pytest.FixtureRequest) -> None:
     request.getfixturevalue("one_examination" if whole else "short_report")
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    # Epochs of tests are too short for bounds at the end of each.
+    monkeypatch = request.getfixturevalue("monkeypatch")
+    monkeypatch.setattr("lightning_audit.run.findings.EPOCH_SHARE", math.inf)
 
 
 @pytest.fixture(scope="module")

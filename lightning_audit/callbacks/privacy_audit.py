@@ -14,7 +14,7 @@ from lightning_audit.callbacks.figures import send_report_figure
 from lightning_audit.callbacks.lightning_step import LightningStep
 from lightning_audit.callbacks.outcome import raise_for, show, warn_of_end
 from lightning_audit.callbacks.same_training import goes_on, note_end
-from lightning_audit.callbacks.stopping import Stopping
+from lightning_audit.callbacks.stopping import Stopping, ends_with_this_epoch
 from lightning_audit.callbacks.strategy_hooks import StrategyHook, show_batches, watch_loaders
 from lightning_audit.callbacks.trainer_refusals import refuse_trainer
 from lightning_audit.canaries.gradient import GradientCanary
@@ -24,7 +24,6 @@ from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.checkpoint import verified
 from lightning_audit.session.input_sample import join_batches
-from lightning_audit.stats.bounds.named_bounds import BOUND_NAMES
 from lightning_audit.verdict.pass_blockers import Resolution
 
 if TYPE_CHECKING:
@@ -65,9 +64,8 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
             first 500 where per-sample gradients must be copied for it.
         significance: probability of a false alarm over the whole run, in (0, 1).
         bound_significance: probability that a logged lower bound is wrong, in (0, 1).
-        bounds: names of the literature's bounds to compute at each epoch's end, such as
-            ["fdp_cp"]; None for all, [] for none, which takes little time of an epoch's end. The
-            verdict does not rest on them.
+        bounds: names of the literature's bounds to compute and log beside the audit's own, such as
+            ["fdp_cp"], or "all". The verdict does not rest on them.
         resolution: what the audit must be able to see before it may pass; None for noise of 0.8
             times the claim and a clipping norm twice too large.
         allow: names of findings that shall not fail the run; they are still shown.
@@ -114,7 +112,7 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         log_prefix: str = "audit",
         seed: int | None = None,
         examinations: Literal["auto"] | int = "auto",
-        bounds: Sequence[str] | None = None,
+        bounds: Sequence[str] | Literal["all"] = (),
     ) -> None:
         super().__init__()
         self.config = AuditConfig(
@@ -132,7 +130,7 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
             on_inconclusive=on_inconclusive,
             seed=arguments.seed_of(seed),
             examinations=examinations,
-            bounds=BOUND_NAMES if bounds is None else bounds,
+            bounds=bounds,
         )
         self.report_dir = report_dir
         self.log_prefix = log_prefix
@@ -279,8 +277,9 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
     def on_train_epoch_end(
         self, run: AuditRun, trainer: Trainer, pl_module: LightningModule
     ) -> None:
-        """Log the bounds; ask the training to stop when the claim is false."""
-        metrics, report = run.end_epoch(trainer.current_epoch, pl_module)
+        """Log the bounds where they are due; ask the training to stop when the claim is false."""
+        last = ends_with_this_epoch(trainer)
+        metrics, report = run.end_epoch(trainer.current_epoch, pl_module, last=last)
         named = {f"{self.log_prefix}/{name}": value for name, value in metrics.items()}
         pl_module.log_dict(named, sync_dist=run.ranks.several)
         self._stopping.respond(report, trainer, run)

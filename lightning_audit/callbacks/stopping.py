@@ -12,6 +12,14 @@ from lightning_audit.run.audit_run import AuditRun
 _log = logging.getLogger(__name__)
 
 
+def ends_with_this_epoch(trainer: Any) -> bool:
+    """Whether a training ends with the epoch that ends now, as far as is known by now."""
+    epochs, steps = trainer.max_epochs, trainer.max_steps
+    by_epochs = epochs not in (None, -1) and trainer.current_epoch + 1 >= epochs
+    by_steps = steps not in (None, -1) and trainer.global_step >= steps
+    return bool(trainer.should_stop or by_epochs or by_steps)
+
+
 class Stopping:
     """What is done about a violation while the training goes on.
 

@@ -156,8 +156,12 @@ def _count_or_none(name: str, value: int | None) -> int | None:
 
 def _bounds(bounds: Sequence[str]) -> tuple[str, ...]:
     """Names of the literature's bounds, in their own order."""
+    if bounds == "all":
+        return BOUND_NAMES
     if isinstance(bounds, str) or not isinstance(bounds, Sequence):
-        raise ValueError(f"bounds={bounds!r} must be a list; write ['fdp_cp'] for one bound.")
+        raise ValueError(
+            f"bounds={bounds!r} must be 'all' or a list; write ['fdp_cp'] for one bound."
+        )
     for name in bounds:
         if name not in BOUND_NAMES:
             raise ValueError(f"bounds holds {name!r}; it must hold names of {list(BOUND_NAMES)}.")

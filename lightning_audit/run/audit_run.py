@@ -19,7 +19,7 @@ from lightning_audit.run.audited_optimizers import AuditedOptimizers
 from lightning_audit.run.checkpoint import refusing_what_does_not_fit
 from lightning_audit.run.evaluation import build_report, epoch_metrics
 from lightning_audit.run.examinations import Examinations
-from lightning_audit.run.findings import Findings, Looks, run_checks, violated
+from lightning_audit.run.findings import EpochEnds, Findings, Looks, run_checks, violated
 from lightning_audit.run.report_files import ReportFiles
 from lightning_audit.run.run_epsilons import Epsilons, current_epsilons
 from lightning_audit.run.run_facts import RunCourse, RunFacts, rate_of_all
@@ -61,7 +61,7 @@ class AuditRun:
         self._empty, self._steps_before = EmptyBatches(), 0
         #: Whether it is to be seen, behind the present batch, if the claim is false.
         self.look_is_due = False
-        self._looks = Looks(self.ranks)
+        self._looks, self._epoch_ends = Looks(self.ranks), EpochEnds(self.ranks)
         self.ledger = RunLedger(notes, config.significance, self.lints)
         self.examinations = Examinations(config, self.optimizers, self.ranks, self._course)
 
@@ -274,20 +274,23 @@ class AuditRun:
             audit.session.inject()
 
     def end_epoch(
-        self, epoch: int, module: torch.nn.Module
-    ) -> tuple[dict[str, float], AuditReport]:
-        """Compute and write where things stand; return what is logged, and the report."""
+        self, epoch: int, module: torch.nn.Module, *, last: bool = True
+    ) -> tuple[dict[str, float], AuditReport | None]:
+        """Compute and write where things stand, if due; return what is logged, and the report."""
         for session in self.sessions:
             session.planner.end_epoch()
         if self.sessions:
             self._course.unaudited = self.optimizers.unaudited(module)
         self._compare()
-        metrics, self.report = self.ranks.from_first(lambda: self._close_epoch(epoch))
+        if not self._epoch_ends.is_due(last=last):
+            return {}, None
+        with self._epoch_ends.timed():
+            metrics, self.report = self.ranks.from_first(lambda: self._close_epoch(epoch))
         return metrics, self.report
 
     def _close_epoch(self, epoch: int) -> tuple[dict[str, float], AuditReport]:
         epsilons, findings = self._evaluate()
-        metrics = epoch_metrics(self.sessions, epsilons, findings.all)
+        metrics = epoch_metrics(self.sessions, epsilons, findings.all, self.config.bounds)
         self._course.end_epoch({"epoch": epoch, **metrics})
         return metrics, self._write(epsilons, findings, complete=False)
 
@@ -315,9 +318,8 @@ class AuditRun:
 
     def detach(self) -> None:
         """Take all hooks off."""
-        for part in (self.lints, self.examinations, self.ledger):
+        for part in (self.lints, self.examinations, self.ledger, self.optimizers):
             part.detach()
-        self.optimizers.detach()
 
     def _evaluate(self) -> tuple[Epsilons, Findings]:
         facts = self.facts

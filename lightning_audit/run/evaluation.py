@@ -51,9 +51,15 @@ _LIBRARIES = (
 
 
 def epoch_metrics(
-    sessions: Sequence[AuditSession], epsilons: Epsilons, checks: Sequence[CheckResult]
+    sessions: Sequence[AuditSession],
+    epsilons: Epsilons,
+    checks: Sequence[CheckResult],
+    bounds: Collection[str],
 ) -> dict[str, float]:
-    """What is logged at an epoch's end; epsilons that are unknown are left out."""
+    """What is logged at an epoch's end; epsilons that are unknown are left out.
+
+    Of single bounds nothing is, unless some of the literature's are asked for.
+    """
     proved = epsilons.proved
     metrics: dict[str, float | None] = {
         "epsilon_lower": proved.epsilon_lower,
@@ -71,7 +77,7 @@ def epoch_metrics(
         metrics["observations"] = float(sum(m.sensitivity.observations for m in monitors))
         metrics["step"] = float(sum(monitor.steps for monitor in monitors))
     for bound in proved.bounds:
-        if bound.looks == "single":
+        if bounds and bound.looks == "single":
             metrics[f"epsilon_lower/{bound.name}"] = bound.epsilon_lower
             metrics[f"epsilon_step_lower/{bound.name}"] = bound.epsilon_step_lower
     return {k: float(v) for k, v in metrics.items() if v is not None and math.isfinite(v)}

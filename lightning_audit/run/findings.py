@@ -5,7 +5,9 @@ They are asked for as soon as there may be a violation, at each epoch's end, and
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -37,6 +39,8 @@ from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.ranks import Ranks
 from lightning_audit.verdict.judge import acknowledge
 
+#: Largest part of the time since the last one that an epoch's end may take, once it was looked at.
+EPOCH_SHARE = 0.02
 #: What is found but not certain is looked at again when there are so many times as many steps.
 _AGAIN = 1.5
 
@@ -239,3 +243,28 @@ class Looks:
             return False
         self._known, self._next = began, int(_AGAIN * steps) + 1
         return True
+
+
+class EpochEnds:
+    """Says at which epochs' ends the bounds are computed, by what that took the last time.
+
+    Args:
+        ranks: the processes that train together, which must decide alike.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._ended = self._took = 0.0
+
+    def is_due(self, *, last: bool) -> bool:
+        """Whether they are at this one: at the first, the last, and where they take little time."""
+        allowed = EPOCH_SHARE * (time.perf_counter() - self._ended)
+        return self._ranks.from_first(lambda: last or not self._ended or self._took <= allowed)
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """Take the time of one."""
+        begun = time.perf_counter()
+        yield
+        self._ended = time.perf_counter()
+        self._took = self._ended - begun

@@ -37,7 +37,7 @@ from lightning_audit.record.store import INJECTED, NOT_PLANNED, read_observation
         ({"num_canaries": 2.5}, "num_canaries=2.5", ""),
         ({"oversize": 0.5}, "oversize=0.5", "below the clipping norm"),
         ({"bounds": ["fdp"]}, "bounds holds 'fdp'; it must hold names of", ""),
-        ({"bounds": "fdp_cp"}, "bounds='fdp_cp' must be a list; write ['fdp_cp']", ""),
+        ({"bounds": "fdp_cp"}, "bounds='fdp_cp' must be 'all' or a list; write ['fdp_cp']", ""),
         ({"oversize": 0}, "oversize=0", "clipping norm"),
         ({"significance": 0}, "significance=0", "e.g. 0.001"),
         ({"significance": 1}, "significance=1", ""),

@@ -90,6 +90,42 @@ def test_only_the_bounds_that_are_asked_for_are_computed(
     assert list(audit.report.settings["bounds"]) == sorted(names, reverse=True)
 
 
+def test_by_default_eight_metrics_are_logged(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path)
+    trainer_for(tmp_path, PrivacyAudit(seed=1, bounds=()), logger=logger, max_epochs=1).fit(
+        PrivateModule()
+    )
+    (row,) = _rows(logger)
+    assert {name for name in row if name.startswith("audit/")} == {
+        f"audit/{name}" for name in NAMES[:8]
+    }
+
+
+def test_short_epochs_are_looked_at_first_and_last_and_long_ones_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def epochs(directory: str, **kwargs: object) -> list[float]:
+        audit = PrivacyAudit(seed=1, bounds=())
+        trainer_for(tmp_path / directory, audit, **kwargs).fit(PrivateModule())
+        assert audit.report.epochs[-1]["step"] == audit.report.steps
+        return [row["epoch"] for row in audit.report.epochs]
+
+    assert epochs("each", max_epochs=4) == [0, 1, 2, 3]
+    monkeypatch.setattr("lightning_audit.run.findings.EPOCH_SHARE", 0.0)
+    assert epochs("by epochs", max_epochs=4) == [0, 3]
+    assert epochs("by steps", max_epochs=9, max_steps=80) == [0, 2]
+
+
+def test_a_checkpoint_may_follow_a_metric_that_is_not_due_at_each_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightning_audit.run.findings.EPOCH_SHARE", 0.0)
+    best = ModelCheckpoint(tmp_path / "best", monitor="audit/epsilon_lower", save_top_k=-1)
+    audit = PrivacyAudit(seed=1, bounds=())
+    trainer_for(tmp_path, audit, best, max_epochs=3, enable_checkpointing=True).fit(PrivateModule())
+    assert len(list((tmp_path / "best").iterdir())) == 3
+
+
 def test_two_loggers_get_the_metrics_under_the_chosen_prefix(tmp_path: Path) -> None:
     first, second = CSVLogger(tmp_path, "first"), CSVLogger(tmp_path, "second")
     audit = PrivacyAudit(log_prefix="privacy", seed=1)
