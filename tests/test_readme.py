@@ -85,7 +85,7 @@ def test_the_ten_lines_audit_a_training_and_the_gate_passes_it(
     monkeypatch.chdir(tmp_path)
     model = digits.Digits()
     # With the bound of the command below, to compare with what it prints.
-    code = code.replace("PrivacyAudit(", 'PrivacyAudit(bounds=["fdp_cp"], ')
+    code = code.replace("PrivacyAudit(", 'PrivacyAudit(bounds="all", ')
     names = run(code, {"model": model, "data": model.train_dataloader()})
     command = next(b for b in blocks("console") if b.startswith("lightning-audit check")).split()
     script = Path(sysconfig.get_path("scripts")) / command[0]

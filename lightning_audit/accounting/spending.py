@@ -47,6 +47,9 @@ def epsilon_claim(
 ) -> EpsilonClaim:
     """What is claimed: by the user, else by the accountants for the steps so far.
 
+    Opacus' prv accountants compose as `epsilon_spent` does, and slower: their histories are composed
+    here, to within a percent of what they say.
+
     Several accountants are one: the history of all of them, given to an accountant of their kind.
     Where they differ in kind, or are of a kind that cannot compose different steps, their epsilons
     at equal shares of delta are summed.
@@ -60,7 +63,7 @@ def epsilon_claim(
     if claimed_epsilon is not None:
         return EpsilonClaim(claimed_epsilon, "the claim")
     asked = [link.accountant for link in links if link.accountant.history]
-    if any(_takes_too_long(accountant) for accountant in asked):
+    if any(_takes_too_long(a) and not _is_of_opacus(a) for a in asked):
         _log.warning(
             "Opacus' prv accountant is not asked for the epsilon of more than %g steps, which "
             "would take minutes; claimed_epsilon states one",
@@ -70,6 +73,10 @@ def epsilon_claim(
     if not asked:
         return _NOBODY
     kinds = sorted({accountant.mechanism() for accountant in asked})
+    if kinds == ["prv"] and all(map(_is_of_opacus, asked)):
+        epsilon = composed_epsilon(_steps_of(asked), delta)
+        if epsilon is not None:
+            return EpsilonClaim(epsilon, "the history of Opacus' prv accountant")
     name = f"Opacus' {kinds[0]} accountant"
     if len(asked) > 1:
         name = f"the history of Opacus' {len(asked)} {' and '.join(kinds)} accountants"
@@ -87,6 +94,11 @@ def epsilon_claim(
     except Exception as error:  # some accountants fail on short histories; training goes on
         _log.warning("%s gave no epsilon: %s", name, error)
         return _NOBODY
+
+
+def _is_of_opacus(accountant: Any) -> bool:
+    """Whether it is as Opacus made it, and not the user's own."""
+    return type(accountant).__module__.startswith("opacus.")
 
 
 def _takes_too_long(accountant: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from opacus.accountants import RDPAccountant
+from opacus.accountants import PRVAccountant, RDPAccountant
 
 from lightning_audit.accounting.composition import epsilon_of_history
 from lightning_audit.accounting.phases import Phase
@@ -41,6 +41,26 @@ def test_an_accountant_is_asked_once_for_each_history_and_delta() -> None:
     assert later == RDPAccountant.get_epsilon(told.accountant, DELTA) > first
     assert epsilon_claim(None, [told], 1e-3).claimed_epsilon < later
     assert told.accountant.asked == 3
+
+
+def test_opacus_prv_accountants_are_composed_here_and_those_of_users_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    accountant = PRVAccountant()
+    accountant.history = [(1.0, 0.1, 50), (2.0, 0.1, 30)]
+    says = accountant.get_epsilon(DELTA)
+    monkeypatch.setattr(PRVAccountant, "get_epsilon", None)
+    found = epsilon_claim(None, [AccountantLink(accountant, 0.1)], DELTA)
+    assert found.claimed_epsilon == pytest.approx(says, rel=0.01)
+    assert found.source == "the history of Opacus' prv accountant"
+
+    class Own(PRVAccountant):
+        def get_epsilon(self, delta: float, **_: Any) -> float:
+            return 0.125
+
+    own = Own()
+    own.history = accountant.history
+    assert epsilon_claim(None, [AccountantLink(own, 0.1)], DELTA).claimed_epsilon == 0.125
 
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])

@@ -1,0 +1,156 @@
+"""Wall time of `Trainer.fit` audited over unaudited, in processes of their own that take turns."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import pytorch_lightning as pl
+import torch
+from opacus.layers import DPLSTM
+from support import Classifier, digit_tokens, digits, large_digits, medium_conv_net, quiet
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from lightning_audit import PrivacyAudit
+
+
+class LastState(nn.Module):
+    """An LSTM over the rows of an image, and a linear layer over its last state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = DPLSTM(8, 64, batch_first=True), nn.Linear(64, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Class scores of images, ``[n, 1, 8, 8]`` to ``[n, 10]``."""
+        return self.head(self.lstm(images.squeeze(1))[0][:, -1])
+
+
+class TinyBert(nn.Module):
+    """A BERT of two layers with adapters of rank 4, which alone are trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from peft import LoraConfig, get_peft_model
+        from transformers import BertConfig, BertForSequenceClassification
+
+        config = BertConfig(
+            vocab_size=32,
+            hidden_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=512,
+            num_labels=10,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+        lora = LoraConfig(r=4, target_modules=["query", "value"], task_type="SEQ_CLS")
+        self.bert = get_peft_model(BertForSequenceClassification(config), lora)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Class scores of sequences of tokens, ``[n, 16]`` to ``[n, 10]``."""
+        return self.bert(input_ids=tokens).logits
+
+
+def _records(data: TensorDataset, count: int) -> TensorDataset:
+    """So many records of a data set of images, each moved a little, none twice."""
+    images, labels = data.tensors
+    chosen = torch.arange(count) % len(labels)
+    moved = images[chosen] + 0.02 * torch.randn(count, *images.shape[1:])
+    return TensorDataset(moved, labels[chosen])
+
+
+#: By name: the net, its data, the batch size and the number of epochs.
+TRAININGS: dict[str, tuple[Callable[[], nn.Module], Callable[[], TensorDataset], int, int]] = {
+    "conv net, 3 epochs of 235 steps": (
+        medium_conv_net,
+        lambda: _records(large_digits(), 60_160),
+        256,
+        3,
+    ),
+    "conv net, 40 epochs of 3 steps": (
+        medium_conv_net,
+        lambda: _records(large_digits(), 768),
+        256,
+        40,
+    ),
+    "conv net, 100 steps": (medium_conv_net, lambda: _records(large_digits(), 25_600), 256, 1),
+    "DPLSTM, 128 steps": (LastState, lambda: _records(digits(), 8192), 64, 1),
+    "tiny BERT with LoRA, 141 steps": (TinyBert, digit_tokens, 64, 5),
+}
+
+
+def trained(name: str, *, audited: bool) -> dict[str, float]:
+    """Seconds of one training, and of them those of the first examination.
+
+    Args:
+        name: of `TRAININGS`.
+        audited: whether it is audited, as by default.
+    """
+    quiet()
+    torch.manual_seed(0)
+    make, data, batch_size, epochs = TRAININGS[name]
+    module = Classifier(make(), data(), batch_size=batch_size, learning_rate=0.05)
+    with tempfile.TemporaryDirectory() as folder:
+        audit = PrivacyAudit(report_dir=folder, on_violation="warn", seed=0)
+        loop = pl.Trainer(
+            max_epochs=epochs,
+            callbacks=[audit] if audited else [],
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        begun = time.perf_counter()
+        loop.fit(module)
+        seconds = time.perf_counter() - begun
+        cost = audit.report.examination_cost if audited else {}
+    return {"seconds": seconds, "examination": cost.get("first", 0.0), "steps": loop.global_step}
+
+
+def _in_a_process(name: str, audited: bool) -> dict[str, float]:
+    command = [sys.executable, __file__, name, *(["--audited"] if audited else [])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def run(pairs: int = 3, only: str = "") -> dict[str, object]:
+    """Median ratios over pairs of processes, without and with the first examination.
+
+    Args:
+        pairs: how often each training runs with and without the audit.
+        only: part of the names of the trainings that run; empty for all.
+    """
+    results: dict[str, object] = {}
+    for name in TRAININGS:
+        if only not in name:
+            continue
+        if "BERT" in name and not (find_spec("transformers") and find_spec("peft")):
+            results[name] = "not measured: transformers and peft are not installed"
+            continue
+        ratios, whole, plain, examined = [], [], [], []
+        for _ in range(pairs):
+            off, on = _in_a_process(name, False), _in_a_process(name, True)
+            ratios.append((on["seconds"] - on["examination"]) / off["seconds"])
+            whole.append(on["seconds"] / off["seconds"])
+            plain.append(off["seconds"])
+            examined.append(on["examination"])
+        results |= {
+            f"{name}: ratio": round(statistics.median(ratios), 2),
+            f"{name}: with the first examination": round(statistics.median(whole), 2),
+            f"{name}: first examination, s": round(statistics.median(examined), 2),
+            f"{name}: unaudited, s": round(statistics.median(plain), 1),
+        }
+    return results
+
+
+if __name__ == "__main__":
+    print(json.dumps(trained(sys.argv[1], audited="--audited" in sys.argv)))
