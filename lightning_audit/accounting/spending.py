@@ -47,8 +47,8 @@ def epsilon_claim(
 ) -> EpsilonClaim:
     """What is claimed: by the user, else by the accountants for the steps so far.
 
-    Opacus' prv accountants compose as `epsilon_spent` does, and slower: their histories are composed
-    here, to within a percent of what they say.
+    Opacus' prv accountants compose as `epsilon_spent` does, and slower: their histories are
+    composed here, to within a percent of what they say.
 
     Several accountants are one: the history of all of them, given to an accountant of their kind.
     Where they differ in kind, or are of a kind that cannot compose different steps, their epsilons
