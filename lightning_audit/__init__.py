@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from lightning_audit.results.audit_report import InconclusiveAudit as InconclusiveAudit
     from lightning_audit.results.audit_report import PrivacyViolation as PrivacyViolation
     from lightning_audit.results.audit_report import Verdict as Verdict
+    from lightning_audit.verdict.exemptions import Allow as Allow
     from lightning_audit.verdict.pass_blockers import Resolution as Resolution
 
 _HOMES = {
+    "Allow": "lightning_audit.verdict.exemptions",
     "AuditReport": "lightning_audit.results.audit_report",
     "CanaryScores": "lightning_audit.record.scores",
     "EpsilonStar": "lightning_audit.callbacks.epsilon_star",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.canaries.gradient import GradientCanary, default_mix
 from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.config.audit_config import AuditConfig
+from lightning_audit.verdict.exemptions import Allow
 from lightning_audit.verdict.pass_blockers import Resolution
 
 DEFAULT_DELTA = 1e-5
@@ -79,9 +81,17 @@ def canaries_of(
     return default_mix(count) if canaries is None else canaries
 
 
-def names_of(allow: Sequence[str]) -> tuple[str, ...]:
-    """The findings that are named, in a list or a single one without."""
-    return (allow,) if isinstance(allow, str) else tuple(allow)
+def allowed(allow: Sequence[str | Allow] | str | Allow) -> dict[str, tuple[Any, ...]]:
+    """Names of the findings that are allowed everywhere, and those with a reason, by their names.
+
+    Args:
+        allow: a list, or a single one without.
+    """
+    listed = (allow,) if isinstance(allow, str | Allow) else tuple(allow)
+    exemptions = tuple(one for one in listed if isinstance(one, Allow))
+    everywhere = (one.finding for one in exemptions if one.everywhere)
+    names = (one for one in listed if not isinstance(one, Allow))
+    return {"allow": (*names, *everywhere), "exemptions": exemptions}
 
 
 def seed_of(seed: int | None) -> int:

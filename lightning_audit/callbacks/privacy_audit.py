@@ -24,6 +24,7 @@ from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.checkpoint import verified
 from lightning_audit.session.input_sample import join_batches
+from lightning_audit.verdict.exemptions import Allow
 from lightning_audit.verdict.pass_blockers import Resolution
 
 if TYPE_CHECKING:
@@ -64,11 +65,11 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
             first 500 where per-sample gradients must be copied for it.
         significance: probability of a false alarm over the whole run, in (0, 1).
         bound_significance: probability that a logged lower bound is wrong, in (0, 1).
-        bounds: names of the literature's bounds to compute and log beside the audit's own, such as
-            ["fdp_cp"], or "all". The verdict does not rest on them.
+        bounds: the literature's bounds that are logged too, such as ["fdp_cp"], or "all".
         resolution: what the audit must be able to see before it may pass; None for noise of 0.8
             times the claim and a clipping norm twice too large.
-        allow: names of findings that shall not fail the run; they are still shown.
+        allow: names of findings that shall not fail the run, or an `Allow` of one with scope and
+            reason; they are still shown.
         on_violation: "raise" `PrivacyViolation` when the training has ended, which is at once,
             whatever min_epochs and min_steps say; "stop" the training only, or "warn" only.
         on_inconclusive: "warn", or "raise" `InconclusiveAudit` when the training has ended.
@@ -105,7 +106,7 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         significance: float = 1e-3,
         bound_significance: float = 0.05,
         resolution: Resolution | None = None,
-        allow: Sequence[str] = (),
+        allow: Sequence[str | Allow] = (),
         on_violation: Literal["raise", "stop", "warn"] = "raise",
         on_inconclusive: Literal["raise", "warn"] = "warn",
         report_dir: str | Path | None = None,
@@ -125,12 +126,12 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
             significance=significance,
             bound_significance=bound_significance,
             resolution=Resolution() if resolution is None else resolution,
-            allow=arguments.names_of(allow),
             on_violation=on_violation,
             on_inconclusive=on_inconclusive,
             seed=arguments.seed_of(seed),
             examinations=examinations,
             bounds=bounds,
+            **arguments.allowed(allow),
         )
         self.report_dir = report_dir
         self.log_prefix = log_prefix

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from lightning_audit.catalogue.noise_checks import NOISE_EXCESS
 from lightning_audit.catalogue.reuse_checks import NOISE_RESTARTED, NOISE_SHARED
 from lightning_audit.catalogue.step_checks import (
@@ -38,21 +41,30 @@ def gradient_replaced_result(
     )
 
 
-def no_dp_result(plain_steps: int, private_steps: int, plain_name: str) -> CheckResult:
+def no_dp_result(
+    plain_steps: int, private_steps: int, plain_name: str, exempt: Mapping[str, int] | None = None
+) -> CheckResult:
     """Result of `no_dp`: whoever audits a training claims privacy, and an optimizer steps without.
 
     Args:
         plain_steps: steps of optimizers without DP-SGD.
         private_steps: steps of the private optimizer.
         plain_name: type of the plain optimizer.
+        exempt: steps of optimizers that the user exempts, by the words in which they are named.
     """
-    evidence = {"plain_steps": plain_steps, "private_steps": private_steps}
+    evidence: dict[str, Any] = {"plain_steps": plain_steps, "private_steps": private_steps}
+    fine = "only the private optimizer took steps"
+    if exempt:
+        evidence["exempt_steps"] = sum(exempt.values())
+        fine = "besides the private optimizer, steps are exempt: " + "; ".join(
+            f"{count} of {words}" for words, count in exempt.items()
+        )
     if not plain_steps and not private_steps:
         message = "no private optimizer took a step"
         return NO_DP.not_run(message, evidence)
     return NO_DP.judged(
         evidence,
-        "only the private optimizer took steps",
+        fine,
         f"{plain_name} took {plain_steps} step{'s' * (plain_steps > 1)} without clipping and noise",
         "return the optimizer that PrivacyEngine.make_private gives from configure_optimizers, "
         "and give it every trainable parameter",

@@ -61,7 +61,7 @@ class AuditConfig(OutcomeSettings):
         super().__post_init__()
         if self.claim is not None:
             _refuse_contradiction("delta", self.delta, "claim.delta", self.claim.delta)
-        _refuse_unknown_findings(self.allow)
+        _refuse_unknown_findings([*self.allow, *(one.finding for one in self.exemptions)])
         _refuse_no_count("examinations", self.examinations)
         _validate.one_of("on_violation", self.on_violation, ON_VIOLATION)
         _validate.one_of("on_inconclusive", self.on_inconclusive, ON_INCONCLUSIVE)
@@ -89,6 +89,7 @@ class AuditConfig(OutcomeSettings):
             **{field.name: getattr(self, field.name) for field in fields(self)},
             "bounds": list(self.bounds),
             "allow": list(self.allow),
+            "exemptions": [asdict(one) for one in self.exemptions],
             "resolution": asdict(self.resolution),
             "claim": self.claim.to_dict() if self.claim else None,
             "canaries": [repr(canary) for canary in self.canaries],

@@ -260,7 +260,7 @@ class AuditRun:
         """Before a backward pass: lay the canaries out, where that is possible."""
         coming = Backward(loss, accumulated > 1, self._precision not in _FULL_PRECISION)
         for session in self.sessions:
-            if len(self.sessions) == 1 or session.step.concerns(coming):
+            if len(self.optimizers.attached) == 1 or session.step.concerns(coming):
                 session.prepare(coming)
 
     def conceal(self) -> None:

@@ -34,12 +34,15 @@ from lightning_audit.run.optimizer_refusals import (
     hand_written_step,
     private_optimizers,
     refuse_several,
+    scoped_optimizers,
 )
 from lightning_audit.run.report_files import ReportFiles
 from lightning_audit.run.run_facts import Notes, OptimizerFacts
 from lightning_audit.run.run_lints import RunLints
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.ranks import Ranks
+from lightning_audit.taps.plain_steps import PlainSteps
+from lightning_audit.verdict.exemptions import covers
 
 _NO_ACCOUNTANT = (
     "no accountant feeds on the optimizer's steps, so no epsilon is composed; each step is audited "
@@ -87,11 +90,12 @@ class AuditedOptimizers:
         self.notes, self._lints = notes, lints
         #: Whether steps are those of the training.
         self.looks = True
-        #: Steps of optimizers that are not private, and the class of the last of these.
-        self.plain_steps, self.plain_name = 0, ""
+        #: Steps of optimizers that are not private.
+        self.plain = PlainSteps()
         self._name = uuid.uuid4().hex
-        self._plain_handles: list[Any] = []
         self._untrained: dict[str, tuple[float, float]] = {}
+        # Names of parameters that exempt optimizers train.
+        self._exempt: set[str] = set()
 
     def keep(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint's state as soon as the optimizers are there; or from none."""
@@ -124,7 +128,7 @@ class AuditedOptimizers:
                 **first,
                 "others": others,
                 "untrained": {name: list(sums) for name, sums in self._untrained.items()},
-                "plain": [self.plain_steps, self.plain_name],
+                "plain": self.plain.state(),
                 **run,
             }
         )
@@ -140,21 +144,27 @@ class AuditedOptimizers:
         same = len(optimizers) == len(self.attached)
         if same and not any(map(operator.is_not, optimizers, self.attached)):
             return
-        self._remove_plain_handles()
         self.attached = list(optimizers)
-        plain = [innermost(o) for o in optimizers if private_optimizer(o) is None]
-        self._plain_handles = [o.register_step_post_hook(self._count_plain) for o in plain]
+        names = {id(p): name for name, p in module.named_parameters()}
+        scoped = scoped_optimizers(optimizers, names, self.config.exemptions)
+        plain = [one for one in scoped if private_optimizer(one.optimizer) is None]
+        self.plain.watch([innermost(one.optimizer) for one in plain], [one.exempt for one in plain])
+        for one in self.config.exemptions:
+            self.notes.add(f"the user allows {one.finding}{one.scope}: {one.reason}")
+        self._exempt |= {name for one in plain if one.exempt for name in one.names}
         private = private_optimizers(optimizers)
         if not private:
             if any(isinstance(session.step, ManualStep) for session in self.sessions):
                 self.follow_hand_written(module)
             return
-        names = {id(p): name for name, p in module.named_parameters()}
         try:
             steps = [opacus_step(optimizer, names, module.modules()) for optimizer in private]
         except UnsupportedOptimizer as error:
             raise UnauditableTraining(str(error)) from error
         found = [facts_of(optimizer) for optimizer in private]
+        for facts, optimizer in zip(found, private, strict=True):
+            own = (one for one in scoped if private_optimizer(one.optimizer) is optimizer)
+            facts.allow = frozenset(name for one in own for name in one.findings)
         claim = self.config.claim
         rate_known = claim is not None and claim.sample_rate is not None
         if not rate_known and any(facts.accountant is None for facts in found):
@@ -180,7 +190,7 @@ class AuditedOptimizers:
         if claim is None or claim.noise_multiplier is None:
             return
         step = hand_written_step(claim, self.attached, module)
-        self._remove_plain_handles()
+        self.plain.detach()
         if claim.sample_rate is None:
             self.notes.add(_NO_ACCOUNTANT)
         (audit,) = self._audits_of([step], [OptimizerFacts()], module)
@@ -258,7 +268,7 @@ class AuditedOptimizers:
         refuse_mechanism(before, now, history, steps)
         for sentence in describe_changes(before, now, steps):
             self.notes.add(sentence)
-        self.plain_steps, self.plain_name = kept["plain"]
+        self.plain.load(kept["plain"])
 
     def close_records(self) -> None:
         """Leave records as they are: the run cannot go on."""
@@ -293,7 +303,7 @@ class AuditedOptimizers:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Look away from steps that are no steps of the training."""
-        before = self.plain_steps, self.plain_name
+        before = self.plain.state()
         self.looks = False
         for session in self.sessions:
             session.pause(paused=True)
@@ -303,11 +313,7 @@ class AuditedOptimizers:
             for session in self.sessions:
                 session.pause(paused=False)
             self.looks = True
-            self.plain_steps, self.plain_name = before
-
-    def _count_plain(self, optimizer: Any, *_: Any) -> None:
-        self.plain_steps += 1
-        self.plain_name = type(optimizer).__name__
+            self.plain.load(before)
 
     def audit_of(self, optimizer: Any) -> OptimizerAudit | None:
         """The audit of an optimizer, or of a wrapper of it; None if it has none."""
@@ -318,15 +324,12 @@ class AuditedOptimizers:
         """Parameters that no private optimizer trains, and that changed since the start."""
         trained = [p for session in self.sessions for p in session.step.params]
         now = fingerprints(module, trained)
-        return tuple(name for name, sums in self._untrained.items() if now.get(name, sums) != sums)
+        moved = (name for name, sums in self._untrained.items() if now.get(name, sums) != sums)
+        allowed = self.config.exemptions
+        return tuple(n for n in moved if n not in self._exempt and not covers(allowed, n))
 
     def detach(self) -> None:
         """Take all hooks off."""
-        self._remove_plain_handles()
+        self.plain.detach()
         for audit in self.audits:
             audit.detach()
-
-    def _remove_plain_handles(self) -> None:
-        for handle in self._plain_handles:
-            handle.remove()
-        self._plain_handles = []

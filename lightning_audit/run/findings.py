@@ -67,11 +67,18 @@ def run_checks(
     each; the checks of the batches are the run's. What is handed out adds up to the whole.
     """
     steps = sum(session.monitor.steps for session in sessions)
-    common = [no_dp_result(facts.plain_steps, steps, facts.plain_name)]
+    plain = no_dp_result(facts.plain_steps, steps, facts.plain_name, facts.exempt_steps)
+    common = [plain]
     if not sessions:
         return Findings(acknowledge(common, config.allow))
     own = [
-        [_of_optimizer(check, optimizer, len(sessions)) for check in _own_results(session, facts)]
+        acknowledge(
+            [
+                _of_optimizer(check, optimizer, len(sessions))
+                for check in _own_results(session, facts)
+            ],
+            optimizer.allow,
+        )
         for session, optimizer in zip(sessions, facts.optimizers, strict=True)
     ]
     late = _results_of_run(sessions, facts, config, epsilons)
@@ -232,7 +239,7 @@ class Looks:
             optimizers: of the run.
             book: of the run, empty where there are several processes.
         """
-        sessions, plain = optimizers.sessions, optimizers.plain_steps
+        sessions, plain = optimizers.sessions, optimizers.plain.count
         steps = plain + optimizers.steps
         if self._ranks.several:
             found = sum(session.recorder.flagged_alike for session in sessions)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from opacus.optimizers import DPOptimizer
@@ -10,9 +11,10 @@ from opacus.optimizers import DPOptimizer
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.dpsgd.manual import ManualStep, stated_claim
-from lightning_audit.dpsgd.opacus import private_optimizer
+from lightning_audit.dpsgd.opacus import innermost, private_optimizer
 from lightning_audit.dpsgd.protocol import UnsupportedOptimizer
 from lightning_audit.results.refusal import UnauditableTraining
+from lightning_audit.verdict.exemptions import Allow
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -36,6 +38,73 @@ def private_optimizers(optimizers: Sequence[Any]) -> list[DPOptimizer]:
                     "parameter to one optimizer to audit."
                 )
     return private
+
+
+@dataclass(frozen=True)
+class ScopedOptimizer:
+    """An optimizer of the Trainer, and what the user allows of it alone.
+
+    Args:
+        optimizer: as the Trainer has it.
+        names: of its parameters.
+        allowed: by the user, of this one.
+    """
+
+    optimizer: Any
+    names: tuple[str, ...]
+    allowed: tuple[Allow, ...]
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """Names of the findings that are allowed."""
+        return tuple(one.finding for one in self.allowed)
+
+    @property
+    def exempt(self) -> str:
+        """The words in which its steps without DP-SGD are named as exempt, or empty."""
+        kind = type(innermost(self.optimizer)).__name__
+        found = (one for one in self.allowed if one.finding == "no_dp")
+        return next((f"{kind},{one.scope[3:]} ({one.reason})" for one in found), "")
+
+
+def scoped_optimizers(
+    optimizers: Sequence[Any], names: Mapping[int, str], allowed: Sequence[Allow]
+) -> list[ScopedOptimizer]:
+    """The Trainer's optimizers, each with what is allowed of it alone.
+
+    Args:
+        optimizers: the Trainer's.
+        names: of the module's parameters, by their identity.
+        allowed: by the user.
+
+    Raises:
+        UnauditableTraining: what is allowed is of none of them.
+    """
+    scoped = []
+    for place, optimizer in enumerate(optimizers):
+        inner = innermost(optimizer)
+        params = [p for group in inner.param_groups for p in group["params"]]
+        own = tuple(names[id(p)] for p in params if id(p) in names)
+        kind = type(inner).__name__
+        of_it = tuple(one for one in allowed if one.is_of(place, kind, own))
+        scoped.append(ScopedOptimizer(optimizer, own, of_it))
+    used = {one for found in scoped for one in found.allowed}
+    for one in allowed:
+        if one.optimizer is not None and one not in used and optimizers:
+            listed = "; ".join(
+                f"{place} is {type(innermost(found.optimizer)).__name__} of {_shown(found.names)}"
+                for place, found in enumerate(scoped)
+            )
+            raise UnauditableTraining(
+                f"allow: optimizer={one.optimizer!r} is none of the training's: {listed}. Name its "
+                "place, its class, or the prefix of all its parameters."
+            )
+    return scoped
+
+
+def _shown(names: Sequence[str]) -> str:
+    shown = ", ".join(f"`{name}`" for name in names[:3])
+    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown or "no parameter"
 
 
 def refuse_several(count: int, canaries: Sequence[object], processes: int) -> None:

@@ -35,6 +35,7 @@ class OptimizerFacts:
         expected_batch_size: divisor of its gradients, that of all processes together; None where
             they are summed.
         loss_reduction: what it takes the loss for, "mean" or "sum"; None if it does not say.
+        allow: names of findings that the user allows of it alone.
     """
 
     label: str = ""
@@ -43,6 +44,7 @@ class OptimizerFacts:
     sample_rate: float | None = None
     expected_batch_size: float | None = None
     loss_reduction: str | None = None
+    allow: frozenset[str] = frozenset()
 
     def current_rate(self, claim: PrivacyClaim | None, accumulated: int) -> float | None:
         """Sample rate of the present step: stated, or told to the accountant."""
@@ -87,6 +89,7 @@ class RunFacts:
         optimizers: of the private optimizers, in the order of their sessions.
         plain_steps: steps of optimizers that are not private.
         plain_name: class of the last of these.
+        exempt_steps: steps of those that the user exempts, by the words in which they are named.
         unaudited: parameters that no private optimizer trains, and that changed all the same.
         loader: how the training loader samples; None before that is known.
         loaders: number of training loaders.
@@ -114,6 +117,7 @@ class RunFacts:
     optimizers: Sequence[OptimizerFacts] = ()
     plain_steps: int = 0
     plain_name: str = ""
+    exempt_steps: Mapping[str, int] = field(default_factory=dict)
     unaudited: tuple[str, ...] = ()
     loader: LoaderFacts | None = None
     loaders: int = 1
@@ -148,8 +152,9 @@ class RunFacts:
         """What the parts of a run know now."""
         return cls(
             optimizers=optimizers.facts,
-            plain_steps=optimizers.plain_steps,
-            plain_name=optimizers.plain_name,
+            plain_steps=optimizers.plain.count,
+            plain_name=optimizers.plain.kind,
+            exempt_steps=dict(optimizers.plain.exempt),
             unaudited=course.unaudited,
             loader=lints.loader,
             loaders=lints.loaders,

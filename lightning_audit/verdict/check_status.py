@@ -46,7 +46,9 @@ def _of_names(report: AuditReport, settings: OutcomeSettings, optimizers: int) -
 
 def _of_status(check: CheckResult, settings: OutcomeSettings, optimizers: int) -> Iterator[str]:
     known = REGISTRY[check.name]
-    wrong = "warned" if known.warns else "allowed" if check.name in settings.allow else "violated"
+    scoped = any(one.finding == check.name and one.optimizer for one in settings.exemptions)
+    allowed = check.name in settings.allow or (scoped and check.status == "allowed")
+    wrong = "warned" if known.warns else "allowed" if allowed else "violated"
     if check.log_e_value is None:
         if check.share not in (0, known.share):
             yield f"has the share {check.share} of the significance, and no e-value"

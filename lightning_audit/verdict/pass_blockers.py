@@ -14,6 +14,7 @@ from lightning_audit.catalogue.noise_checks import SHOW_THE_RELEASE
 from lightning_audit.catalogue.registry import REGISTRY
 from lightning_audit.files import typed_json as _typed
 from lightning_audit.results.audit_report import CheckResult, OptimizerSeen, Outcome
+from lightning_audit.verdict.exemptions import Allow
 
 #: Power that a pass needs.
 TARGET = 0.95
@@ -79,6 +80,7 @@ class OutcomeSettings:
         bound_significance: probability that a bound on epsilon is wrong.
         resolution: what the run must be able to see.
         allow: names of checks whose violation the user acknowledges.
+        exemptions: the same for one optimizer or some parameters, with the reason.
 
     Raises:
         ValueError: a probability outside (0, 1).
@@ -90,6 +92,7 @@ class OutcomeSettings:
     bound_significance: float
     resolution: Resolution
     allow: tuple[str, ...]
+    exemptions: tuple[Allow, ...] = ()
 
     def __post_init__(self) -> None:
         for name, advice in _PROBABILITIES.items():

@@ -18,7 +18,14 @@ import yaml
 from places import EXAMPLES
 from training_support import PrivateTraining, report_in
 
-from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim, PrivacyViolation, Resolution
+from lightning_audit import (
+    Allow,
+    AuditReport,
+    PrivacyAudit,
+    PrivacyClaim,
+    PrivacyViolation,
+    Resolution,
+)
 from lightning_audit.canaries import BlockPair, Crafted, Dirac, Mislabeled, Random, Spread
 from lightning_audit.testing.faulty.faulty_noise import HalfNoise
 
@@ -139,6 +146,13 @@ def test_printed_configuration_makes_the_same_audit(
 def test_dataclasses_need_no_class_path(package: ModuleType) -> None:
     plain = {"claim": CLAIM, "resolution": {"noise": 0.7}}
     assert_as_configured(parse(package, with_audit(**ARGUMENTS | plain)))
+
+
+def test_an_exemption_is_made_with_its_scope_and_reason(package: ModuleType) -> None:
+    allow = ["accounting", {"finding": "no_dp", "optimizer": "G", "reason": "sees no record"}]
+    config = parse(package, with_audit(allow=allow)).config
+    assert config.allow == ("accounting",)
+    assert config.exemptions == (Allow("no_dp", optimizer="G", reason="sees no record"),)
 
 
 def test_an_input_canary_is_made_with_its_loss_by_name(package: ModuleType) -> None:

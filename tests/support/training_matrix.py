@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import pytorch_lightning as pl
 import torch
+from gan_support import GENERATOR, Gan
 from hand_written_support import CLAIM, HandWritten, OneByOne, OwnOptimizer
 from opacus.layers import DPLSTM, DPMultiheadAttention
 from opacus.optimizers import DPOptimizer
@@ -476,6 +477,14 @@ ROWS: tuple[Row, ...] = (
         lambda: wide(TwoOptimizers, two_nets()),
         {"max_steps": 240},  # Lightning counts the steps of both
         remark="a record for each; epsilon is that of the steps of all",
+    ),
+    Row(
+        "Optimization",
+        "a GAN: a private discriminator, an ordinary generator",
+        lambda: Gan(dataset=DATA),
+        {"max_steps": 240},  # Lightning counts the steps of both
+        {"allow": [GENERATOR]},
+        remark='`Allow("no_dp", optimizer="G", reason=...)`; [how](gan.md)',
     ),
     Row("Optimization", "several parameter groups", lambda: wide(inner=two_groups)),
     Row("Optimization", "`gradient_clip_val`", wide, {"gradient_clip_val": 1e-3}),

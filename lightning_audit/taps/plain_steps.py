@@ -1,0 +1,55 @@
+"""Steps of optimizers that are not private."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+
+class PlainSteps:
+    """Counts the steps that are taken without DP-SGD, those that the user exempts apart."""
+
+    def __init__(self) -> None:
+        #: How many, and the class of the optimizer that took the last of them.
+        self.count, self.kind = 0, ""
+        #: Those of exempt optimizers, by the words in which these are named.
+        self.exempt: dict[str, int] = {}
+        self._handles: list[Any] = []
+
+    def watch(self, optimizers: Sequence[torch.optim.Optimizer], exempt: Sequence[str]) -> None:
+        """Count the steps of these optimizers from now on, and of no others.
+
+        Args:
+            optimizers: that are not private.
+            exempt: for each the words in which it is named as exempt; empty where it is not.
+        """
+        self.detach()
+        self._handles = [
+            optimizer.register_step_post_hook(partial(self._take, words))
+            for optimizer, words in zip(optimizers, exempt, strict=True)
+        ]
+
+    def _take(self, exempt: str, optimizer: Any, *_: Any) -> None:
+        if exempt:
+            self.exempt[exempt] = self.exempt.get(exempt, 0) + 1
+            return
+        self.count += 1
+        self.kind = type(optimizer).__name__
+
+    def detach(self) -> None:
+        """Take all hooks off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds."""
+        return {"count": self.count, "kind": self.kind, "exempt": dict(self.exempt)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint's state."""
+        self.count, self.kind = state["count"], state["kind"]
+        self.exempt = dict(state["exempt"])

@@ -1,0 +1,95 @@
+"""Findings that the user accepts of one optimizer, or of some parameters, and the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+#: Findings of single parameters.
+OF_PARAMETERS = ("unaudited",)
+
+
+@dataclass(frozen=True)
+class Allow:
+    """A finding that shall not fail the run, where it is said and for the reason that is given.
+
+    Args:
+        finding: its name, as in the report.
+        optimizer: of which optimizer: its place among those of ``configure_optimizers``, its class,
+            or the prefix that the names of all its parameters have ("G" for "G.0.weight"); None for
+            all. Of ``no_dp`` it lets this optimizer step without DP-SGD, and change what it trains.
+        parameters: of which parameters, by a pattern such as "average.*"; for ``unaudited`` only.
+        reason: why it is no fault here; the report shows it.
+
+    Raises:
+        ValueError: the reason is absent, or the scope is none.
+
+    Example:
+        >>> Allow("no_dp", optimizer="G", reason="sees only the private discriminator and noise")
+        ... # doctest: +NORMALIZE_WHITESPACE
+        Allow(finding='no_dp', optimizer='G', parameters=None,
+              reason='sees only the private discriminator and noise')
+    """
+
+    finding: str
+    optimizer: str | None = None
+    parameters: str | None = None
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.optimizer, int) and not isinstance(self.optimizer, bool):
+            object.__setattr__(self, "optimizer", str(self.optimizer))
+        for name in ("optimizer", "parameters"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                raise ValueError(
+                    f"{name}={value!r} must be a name; leave it out to allow {self.finding!r} "
+                    "everywhere."
+                )
+        if not isinstance(self.reason, str) or not self.reason.strip():
+            raise ValueError(
+                f"reason={self.reason!r} must say why {self.finding!r} is no fault here; the "
+                "report shows it."
+            )
+        if self.parameters is not None and self.finding not in OF_PARAMETERS:
+            raise ValueError(
+                f"parameters={self.parameters!r} must be left out: {self.finding!r} is no finding "
+                f"of single parameters, of which there are {list(OF_PARAMETERS)}."
+            )
+        if self.parameters is not None and self.optimizer is not None:
+            raise ValueError(
+                f"optimizer={self.optimizer!r} must be left out where parameters= names the scope."
+            )
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether it has no scope."""
+        return self.optimizer is None and self.parameters is None
+
+    @property
+    def scope(self) -> str:
+        """Where it holds, in words."""
+        if self.optimizer is not None:
+            return f" of optimizer {self.optimizer!r}"
+        return f" of {self.parameters}" if self.parameters is not None else ""
+
+    def is_of(self, place: int, kind: str, names: Sequence[str]) -> bool:
+        """Whether it is of an optimizer.
+
+        Args:
+            place: among all of the training, from 0.
+            kind: its class.
+            names: of its parameters.
+        """
+        wanted = self.optimizer
+        if wanted is None:
+            return False
+        prefixed = all(name == wanted or name.startswith(f"{wanted}.") for name in names)
+        return wanted in (str(place), kind) or (bool(names) and prefixed)
+
+
+def covers(allowed: Iterable[Allow], parameter: str) -> bool:
+    """Whether a parameter's ``unaudited`` is allowed by its name."""
+    patterns = (one.parameters for one in allowed if one.finding == "unaudited")
+    return any(pattern is not None and fnmatchcase(parameter, pattern) for pattern in patterns)

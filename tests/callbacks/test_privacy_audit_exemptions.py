@@ -1,0 +1,102 @@
+"""A finding is allowed of one optimizer or some parameters, for a reason, and nowhere else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gan_support import GENERATOR, REASON, Gan, GanWithEncoder
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+from training_matrix import TwoOptimizers, two_nets
+from training_support import PrivateModule, fit, replace_optimizer, status, trainer_for, violation
+
+from lightning_audit import Allow, PrivacyAudit
+from lightning_audit.testing.faulty.faulty_clipping import ClipAfterAverage
+
+#: Lightning counts the steps of all optimizers.
+STEPS = {"max_steps": 240}
+
+
+def audit(**kwargs: Any) -> PrivacyAudit:
+    return PrivacyAudit(seed=1, **kwargs)
+
+
+@pytest.mark.parametrize(
+    "allowed",
+    [GENERATOR, Allow("no_dp", optimizer=1, reason=REASON), Allow("no_dp", "Adam", None, REASON)],
+)
+def test_a_generator_beside_a_private_discriminator_passes_with_its_exemption(
+    tmp_path: Path, allowed: Allow
+) -> None:
+    report = fit(tmp_path, Gan(), audit(allow=[allowed]), **STEPS)
+    assert report.verdict.outcome == "PASS", report.verdict
+    (told,) = (check.message for check in report.checks if check.name == "no_dp")
+    assert f"120 of Adam, optimizer {allowed.optimizer!r} ({REASON})" in told.replace(
+        " of opt", " opt"
+    )
+    assert f"the user allows no_dp of optimizer {allowed.optimizer!r}: {REASON}" in report.notes
+    (kept,) = report.settings["exemptions"]
+    assert kept["reason"] == REASON
+
+
+def test_without_the_exemption_it_is_a_violation(tmp_path: Path) -> None:
+    report = violation(tmp_path, Gan(), audit(), **STEPS)
+    assert status(report, "no_dp") == "violated"
+
+
+def test_a_third_optimizer_that_trains_on_the_records_is_a_violation(tmp_path: Path) -> None:
+    report = violation(tmp_path, GanWithEncoder(), audit(allow=[GENERATOR]), max_steps=360)
+    assert status(report, "no_dp") == "violated"
+    assert report.verdict.summary.startswith("no_dp: SGD took 1 step")
+
+
+def test_an_exemption_of_no_optimizer_of_the_training_is_refused(tmp_path: Path) -> None:
+    allowed = Allow("no_dp", optimizer="generator", reason=REASON)
+    with pytest.raises(MisconfigurationException) as raised:
+        trainer_for(tmp_path, audit(allow=[allowed])).fit(Gan())
+    told = str(raised.value)
+    assert "optimizer='generator' is none of the training's" in told
+    assert "1 is Adam of `G.0.weight`, `G.0.bias`" in told
+
+
+class OneFaulty(TwoOptimizers):
+    """Of two private optimizers the second does not clip single records."""
+
+    def configure_optimizers(self) -> Any:
+        right, wrong = super().configure_optimizers()
+        return [right, replace_optimizer(wrong, ClipAfterAverage)]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "status"), [("net.critic", "allowed"), ("net.actor", "violated")]
+)
+def test_a_finding_is_allowed_of_one_private_optimizer_alone(
+    tmp_path: Path, optimizer: str, status: str
+) -> None:
+    allowed = Allow("sensitivity", optimizer=optimizer, reason="a trial")
+    given = audit(allow=[allowed], on_violation="warn")
+    report = fit(tmp_path, OneFaulty(two_nets()), given, **STEPS)
+    found = {c.optimizer: c.status for c in report.checks if c.name == "sensitivity"}
+    assert sorted(found.values()) == sorted(["ok", status]), found
+
+
+class Averaged(PrivateModule):
+    """Keeps an average of its weights, which no optimizer trains."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.average = torch.nn.ParameterDict({"weight": torch.nn.Parameter(torch.zeros(3))})
+        self.average.requires_grad_(False)
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        with torch.no_grad():
+            self.average["weight"] += 0.1
+
+
+@pytest.mark.parametrize(("pattern", "passes"), [("average.*", True), ("other.*", False)])
+def test_parameters_are_exempt_by_their_names(tmp_path: Path, pattern: str, passes: bool) -> None:
+    allowed = Allow("unaudited", parameters=pattern, reason="an average of released weights")
+    report = fit(tmp_path, Averaged(), audit(allow=allowed), max_steps=120)
+    assert (report.verdict.outcome == "PASS") == passes, report.verdict

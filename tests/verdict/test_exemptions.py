@@ -1,0 +1,73 @@
+"""What a user allows has a scope and a reason, and covers nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lightning_audit import Allow, PrivacyAudit
+from lightning_audit.verdict.exemptions import covers
+
+WHY = "it sees no record"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "expected"),
+    [
+        (1, True),
+        ("1", True),
+        (0, False),
+        ("Adam", True),
+        ("SGD", False),
+        ("G", True),
+        ("G.0", False),
+    ],
+)
+def test_an_optimizer_is_named_by_place_class_or_prefix(optimizer: Any, expected: bool) -> None:
+    allowed = Allow("no_dp", optimizer=optimizer, reason=WHY)
+    assert allowed.is_of(1, "Adam", ["G.0.weight", "G.1.weight"]) == expected
+
+
+def test_a_prefix_is_whole_names_and_of_all_parameters() -> None:
+    allowed = Allow("no_dp", optimizer="net", reason=WHY)
+    assert not allowed.is_of(0, "SGD", ["network.weight"])
+    assert not allowed.is_of(0, "SGD", ["net.weight", "head.weight"])
+    assert not allowed.is_of(0, "SGD", [])
+
+
+def test_parameters_are_named_by_a_pattern() -> None:
+    allowed = [Allow("unaudited", parameters="average.*", reason=WHY)]
+    assert covers(allowed, "average.weight")
+    assert not covers(allowed, "net.average.weight")
+    assert not covers([Allow("no_dp", optimizer="average", reason=WHY)], "average.weight")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"finding": "no_dp"}, "reason='' must say why 'no_dp' is no fault here"),
+        ({"finding": "no_dp", "reason": " "}, "reason=' ' must say why"),
+        ({"finding": "no_dp", "reason": WHY, "optimizer": ""}, "optimizer='' must be a name"),
+        ({"finding": "no_dp", "reason": WHY, "parameters": "a"}, "parameters='a' must be left out"),
+        (
+            {"finding": "unaudited", "reason": WHY, "parameters": "a", "optimizer": "b"},
+            "optimizer='b' must be left out",
+        ),
+    ],
+)
+def test_what_is_no_exemption_is_refused_in_words(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match="must") as raised:
+        Allow(**given)
+    assert told in str(raised.value)
+
+
+def test_a_finding_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ValueError, match="allow holds 'no_noise'"):
+        PrivacyAudit(allow=[Allow("no_noise", reason=WHY)])
+
+
+def test_without_a_scope_it_is_allowed_everywhere_and_keeps_its_reason() -> None:
+    config = PrivacyAudit(allow=["accounting", Allow("sampling.rate", reason=WHY)]).config
+    assert config.allow == ("accounting", "sampling.rate")
+    assert [one.reason for one in config.exemptions] == [WHY]
