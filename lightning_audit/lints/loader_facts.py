@@ -11,7 +11,13 @@ from opacus.utils.uniform_sampler import (
     UniformWithReplacementSampler,
 )
 from torch.utils import _pytree
-from torch.utils.data import BatchSampler, DataLoader, Subset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+)
 
 from lightning_audit.taps.sampler_tap import can_be_watched, unwatched
 
@@ -27,12 +33,14 @@ class LoaderFacts:
         description: the loader's type and batch sampler.
         sample_rate: the sampler's rate, None if it states none.
         records: number of records in the data set, None if it has no length.
+        once: whether each record enters one batch an epoch at most.
     """
 
     kind: Literal["poisson", "not_poisson", "unknown"]
     description: str
     sample_rate: float | None = None
     records: int | None = field(default=None, compare=False)
+    once: bool = False
 
 
 def loader_facts(loaders: Any) -> LoaderFacts:
@@ -72,7 +80,10 @@ def _facts(loader: Any) -> LoaderFacts:
     if type(sampler) is BatchSampler:
         order = type(sampler.sampler).__name__
         size = f"batches of {sampler.batch_size}"
-        return LoaderFacts("not_poisson", f"{type(loader).__name__} with {order}, {size}")
+        described = f"{type(loader).__name__} with {order}, {size}"
+        replaced = getattr(sampler.sampler, "replacement", False)
+        shuffled = type(sampler.sampler) in (RandomSampler, SequentialSampler) and not replaced
+        return LoaderFacts("not_poisson", described, once=shuffled)
     name = type(loader).__name__
     if isinstance(loader, DataLoader):
         name += f" with {'no batch sampler' if sampler is None else type(sampler).__name__}"

@@ -17,7 +17,7 @@ from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.config.changed_config import describe_changes, refuse_mechanism
 from lightning_audit.dpsgd.adapters import opacus_step
 from lightning_audit.dpsgd.manual import ManualStep
-from lightning_audit.dpsgd.opacus import innermost, private_optimizer
+from lightning_audit.dpsgd.opacus import draws_poisson, innermost, private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep, UnsupportedOptimizer
 from lightning_audit.lints.untrained import fingerprints
 from lightning_audit.record.report_directory import record_name
@@ -165,6 +165,7 @@ class AuditedOptimizers:
         for facts, optimizer in zip(found, private, strict=True):
             own = (one for one in scoped if private_optimizer(one.optimizer) is optimizer)
             facts.allow = frozenset(name for one in own for name in one.findings)
+            facts.poisson = draws_poisson(module)
         claim = self.config.claim
         rate_known = claim is not None and claim.sample_rate is not None
         if not rate_known and any(facts.accountant is None for facts in found):

@@ -34,7 +34,11 @@ from lightning_audit.run.run_facts import OptimizerFacts, RunFacts
 from lightning_audit.run_checks.accounted_epsilon import accounting_result
 from lightning_audit.run_checks.dataset_size import Promise, batch_size_result
 from lightning_audit.run_checks.ledger import Ledger
-from lightning_audit.run_checks.loader_sampling import repeated_result, sampling_results
+from lightning_audit.run_checks.loader_sampling import (
+    epsilon_of_passes,
+    repeated_result,
+    sampling_results,
+)
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.ranks import Ranks
 from lightning_audit.verdict.judge import acknowledge
@@ -176,6 +180,8 @@ def _sampling_results(
             facts.sample_rate,
             max((session.planner.batch_sizes for session in sessions), key=len),
             facts.batches,
+            by_choice=any(optimizer.poisson is False for optimizer in facts.optimizers),
+            holds=_cost_of_passes(sessions, facts, config) if facts.loader.once else "",
         )
     if facts.repeated and facts.synchronised:
         found.append(repeated_result(facts.processes, facts.sample_rate))
@@ -184,6 +190,14 @@ def _sampling_results(
     if config.mechanism_alone:  # what is supposed of the batches is not stated
         return [REGISTRY[one.name].not_run(f"not compared: {NOT_COMPOSED}") for one in found]
     return found
+
+
+def _cost_of_passes(sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig) -> str:
+    """Which epsilon holds where each record enters one step an epoch, in words."""
+    stated = [session.planner.claim(1).noise_multiplier for session in sessions]
+    least = min([*stated, *(phase.noise_multiplier for phase in run_history(sessions))])
+    passes = max(1, facts.begun) * len(sessions)
+    return epsilon_of_passes(least, passes, config.delta) if least > 0.0 else ""
 
 
 def _hold_batches_to_steps(facts: RunFacts, steps: int) -> None:

@@ -35,6 +35,7 @@ class OptimizerFacts:
         expected_batch_size: divisor of its gradients, that of all processes together; None where
             they are summed.
         loss_reduction: what it takes the loss for, "mean" or "sum"; None if it does not say.
+        poisson: whether `make_private` was told that batches are Poisson; None if that is unknown.
         allow: names of findings that the user allows of it alone.
     """
 
@@ -44,6 +45,7 @@ class OptimizerFacts:
     sample_rate: float | None = None
     expected_batch_size: float | None = None
     loss_reduction: str | None = None
+    poisson: bool | None = None
     allow: frozenset[str] = frozenset()
 
     def current_rate(self, claim: PrivacyClaim | None, accumulated: int) -> float | None:
@@ -98,7 +100,8 @@ class RunFacts:
         batches_per_step: batches whose gradients the Trainer adds up for a step.
         trained_batches: batches that were trained on.
         split_epochs: epochs with split batches.
-        carried_over: those of them that began with the rest of a batch.
+        begun: epochs that began.
+        carried_over: those with split batches that began with the rest of a batch.
         loss_reduction: whether the first loss was a mean over its batch or a sum; None if that
             cannot be told.
         processes: that train together.
@@ -126,6 +129,7 @@ class RunFacts:
     batches_per_step: int = 1
     trained_batches: int = 0
     split_epochs: int = 0
+    begun: int = 0
     carried_over: int = 0
     loss_reduction: str | None = None
     processes: int = 1
@@ -163,6 +167,7 @@ class RunFacts:
             batches_per_step=lints.batches_per_step,
             trained_batches=course.trained_batches,
             split_epochs=lints.split_epochs,
+            begun=lints.epochs,
             carried_over=lints.carried_over,
             loss_reduction=lints.loss_reduction,
             processes=ranks.count,

@@ -45,7 +45,7 @@ class RunLints:
         self.loaders, self.repeated = 1, False
         self.batches: BatchCheck | None = None
         self.batches_per_step = 1
-        self.split_epochs = self.carried_over = 0
+        self.split_epochs = self.carried_over = self.epochs = 0
         self.loss_reduction: str | None = None
         self._significance = significance
         self._ranks = ranks
@@ -106,6 +106,7 @@ class RunLints:
 
     def start_epoch(self, optimizers: Sequence[Any]) -> None:
         """At the first batch of an epoch: see whether something of the one before is left."""
+        self.epochs += 1
         if self._split:
             self.split_epochs += 1
             carried = [carries_over(optimizer, self._ahead) for optimizer in optimizers]
@@ -119,7 +120,7 @@ class RunLints:
             self._notes.add(sentence)
 
     #: What a run that goes on after a stop cannot find out again.
-    _KEPT = ("carried_over", "loss_reduction", "split_epochs")
+    _KEPT = ("carried_over", "epochs", "loss_reduction", "split_epochs")
 
     def state(self, rate: float | None) -> dict[str, Any]:
         """What a checkpoint holds, the test of the batches among it, if there is one.

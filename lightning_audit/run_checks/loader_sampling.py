@@ -10,6 +10,7 @@ from typing import Any, Literal
 from lightning_audit.catalogue.claim_checks import NOT_POISSON, REPEATED, SAMPLING_RATE
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.run_checks.batch_sampling import BatchCheck
+from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon
 
 LoaderKind = Literal["poisson", "not_poisson", "unknown"]
 
@@ -20,6 +21,32 @@ _WRITE_INSTEAD = (
     "DPDataLoader.from_data_loader(loader)` (from opacus.data_loader), or wrap the data module in "
     "opacus.lightning.DPLightningDataModule"
 )
+_BY_CHOICE = (
+    "make_private was told poisson_sampling=False, and the accountant supposes Poisson sampling "
+    "all the same: leave poisson_sampling at True and return DPDataLoader.from_data_loader(loader) "
+    "from train_dataloader, or claim the epsilon that holds"
+)
+
+
+def epsilon_of_passes(noise_multiplier: float, passes: int, delta: float) -> str:
+    """Which epsilon holds where each record enters one step a pass, in words.
+
+    Passes over shuffled or fixed batches cost what as many steps on all records do: mu is
+    ``sqrt(passes) / noise_multiplier`` where a record is zeroed out, and twice that where it is
+    replaced.
+
+    Args:
+        noise_multiplier: the smallest of the steps, > 0.
+        passes: over the data, >= 1.
+        delta: the delta.
+    """
+    mu = math.sqrt(passes) / noise_multiplier
+    zeroed, replaced = (float(gaussian_epsilon(times * mu, delta)) for times in (1.0, 2.0))
+    many = "one epoch costs" if passes == 1 else f"{passes} epochs cost"
+    return (
+        f". What holds: each record enters one step an epoch, so that {many} epsilon {zeroed:.4g} "
+        f"at delta {delta:.3g} where a record is zeroed out, {replaced:.4g} where it is replaced"
+    )
 
 
 def sampling_results(
@@ -29,6 +56,9 @@ def sampling_results(
     accounted_rate: float | None,
     batch_sizes: Sequence[int],
     batches: BatchCheck | None = None,
+    *,
+    by_choice: bool = False,
+    holds: str = "",
 ) -> tuple[CheckResult, ...]:
     """Compare the loader with the accountant's supposition of Poisson sampling.
 
@@ -40,6 +70,8 @@ def sampling_results(
         batch_sizes: sizes of the batches so far, the last of each epoch left out; held in memory
             only, since they are not private.
         batches: the test of the batches, where the loader's type does not tell.
+        by_choice: whether make_private was told ``poisson_sampling=False``.
+        holds: which epsilon holds with this loader, in words; empty if that is not known.
 
     Returns:
         Results of `sampling.not_poisson` and, for a Poisson loader, `sampling.rate`.
@@ -61,7 +93,8 @@ def sampling_results(
             f"trainer's loader is not Poisson: {description}"
         )
         evidence: dict[str, Any] = {"loader": description, "poisson": False}
-        return (NOT_POISSON.judged(evidence, "", message, _WRITE_INSTEAD),)
+        advice = _BY_CHOICE if by_choice else _WRITE_INSTEAD
+        return (NOT_POISSON.judged(evidence, "", f"{message}{holds}", advice),)
     if kind == "unknown":
         message = f"it cannot be read off whether {description} draws Poisson batches"
         evidence = {"accounted_rate": accounted_rate}

@@ -5,7 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from lightning_audit.run_checks.loader_sampling import sampling_results
+from lightning_audit.accounting.composition import epsilon_of_history
+from lightning_audit.accounting.phases import Phase
+from lightning_audit.run_checks.loader_sampling import epsilon_of_passes, sampling_results
 
 
 def statuses(*args: object) -> dict[str, str]:
@@ -77,3 +79,25 @@ def test_number_of_equal_batches_that_proves_it_is_that_of_the_poisson_law() -> 
     first = next(n for n in range(1, 50) if proves(n))
     chance = 1 / math.sqrt(2 * math.pi * 64 * 0.99)
     assert chance ** (first - 1) < 1e-9 <= chance ** (first - 2)
+
+
+@pytest.mark.parametrize(("sigma", "passes"), [(1.0, 1), (2.0, 10), (0.7, 3)])
+def test_passes_over_shuffled_batches_cost_what_steps_on_all_records_do(
+    sigma: float, passes: int
+) -> None:
+    told = epsilon_of_passes(sigma, passes, 1e-5)
+    steps = [Phase(sigma, 1.0, passes)]
+    zeroed = epsilon_of_history(steps, 1e-5)
+    replaced = epsilon_of_history(steps, 1e-5, adjacency="replace_one")
+    assert f"epsilon {zeroed:.4g} at delta 1e-05 where a record is zeroed out" in told
+    assert f"{replaced:.4g} where it is replaced" in told
+    assert ("one epoch costs" in told) == (passes == 1)
+
+
+def test_what_was_chosen_is_told_otherwise_than_what_lightning_does() -> None:
+    given = ("not_poisson", "BatchSampler", None, 0.01, [64])
+    (dropped,) = sampling_results(*given)
+    (chosen,) = sampling_results(*given, by_choice=True, holds=". What holds: so much")
+    assert "Lightning trains on the loader" in dropped.advice
+    assert chosen.advice.startswith("make_private was told poisson_sampling=False")
+    assert chosen.message == f"{dropped.message}. What holds: so much"
