@@ -131,7 +131,10 @@ def _cost(coming: list[Phase]) -> float:
 
 def _planned(trainer: Any) -> int | None:
     """How many steps each optimizer is to take from now on; None where nobody knows."""
-    total = trainer.estimated_stepping_batches
+    try:
+        total = trainer.estimated_stepping_batches
+    except Exception:  # of a Trainer whose accumulation changes, say
+        return None
     if not math.isfinite(total) or splits_batches(trainer.train_dataloader):
         return None
     left = int(total) - int(trainer.global_step)

@@ -40,7 +40,7 @@ class Stopping:
     def begin(self, trainer: Any, run: AuditRun) -> None:
         """Respond to what is known before the first step; arguments as of `respond`."""
         self.respond(run.look(), trainer, run)
-        self._budget = ClaimBudget(run, trainer, ends=self._ends)
+        self.counts = run.config.claimed_epsilon is not None
         self._keep_to_budget(trainer, run)
 
     def end_batch(self, trainer: Any, run: AuditRun) -> None:
@@ -50,11 +50,21 @@ class Stopping:
         self._keep_to_budget(trainer, run)
 
     def _keep_to_budget(self, trainer: Any, run: AuditRun) -> None:
-        budget = self._budget
-        if budget is None or not budget.counts:
-            self.counts = False
+        if not self.counts or not run.sessions:  # of DP-SGD by hand there is none before a batch
             return
-        if budget.hopeless:
+        try:
+            self._count_steps(trainer, run)
+        except Exception:  # the audit's own trouble ends no training
+            _log.exception("how many steps claimed_epsilon leaves could not be counted")
+            self.counts = False
+
+    def _count_steps(self, trainer: Any, run: AuditRun) -> None:
+        if self._budget is None:
+            self._budget = ClaimBudget(run, trainer, ends=self._ends)
+        budget = self._budget
+        if not budget.counts:
+            pass
+        elif budget.hopeless:
             if run.optimizers.steps:
                 budget.counts = False
                 self.respond(run.look(composed=True), trainer, run)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytorch_lightning as pl
+from hand_written_support import CLAIM, HandWritten
 from opacus.schedulers import ExponentialNoise
 from resume_support import RESUMING, StopAt, checkpoint_at, saver, train
 from training_support import ManualModule, PrivateModule, report_in, trainer_for
@@ -76,6 +78,31 @@ def test_a_claim_that_one_step_exceeds_is_a_violation_behind_it(tmp_path: Path) 
     report = report_in(tmp_path)
     assert report.steps == 1
     assert report.verdict.outcome == "VIOLATION"
+
+
+def test_dp_sgd_by_hand_is_counted_from_its_first_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stated = dataclasses.replace(CLAIM, sample_rate=0.05)
+    audit = PrivacyAudit(claim=stated, claimed_epsilon=CLAIMED, seed=1, examinations=0)
+    trainer_for(tmp_path, audit, max_steps=200).fit(HandWritten())
+    report = report_in(tmp_path)
+    assert 1 < report.steps < 200
+    assert not exceeds(report.epsilon_spent, CLAIMED)
+    assert exceeds(next_one(report), CLAIMED)
+    assert "that are planned cost more" in caplog.text
+
+
+def test_trouble_with_the_count_ends_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("lightning_audit.callbacks.claim_budget.steps_within", fail)
+    report = trained(tmp_path, PrivateModule(), on_violation="warn")
+    assert report.steps == PLANNED
+    assert "could not be counted" in caplog.text
 
 
 def test_noise_that_falls_is_counted_as_it_is(tmp_path: Path) -> None:
