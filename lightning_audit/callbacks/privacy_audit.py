@@ -212,7 +212,7 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         run.follow(trainer.optimizers, pl_module)
         run.note_trainer_settings(trainer)
         run.examinations.open_to(LightningStep(trainer, pl_module, self))
-        if join_batches(run.config.canaries, trainer.world_size):
+        if join_batches(run.config.canaries, trainer.world_size, pl_module):
             self._hooks.append(show_batches(trainer, pl_module, run))
         self._stopping.begin(trainer, run)
 

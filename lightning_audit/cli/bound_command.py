@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from typing import Any
 
 from lightning_audit.cli.options import add_max_values
 from lightning_audit.cli.output import Refused, as_json
@@ -164,9 +165,10 @@ def _as_json(bound: NamedBound, scores: CanaryScores, rates: dict[str, float]) -
     return as_json({**dataclasses.asdict(bound), **_numbers_of(scores), **rates})
 
 
-def _numbers_of(scores: CanaryScores) -> dict[str, int]:
+def _numbers_of(scores: CanaryScores) -> dict[str, Any]:
     n_in, n_out = len(scores.in_scores), len(scores.out_scores)
-    return {"n_in": n_in, "n_out": n_out, "dropped": scores.dropped}
+    of = {"of": "attack"} if scores.steps is None else {"of": "one step", "steps": scores.steps}
+    return {**of, "n_in": n_in, "n_out": n_out, "dropped": scores.dropped}
 
 
 def _as_text(bound: NamedBound, scores: CanaryScores, rates: dict[str, float]) -> str:
@@ -175,6 +177,11 @@ def _as_text(bound: NamedBound, scores: CanaryScores, rates: dict[str, float]) -
     first = f"epsilon >= {bound.epsilon_lower:.6g} at delta {bound.delta:g}"
     if bound.mu_lower is not None:
         first += f" (mu >= {bound.mu_lower:.6g})"
+    if scores.steps is not None:
+        first += (
+            f", of one step: {scores.steps:,} steps were read, and what the run spends is another "
+            "number"
+        )
     lines = [
         first,
         f"{bound.method}: {level} {bound.interpretation}, {numbers['n_in']} scores in, "

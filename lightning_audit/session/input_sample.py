@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lightning_audit.canaries.inputs import InputCanary, loss_of
+from lightning_audit.canaries.inputs import InputCanary, has_forward, loss_of
 from lightning_audit.canaries.sample_batches import Sample, appended, rows, sample_of
 from lightning_audit.dpsgd.protocol import DPSGDStep
 from lightning_audit.examine.own_gradient import DenseDirection, own_direction, undisturbed
@@ -36,17 +36,31 @@ _KEPT_NORMS = 1000
 _EPSILON = 1e-6
 
 
-def join_batches(canaries: Sequence[Any], world_size: int) -> bool:
+def join_batches(canaries: Sequence[Any], world_size: int, module: Any = None) -> bool:
     """Whether canaries join batches.
 
+    Args:
+        canaries: of the audit.
+        world_size: number of processes.
+        module: that is trained; None to look at the other two alone.
+
     Raises:
-        UnauditableTraining: several processes, each with a batch of its own.
+        UnauditableTraining: several processes, each with a batch of its own, or nothing that gives
+            the loss of a sample.
     """
     by_input = isinstance(canaries[0], InputCanary)
     if by_input and world_size > 1:
         raise UnauditableTraining(
             f"canaries={list(canaries)!r} would join the batch of each of the {world_size} "
             "processes; train with devices=1, or use gradient canaries."
+        )
+    if by_input and module is not None and canaries[0].loss is None and not has_forward(module):
+        children = (name for name, child in module.named_children() if list(child.parameters()))
+        net = next(children, "net")
+        raise UnauditableTraining(
+            f"{type(module).__name__} has no forward, which {type(canaries[0]).__name__} calls for "
+            f"the loss of its sample: add `def forward(self, x): return self.{net}(x)`, or give "
+            "the canary loss=, a function of (module, batch), and num_classes=."
         )
     return by_input
 

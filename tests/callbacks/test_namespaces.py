@@ -142,7 +142,8 @@ def at_the_first_batch(directory: Path, package: Any) -> None:
 
 
 def at_a_batch(directory: Path, package: Any) -> None:
-    trained(directory, package, Wrapped, PrivacyAudit(canaries=[Mislabeled(num_classes=10)]))
+    canary = Mislabeled(loss=lambda module, batch: module.net(batch[0]).sum())
+    trained(directory, package, Wrapped, PrivacyAudit(canaries=[canary]))
 
 
 def at_a_checkpoint(directory: Path, package: Any, **edited: Any) -> Path:

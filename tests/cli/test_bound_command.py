@@ -286,3 +286,14 @@ def test_a_pickle_in_the_file_is_not_loaded(tmp_path: Path) -> None:
     done = run(tmp_path / "s.npz", "--method", "eps_cp", "--delta", 1e-5)
     assert done.returncode == 2
     assert "scores_in holds Python objects, which are never loaded" in done.stderr
+
+
+def test_a_bound_on_a_record_is_said_to_be_of_one_step(tmp_path: Path, scores: Scores) -> None:
+    path, *_ = record(tmp_path)
+    for given, of in ((path, "one step"), (scores[0], "attack")):
+        arguments = (given, "--method", "fdp_cp", "--delta", 1e-5, "--threshold", 0.5)
+        told = answer(*arguments)
+        assert told["of"] == of
+        steps = told.get("steps")
+        shown = run(*arguments).stdout
+        assert (f"of one step: {steps} steps were read" in shown) == (given is path)

@@ -362,17 +362,35 @@ class _Texts(Forward):
         return DataLoader(self.dataset, batch_size=16, collate_fn=collate)
 
 
+def _loss(module: Any, batch: Any) -> torch.Tensor:
+    return functional.cross_entropy(module.net(batch[0]), batch[1])
+
+
 @pytest.mark.parametrize(
-    ("module", "words"),
-    [(_Texts, "type builtins.str at '2.0'"), (PrivateModule, "PrivateModule has no forward")],
+    ("module", "canary", "words"),
+    [
+        (_Texts, Mislabeled(), "type builtins.str at '2.0'"),
+        (PrivateModule, Mislabeled(loss=_loss), "PrivateModule has no forward"),
+    ],
 )
 def test_what_cannot_be_audited_is_refused_at_the_first_batch(
-    tmp_path: Path, module: Any, words: str
+    tmp_path: Path, module: Any, canary: Mislabeled, words: str
 ) -> None:
-    audit = audit_with(Mislabeled(), allow="sampling.not_poisson")
+    audit = audit_with(canary, allow="sampling.not_poisson")
     trainer = trainer_for(tmp_path, audit, max_steps=2)
     with pytest.raises(MisconfigurationException, match=words):
         trainer.fit(module())
+
+
+@pytest.mark.parametrize("canary", [Mislabeled(), Blank()])
+def test_a_module_without_forward_is_told_the_line_to_add_before_training(
+    tmp_path: Path, canary: Any
+) -> None:
+    trainer = trainer_for(tmp_path, audit_with(canary), max_steps=2)
+    with pytest.raises(MisconfigurationException) as raised:
+        trainer.fit(PrivateModule())
+    assert "add `def forward(self, x): return self.net(x)`" in str(raised.value)
+    assert trainer.fit_loop.epoch_loop.batch_progress.total.ready == 0
 
 
 def test_several_processes_are_refused() -> None:
