@@ -27,6 +27,13 @@ def test_half_precision_is_refused(tmp_path, precision: str, options: dict[str, 
     assert "'32-true' or 'bf16-mixed'" in str(raised.value)
 
 
+@pytest.mark.filterwarnings("ignore:You passed `Trainer")
+def test_what_lightning_makes_of_half_precision_on_a_cpu_is_not_refused(tmp_path) -> None:
+    trainer = trainer_for(tmp_path, precision="16-mixed")
+    assert trainer.precision == "bf16-mixed"
+    refuse_trainer(trainer, audits=1)
+
+
 def test_an_ordinary_trainer_with_one_audit_is_not_refused_and_with_two_it_is(tmp_path) -> None:
     trainer = trainer_for(tmp_path, precision="bf16-mixed")
     refuse_trainer(trainer, audits=1)
