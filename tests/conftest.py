@@ -56,6 +56,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.filterwarnings(f"ignore:{message}"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _bounds_at_each_epoch() -> Iterator[None]:
+    """Epochs of tests are too short for bounds at the end of each by time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lightning_audit.run.findings.EPOCH_SHARE", math.inf)
+        yield
+
+
 @pytest.fixture(scope="session")
 def _divergences_once() -> None:
     """Opacus computes the same Rényi divergences in every training, a third of a short one."""
@@ -100,9 +108,6 @@ def _training(request: pytest.FixtureRequest) -> None:
     request.getfixturevalue("one_examination" if whole else "short_report")
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    # Epochs of tests are too short for bounds at the end of each.
-    monkeypatch = request.getfixturevalue("monkeypatch")
-    monkeypatch.setattr("lightning_audit.run.findings.EPOCH_SHARE", math.inf)
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Stepw
     """Folder and module of a training that never stopped, with its whole report."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("whole")
-    return folder, train(folder, PrivacyAudit(seed=3, examinations=1))
+    return folder, train(folder, PrivacyAudit(seed=3, examinations=1, bounds="all"))
 
 
 @pytest.mark.whole_report

@@ -586,8 +586,8 @@ PROCESSES: dict[str, str] = {
 
 REFUSED: tuple[tuple[str, str], ...] = (
     (
-        "fp16 with a gradient scaler (on a CPU Lightning makes `bf16-mixed` of `16-mixed`, which is "
-        "audited)",
+        "fp16 with a gradient scaler (on a CPU Lightning makes `bf16-mixed` of `16-mixed`, which "
+        "is audited)",
         "`32-true` or `bf16-mixed`: the scaler multiplies per-sample "
         "gradients before they are clipped",
     ),
