@@ -8,11 +8,13 @@ the exceptions of that package. What is defined here belongs to each package tha
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from lightning_audit.results.refusal import UnauditableTraining
+from lightning_audit.taps.own_time import OWN_TIME
 
 _Args = ParamSpec("_Args")
 _Value = TypeVar("_Value")
@@ -80,12 +82,21 @@ def refused_as_lightning_does(hook: Callable[_Args, _Value]) -> Callable[_Args, 
 def of_its_run(
     hook: Callable[Concatenate[Any, _Run, _Args], None],
 ) -> Callable[Concatenate[Any, _Args], None]:
-    """A hook that gets the callback's run, where there is one, and refuses as Lightning does."""
+    """A hook that gets the callback's run, where there is one, and refuses as Lightning does.
+
+    What it takes is the audit's own time.
+    """
     translated = refused_as_lightning_does(hook)
 
     @functools.wraps(hook)
     def called(callback: Any, /, *args: _Args.args, **kwargs: _Args.kwargs) -> None:
-        if callback._run is not None:
+        if callback._run is None:
+            return
+        OWN_TIME.since = began = time.perf_counter()
+        try:
             translated(callback, callback._run, *args, **kwargs)
+        finally:
+            OWN_TIME.since = None
+            OWN_TIME.seconds += time.perf_counter() - began
 
     return called

@@ -121,12 +121,16 @@ def _epsilon_lines(report: AuditReport) -> list[str]:
 
 
 def _cost_lines(report: AuditReport) -> list[str]:
-    """What the examinations by replay took, if there were any."""
-    cost = report.examination_cost
-    if not {"first", "first_step_times", "later"} <= cost.keys():
+    """What the audit took, and of that the examinations by replay."""
+    cost, examined = report.audit_cost, report.examination_cost
+    if not {"seconds", "share"} <= cost.keys():
         return []
-    first = f"{cost['first']:.2g} s, {cost['first_step_times']:.0f} step times"
-    return [f"examinations by replay: the first took {first}; later ones {cost['later']:.2g} s"]
+    share = f"{100.0 * cost['share']:.2g} % of the rest of the training"
+    line = f"the audit took {cost['seconds']:.2g} s, {share}"
+    if {"first", "first_step_times", "later"} <= examined.keys():
+        first = f"{examined['first']:.2g} s ({examined['first_step_times']:.0f} step times)"
+        line += f"; the first examination by replay {first}, later ones {examined['later']:.2g} s"
+    return [line]
 
 
 def _mu_lines(report: AuditReport) -> list[str]:

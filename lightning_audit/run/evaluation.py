@@ -144,6 +144,7 @@ def build_report(
         complete=complete,
         optimizers=seen,
         pass_blockers=tuple(blockers),
+        audit_cost=facts.cost,
         examination_cost=facts.examined.cost,
     )
 

@@ -16,6 +16,7 @@ from lightning_audit.run_checks.record_coupling import Coupling
 from lightning_audit.run_checks.replay_answers import ExaminationLog
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.ranks import Ranks
+from lightning_audit.taps.own_time import RunTime
 
 if TYPE_CHECKING:
     from lightning_audit.run.audited_optimizers import AuditedOptimizers
@@ -115,6 +116,7 @@ class RunFacts:
         break_off: why the training broke off, or empty.
         resumed: what was not observed before the training was resumed, or empty.
         unwritten: what could not be written of report and records, in sentences.
+        cost: see `RunTime.cost`.
     """
 
     optimizers: Sequence[OptimizerFacts] = ()
@@ -143,6 +145,7 @@ class RunFacts:
     break_off: str = ""
     resumed: str = ""
     unwritten: Sequence[str] = ()
+    cost: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -181,6 +184,7 @@ class RunFacts:
             break_off=course.break_off,
             resumed=course.resumed,
             unwritten=course.unwritten,
+            cost=course.time.cost(),
         )
 
     @property
@@ -259,6 +263,7 @@ class RunCourse:
     resumed: str = ""
     unaudited: tuple[str, ...] = ()
     unwritten: list[str] = field(default_factory=list)
+    time: RunTime = field(default_factory=RunTime)
 
     def end_epoch(self, row: Mapping[str, float]) -> None:
         """Keep what was logged; a run that goes on in an epoch's end meets that end again."""

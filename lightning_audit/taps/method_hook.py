@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 import types
 from collections.abc import Callable
 from typing import Any
+
+from lightning_audit.taps.own_time import OWN_TIME
 
 
 def _nothing() -> None:
@@ -39,11 +42,16 @@ class MethodHook:
         self.armed = True
 
         def hooked(_: object, *args: Any, **kwargs: Any) -> Any:
-            if self.armed:  # somebody may have wrapped it, and keep it beyond the audit
-                before()
+            if not self.armed:  # somebody may have wrapped it, and keep it beyond the audit
+                return own(*args, **kwargs)
+            began = time.perf_counter()
+            before()
+            called = time.perf_counter()
             done = own(*args, **kwargs)
+            ended = time.perf_counter()
             if self.armed:
                 after()
+            OWN_TIME.seconds += called - began + time.perf_counter() - ended
             return done
 
         self._hook = types.MethodType(hooked, owner)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+
+from lightning_audit.taps.own_time import OWN_TIME
 
 
 class StepHooks:
@@ -39,12 +42,16 @@ class StepHooks:
     def start(self, *_: Any) -> Any:
         """A step starts."""
         if self.armed:
+            began = time.perf_counter()
             self._arrives(self._enters())
+            OWN_TIME.seconds += time.perf_counter() - began
 
     def end(self, *_: Any) -> None:
         """A step is done."""
         if self.armed:
+            began = time.perf_counter()
             self._leaves()
+            OWN_TIME.seconds += time.perf_counter() - began
 
     def remove(self) -> None:
         """Take the hooks off."""
@@ -80,15 +87,16 @@ class ClosureHooks(StepHooks):
         if not self.armed:
             return None
         _, args, kwargs = given
-        level = self._enters()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
-            self._arrives(level)
-            return None
+            return super().start()
+        level = self._enters()
 
         def observed(*a: Any, **k: Any) -> Any:
             loss = closure(*a, **k)
+            began = time.perf_counter()
             self._arrives(level)
+            OWN_TIME.seconds += time.perf_counter() - began
             return loss
 
         if len(args) > 1:

@@ -318,14 +318,14 @@ HARMLESS = (
     # Noise and rates are composed by the run alone.
     *("history", "history.*.*"),
     *("optimizers.*.label", "optimizers.*.oversize", "settings.", "other_records."),
-    *("examination_cost", "examination_cost."),
+    *("audit_cost", "audit_cost.", "examination_cost", "examination_cost."),
     # Told where the power is too small; of several optimizers the report shows the least alone.
     *("optimizers.*.power.noise.steps_needed", "optimizers.*.power.sensitivity.steps_needed"),
 )
 
 
 #: Fields whose keys are names that a library, a metric or a setting happens to have.
-NAMED_FREELY = ("environment", "epochs", "settings", "examination_cost")
+NAMED_FREELY = ("environment", "epochs", "settings", "audit_cost", "examination_cost")
 
 
 def is_harmless(path: tuple[str | int, ...]) -> bool:

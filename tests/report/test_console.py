@@ -74,6 +74,8 @@ def report(**changes: Any) -> AuditReport:
         "settings": {},
         "environment": {},
         "notes": ("one canary was left out",),
+        "audit_cost": {"seconds": 1.234, "share": 0.087},
+        "examination_cost": {"first": 0.51, "first_step_times": 52.7, "later": 0.066},
     }
     return AuditReport(**{**fields, **changes})
 
@@ -118,6 +120,8 @@ def test_everything_that_matters_is_shown(kind: str, capsys: pytest.CaptureFixtu
         "epsilon at delta 1e-05: claimed 8, spent 3.5 (composed from the steps), "
         "proved at least 1.25 (from the readings), not excluded up to 4",
         "117 steps, 819 canary readings",
+        "the audit took 1.2 s, 8.7 % of the rest of the training; the first examination by replay "
+        "0.51 s (53 step times), later ones 0.066 s",
         "Note: one canary was left out",
         "Report: somewhere/report.json",
     ]

@@ -248,12 +248,14 @@ sys.path[:0] = [{tests!r}]
 import pytorch_lightning as pl
 from lightning_audit import PrivacyAudit
 from resume_support import *
+from lightning_audit.run import findings
+findings.EPOCH_SHARE = float("inf")
 class Kill(pl.Callback):
     def on_train_batch_end(self, trainer, *_):
         if trainer.global_step == 55:
             os.kill(os.getpid(), 9)
 folder = Path({folder!r})
-audit = PrivacyAudit(seed=3, examinations=1)
+audit = PrivacyAudit(seed=3, examinations=1, bounds="all")
 train(folder, audit, saver(folder / "saved", epoch_end=False), Kill())
 """
 

@@ -104,5 +104,5 @@ def numbers(report: AuditReport) -> dict[str, Any]:
     # Made of a resumed run only; and batches are compared with those since the training went on.
     other = ("reuse.resume", "ledger.draws")
     fields["checks"] = [c for c in fields["checks"] if c["name"] not in other]
-    others = ("created", "environment", "examination_cost")
+    others = ("created", "environment", "audit_cost", "examination_cost")
     return {k: v for k, v in fields.items() if k not in others}
