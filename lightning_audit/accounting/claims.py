@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from lightning_audit import _validate
 from lightning_audit.accounting.composition import Adjacency, epsilon_of_history
 from lightning_audit.accounting.phases import Phase
+from lightning_audit.accounting.shuffled_passes import epsilon_of_passes, passes_of
 from lightning_audit.stats.dependence.correlated_noise import is_recoverable
 
 __all__ = ["PrivacyClaim"]
+
+#: How batches are drawn: by chance, or so that each record enters one step an epoch.
+Sampling = Literal["poisson", "shuffled"]
 
 
 @dataclass(frozen=True)
@@ -48,11 +52,16 @@ class PrivacyClaim:
             zero. Where the multiplier or the norm changes, those of step t hold for its whole sum.
             The mechanism alone is judged then, draw by draw, and no epsilon is computed. None for
             independent noise.
+        sampling: "shuffled" where the loader deals the records out into batches, so that each
+            enters one step an epoch at most: E epochs then cost what E steps on all records do,
+            whatever an accountant says that supposes Poisson batches; "add_remove" is then a record
+            whose gradients are zeroed out. None or "poisson" for those.
 
     Raises:
         ValueError: If nothing is given, if an argument is outside its range, if ``epsilon`` is
             given without ``delta``, if ``private_dataset_size`` is true where records are
-            replaced, or if the draws cannot be recovered from noise of these coefficients.
+            replaced, if shuffled batches are claimed with correlated noise, or if the draws cannot
+            be recovered from noise of these coefficients.
 
     Example:
         >>> claim = PrivacyClaim(delta=1e-5, noise_multiplier=1.0, sample_rate=0.01, steps=1000)
@@ -74,6 +83,7 @@ class PrivacyClaim:
     adjacency: Adjacency | None = None
     private_dataset_size: bool | None = None
     noise_coefficients: Sequence[float] | None = None
+    sampling: Sampling | None = None
 
     def __post_init__(self) -> None:
         stated = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -91,6 +101,11 @@ class PrivacyClaim:
             raise ValueError(
                 "private_dataset_size=True contradicts adjacency='replace_one': where a record is "
                 "replaced, all data sets have as many records; leave one of them out."
+            )
+        if self.sampling == "shuffled" and self.noise_coefficients is not None:
+            raise ValueError(
+                "sampling='shuffled' contradicts noise_coefficients: of correlated noise no "
+                "epsilon is computed, however the batches are drawn; leave sampling out."
             )
 
     @property
@@ -116,7 +131,10 @@ class PrivacyClaim:
         return [Phase(sigma, rate, int(steps))]
 
     def composed_epsilon(self, delta: float | None = None) -> float:
-        """Return the epsilon that the claimed mechanism spends, by `epsilon_of_history`.
+        """Return the epsilon that the claimed mechanism spends.
+
+        It is that of `epsilon_of_history`, or of as many passes as the steps make where batches are
+        shuffled.
 
         Args:
             delta: Delta in (0, 1); None takes that of the claim.
@@ -126,7 +144,11 @@ class PrivacyClaim:
         """
         if delta is None:
             delta = self._known("composed_epsilon", "delta")[0]
-        return epsilon_of_history(self.history(), delta, adjacency=self.adjacency or "add_remove")
+        history, adjacency = self.history(), self.adjacency or "add_remove"
+        if self.sampling == "shuffled":
+            sigma = history[0].noise_multiplier
+            return epsilon_of_passes(sigma, passes_of(history), delta, adjacency)
+        return epsilon_of_history(history, delta, adjacency=adjacency)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the claim as plain values by name, from which ``PrivacyClaim(**...)`` is made."""
@@ -156,6 +178,10 @@ class PrivacyClaim:
 
 def _adjacency(name: str, value: Any, advice: str) -> str:
     return _validate.one_of(name, value, get_args(Adjacency), advice)
+
+
+def _sampling(name: str, value: Any, advice: str) -> str:
+    return _validate.one_of(name, value, get_args(Sampling), advice)
 
 
 def _flag(name: str, value: Any, advice: str) -> bool:
@@ -196,6 +222,7 @@ _CHECKS: dict[str, Callable[[str, Any, str], Any]] = {
     "adjacency": _adjacency,
     "private_dataset_size": _flag,
     "noise_coefficients": _coefficients,
+    "sampling": _sampling,
 }
 _ADVICE = {
     "epsilon": "leave it out to take the accountant's own epsilon",
@@ -208,4 +235,5 @@ _ADVICE = {
     "adjacency": "or leave it out for add_remove",
     "private_dataset_size": "True if nobody may learn how many records there are",
     "noise_coefficients": "such as (1.0, -0.5, -0.25), the weight of the present draw first",
+    "sampling": "or leave it out for poisson, which accountants suppose",
 }

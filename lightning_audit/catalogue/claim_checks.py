@@ -50,7 +50,7 @@ RATE_TOLERANCE = 1.01
 
 def _unknown_sampling(found: CheckResult) -> str:
     # Where no subsampling is accounted for, it is of no consequence how the loader draws.
-    if found.status != "not_run" or found.evidence.get("accounted_rate") is None:
+    if found.status != "not_run" or not {"accounted_rate", "sampling"} & found.evidence.keys():
         return ""
     return f"{found.message}; if it does, set allow={found.name!r}"
 
@@ -62,7 +62,7 @@ NOT_POISSON = Check(
     kind="accounting",
     share=0.01,
     always=True,
-    wrong=lambda seen: seen["poisson"] is not True,
+    wrong=lambda seen: seen["poisson"] is not True and seen.get("sampling") != "shuffled",
     blocks=_unknown_sampling,
     faults=(
         FaultRule(

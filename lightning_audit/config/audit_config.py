@@ -79,6 +79,11 @@ class AuditConfig(OutcomeSettings):
         return bool(self.claim and self.claim.noise_coefficients)
 
     @property
+    def shuffled(self) -> bool:
+        """Whether each record is claimed to enter one step an epoch."""
+        return bool(self.claim and self.claim.sampling == "shuffled")
+
+    @property
     def private_size(self) -> bool:
         """Whether the number of records is stated as private."""
         return bool(self.claim and self.claim.private_dataset_size)

@@ -125,8 +125,8 @@ def _cost_lines(report: AuditReport) -> list[str]:
     cost, examined = report.audit_cost, report.examination_cost
     if not {"seconds", "share"} <= cost.keys():
         return []
-    share = f"{100.0 * cost['share']:.2g} % of the rest of the training"
-    line = f"the audit took {cost['seconds']:.2g} s, {share}"
+    percent = f"{100.0 * cost['share']:.{0 if cost['share'] >= 0.1 else 1}f} %"
+    line = f"the audit took {cost['seconds']:.2g} s, {percent} of the rest of the training"
     if {"first", "first_step_times", "later"} <= examined.keys():
         first = f"{examined['first']:.2g} s ({examined['first_step_times']:.0f} step times)"
         line += f"; the first examination by replay {first}, later ones {examined['later']:.2g} s"

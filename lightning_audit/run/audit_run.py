@@ -213,8 +213,7 @@ class AuditRun:
         """At the first batch of an epoch: see whether something of the one before is left."""
         for session in self.sessions:
             session.way.tap.weights.fingerprint.start_epoch()
-        if self.sessions:
-            self.lints.start_epoch([session.step.optimizer for session in self.sessions])
+        self.lints.start_epoch([session.step.optimizer for session in self.sessions])
 
     def start_batch(self, epoch: int, batch: Any) -> None:
         """Forget a step that broke off."""

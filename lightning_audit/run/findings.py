@@ -35,9 +35,10 @@ from lightning_audit.run_checks.accounted_epsilon import accounting_result
 from lightning_audit.run_checks.dataset_size import Promise, batch_size_result
 from lightning_audit.run_checks.ledger import Ledger
 from lightning_audit.run_checks.loader_sampling import (
-    epsilon_of_passes,
     repeated_result,
     sampling_results,
+    shuffled_result,
+    what_holds,
 )
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.ranks import Ranks
@@ -154,6 +155,7 @@ def _results_of_run(
             epsilons.claim.source,
             epsilons.epsilon_by_removal,
             NOT_COMPOSED if config.mechanism_alone else "",
+            *(["with each record in one step an epoch"] if config.shuffled else []),
         )
     )
     _hold_batches_to_steps(facts, max(session.monitor.steps for session in sessions))
@@ -172,7 +174,10 @@ def _sampling_results(
 ) -> list[CheckResult]:
     """Whether batches and steps are those that the accountant supposes and was told of."""
     found: list[CheckResult] = []
-    if facts.loader is not None:
+    if facts.loader is not None and config.shuffled:
+        loader = facts.loader
+        found.append(shuffled_result(loader.kind, loader.description, once=loader.once))
+    elif facts.loader is not None:
         found += sampling_results(
             facts.loader.kind,
             facts.loader.description,
@@ -197,7 +202,7 @@ def _cost_of_passes(sessions: Sequence[AuditSession], facts: RunFacts, config: A
     stated = [session.planner.claim(1).noise_multiplier for session in sessions]
     least = min([*stated, *(phase.noise_multiplier for phase in run_history(sessions))])
     passes = max(1, facts.begun) * len(sessions)
-    return epsilon_of_passes(least, passes, config.delta) if least > 0.0 else ""
+    return what_holds(least, passes, config.delta) if least > 0.0 else ""
 
 
 def _hold_batches_to_steps(facts: RunFacts, steps: int) -> None:

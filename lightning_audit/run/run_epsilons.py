@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 from lightning_audit.accounting.margin import exceeds
 from lightning_audit.accounting.phases import Phase
+from lightning_audit.accounting.shuffled_passes import cost_of_epochs
 from lightning_audit.accounting.spending import (
     EpsilonClaim,
     epsilon_claim,
     epsilon_of_parts,
     epsilon_spent,
+    steps_told,
 )
 from lightning_audit.catalogue.claim_checks import NOT_COMPOSED
 from lightning_audit.catalogue.step_checks import EPSILON
@@ -83,14 +85,17 @@ def current_epsilons(
     """
     if config.mechanism_alone:  # accountants suppose independent noise, and so do all bounds
         return Epsilons(epsilon_claim(config.claimed_epsilon, (), config.delta), None)
-    claim = epsilon_claim(
-        config.claimed_epsilon, facts.accountants, config.delta, optimizers=len(sessions)
-    )
+    links = () if config.shuffled else facts.accountants  # they suppose Poisson batches
+    claim = epsilon_claim(config.claimed_epsilon, links, config.delta, optimizers=len(sessions))
     monitors = [session.monitor for session in sessions if session.monitor.steps]
     if not monitors:
         return Epsilons(claim, None)
     history, accountants = run_history(sessions), facts.accountants
     spent = epsilon_spent(history, accountants, config.delta, config.adjacency)
+    if config.shuffled:
+        epochs = facts.begun * len(sessions)
+        told = steps_told(accountants)
+        spent = cost_of_epochs(history, told, epochs, config.delta, config.adjacency)
     replaced = config.adjacency == "replace_one"
     by_removal = epsilon_spent(history, accountants, config.delta) if replaced else None
     # A ratio of at most one proves no more than is spent: nothing to compose unless even that is
@@ -151,6 +156,8 @@ def epsilon_result(epsilons: Epsilons, config: AuditConfig) -> CheckResult:
     claimed_epsilon = epsilons.claimed_epsilon
     if config.mechanism_alone:
         return EPSILON.not_run(f"not compared: {NOT_COMPOSED}")
+    if config.shuffled:
+        return EPSILON.not_run("not compared: lower bounds are composed of Poisson batches alone")
     if epsilons.epsilon_spent is None or claimed_epsilon is None:
         return EPSILON.not_run("no epsilon can be compared")
     proved = epsilons.proved

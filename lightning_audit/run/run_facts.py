@@ -50,16 +50,20 @@ class OptimizerFacts:
     allow: frozenset[str] = frozenset()
 
     def current_rate(self, claim: PrivacyClaim | None, accumulated: int) -> float | None:
-        """Sample rate of the present step: stated, or told to the accountant."""
+        """Sample rate of the present step: stated, or told to the accountant.
+
+        None as well where batches are shuffled by the claim: nothing is sampled then.
+        """
+        shuffled = claim is not None and claim.sampling == "shuffled"
         if claim is not None and claim.sample_rate is not None:
             self.sample_rate = claim.sample_rate
-            return claim.sample_rate
+            return None if shuffled else claim.sample_rate
         if self.accountant is None:
             return None
         link = self.accountant
         rate = link.stated_rate if link.stated_rate is not None else link.sample_rate
         self.sample_rate = rate
-        return None if rate is None else min(rate * accumulated, 1.0)
+        return None if rate is None or shuffled else min(rate * accumulated, 1.0)
 
     def named(self, sentence: str) -> str:
         """A sentence about this optimizer, which it names where there are others."""

@@ -16,6 +16,7 @@ def accounting_result(
     source: str,
     epsilon_by_removal: float | None = None,
     lack: str = "",
+    how: str = "as privacy loss distributions",
 ) -> CheckResult:
     """Compare the composed epsilon with the claim.
 
@@ -28,6 +29,7 @@ def accounting_result(
         epsilon_by_removal: where ``epsilon_spent`` is between data sets with a record replaced,
             epsilon of the same steps between those with one added or removed; else None.
         lack: why no epsilon is known of the steps that ran, if it is not for the sample rate.
+        how: the steps were composed.
 
     Returns:
         The result of the check `accounting`.
@@ -47,7 +49,7 @@ def accounting_result(
         evidence["epsilon_by_removal"] = epsilon_by_removal
     # Two ways to compose the same steps differ a little, and so the numbers do.
     numbers = (
-        f"epsilon {epsilon_spent:.4g} at delta {delta:.3g}{between} as privacy loss distributions "
+        f"epsilon {epsilon_spent:.4g} at delta {delta:.3g}{between} {how} "
         f"(spent), {source} says {claimed_epsilon:.4g} (claimed)"
     )
     advice = (

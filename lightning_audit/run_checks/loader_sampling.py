@@ -7,10 +7,10 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from lightning_audit.accounting.shuffled_passes import epsilon_of_passes
 from lightning_audit.catalogue.claim_checks import NOT_POISSON, REPEATED, SAMPLING_RATE
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.run_checks.batch_sampling import BatchCheck
-from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon
 
 LoaderKind = Literal["poisson", "not_poisson", "unknown"]
 
@@ -24,24 +24,21 @@ _WRITE_INSTEAD = (
 _BY_CHOICE = (
     "make_private was told poisson_sampling=False, and the accountant supposes Poisson sampling "
     "all the same: leave poisson_sampling at True and return DPDataLoader.from_data_loader(loader) "
-    "from train_dataloader, or claim the epsilon that holds"
+    "from train_dataloader, or claim the epsilon that holds: "
+    "PrivacyClaim(sampling='shuffled', epsilon=..., delta=...)"
 )
 
 
-def epsilon_of_passes(noise_multiplier: float, passes: int, delta: float) -> str:
+def what_holds(noise_multiplier: float, passes: int, delta: float) -> str:
     """Which epsilon holds where each record enters one step a pass, in words.
-
-    Passes over shuffled or fixed batches cost what as many steps on all records do: mu is
-    ``sqrt(passes) / noise_multiplier`` where a record is zeroed out, and twice that where it is
-    replaced.
 
     Args:
         noise_multiplier: the smallest of the steps, > 0.
         passes: over the data, >= 1.
         delta: the delta.
     """
-    mu = math.sqrt(passes) / noise_multiplier
-    zeroed, replaced = (float(gaussian_epsilon(times * mu, delta)) for times in (1.0, 2.0))
+    zeroed = epsilon_of_passes(noise_multiplier, passes, delta)
+    replaced = epsilon_of_passes(noise_multiplier, passes, delta, "replace_one")
     many = "one epoch costs" if passes == 1 else f"{passes} epochs cost"
     return (
         f". What holds: each record enters one step an epoch, so that {many} epsilon {zeroed:.4g} "
@@ -102,6 +99,28 @@ def sampling_results(
     message = f"the loader is Poisson: {description}"
     poisson = NOT_POISSON.judged({"poisson": True}, message, "", "")
     return (poisson,) if loader_rate is None else (poisson, _rates(loader_rate, accounted_rate))
+
+
+def shuffled_result(kind: LoaderKind, description: str, *, once: bool) -> CheckResult:
+    """Result of `sampling.not_poisson` where batches are shuffled by the claim.
+
+    Args:
+        kind: what the loader's type tells.
+        description: the loader's batch sampler, in words.
+        once: whether each record enters one batch an epoch at most.
+    """
+    if once:
+        message = f"each record enters one step an epoch at most, as is claimed: {description}"
+        evidence = {"poisson": False, "sampling": "shuffled"}
+        return NOT_POISSON.judged(evidence, message, "", "")
+    message = (
+        f"sampling='shuffled' is claimed, and the loader is Poisson: {description}; leave "
+        "sampling out of the claim"
+        if kind == "poisson"
+        else "sampling='shuffled' is claimed, and it cannot be read off whether a record enters "
+        f"more than one step an epoch: {description}"
+    )
+    return NOT_POISSON.not_run(message, {"sampling": "shuffled"})
 
 
 def _rates(loader_rate: float, accounted_rate: float) -> CheckResult:

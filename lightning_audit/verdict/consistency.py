@@ -58,8 +58,13 @@ def contradictions(report: AuditReport) -> list[str]:
 
 def noise_is_correlated(report: AuditReport) -> bool:
     """Whether `noise_coefficients` are claimed, so that no epsilon is computed."""
+    return _claims(report, "noise_coefficients") is not None
+
+
+def _claims(report: AuditReport, name: str) -> Any:
+    """A part of the claim; None where it states none."""
     claim = report.settings.get("claim")
-    return isinstance(claim, Mapping) and claim.get("noise_coefficients") is not None
+    return claim.get(name) if isinstance(claim, Mapping) else None
 
 
 def _named(report: AuditReport, name: str) -> list[CheckResult]:
@@ -150,7 +155,9 @@ def _of_epsilons(report: AuditReport, settings: OutcomeSettings) -> Iterator[str
         yield f"claimed_epsilon is {claimed_epsilon}, settings.claimed_epsilon {stated}"
     if settings.delta != delta:
         yield f"delta is {delta}, settings.delta {settings.delta}"
-    known = bool(report.history) and all(rate is not None for _, rate, _ in report.history)
+    shuffled = _claims(report, "sampling") == "shuffled"
+    rates = [rate for _, rate, _ in report.history]
+    known = bool(rates) and (shuffled or None not in rates)
     if noise_is_correlated(report):
         known = False
         if stated is None and claimed_epsilon is not None:
@@ -168,7 +175,12 @@ def _of_epsilons(report: AuditReport, settings: OutcomeSettings) -> Iterator[str
         return
     numbers = {**epsilons, "delta": delta}
     compared = None not in epsilons.values()
-    for name, held in (("accounting", tuple(numbers)), ("epsilon", ("claimed_epsilon",))):
+    holds = {"accounting": tuple(numbers), "epsilon": ("claimed_epsilon",)}
+    if shuffled:
+        del holds["epsilon"]
+        if any(check.status != "not_run" for check in _named(report, "epsilon")):
+            yield "checks: epsilon ran, and of shuffled batches no lower bound is composed"
+    for name, held in holds.items():
         for check in _named(report, name):
             if compared != (check.status != "not_run"):
                 yield (

@@ -7,7 +7,13 @@ import pytest
 
 from lightning_audit.accounting.composition import epsilon_of_history
 from lightning_audit.accounting.phases import Phase
-from lightning_audit.run_checks.loader_sampling import epsilon_of_passes, sampling_results
+from lightning_audit.catalogue.claim_checks import NOT_POISSON
+from lightning_audit.run_checks.loader_sampling import (
+    LoaderKind,
+    sampling_results,
+    shuffled_result,
+    what_holds,
+)
 
 
 def statuses(*args: object) -> dict[str, str]:
@@ -85,7 +91,7 @@ def test_number_of_equal_batches_that_proves_it_is_that_of_the_poisson_law() -> 
 def test_passes_over_shuffled_batches_cost_what_steps_on_all_records_do(
     sigma: float, passes: int
 ) -> None:
-    told = epsilon_of_passes(sigma, passes, 1e-5)
+    told = what_holds(sigma, passes, 1e-5)
     steps = [Phase(sigma, 1.0, passes)]
     zeroed = epsilon_of_history(steps, 1e-5)
     replaced = epsilon_of_history(steps, 1e-5, adjacency="replace_one")
@@ -101,3 +107,21 @@ def test_what_was_chosen_is_told_otherwise_than_what_lightning_does() -> None:
     assert "Lightning trains on the loader" in dropped.advice
     assert chosen.advice.startswith("make_private was told poisson_sampling=False")
     assert chosen.message == f"{dropped.message}. What holds: so much"
+
+
+@pytest.mark.parametrize(
+    ("kind", "once", "status", "said"),
+    [
+        ("not_poisson", True, "ok", "as is claimed: a loader"),
+        ("poisson", False, "not_run", "leave sampling out of the claim"),
+        ("not_poisson", False, "not_run", "it cannot be read off"),
+        ("unknown", False, "not_run", "it cannot be read off"),
+    ],
+)
+def test_shuffled_batches_are_as_claimed_or_a_pass_is_blocked(
+    kind: LoaderKind, once: bool, status: str, said: str
+) -> None:
+    found = shuffled_result(kind, "a loader", once=once)
+    assert found.status == status
+    assert said in found.message
+    assert bool(NOT_POISSON.blocks(found)) == (status == "not_run")

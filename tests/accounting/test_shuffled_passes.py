@@ -1,0 +1,80 @@
+"""The epsilon of passes over shuffled batches: that of steps on all records."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from scipy.special import ndtr
+
+from lightning_audit import PrivacyClaim
+from lightning_audit.accounting.composition import epsilon_of_history
+from lightning_audit.accounting.phases import Phase
+from lightning_audit.accounting.shuffled_passes import (
+    cost_of_epochs,
+    epsilon_of_passes,
+    passes_of,
+)
+
+DELTA = 1e-5
+
+
+@pytest.mark.parametrize("sigma", [0.6, 1.0, 3.0])
+@pytest.mark.parametrize("passes", [1, 7, 100])
+def test_delta_at_the_epsilon_is_that_of_the_gaussian_mechanism(sigma: float, passes: int) -> None:
+    epsilon = epsilon_of_passes(sigma, passes, DELTA)
+    mu = math.sqrt(passes) / sigma
+    delta = ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu)
+    assert delta == pytest.approx(DELTA, rel=1e-4)
+
+
+def test_it_is_the_composition_of_steps_on_all_records_and_more_than_that_of_poisson_ones() -> None:
+    for adjacency in ("add_remove", "replace_one"):
+        found = epsilon_of_passes(1.0, 5, DELTA, adjacency)
+        assert found == pytest.approx(
+            epsilon_of_history([Phase(1.0, 1.0, 5)], DELTA, adjacency=adjacency)
+        )
+        assert found > epsilon_of_history([Phase(1.0, 0.01, 500)], DELTA, adjacency=adjacency)
+
+
+def test_without_noise_nothing_is_private() -> None:
+    assert epsilon_of_passes(0.0, 1, DELTA) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"), [((-1.0, 1, DELTA), "noise_multiplier"), ((1.0, 0, DELTA), "passes")]
+)
+def test_bad_input_is_named(arguments: tuple[float, int, float], named: str) -> None:
+    with pytest.raises(ValueError, match=f"{named}="):
+        epsilon_of_passes(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("steps", "passes"), [([(1 / 28, 28)], 1), ([(0.25, 5)], 2), ([(0.5, 2), (0.25, 8)], 3)]
+)
+def test_steps_make_passes_by_their_rate(steps: list[tuple[float, int]], passes: int) -> None:
+    assert passes_of(Phase(1.0, rate, count) for rate, count in steps) == passes
+
+
+def test_a_training_costs_the_least_noise_and_the_passes_that_anyone_knows_of() -> None:
+    taken = [Phase(2.0, None, 10), Phase(1.5, None, 2)]
+    assert cost_of_epochs(taken, (), 3, DELTA) == epsilon_of_passes(1.5, 3, DELTA)
+    before = [Phase(1.2, 0.1, 50)]
+    assert cost_of_epochs(taken, before, 3, DELTA) == epsilon_of_passes(1.2, 5, DELTA)
+    assert cost_of_epochs(taken, (), 0, DELTA) == epsilon_of_passes(1.5, 1, DELTA)
+
+
+def test_a_claim_composes_its_passes() -> None:
+    stated = {"delta": DELTA, "noise_multiplier": 2.0, "sample_rate": 0.1, "steps": 30}
+    for adjacency in ("add_remove", "replace_one"):
+        claim = PrivacyClaim(**stated, sampling="shuffled", adjacency=adjacency)
+        assert claim.composed_epsilon() == epsilon_of_passes(2.0, 3, DELTA, adjacency)
+    poisson = PrivacyClaim(**stated, sampling="poisson").composed_epsilon()
+    assert poisson == PrivacyClaim(**stated).composed_epsilon()
+
+
+def test_a_claim_of_another_sampling_is_refused_and_so_is_one_of_correlated_noise() -> None:
+    with pytest.raises(ValueError, match="sampling='fixed' must be one of"):
+        PrivacyClaim(sampling="fixed")
+    with pytest.raises(ValueError, match="contradicts noise_coefficients"):
+        PrivacyClaim(sampling="shuffled", noise_coefficients=(1.0, -0.5))

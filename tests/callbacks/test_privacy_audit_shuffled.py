@@ -1,0 +1,119 @@
+"""Trainings on shuffled batches that claim what they cost, and ones that do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from opacus import GradSampleModule
+from resume_support import RESUMING, checkpoint_at, saver
+from torch.utils.data import DataLoader
+from training_support import PrivateModule, fit, random_data, trainer_for, violation
+
+from lightning_audit import PrivacyAudit, PrivacyClaim
+from lightning_audit.accounting.shuffled_passes import epsilon_of_passes
+from lightning_audit.cli.main import main
+from lightning_audit.testing.faulty.faulty_noise import HalfNoise
+
+pytestmark = RESUMING
+
+DELTA, EPOCHS = 1e-5, 3
+HOLDS = epsilon_of_passes(1.0, EPOCHS, DELTA)
+
+
+class Shuffled(PrivateModule):
+    """Batches as torch's own loader deals them out."""
+
+    def __init__(self, **kwargs: object) -> None:
+        super().__init__(poisson=False, make_poisson=False, **kwargs)
+
+    def plain_loader(self) -> DataLoader:
+        return DataLoader(self.dataset, batch_size=self.batch_size, shuffle=True)
+
+
+def audit_of(epsilon: float | None = 1.01 * HOLDS, **claimed: object) -> PrivacyAudit:
+    claim = PrivacyClaim(epsilon=epsilon, delta=DELTA, sampling="shuffled", **claimed)
+    return PrivacyAudit(claim=claim, seed=1)
+
+
+def by_name(report: object) -> dict[str, object]:
+    return {check.name: check for check in report.checks}
+
+
+def module(**kwargs: object) -> Shuffled:
+    return Shuffled(dataset=random_data(1600), **kwargs)
+
+
+def test_the_epsilon_that_holds_is_reported_and_passes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = fit(tmp_path, module(), audit_of(), max_epochs=EPOCHS)
+    assert report.verdict.outcome == "PASS", report.verdict
+    assert report.epsilon_spent == HOLDS
+    checks = by_name(report)
+    assert checks["sampling.not_poisson"].status == "ok"
+    assert checks["accounting"].status == "ok"
+    assert "with each record in one step an epoch" in checks["accounting"].message
+    assert checks["epsilon"].status == "not_run"
+    assert report.epsilon_lower is None
+    assert main(["check", str(tmp_path / "audit" / "report.json")]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_claim_that_they_exceed_is_wrong_accounting(tmp_path: Path) -> None:
+    report = violation(tmp_path, module(), audit_of(0.98 * HOLDS), max_epochs=EPOCHS)
+    assert report.verdict.faults[0].name == "wrong_accounting"
+    assert main(["check", str(tmp_path / "audit" / "report.json")]) == 1
+
+
+def test_a_replaced_record_costs_more(tmp_path: Path) -> None:
+    holds = epsilon_of_passes(1.0, EPOCHS, DELTA, "replace_one")
+    audit = audit_of(1.01 * holds, adjacency="replace_one")
+    report = fit(tmp_path, module(), audit, max_epochs=EPOCHS)
+    assert (report.verdict.outcome, report.epsilon_spent) == ("PASS", holds)
+
+
+def test_what_an_accountant_says_is_no_claim(tmp_path: Path) -> None:
+    audit = PrivacyAudit(claim=PrivacyClaim(sampling="shuffled", delta=DELTA), seed=1)
+    report = fit(tmp_path, module(), audit, max_epochs=EPOCHS)
+    assert (report.claimed_epsilon, report.epsilon_spent) == (None, HOLDS)
+    assert "no epsilon is claimed" in by_name(report)["accounting"].message
+
+
+def test_a_poisson_loader_is_not_what_is_claimed(tmp_path: Path) -> None:
+    poisson = PrivateModule(dataset=random_data(1600))
+    report = fit(tmp_path, poisson, audit_of(20.0), max_epochs=EPOCHS)
+    assert report.verdict.outcome == "INCONCLUSIVE"
+    assert any("leave sampling out" in lack for lack in report.verdict.pass_blockers)
+
+
+def test_faults_of_the_noise_are_found_as_ever(tmp_path: Path) -> None:
+    report = violation(tmp_path, module(optimizer_class=HalfNoise), audit_of(), max_epochs=EPOCHS)
+    assert report.verdict.faults[0].name == "noise_too_small"
+
+
+class Resumed(Shuffled):
+    """Wrapped before a checkpoint is loaded, so that the names of its weights are the same."""
+
+    def __init__(self, **kwargs: object) -> None:
+        super().__init__(**kwargs)
+        self.net = GradSampleModule(self.net)
+
+
+def test_a_training_that_goes_on_counts_all_its_epochs(tmp_path: Path) -> None:
+    saved, checkpoints = tmp_path / "saved", {"enable_checkpointing": True}
+    first = saver(saved, epoch_end=True)
+    resumed = Resumed(dataset=random_data(1600))
+    trainer_for(tmp_path, audit_of(), first, max_epochs=2, **checkpoints).fit(resumed)
+    trainer = trainer_for(
+        tmp_path,
+        audit := audit_of(),
+        saver(saved, epoch_end=True),
+        max_epochs=EPOCHS,
+        **checkpoints,
+    )
+    trainer.fit(
+        Resumed(dataset=random_data(1600)), ckpt_path=checkpoint_at(saved, 200), weights_only=True
+    )
+    assert audit.report is not None
+    assert audit.report.epsilon_spent == HOLDS
