@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,8 +13,9 @@ from lightning_audit.accounting.margin import exceeds
 from lightning_audit.accounting.phases import Phase
 from lightning_audit.accounting.spending import composed_epsilon
 
-#: Steps of which more are not asked for where nobody says how many are planned.
-_LONGEST = 10**6
+#: Steps of which more are not asked for where nobody says how many are planned: finding the end of
+#: many more takes as long as a training.
+MOST_ASKED = 4096
 
 
 def steps_within(
@@ -22,18 +24,24 @@ def steps_within(
     history: Sequence[Phase],
     coming: Sequence[Phase],
     *,
+    told: tuple[Sequence[Phase], Sequence[Phase]] | None = None,
     planned: int | None = None,
     adjacency: Adjacency = "add_remove",
 ) -> int | None:
     """How many times ``coming`` may follow a history until the claimed epsilon is exceeded.
+
+    What is planned fits where it exceeds the claim by no more than composition's inaccuracy: a
+    multiplier may have been calibrated to the claim. All else is held to the claim itself.
 
     Args:
         claimed_epsilon: what all steps together may cost, > 0.
         delta: its delta, in (0, 1).
         history: the steps so far.
         coming: what comes next, again and again: a step of each private optimizer.
+        told: the same two as accountants have them, if that is something else: the one that costs
+            more counts.
         planned: how often it is planned to come, >= 1; no larger number is looked for, and none
-            above a million where it is None.
+            above `MOST_ASKED` where it is None.
         adjacency: see `lightning_audit.accounting.composition.epsilon_of_history`.
 
     Returns:
@@ -49,19 +57,22 @@ def steps_within(
         >>> steps_within(1.0, 1e-5, (), [Phase(0.5, 0.5, 1)], planned=100)
         0
     """
-    most = _LONGEST if planned is None else _validate.positive_int("planned", planned)
+    most = MOST_ASKED if planned is None else _validate.positive_int("planned", planned)
+    courses = [(history, coming), *([told] if told is not None else [])]
 
-    def beyond(times: int) -> bool:
-        rounds = [replace(phase, steps=phase.steps * times) for phase in coming]
-        epsilon = composed_epsilon([*history, *rounds], delta, adjacency)
-        return epsilon is not None and exceeds(epsilon, claimed_epsilon)
+    def epsilon(times: int) -> float:
+        found = []
+        for before, each in courses:
+            rounds = [replace(phase, steps=phase.steps * times) for phase in each]
+            found.append(composed_epsilon([*before, *rounds], delta, adjacency))
+        return max(math.inf if one is None else one for one in found)
 
-    if any(phase.sample_rate is None for phase in (*history, *coming)):
+    if any(phase.sample_rate is None for course in courses for part in course for phase in part):
         return None
-    if planned is not None and not beyond(planned):
+    if planned is not None and not exceeds(epsilon(planned), claimed_epsilon):
         return planned
     end = 1
-    while end < most and not beyond(end):
+    while end < most and epsilon(end) <= claimed_epsilon:
         end *= 8
-    begin = end // 8
-    return begin + bisect_left(range(begin + 1, min(end, most) + 1), True, key=beyond)
+    begin, numbers = end // 8, range(end // 8 + 1, min(end, most) + 1)
+    return begin + bisect_left(numbers, True, key=lambda times: epsilon(times) > claimed_epsilon)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import replace
 from typing import Any
 
-from lightning_audit.accounting.phases import Phase, inverse_square
+from lightning_audit.accounting.phases import Phase, inverse_square, merge
 from lightning_audit.accounting.spending import steps_told
 from lightning_audit.accounting.step_budget import steps_within
 from lightning_audit.lints.carried_over import splits_batches
@@ -16,15 +17,17 @@ from lightning_audit.run.run_facts import links_of
 
 _log = logging.getLogger(__name__)
 
-#: How many times as much as when it was last counted a step may cost before it is counted again.
-_DEARER = 1.5
+#: Part of what is left that may be used, where steps are not alike, before it is counted again.
+_PART = 0.25
+#: How many times as much as when it was counted a step may cost.
+_DEARER = 1.25
 _WARNING = (
     "the {planned:,} steps that are planned cost more than claimed_epsilon={claimed:g} at delta "
     "{delta:g}, which {left:,} steps keep to: {then}; plan fewer, raise noise_multiplier, or lower "
     "the sample rate"
 )
 _STOPPED = (
-    "the training was stopped after {steps:,} steps: the next one would exceed "
+    "the training was stopped after {steps:,} step{s}: one more would exceed "
     "claimed_epsilon={claimed:g} at delta {delta:g}"
 )
 
@@ -33,7 +36,10 @@ class ClaimBudget:
     """The steps that the user's epsilon leaves to a training.
 
     Nothing is asked where no epsilon is claimed but the accountant's own, or no sample rate is
-    known. While noise and rate stay what they were, the steps are counted once.
+    known. While all steps are alike they are counted once. Where noise or rate change, or several
+    optimizers step, they are counted again each time that a quarter of what was left may be used,
+    or a step costs a quarter more, by its chi-square divergence, which orders steps nearly as
+    epsilon does.
 
     Args:
         run: of the audit.
@@ -43,9 +49,8 @@ class ClaimBudget:
 
     def __init__(self, run: AuditRun, trainer: Any, *, ends: bool) -> None:
         config = run.config
-        self._run, self._ends, self._planned = run, ends, _planned(trainer)
-        self._before = run.optimizers.steps
-        self._accumulated = trainer.accumulate_grad_batches
+        self._run, self._trainer, self._ends = run, trainer, ends
+        self._planned = _planned(trainer)
         #: Whether the budget is watched.
         self.counts = bool(
             run.sessions
@@ -54,35 +59,44 @@ class ClaimBudget:
             and "accounting" not in config.allow
             and not run.trial
         )
-        self._cost = 0.0
-        # The number of steps from which on it is counted again, and whether the first step of all
-        # is too much: a claim that no training of this kind keeps.
-        self._until, self.hopeless = 0, False
+        #: Whether the first step of all is too much: a claim that no such training keeps.
+        self.hopeless = False
+        self._taken = self._before = self._steps()
+        # Steps of the last batch, and what came next, was left and was used since it was counted.
+        self._each = [1] * len(self._taken)
+        self._coming_then: list[Phase] = []
+        self._left, self._used = 0, 0.0
         if self.counts:
             self._begin()
 
     def is_used_up(self) -> bool:
-        """Whether the next step would exceed the claim, and the training is to end for it."""
-        if not self.counts:
+        """Whether the steps of the next batch would exceed the claim, which ends the training."""
+        taken, coming = self._steps(), self._coming()
+        self._each = [now - then for now, then in zip(taken, self._taken, strict=True)]
+        self._used += _cost(coming, self._each)
+        self._taken = taken
+        done = self._gone() == self._planned  # no more is to come
+        if done or not self._is_near(coming) or self._count(coming) is None:
             return False
-        steps, coming = self._run.optimizers.steps, self._coming()
-        if steps < self._until and _cost(coming) <= _DEARER * self._cost:
-            return False
-        if self._count(steps, coming) != 0 or not self._ends:
+        if self._left >= max([1, *self._each]):
             return False
         self.counts = False
-        told = self._told(_STOPPED, steps=steps)
+        if not self._ends:
+            return False
+        steps = sum(taken)
+        told = self._told(_STOPPED, steps=steps, s="" if steps == 1 else "s")
         self._run.optimizers.notes.add(told)
         if self._run.ranks.is_first:
             _log.warning("privacy audit: %s", told)
         return True
 
     def _begin(self) -> None:
-        steps = self._run.optimizers.steps
-        left = self._count(steps, self._coming())
-        if left is None or self._planned is None or left >= self._planned:
+        left = self._count(self._coming())
+        if left is None:
             return
-        self.hopeless = not steps and not left
+        self.hopeless = not any(self._taken) and not left
+        if self._planned is None or left >= self._planned:
+            return
         then = "the training stops there" if self._ends else "the claim is false from there on"
         if self.hopeless:
             then = "the claim is false from the first step on"
@@ -90,47 +104,86 @@ class ClaimBudget:
             told = self._told(_WARNING, planned=self._planned, left=left, then=then)
             _log.warning("privacy audit: %s", told)
 
-    def _count(self, steps: int, coming: list[Phase]) -> int | None:
+    def _is_near(self, coming: list[Phase]) -> bool:
+        """Whether so much may be used that it is to be counted again."""
+        once = _cost(self._coming_then)
+        whole = self._left * once
+        following = self._used + _cost(coming, [max(1, each) for each in self._each])
+        alike = len(coming) == 1 and coming == self._coming_then
+        # The whole of equal steps is known to the step, but for the rounding of sums.
+        if alike:
+            return following > whole * (1.0 + 1e-9)
+        return following > _PART * whole or _cost(coming) > _DEARER * once
+
+    def _count(self, coming: list[Phase]) -> int | None:
         """How many steps of each optimizer are left; None where that cannot be told."""
         run, config = self._run, self._run.config
         seen, told = run_history(run.sessions), steps_told(links_of(run.optimizers.facts))
-        longest = max(seen, told, key=lambda phases: sum(phase.steps for phase in phases))
-        taken = (steps - self._before) // len(coming)
+        accounted = [self._as_accounted(number, one) for number, one in enumerate(coming)]
+        differs = bool(told) and set(told) != set(merge(seen))
+        planned, gone = self._planned, self._gone()
         left = steps_within(
             config.claimed_epsilon or math.inf,
             config.delta,
-            longest,
+            seen,
             coming,
-            planned=self._planned - taken if self._planned and self._planned > taken else None,
+            told=(told, accounted) if differs or accounted != coming else None,
+            planned=planned - gone if planned and planned > gone else None,
             adjacency=config.adjacency,
         )
-        self.counts = left is not None or not steps
-        self._cost = _cost(coming)
-        self._until = steps + max(1, (left or 0) * len(coming))
+        self.counts = left is not None or not any(self._taken)
+        self._coming_then, self._left, self._used = coming, left or 0, 0.0
         return left
+
+    def _gone(self) -> int:
+        """Steps since the beginning, of the optimizer that took most."""
+        return max(now - then for now, then in zip(self._taken, self._before, strict=True))
+
+    def _steps(self) -> list[int]:
+        return [audit.session.recorder.steps for audit in self._run.optimizers.audits]
 
     def _coming(self) -> list[Phase]:
         """What is claimed of the next step of each optimizer."""
-        run, coming = self._run, []
-        for audit in run.optimizers.audits:
-            claim = audit.session.planner.claim(self._accumulated)
-            rate = audit.facts.current_rate(run.config.claim, self._accumulated)
+        accumulated, coming = self._trainer.accumulate_grad_batches, []
+        for audit in self._run.optimizers.audits:
+            claim = audit.session.planner.claim(accumulated)
+            rate = audit.facts.current_rate(self._run.config.claim, accumulated)
             coming.append(Phase(claim.noise_multiplier, rate or None, 1))
         return coming
+
+    def _as_accounted(self, number: int, coming: Phase) -> Phase:
+        """The same step as its accountant will be told of it."""
+        audit = self._run.optimizers.audits[number]
+        if audit.facts.accountant is None:
+            return coming
+        stated = float(audit.session.step.optimizer.noise_multiplier)
+        return replace(coming, noise_multiplier=min(stated, coming.noise_multiplier))
 
     def _told(self, sentence: str, **numbers: Any) -> str:
         config = self._run.config
         return sentence.format(claimed=config.claimed_epsilon, delta=config.delta, **numbers)
 
 
-def _cost(coming: list[Phase]) -> float:
-    """The chi-square divergence of steps, which orders them nearly as epsilon does."""
-    noisy = (phase for phase in coming if phase.noise_multiplier > 0.0)
-    return sum((p.sample_rate or 1.0) ** 2 * math.expm1(inverse_square(p)) for p in noisy)
+def _cost(coming: list[Phase], steps: list[int] | None = None) -> float:
+    """The chi-square divergence of steps, which orders them nearly as epsilon does.
+
+    Args:
+        coming: a step of each optimizer.
+        steps: how many of each; None for one.
+    """
+    counts = steps or [1] * len(coming)
+    return sum(_of_one(phase) * count for phase, count in zip(coming, counts, strict=True))
+
+
+def _of_one(phase: Phase) -> float:
+    square = inverse_square(phase) if phase.noise_multiplier > 0.0 else 700.0
+    return (phase.sample_rate or 1.0) ** 2 * math.expm1(square)
 
 
 def _planned(trainer: Any) -> int | None:
     """How many steps each optimizer is to take from now on; None where nobody knows."""
+    if len(trainer.optimizers) > 1:  # Lightning counts the steps of all of them
+        return None
     try:
         total = trainer.estimated_stepping_batches
     except Exception:  # of a Trainer whose accumulation changes, say

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lightning_audit.accounting.composition import epsilon_of_history
-from lightning_audit.accounting.margin import exceeds
 from lightning_audit.accounting.phases import Phase
-from lightning_audit.accounting.step_budget import steps_within
+from lightning_audit.accounting.step_budget import MOST_ASKED, steps_within
 
 DELTA = 1e-5
 STEP = Phase(1.0, 0.05, 1)
@@ -18,7 +17,7 @@ def one_at_a_time(claimed_epsilon: float, history: list[Phase]) -> int:
     taken = 0
     while True:
         steps = [*history, Phase(STEP.noise_multiplier, STEP.sample_rate, taken + 1)]
-        if exceeds(epsilon_of_history(steps, DELTA), claimed_epsilon):
+        if epsilon_of_history(steps, DELTA) > claimed_epsilon:
             return taken
         taken += 1
 
@@ -27,7 +26,7 @@ def one_at_a_time(claimed_epsilon: float, history: list[Phase]) -> int:
 @pytest.mark.parametrize("history", [[], [Phase(2.0, 0.05, 40)]])
 def test_it_is_the_number_that_counting_gives(claimed_epsilon: float, history: list[Phase]) -> None:
     expected = one_at_a_time(claimed_epsilon, history)
-    for planned in (None, 10_000, expected + 1):
+    for planned in (None, 4000, 2 * expected + 20):
         assert steps_within(claimed_epsilon, DELTA, history, [STEP], planned=planned) == expected
 
 
@@ -59,3 +58,28 @@ def test_without_noise_there_is_none_and_without_a_rate_no_answer() -> None:
 def test_a_number_of_planned_steps_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="planned=0"):
         steps_within(1.0, DELTA, (), [STEP], planned=0)
+
+
+def test_what_is_planned_may_exceed_the_claim_by_what_composition_is_inaccurate() -> None:
+    fits = steps_within(2.0, DELTA, (), [STEP])
+    assert fits is not None
+    assert steps_within(2.0, DELTA, (), [STEP], planned=fits + 1) == fits + 1
+    beyond = epsilon_of_history([Phase(1.0, 0.05, 2 * fits)], DELTA)
+    assert beyond > 2.1
+    assert steps_within(2.0, DELTA, (), [STEP], planned=2 * fits) == fits
+
+
+def test_where_nobody_plans_no_more_are_looked_for_than_can_be_in_seconds() -> None:
+    assert steps_within(8.0, DELTA, (), [Phase(20.0, 0.01, 1)]) == MOST_ASKED
+
+
+def test_of_what_was_seen_and_what_was_told_the_dearer_counts() -> None:
+    alone = steps_within(2.0, DELTA, (), [STEP])
+    quieter = ([Phase(0.9, 0.05, 3)], [Phase(0.9, 0.05, 1)])
+    told = steps_within(2.0, DELTA, [Phase(1.0, 0.05, 3)], [STEP], told=quieter)
+    assert told == steps_within(2.0, DELTA, *quieter)
+    assert told is not None
+    assert alone is not None
+    assert told < alone
+    louder = ((), [Phase(2.0, 0.05, 1)])
+    assert steps_within(2.0, DELTA, (), [STEP], told=louder) == alone

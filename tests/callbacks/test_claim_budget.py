@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import pytorch_lightning as pl
 from hand_written_support import CLAIM, HandWritten
 from opacus.schedulers import ExponentialNoise
 from resume_support import RESUMING, StopAt, checkpoint_at, saver, train
+from torch.nn import functional
+from training_matrix import TwoOptimizers, two_nets
 from training_support import ManualModule, PrivateModule, report_in, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyViolation
-from lightning_audit.accounting.margin import exceeds
 from lightning_audit.accounting.phases import Phase
 from lightning_audit.accounting.spending import composed_epsilon
+from lightning_audit.accounting.step_budget import steps_within
 
 pytestmark = RESUMING
 
@@ -45,12 +47,11 @@ def test_the_training_stops_before_the_step_that_would_exceed_the_claim(
     report = trained(tmp_path, kind())
     assert 1 < report.steps < PLANNED
     assert report.verdict.outcome != "VIOLATION"
-    assert not exceeds(report.epsilon_spent, CLAIMED)
-    assert exceeds(next_one(report), CLAIMED)
+    assert report.epsilon_spent <= CLAIMED < next_one(report)
     warned, stopped = (r.message for r in caplog.records if "claimed_epsilon=1.5" in r.message)
     assert f"the {PLANNED} steps that are planned cost more" in warned
     assert f"which {report.steps} steps keep to: the training stops there" in warned
-    assert f"was stopped after {report.steps} steps: the next one would exceed" in stopped
+    assert f"was stopped after {report.steps} steps: one more would exceed" in stopped
     assert any(note in stopped for note in report.notes)
 
 
@@ -88,8 +89,7 @@ def test_dp_sgd_by_hand_is_counted_from_its_first_step(
     trainer_for(tmp_path, audit, max_steps=200).fit(HandWritten())
     report = report_in(tmp_path)
     assert 1 < report.steps < 200
-    assert not exceeds(report.epsilon_spent, CLAIMED)
-    assert exceeds(next_one(report), CLAIMED)
+    assert report.epsilon_spent <= CLAIMED < next_one(report)
     assert "that are planned cost more" in caplog.text
 
 
@@ -115,8 +115,7 @@ def test_noise_that_falls_is_counted_as_it_is(tmp_path: Path) -> None:
     report = trained(tmp_path, Falling(), claimed_epsilon=3.0)
     assert 32 < report.steps < PLANNED
     assert len(report.history) > 1
-    assert not exceeds(report.epsilon_spent, 3.0)
-    assert exceeds(next_one(report), 3.0)
+    assert report.epsilon_spent <= 3.0 < next_one(report)
 
 
 def test_a_resumed_training_has_what_is_left(tmp_path: Path) -> None:
@@ -131,3 +130,96 @@ def test_a_resumed_training_has_what_is_left(tmp_path: Path) -> None:
     whole, resumed = report_in(tmp_path / "whole"), report_in(tmp_path / "cut")
     assert 20 < whole.steps < PLANNED
     assert resumed.steps == whole.steps
+
+
+def test_who_goes_on_where_nothing_is_left_takes_no_step_more(tmp_path: Path) -> None:
+    claimed = {"claimed_epsilon": CLAIMED, "seed": 1, "examinations": 0}
+    saved = tmp_path / "saved"
+    train(tmp_path, PrivacyAudit(**claimed), saver(saved, epoch_end=True))
+    steps = report_in(tmp_path).steps
+    last = max(saved.glob("*.ckpt"), key=lambda path: path.stat().st_mtime)
+    train(tmp_path, audit := PrivacyAudit(**claimed), ckpt=last)
+    assert audit.report is not None
+    assert audit.report.steps == steps
+    assert audit.report.epsilon_spent <= CLAIMED
+
+
+class EachStep(PrivateModule):
+    """Multiplies the noise behind each batch."""
+
+    gamma = 0.99
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        ExponentialNoise(self.optimizers().optimizer, gamma=self.gamma).step()
+
+
+@pytest.mark.parametrize(("sigma", "claimed"), [(1.0, 2.0), (2.0, 1.0)])
+def test_noise_that_falls_slowly_is_counted_as_it_falls(
+    tmp_path: Path, sigma: float, claimed: float
+) -> None:
+    report = trained(tmp_path, EachStep(noise_multiplier=sigma), claimed_epsilon=claimed)
+    assert 1 < report.steps < PLANNED
+    assert 0.95 * claimed < report.epsilon_spent <= claimed
+    assert report.verdict.outcome != "VIOLATION"
+
+
+def test_adaptive_clipping_is_counted_as_its_accountant_does(tmp_path: Path) -> None:
+    class Adaptive(PrivateModule):
+        engine_arguments: ClassVar[dict[str, Any]] = {
+            "clipping": "adaptive",
+            "target_unclipped_quantile": 0.5,
+            "clipbound_learning_rate": 0.2,
+            "max_clipbound": 10.0,
+            "min_clipbound": 0.1,
+            "unclipped_num_std": 0.6,
+        }
+
+    report = trained(tmp_path, Adaptive())
+    assert 1 < report.steps < PLANNED
+    assert 0.9 * CLAIMED < report.epsilon_spent <= CLAIMED
+
+
+def test_optimizers_that_do_not_step_alike_are_counted_by_their_own_steps(tmp_path: Path) -> None:
+    class Unlike(TwoOptimizers):
+        def configure_optimizers(self) -> Any:
+            often, rarely = super().configure_optimizers()
+            often.noise_multiplier, rarely.noise_multiplier = 4.0, 0.7
+            return [often, rarely]
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            nets = zip(self.net.values(), self.optimizers(), strict=True)
+            for place, (net, optimizer) in enumerate(nets):
+                if place and batch_idx % 5:
+                    continue
+                optimizer.zero_grad()
+                self.manual_backward(functional.cross_entropy(net(batch[0]), batch[1]))
+                optimizer.step()
+
+    report = trained(tmp_path, Unlike(two_nets()), claimed_epsilon=3.0)
+    assert report.steps < PLANNED
+    assert 2.5 < report.epsilon_spent <= 3.0
+
+
+def test_batches_that_are_added_up_later_in_the_training_are_counted_so(tmp_path: Path) -> None:
+    module = PrivateModule(poisson=False, make_poisson=False)
+    audit = PrivacyAudit(claimed_epsilon=4.0, seed=1, examinations=0, allow="sampling.not_poisson")
+    schedule = pl.callbacks.GradientAccumulationScheduler({0: 1, 1: 4})
+    trainer_for(tmp_path, audit, schedule, max_epochs=30).fit(module)
+    report = report_in(tmp_path)
+    assert len({rate for _, rate, _ in report.history}) == 2
+    assert 3.0 < report.epsilon_spent <= 4.0
+
+
+def test_where_the_training_goes_on_it_is_not_counted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def counted(*args: Any, **kwargs: Any) -> int | None:
+        calls.append(args)
+        return steps_within(*args, **kwargs)
+
+    monkeypatch.setattr("lightning_audit.callbacks.claim_budget.steps_within", counted)
+    report = trained(tmp_path, EachStep(), claimed_epsilon=CLAIMED, on_violation="warn")
+    assert report.steps == PLANNED
+    assert len(calls) < 20
