@@ -126,7 +126,8 @@ def steps_told(links: Iterable[AccountantLink]) -> list[Phase]:
 
 def _steps_of(accountants: Iterable[Any]) -> list[Phase]:
     told = (phase for accountant in accountants for phase in accountant.history)
-    return merge(Phase(sigma, rate, int(steps)) for sigma, rate, steps in told if rate)
+    # Opacus tells of a rate above one where more batches are added up than a pass has.
+    return merge(Phase(sigma, min(rate, 1.0), int(steps)) for sigma, rate, steps in told if rate)
 
 
 def epsilon_spent(

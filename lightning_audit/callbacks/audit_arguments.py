@@ -86,7 +86,15 @@ def allowed(allow: Sequence[str | Allow] | str | Allow) -> dict[str, tuple[Any, 
 
     Args:
         allow: a list, or a single one without.
+
+    Raises:
+        ValueError: it is none of both.
     """
+    if not isinstance(allow, str | Allow | list | tuple | set | frozenset):
+        raise ValueError(
+            f"allow={allow!r} must be a list of names of findings and of Allow(...); write "
+            "allow=[] for none."
+        )
     listed = (allow,) if isinstance(allow, str | Allow) else tuple(allow)
     exemptions = tuple(one for one in listed if isinstance(one, Allow))
     everywhere = (one.finding for one in exemptions if one.everywhere)

@@ -14,7 +14,7 @@ from lightning_audit.callbacks.figures import send_report_figure
 from lightning_audit.callbacks.lightning_step import LightningStep
 from lightning_audit.callbacks.outcome import raise_for, show, warn_of_end
 from lightning_audit.callbacks.same_training import goes_on, note_end
-from lightning_audit.callbacks.stopping import Stopping, ends_with_this_epoch
+from lightning_audit.callbacks.stopping import Stopping, ends_with_this_epoch, monitors
 from lightning_audit.callbacks.strategy_hooks import StrategyHook, show_batches, watch_loaders
 from lightning_audit.callbacks.trainer_refusals import refuse_trainer
 from lightning_audit.canaries.gradient import GradientCanary
@@ -38,8 +38,8 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
 
     Each step carries canary gradients through the user's own clipping and noise; what comes out
     is read before the update, and the canaries are taken out again, so that the trained model is
-    what it would have been. At each epoch's end lower bounds on epsilon are logged; when the
-    training ends, a verdict is given: PASS, VIOLATION or INCONCLUSIVE.
+    what it would have been. Lower bounds on epsilon are logged at the ends of epochs, see README;
+    when the training ends, a verdict is given: PASS, VIOLATION or INCONCLUSIVE.
 
     Without arguments everything is read off the optimizer and its accountant, and the claim is
     the accountant's own epsilon.
@@ -279,8 +279,8 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         self, run: AuditRun, trainer: Trainer, pl_module: LightningModule
     ) -> None:
         """Log the bounds where they are due; ask the training to stop when the claim is false."""
-        last = ends_with_this_epoch(trainer)
-        metrics, report = run.end_epoch(trainer.current_epoch, pl_module, last=last)
+        due = ends_with_this_epoch(trainer) or monitors(trainer, self.log_prefix)
+        metrics, report = run.end_epoch(trainer.current_epoch, pl_module, due=due)
         named = {f"{self.log_prefix}/{name}": value for name, value in metrics.items()}
         pl_module.log_dict(named, sync_dist=run.ranks.several)
         self._stopping.respond(report, trainer, run)

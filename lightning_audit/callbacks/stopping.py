@@ -12,6 +12,13 @@ from lightning_audit.run.audit_run import AuditRun
 _log = logging.getLogger(__name__)
 
 
+def monitors(trainer: Any, prefix: str) -> bool:
+    """Whether another callback or a schedule goes by what is logged under a prefix."""
+    schedules = [config.monitor for config in trainer.lr_scheduler_configs]
+    watched = [getattr(callback, "monitor", None) for callback in trainer.callbacks]
+    return any(str(name).startswith(f"{prefix}/") for name in (*watched, *schedules))
+
+
 def ends_with_this_epoch(trainer: Any) -> bool:
     """Whether a training ends with the epoch that ends now, as far as is known by now."""
     epochs, steps = trainer.max_epochs, trainer.max_steps

@@ -12,7 +12,9 @@ from lightning_audit.accounting.composition import Adjacency
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.catalogue.registry import REGISTRY
+from lightning_audit.catalogue.step_checks import NO_DP
 from lightning_audit.stats.bounds.named_bounds import BOUND_NAMES
+from lightning_audit.verdict.exemptions import Allow
 from lightning_audit.verdict.pass_blockers import OutcomeSettings, Resolution
 
 #: What may follow a verdict.
@@ -62,6 +64,7 @@ class AuditConfig(OutcomeSettings):
         if self.claim is not None:
             _refuse_contradiction("delta", self.delta, "claim.delta", self.claim.delta)
         _refuse_unknown_findings([*self.allow, *(one.finding for one in self.exemptions)])
+        _refuse_findings_of_the_run(self.exemptions)
         _refuse_no_count("examinations", self.examinations)
         _validate.one_of("on_violation", self.on_violation, ON_VIOLATION)
         _validate.one_of("on_inconclusive", self.on_inconclusive, ON_INCONCLUSIVE)
@@ -179,6 +182,22 @@ def _refuse_unknown_findings(allow: Sequence[str]) -> None:
         if name not in findings():
             raise ValueError(
                 f"allow holds {name!r}; it must hold names of findings, of {sorted(findings())}."
+            )
+
+
+def _refuse_findings_of_the_run(exemptions: Sequence[Allow]) -> None:
+    for one in exemptions:
+        known = REGISTRY.get(one.finding)
+        of_each = one.finding == NO_DP.name or (known is not None and known.each)
+        if one.optimizer is not None and not of_each:
+            instead = (
+                "name the parameters, parameters='average.*', or allow 'no_dp' of the optimizer"
+                if known is None
+                else "leave optimizer out"
+            )
+            raise ValueError(
+                f"allow: {one.finding!r} is no finding of single optimizers, so that "
+                f"optimizer={one.optimizer!r} has no meaning; {instead}."
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import types
@@ -14,7 +15,7 @@ def read(kind: Any, value: Any, where: str = "") -> Any:
     """Read a decoded value as a type.
 
     Args:
-        kind: a dataclass, ``tuple[...]``, ``Mapping[str, ...]``, ``Literal``, ``X | None``,
+        kind: a dataclass, ``tuple[...]``, ``Mapping[str, ...]``, ``Literal``, ``X | Y | None``,
             ``str``, ``bool``, ``int``, ``float`` or ``Any``.
         value: as `strict_json.read_json` gives it; "inf" and "-inf" stand for infinite numbers.
         where: name of the place, for the error.
@@ -31,8 +32,11 @@ def read(kind: Any, value: Any, where: str = "") -> Any:
     if dataclasses.is_dataclass(kind):
         return _dataclass(kind, value, where)
     if origin in (Union, types.UnionType):
-        (other,) = (part for part in inner if part is not type(None))
-        return None if value is None else read(other, value, where)
+        *others, last = (part for part in inner if part is not type(None))
+        for part in others:
+            with contextlib.suppress(ValueError):
+                return read(part, value, where)
+        return None if value is None else read(last, value, where)
     if origin is Literal:
         if not (isinstance(value, str) and value in inner):
             raise _wrong(where, value, f"one of {', '.join(map(repr, inner))}")

@@ -81,13 +81,18 @@ def _facts(loader: Any) -> LoaderFacts:
         order = type(sampler.sampler).__name__
         size = f"batches of {sampler.batch_size}"
         described = f"{type(loader).__name__} with {order}, {size}"
-        replaced = getattr(sampler.sampler, "replacement", False)
-        shuffled = type(sampler.sampler) in (RandomSampler, SequentialSampler) and not replaced
-        return LoaderFacts("not_poisson", described, once=shuffled)
+        return LoaderFacts("not_poisson", described, once=_deals_out(sampler.sampler))
     name = type(loader).__name__
     if isinstance(loader, DataLoader):
         name += f" with {'no batch sampler' if sampler is None else type(sampler).__name__}"
     return LoaderFacts("unknown", name)
+
+
+def _deals_out(sampler: Any) -> bool:
+    """Whether a sampler of torch gives each record once at most."""
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
+    return type(sampler) is SequentialSampler
 
 
 def draws_from(loaders: Any, *, part: bool) -> bool:

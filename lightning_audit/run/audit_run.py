@@ -273,7 +273,7 @@ class AuditRun:
             audit.session.inject()
 
     def end_epoch(
-        self, epoch: int, module: torch.nn.Module, *, last: bool = True
+        self, epoch: int, module: torch.nn.Module, *, due: bool = True
     ) -> tuple[dict[str, float], AuditReport | None]:
         """Compute and write where things stand, if due; return what is logged, and the report."""
         for session in self.sessions:
@@ -281,7 +281,7 @@ class AuditRun:
         if self.sessions:
             self._course.unaudited = self.optimizers.unaudited(module)
         self._compare()
-        if not self._epoch_ends.is_due(last=last):
+        if not self._epoch_ends.is_due(due=due):
             return {}, None
         with self._epoch_ends.timed():
             metrics, self.report = self.ranks.from_first(lambda: self._close_epoch(epoch))

@@ -194,7 +194,8 @@ class AuditedOptimizers:
         self.plain.detach()
         if claim.sample_rate is None:
             self.notes.add(_NO_ACCOUNTANT)
-        (audit,) = self._audits_of([step], [OptimizerFacts()], module)
+        allowed = frozenset(one.finding for one in self.config.exemptions if one.optimizer)
+        (audit,) = self._audits_of([step], [OptimizerFacts(allow=allowed)], module)
         audit.open_to(module)
 
     def _audits_of(
@@ -215,6 +216,7 @@ class AuditedOptimizers:
                 audit.facts.accountant, audit.facts.hook = facts.accountant, facts.hook
                 audit.facts.expected_batch_size = facts.expected_batch_size
                 audit.facts.loss_reduction = facts.loss_reduction
+                audit.facts.allow, audit.facts.poisson = facts.allow, facts.poisson
                 return audit
         raise UnauditableTraining(
             "PrivacyAudit cannot follow an optimizer over other parameters or of another kind "

@@ -176,7 +176,8 @@ def _sampling_results(
     found: list[CheckResult] = []
     if facts.loader is not None and config.shuffled:
         loader = facts.loader
-        found.append(shuffled_result(loader.kind, loader.description, once=loader.once))
+        once = loader.once and facts.loaders == 1
+        found.append(shuffled_result(loader.kind, loader.description, once=once))
     elif facts.loader is not None:
         found += sampling_results(
             facts.loader.kind,
@@ -186,7 +187,7 @@ def _sampling_results(
             max((session.planner.batch_sizes for session in sessions), key=len),
             facts.batches,
             by_choice=any(optimizer.poisson is False for optimizer in facts.optimizers),
-            holds=_cost_of_passes(sessions, facts, config) if facts.loader.once else "",
+            holds=_cost_of_passes(sessions, facts, config),
         )
     if facts.repeated and facts.synchronised:
         found.append(repeated_result(facts.processes, facts.sample_rate))
@@ -198,7 +199,11 @@ def _sampling_results(
 
 
 def _cost_of_passes(sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig) -> str:
-    """Which epsilon holds where each record enters one step an epoch, in words."""
+    """Which epsilon holds where each record enters one step an epoch, in words; else empty."""
+    book, loader = facts.ledger, facts.loader
+    several = book.again or book.unknown or book.stale or book.regiven or book.repeated
+    if loader is None or not loader.once or facts.loaders > 1 or several or facts.resumed:
+        return ""
     stated = [session.planner.claim(1).noise_multiplier for session in sessions]
     least = min([*stated, *(phase.noise_multiplier for phase in run_history(sessions))])
     passes = max(1, facts.begun) * len(sessions)
@@ -237,7 +242,9 @@ def _divisor_results(
         released = noisy * sum(slot.numel for slot in session.step.layout)
         found = batch_size_result(expected, records, rate, released, promise)
         if found is not None:
-            yield _of_optimizer(found, optimizer, len(sessions))
+            yield from acknowledge(
+                [_of_optimizer(found, optimizer, len(sessions))], optimizer.allow
+            )
 
 
 class Looks:
@@ -282,10 +289,10 @@ class EpochEnds:
         self._ranks = ranks
         self._ended = self._took = 0.0
 
-    def is_due(self, *, last: bool) -> bool:
-        """Whether they are at this one: at the first, the last, and where they take little time."""
+    def is_due(self, *, due: bool) -> bool:
+        """Whether they are at this one: where they are ``due``, first, or take little time."""
         allowed = EPOCH_SHARE * (time.perf_counter() - self._ended)
-        return self._ranks.from_first(lambda: last or not self._ended or self._took <= allowed)
+        return self._ranks.from_first(lambda: due or not self._ended or self._took <= allowed)
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:

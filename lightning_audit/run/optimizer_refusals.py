@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from opacus.optimizers import DPOptimizer
 
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.canaries.inputs import InputCanary
+from lightning_audit.catalogue.step_checks import NO_DP
 from lightning_audit.dpsgd.manual import ManualStep, stated_claim
 from lightning_audit.dpsgd.opacus import innermost, private_optimizer
 from lightning_audit.dpsgd.protocol import UnsupportedOptimizer
@@ -78,32 +80,52 @@ def scoped_optimizers(
         allowed: by the user.
 
     Raises:
-        UnauditableTraining: what is allowed is of none of them.
+        UnauditableTraining: what is allowed is of none of them, of several, or of a private one
+            that takes no step without DP-SGD, or it names parameters that there are not.
     """
     scoped = []
     for place, optimizer in enumerate(optimizers):
         inner = innermost(optimizer)
         params = [p for group in inner.param_groups for p in group["params"]]
-        own = tuple(names[id(p)] for p in params if id(p) in names)
+        own = tuple(names.get(id(p), "") for p in params)  # without a name it has no prefix
         kind = type(inner).__name__
         of_it = tuple(one for one in allowed if one.is_of(place, kind, own))
         scoped.append(ScopedOptimizer(optimizer, own, of_it))
-    used = {one for found in scoped for one in found.allowed}
     for one in allowed:
-        if one.optimizer is not None and one not in used and optimizers:
-            listed = "; ".join(
-                f"{place} is {type(innermost(found.optimizer)).__name__} of {_shown(found.names)}"
-                for place, found in enumerate(scoped)
-            )
+        _refuse_misfit(one, scoped)
+        pattern = one.parameters
+        if pattern is not None and not any(fnmatchcase(name, pattern) for name in names.values()):
             raise UnauditableTraining(
-                f"allow: optimizer={one.optimizer!r} is none of the training's: {listed}. Name its "
-                "place, its class, or the prefix of all its parameters."
+                f"allow: parameters={pattern!r} fits none of the module's parameters: "
+                f"{_shown(list(names.values()))}."
             )
     return scoped
 
 
+def _refuse_misfit(one: Allow, scoped: Sequence[ScopedOptimizer]) -> None:
+    """Raise where an exemption of an optimizer is not that of one alone."""
+    if one.optimizer is None or not scoped:
+        return
+    fits = [found for found in scoped if one in found.allowed]
+    if len(fits) != 1:
+        listed = "; ".join(
+            f"{place} is {type(innermost(found.optimizer)).__name__} of {_shown(found.names)}"
+            for place, found in enumerate(scoped)
+        )
+        which = f"is {len(fits)} of the training's" if fits else "is none of the training's"
+        raise UnauditableTraining(
+            f"allow: optimizer={one.optimizer!r} {which}: {listed}. Name its place, its class, or "
+            "the prefix of all its parameters, whichever fits it alone."
+        )
+    if one.finding == NO_DP.name and private_optimizer(fits[0].optimizer) is not None:
+        raise UnauditableTraining(
+            f"allow: optimizer={one.optimizer!r} is private, so that {one.finding!r} is not found "
+            "of it; name the optimizer that steps without DP-SGD."
+        )
+
+
 def _shown(names: Sequence[str]) -> str:
-    shown = ", ".join(f"`{name}`" for name in names[:3])
+    shown = ", ".join(f"`{name}`" if name else "one outside the module" for name in names[:3])
     return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown or "no parameter"
 
 

@@ -17,8 +17,9 @@ class Allow:
     Args:
         finding: its name, as in the report.
         optimizer: of which optimizer: its place among those of ``configure_optimizers``, its class,
-            or the prefix that the names of all its parameters have ("G" for "G.0.weight"); None for
-            all. Of ``no_dp`` it lets this optimizer step without DP-SGD, and change what it trains.
+            or the prefix that the names of all its parameters have ("G" for "G.0.weight"),
+            whichever fits it alone; None for all. Of ``no_dp`` it lets this optimizer step without
+            DP-SGD, and change what it trains. Findings of the whole run have no optimizer.
         parameters: of which parameters, by a pattern such as "average.*"; for ``unaudited`` only.
         reason: why it is no fault here; the report shows it.
 
@@ -33,16 +34,21 @@ class Allow:
     """
 
     finding: str
-    optimizer: str | None = None
+    optimizer: str | int | None = None
     parameters: str | None = None
     reason: str = ""
 
     def __post_init__(self) -> None:
-        if isinstance(self.optimizer, int) and not isinstance(self.optimizer, bool):
-            object.__setattr__(self, "optimizer", str(self.optimizer))
+        if not isinstance(self.finding, str) or not self.finding.strip():
+            raise ValueError(
+                f"finding={self.finding!r} must be the name of a finding, such as 'no_dp'."
+            )
+        place = self.optimizer
+        if isinstance(place, int) and not isinstance(place, bool) and place >= 0:
+            object.__setattr__(self, "optimizer", str(place))
         for name in ("optimizer", "parameters"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, str) or not value):
+            if value is not None and (not isinstance(value, str) or not value.strip()):
                 raise ValueError(
                     f"{name}={value!r} must be a name; leave it out to allow {self.finding!r} "
                     "everywhere."

@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from gan_support import GENERATOR, REASON, Gan, GanWithEncoder
+from hand_written_support import CLAIM, HandWritten
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from training_matrix import TwoOptimizers, two_nets
 from training_support import PrivateModule, fit, replace_optimizer, status, trainer_for, violation
 
-from lightning_audit import Allow, PrivacyAudit
+from lightning_audit import Allow, PrivacyAudit, PrivacyClaim
 from lightning_audit.testing.faulty.faulty_clipping import ClipAfterAverage
 
 #: Lightning counts the steps of all optimizers.
@@ -95,8 +97,78 @@ class Averaged(PrivateModule):
             self.average["weight"] += 0.1
 
 
-@pytest.mark.parametrize(("pattern", "passes"), [("average.*", True), ("other.*", False)])
+@pytest.mark.parametrize(("pattern", "passes"), [("average.*", True), ("net.*", False)])
 def test_parameters_are_exempt_by_their_names(tmp_path: Path, pattern: str, passes: bool) -> None:
     allowed = Allow("unaudited", parameters=pattern, reason="an average of released weights")
     report = fit(tmp_path, Averaged(), audit(allow=allowed), max_steps=120)
     assert (report.verdict.outcome == "PASS") == passes, report.verdict
+
+
+def refused(directory: Path, module: pl.LightningModule, allowed: Allow) -> str:
+    with pytest.raises(MisconfigurationException) as raised:
+        trainer_for(directory, audit(allow=allowed), **STEPS).fit(module)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("pattern", ["average", "nosuch.*"])
+def test_a_pattern_of_no_parameter_is_refused(tmp_path: Path, pattern: str) -> None:
+    told = refused(tmp_path, Averaged(), Allow("unaudited", parameters=pattern, reason="?"))
+    assert f"parameters={pattern!r} fits none of the module's" in told
+
+
+class TwiceTrained(Gan):
+    """A second optimizer of the generator, which may train on anything."""
+
+    def configure_optimizers(self) -> Any:
+        return [*super().configure_optimizers(), torch.optim.SGD(self.G.parameters(), lr=0.1)]
+
+
+class EncoderByAdam(GanWithEncoder):
+    """The third optimizer is of the generator's class."""
+
+    def configure_optimizers(self) -> Any:
+        *others, _ = super().configure_optimizers()
+        return [*others, torch.optim.Adam(self.encoder.parameters())]
+
+
+@pytest.mark.parametrize("fits", ["G", "Adam"])
+def test_an_exemption_that_fits_two_optimizers_is_refused(tmp_path: Path, fits: str) -> None:
+    module = TwiceTrained() if fits == "G" else EncoderByAdam()
+    told = refused(tmp_path, module, Allow("no_dp", optimizer=fits, reason=REASON))
+    assert f"optimizer={fits!r} is 2 of the training's" in told
+
+
+def test_parameters_that_the_module_does_not_name_have_no_prefix(tmp_path: Path) -> None:
+    class Hidden(Gan):
+        def configure_optimizers(self) -> Any:
+            private, _ = super().configure_optimizers()
+            self.__dict__["hidden"] = [torch.nn.Linear(8, 8)]
+            params = [*self.G.parameters(), *self.hidden[0].parameters()]
+            return [private, torch.optim.Adam(params, lr=1e-3)]
+
+    assert "is none of the training's" in refused(tmp_path, Hidden(), GENERATOR)
+
+
+def test_the_private_optimizer_needs_no_exemption_from_dp(tmp_path: Path) -> None:
+    told = refused(tmp_path, Gan(), Allow("no_dp", optimizer=0, reason=REASON))
+    assert "optimizer='0' is private" in told
+
+
+def test_a_finding_of_dp_sgd_by_hand_is_allowed_of_its_optimizer(tmp_path: Path) -> None:
+    class Quiet(HandWritten):
+        def noise(self, p: torch.Tensor) -> torch.Tensor:
+            return 0.3 * super().noise(p)
+
+    given = [Allow(name, optimizer="SGD", reason="a trial") for name in ("noise", "noise.tensor")]
+    found = PrivacyAudit(claim=CLAIM, allow=given, on_violation="warn", seed=1)
+    report = fit(tmp_path, Quiet(), found, max_steps=60)
+    statuses = {c.name: c.status for c in report.checks if c.name in ("noise", "noise.tensor")}
+    assert statuses == {"noise": "allowed", "noise.tensor": "allowed"}
+
+
+def test_the_divisor_is_allowed_of_its_optimizer(tmp_path: Path) -> None:
+    stated = PrivacyClaim(private_dataset_size=True, delta=1e-5)
+    name = "expected_batch_size"
+    given = audit(claim=stated, allow=Allow(name, optimizer="net", reason="a trial"))
+    report = fit(tmp_path, PrivateModule(), given, max_steps=20)
+    assert status(report, name) == "allowed"

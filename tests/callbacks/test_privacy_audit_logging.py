@@ -195,3 +195,16 @@ def test_checkpoints_can_be_chosen_by_an_audit_metric(tmp_path: Path) -> None:
     assert float(checkpoint.best_model_score) == pytest.approx(
         audit.report.epochs[0]["epsilon_spent"], rel=1e-5
     )
+
+
+@pytest.mark.parametrize("monitored", [None, "audit/epsilon_lower"])
+def test_what_another_callback_goes_by_is_logged_at_each_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, monitored: str | None
+) -> None:
+    monkeypatch.setattr("lightning_audit.run.findings.EPOCH_SHARE", 0.0)
+    audit = PrivacyAudit(seed=1, examinations=0)
+    stopping = pl.callbacks.EarlyStopping(monitored or "loss", mode="max", patience=2)
+    others = [stopping] if monitored else []
+    trainer_for(tmp_path, audit, *others, max_epochs=5).fit(PrivateModule())
+    known = [row["epoch"] for row in audit.report.epochs]
+    assert known == (list(range(5)) if monitored else [0, 4])

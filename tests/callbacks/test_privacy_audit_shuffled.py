@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from opacus import GradSampleModule
+from pytorch_lightning.utilities import CombinedLoader
 from resume_support import RESUMING, checkpoint_at, saver
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 from training_support import PrivateModule, fit, random_data, trainer_for, violation
 
 from lightning_audit import PrivacyAudit, PrivacyClaim
@@ -117,3 +120,67 @@ def test_a_training_that_goes_on_counts_all_its_epochs(tmp_path: Path) -> None:
     )
     assert audit.report is not None
     assert audit.report.epsilon_spent == HOLDS
+
+
+class ThreeSteps(Shuffled):
+    """Takes three steps on each batch."""
+
+    def __init__(self, **kwargs: object) -> None:
+        super().__init__(**kwargs)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        for _ in range(3):
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch, batch_idx))
+            optimizer.step()
+
+
+class ThreePasses(Shuffled):
+    """Goes through the data three times an epoch."""
+
+    def plain_loader(self) -> DataLoader:
+        sampler = RandomSampler(self.dataset, num_samples=3 * len(self.dataset))
+        return DataLoader(self.dataset, batch_size=self.batch_size, sampler=sampler)
+
+
+class TwoLoaders(Shuffled):
+    """The shorter loader begins again while the longer one lasts."""
+
+    def train_dataloader(self) -> CombinedLoader:
+        short = DataLoader(random_data(160), batch_size=self.batch_size, shuffle=True)
+        return CombinedLoader([self.plain_loader(), short], "max_size_cycle")
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return super().training_step(batch[batch_idx % 2], batch_idx)
+
+
+@pytest.mark.parametrize(
+    ("kind", "holds"),
+    [(Shuffled, True), (ThreeSteps, False), (ThreePasses, False), (TwoLoaders, False)],
+)
+def test_the_epsilon_of_one_step_an_epoch_is_told_only_where_it_holds(
+    tmp_path: Path, kind: type[Shuffled], holds: bool
+) -> None:
+    audit = PrivacyAudit(seed=1, on_violation="warn", delta=DELTA)
+    report = fit(tmp_path, kind(dataset=random_data(320)), audit, max_epochs=1)
+    assert ("What holds" in by_name(report)["sampling.not_poisson"].message) == holds
+
+
+def test_more_batches_added_up_than_a_pass_has_end_no_training(tmp_path: Path) -> None:
+    class AllAtOnce(Shuffled):
+        def __init__(self, **kwargs: object) -> None:
+            super().__init__(**kwargs)
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            self.manual_backward(super().training_step(batch, batch_idx))
+            if batch_idx == 5:
+                self.optimizers().step()
+
+    audit = PrivacyAudit(seed=1, on_violation="warn", delta=DELTA)
+    data = random_data(96)
+    module = AllAtOnce(dataset=data, batch_size=24)
+    trainer_for(tmp_path, audit, max_epochs=2, limit_train_batches=6).fit(module)
+    assert audit.report is not None

@@ -46,6 +46,9 @@ def test_parameters_are_named_by_a_pattern() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
+        ({"finding": 3, "reason": WHY}, "finding=3 must be the name of a finding"),
+        ({"finding": "no_dp", "reason": WHY, "optimizer": -1}, "optimizer=-1 must be a name"),
+        ({"finding": "no_dp", "reason": WHY, "optimizer": " "}, "optimizer=' ' must be a name"),
         ({"finding": "no_dp"}, "reason='' must say why 'no_dp' is no fault here"),
         ({"finding": "no_dp", "reason": " "}, "reason=' ' must say why"),
         ({"finding": "no_dp", "reason": WHY, "optimizer": ""}, "optimizer='' must be a name"),
@@ -71,3 +74,20 @@ def test_without_a_scope_it_is_allowed_everywhere_and_keeps_its_reason() -> None
     config = PrivacyAudit(allow=["accounting", Allow("sampling.rate", reason=WHY)]).config
     assert config.allow == ("accounting", "sampling.rate")
     assert [one.reason for one in config.exemptions] == [WHY]
+
+
+@pytest.mark.parametrize("finding", ["accounting", "sampling.not_poisson", "replay.clipping"])
+def test_a_finding_of_the_run_is_of_no_optimizer(finding: str) -> None:
+    with pytest.raises(ValueError, match="leave optimizer out"):
+        PrivacyAudit(allow=[Allow(finding, optimizer="G", reason=WHY)])
+
+
+def test_what_changes_unaudited_is_of_parameters() -> None:
+    with pytest.raises(ValueError, match="name the parameters"):
+        PrivacyAudit(allow=[Allow("unaudited", optimizer="G", reason=WHY)])
+
+
+@pytest.mark.parametrize("allow", [5, None, {"no_dp": "why"}])
+def test_what_is_no_list_of_findings_is_refused(allow: Any) -> None:
+    with pytest.raises(ValueError, match="must be a list of names"):
+        PrivacyAudit(allow=allow)
