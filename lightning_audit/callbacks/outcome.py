@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
+from lightning_audit.callbacks.preview import preview_of
 from lightning_audit.record.report_directory import REPORT_NAME
 from lightning_audit.report.console import print_report
 from lightning_audit.results.audit_report import (
@@ -13,20 +15,26 @@ from lightning_audit.results.audit_report import (
     describe,
 )
 from lightning_audit.run.report_files import ReportFiles
+from lightning_audit.session.audit_session import AuditSession
 
 _log = logging.getLogger(__name__)
 
 
-def show(report: AuditReport, files: ReportFiles | None) -> None:
+def show(
+    report: AuditReport, files: ReportFiles | None, sessions: Sequence[AuditSession] = ()
+) -> None:
     """Print a report and its path; where printing fails, warn in the log.
 
     Args:
         report: of the training that has ended.
-        files: of the training; None in a fast_dev_run, which writes none.
+        files: of the training; None in a fast_dev_run, which writes none, and is told what the
+            audit of a whole training would be.
+        sessions: of the private optimizers.
     """
     try:
         print_report(report, files.shown(REPORT_NAME) if files else None)
         if files is None:
+            print(preview_of(report, sessions, None))
             print("Report: not written, this is a fast_dev_run")
     except (OSError, ValueError) as error:  # of a full disk, or a stream that is closed
         _log.warning("the audit's report could not be printed (%s)", error)

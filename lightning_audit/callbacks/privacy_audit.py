@@ -13,6 +13,7 @@ from lightning_audit.callbacks._namespaces import Callback, of_its_run, refused_
 from lightning_audit.callbacks.figures import send_report_figure
 from lightning_audit.callbacks.lightning_step import LightningStep
 from lightning_audit.callbacks.outcome import raise_for, show, warn_of_end
+from lightning_audit.callbacks.preview import Preview, preview
 from lightning_audit.callbacks.same_training import goes_on, note_end
 from lightning_audit.callbacks.stopping import Stopping, ends_with_this_epoch, monitors
 from lightning_audit.callbacks.strategy_hooks import StrategyHook, show_batches, watch_loaders
@@ -56,8 +57,7 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         claim: what cannot be read off the optimizer, or shall be tested instead of what it states.
             For hand-written DP-SGD ``noise_multiplier``, ``max_grad_norm`` and
             ``expected_batch_size`` must be stated; they hold for every step.
-        canaries: the canaries of an audited step, or one input canary alone; None for the default
-            mix.
+        canaries: of an audited step, or one input canary alone; None for the default mix.
         num_canaries: size of the default mix, >= 1; not used where ``canaries`` are given.
         oversize: norm of the canaries over the clipping norm, >= 1. A canary of norm 1 is blind
             to clipping faults. Not used for an input canary, whose amplitude decides its norm.
@@ -88,10 +88,6 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         MisconfigurationException: when training starts, if this Trainer or optimizer cannot be
             audited.
         PrivacyViolation: from ``Trainer.fit``, after the last checkpoint, if the claim is false.
-
-    Example:
-        >>> PrivacyAudit(claimed_epsilon=8.0, delta=1e-5).claimed_epsilon
-        8.0
     """
 
     def __init__(
@@ -148,6 +144,10 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         held = {k: v for k, v in vars(self).items() if k not in ("log", "log_dict")}
         kept = {"_report": self.report, "_kept": self.state_dict()}
         return held | kept | {"_run": None, "_hooks": []}
+
+    def preview(self, trainer: Trainer, model: LightningModule, **data: Any) -> Preview:
+        """What this audit of a training would be, without training; see `callbacks.preview`."""
+        return preview(self, trainer, model, **data)
 
     @property
     def report(self) -> AuditReport | None:
@@ -303,7 +303,7 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         report = run.report
         if report is not None:
             # No process ends before the report is shown: the end of one may be the end of all.
-            run.ranks.from_first(lambda: show(report, run.files))
+            run.ranks.from_first(lambda: show(report, run.files, run.sessions))
             if not run.trial:
                 raise_for(report, self.on_violation, self.config.on_inconclusive)
 

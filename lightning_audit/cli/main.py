@@ -21,6 +21,7 @@ _COMMANDS: Mapping[str, str] = {
     "epsilon-star": "Epsilon* of one model from its losses (not a bound)",
     "mcmc": "posterior of epsilon and attack strength from the counts of several attacks",
     "power": "steps and canary readings needed to refute a false claim",
+    "plan": "whether a training can be audited, and what that takes, without training",
     "selftest": "train every known fault of DP-SGD, and check that the audit names it",
 }
 

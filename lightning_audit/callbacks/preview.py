@@ -1,0 +1,270 @@
+"""What an audit of a training would be, told by a few steps of a copy of it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import logging
+import math
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning_audit.callbacks._namespaces import (
+    Callback,
+    MisconfigurationException,
+    isolate_rng,
+)
+from lightning_audit.dpsgd.manual import ManualStep
+from lightning_audit.results.audit_report import AuditReport
+from lightning_audit.results.refusal import UnauditableTraining
+from lightning_audit.run_checks.replay_answers import REPLAY_CHECKS
+from lightning_audit.session.audit_session import AuditSession
+from lightning_audit.session.handed_rows import HandedRows
+from lightning_audit.session.input_sample import InputSample
+from lightning_audit.taps.own_time import OWN_TIME
+
+if TYPE_CHECKING:
+    from lightning_audit.callbacks.privacy_audit import PrivacyAudit
+
+#: Steps that a copy is trained.
+STEPS = 16
+#: Steps that warm up, whose times are left out.
+_WARM = 4
+#: Callbacks that only show, save or stop, by the names of their classes in either package.
+_LEFT_OUT = {"Checkpoint", "ProgressBar", "ModelSummary", "Timer", "EarlyStopping", "PrivacyAudit"}
+#: Examinations that are no replay of the same step.
+_ASKED = (*REPLAY_CHECKS, "replay.noise", "coupling")
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What an audit of a training would be.
+
+    Args:
+        refused: why the training cannot be audited, with what to change; empty if it can.
+        optimizers: how each private optimizer is audited, in words.
+        found: what a few steps showed to be wrong, in sentences.
+        not_asked: questions that the first examination does not ask, with the reason.
+        missing: what would keep a training of any length from a PASS, in sentences.
+        steps_needed: steps of a private optimizer that a PASS takes, at the gradient variance of
+            the first steps; None if there were none.
+        steps_planned: steps that the Trainer plans; None where it cannot tell.
+        step_seconds: of a step without what the audit adds; None where too few were taken.
+        audit_seconds: that the audit adds to one of its first steps, but for canaries in clipping.
+        examination_seconds: of the first examination by replay; None where none was made.
+    """
+
+    refused: str = ""
+    optimizers: tuple[str, ...] = ()
+    found: tuple[str, ...] = ()
+    not_asked: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    steps_needed: int | None = None
+    steps_planned: int | None = None
+    step_seconds: float | None = None
+    audit_seconds: float | None = None
+    examination_seconds: float | None = None
+
+    @property
+    def can_be_audited(self) -> bool:
+        """Whether the audit would not refuse the training."""
+        return not self.refused
+
+    def __str__(self) -> str:
+        if self.refused:
+            return f"cannot be audited: {self.refused}"
+        lines = [f"can be audited: {one}" for one in self.optimizers]
+        lines += [f"wrong already: {one}" for one in self.found]
+        lines += [f"not asked at first: {one}" for one in self.not_asked]
+        lines += [f"a PASS lacks: {one}" for one in self.missing]
+        if self.steps_needed is not None:
+            planned = f", {self.steps_planned:,} are planned" if self.steps_planned else ""
+            enough = (
+                ": too few"
+                if self.steps_planned is not None and self.steps_planned < self.steps_needed
+                else ""
+            )
+            lines.append(f"a PASS takes about {self.steps_needed:,} steps{planned}{enough}")
+        if self.step_seconds is not None and self.audit_seconds is not None:
+            lines.append(
+                f"cost: {1e3 * self.audit_seconds:.2g} ms beside {1e3 * self.step_seconds:.2g} ms "
+                "of a step at first, less behind the first hundred"
+            )
+        if self.examination_seconds is not None:
+            lines[-1:] = [
+                f"{lines[-1]}; the first examination by replay {self.examination_seconds:.2g} s"
+            ]
+        return "\n".join(lines)
+
+
+def preview_of(
+    report: AuditReport | None,
+    sessions: Sequence[AuditSession],
+    planned: int | None,
+    times: Sequence[tuple[float, float]] = (),
+) -> Preview:
+    """What a few steps tell of the audit of a whole training.
+
+    Args:
+        report: of these steps; None if there is none.
+        sessions: of the private optimizers.
+        planned: steps of the whole training; None where that is unknown.
+        times: of each batch, the whole and the audit's own, in seconds.
+    """
+    if report is None or not sessions:
+        return Preview("no private optimizer took a step: see whether make_private was called")
+    inputs = any(isinstance(session.source, InputSample) for session in sessions)
+    needed = [part.steps_needed for one in report.optimizers for part in one.power.values()]
+    timed = times[_WARM:]
+    return Preview(
+        optimizers=tuple(map(_way_of, sessions)),
+        found=tuple(c.message for c in report.checks if c.status == "violated"),
+        not_asked=tuple(
+            f"{check.name}: {check.message.removeprefix('not asked: ')}"
+            for check in report.checks
+            if check.name in _ASKED and check.status == "not_run"
+        ),
+        missing=_lacking(report, inputs=inputs),
+        steps_needed=max(needed, default=None),
+        steps_planned=planned,
+        step_seconds=_median([whole - own for whole, own in timed]),
+        audit_seconds=_median([own for _, own in timed]),
+        examination_seconds=report.examination_cost.get("first"),
+    )
+
+
+def _median(seconds: list[float]) -> float | None:
+    return sorted(seconds)[len(seconds) // 2] if seconds else None
+
+
+def _way_of(session: AuditSession) -> str:
+    """How a private optimizer is audited."""
+    step, source = session.step, session.source
+    by_hand = isinstance(step, ManualStep)
+    name = type(step.inner if by_hand else step.optimizer).__name__
+    count = len(session.planner.config.canaries)
+    how = "a canary that joins the batch" if isinstance(source, InputSample) else ""
+    if isinstance(source, HandedRows):
+        how = f"{count} canary gradients a step, which per_sample() hands over"
+    elif not how:
+        how = f"{count} canary gradients a step beside the records'"
+    return f"{name}{' by hand' if by_hand else ''}, {len(step.layout)} tensors, {how}"
+
+
+def _lacking(report: AuditReport, *, inputs: bool) -> tuple[str, ...]:
+    """What no longer training brings."""
+    lacks = [lack for one in report.optimizers for lack in one.pass_blockers]
+    lacks += report.pass_blockers
+    if inputs:
+        lacks.append("an input canary is one reading a step: ten times as many steps and more")
+    return tuple(lacks)
+
+
+class Watch(Callback):
+    """Takes the times of a copy's steps, and ends it."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.planned: int | None = None
+        #: Of each batch, the whole and the audit's own.
+        self.times: list[tuple[float, float]] = []
+        self.sessions: list[AuditSession] = []
+        self.audit: PrivacyAudit | None = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """See what is planned, and end behind a few steps instead."""
+        self.planned = planned_steps(trainer)
+        trainer.fit_loop.epoch_loop.max_steps = self.steps
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        """A batch begins."""
+        self._began = time.perf_counter(), OWN_TIME.seconds
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """A batch is done."""
+        began, own = self._began
+        self.times.append((time.perf_counter() - began, OWN_TIME.seconds - own))
+
+    def on_train_end(self, *_: Any) -> None:
+        """Keep what audited."""
+        if self.audit is not None and self.audit._run is not None:
+            self.sessions = list(self.audit._run.sessions)
+
+
+def planned_steps(trainer: Any) -> int | None:
+    """Steps that a Trainer plans; None where it cannot tell."""
+    try:
+        total = trainer.estimated_stepping_batches
+    except Exception:  # of a Trainer whose accumulation changes, say
+        return None
+    return int(total) if math.isfinite(total) else None
+
+
+def preview(
+    audit: PrivacyAudit, trainer: Any, model: Any, *, steps: int = STEPS, **data: Any
+) -> Preview:
+    """Train a copy for a few steps, and tell what an audit of the training would be.
+
+    Trainer and model stay as they are; nothing is written, logged or saved, and random numbers are
+    put back. Callbacks of the Trainer's are copied, but for those that show, save or stop.
+
+    Args:
+        audit: of which a copy audits.
+        trainer: that has not fitted the model yet.
+        model: the user's module.
+        steps: that the copy is trained.
+        data: more arguments of ``fit``: ``train_dataloaders`` or ``datamodule``.
+
+    Raises:
+        ValueError: trainer or model cannot be copied.
+    """
+    watch = Watch(steps)
+    with isolate_rng(), tempfile.TemporaryDirectory() as folder, _silence():
+        try:
+            model, data = copy.deepcopy((model, data))
+            trial = _copy_of(trainer, audit, watch, folder)
+        except Exception as error:  # of a generator, a lock, an open file: whatever it holds
+            raise ValueError(
+                f"trainer or model cannot be copied ({type(error).__name__}: {error}); "
+                "Trainer(fast_dev_run=True) tells the same of a training that takes one step"
+            ) from error
+        try:
+            trial.fit(model, **data)
+        except MisconfigurationException as error:
+            if isinstance(error.__cause__, UnauditableTraining):
+                return Preview(str(error))
+            raise
+        assert watch.audit is not None
+        return preview_of(watch.audit.report, watch.sessions, watch.planned, watch.times)
+
+
+def _copy_of(trainer: Any, audit: PrivacyAudit, watch: Watch, folder: str) -> Any:
+    """A Trainer as this one, which shows, validates, logs and saves nothing."""
+    trial = copy.deepcopy(trainer)
+    own = copy.deepcopy(audit)
+    own.config = replace(audit.config, on_violation="warn", on_inconclusive="warn")
+    own.report_dir = Path(folder)
+    kept = [c for c in trial.callbacks if not _LEFT_OUT & {k.__name__ for k in type(c).__mro__}]
+    trial.callbacks, trial.loggers, watch.audit = [*kept, own, watch], [], own
+    trial.limit_val_batches, trial.num_sanity_val_steps = 0, 0
+    return trial
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Print nothing, and log no more than warnings of others."""
+    root = logging.getLogger()
+    level = root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

@@ -1,0 +1,140 @@
+"""What an audit would be is told by a copy, and the training stays what it is."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from hand_written_support import CLAIM, HandWritten
+from training_matrix import TwoOptimizers, two_nets
+from training_support import PrivateModule, report_in, trainer_for
+
+from lightning_audit import PrivacyAudit
+from lightning_audit.callbacks.preview import Preview
+from lightning_audit.canaries import Mislabeled
+from lightning_audit.testing.faulty.faulty_noise import HalfNoise
+
+
+class Forwarding(PrivateModule):
+    """Has the forward pass that an input canary needs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)
+
+
+def told(
+    directory: Path, module: pl.LightningModule, audit: PrivacyAudit | None = None, **kwargs: Any
+) -> Preview:
+    audit = audit or PrivacyAudit(seed=1, examinations="auto")
+    return audit.preview(trainer_for(directory, audit, **{"max_epochs": 3, **kwargs}), module)
+
+
+def test_a_training_that_can_be_audited_is_told_of_its_way_its_length_and_its_cost(
+    tmp_path: Path,
+) -> None:
+    found = told(tmp_path, PrivateModule())
+    assert found.can_be_audited
+    assert found.optimizers == (
+        "DPOptimizer, 6 tensors, 8 canary gradients a step beside the records'",
+    )
+    assert found.steps_planned == 96
+    assert found.steps_needed is not None
+    assert 5 < found.steps_needed < 96
+    assert found.found == found.missing == ()
+    assert found.step_seconds is not None
+    assert found.audit_seconds is not None
+    assert found.audit_seconds > 0.0
+    assert found.examination_seconds is not None
+    text = str(found)
+    assert f"a PASS takes about {found.steps_needed} steps, 96 are planned" in text
+    assert "too few" not in text
+    assert "the first examination by replay" in text
+
+
+def test_nothing_of_the_training_changes(tmp_path: Path) -> None:
+    def weights(*, previewed: bool) -> list[torch.Tensor]:
+        torch.manual_seed(5)
+        module, audit = PrivateModule(), PrivacyAudit(seed=1)
+        directory = tmp_path / str(previewed)
+        trainer = trainer_for(directory, audit, max_epochs=1)
+        if previewed:
+            before = copy.deepcopy(module.state_dict())
+            audit.preview(trainer, module)
+            after = module.state_dict()
+            assert all(torch.equal(before[name], after[name]) for name in before)
+            assert not directory.exists() or not list(directory.iterdir())
+            assert (trainer.global_step, audit.report) == (0, None)
+        trainer.fit(module)
+        assert report_in(directory).steps == 32
+        return [p.detach().clone() for p in module.parameters()]
+
+    plain, previewed = weights(previewed=False), weights(previewed=True)
+    assert all(torch.equal(a, b) for a, b in zip(plain, previewed, strict=True))
+
+
+def test_what_is_refused_says_what_to_change(tmp_path: Path) -> None:
+    found = told(tmp_path, TwoOptimizers(two_nets()), PrivacyAudit(canaries=[Mislabeled()]))
+    assert not found.can_be_audited
+    assert str(found).startswith("cannot be audited: canaries=")
+    assert "use gradient canaries" in found.refused
+
+
+def test_what_is_wrong_before_the_first_step_is_told(tmp_path: Path) -> None:
+    (found,) = told(tmp_path, PrivateModule(poisson=False)).found
+    assert "the trainer's loader is not Poisson" in found
+    assert told(tmp_path, PrivateModule(optimizer_class=HalfNoise)).found
+
+
+def test_too_few_steps_are_told_as_such(tmp_path: Path) -> None:
+    assert "steps, 10 are planned: too few" in str(told(tmp_path, PrivateModule(), max_steps=10))
+
+
+def test_an_input_canary_is_told_to_need_more_steps(tmp_path: Path) -> None:
+    audit = PrivacyAudit(canaries=[Mislabeled(amplitude=100.0)], seed=1)
+    found = told(tmp_path, Forwarding(), audit)
+    assert found.optimizers[0].endswith("a canary that joins the batch")
+    assert any("ten times as many steps" in lack for lack in found.missing)
+
+
+def test_dp_sgd_by_hand_is_told_as_such(tmp_path: Path) -> None:
+    found = told(tmp_path, HandWritten(), PrivacyAudit(claim=CLAIM, seed=1))
+    assert found.optimizers == (
+        "SGD by hand, 6 tensors, 8 canary gradients a step, which per_sample() hands over",
+    )
+
+
+def test_no_private_optimizer_at_all_is_told(tmp_path: Path) -> None:
+    class Plain(PrivateModule):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+    assert "make_private" in told(tmp_path, Plain()).refused
+
+
+def test_what_cannot_be_copied_is_an_error_that_says_so(tmp_path: Path) -> None:
+    module = PrivateModule()
+    module.__dict__["lock"] = threading.Lock()
+    with pytest.raises(ValueError, match=r"cannot be copied .*fast_dev_run=True"):
+        told(tmp_path, module)
+
+
+def test_the_users_own_error_is_his(tmp_path: Path) -> None:
+    class Broken(PrivateModule):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            raise KeyError("label")
+
+    with pytest.raises(KeyError, match="label"):
+        told(tmp_path, Broken())
+
+
+def test_a_trial_run_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    audit = PrivacyAudit(seed=1, examinations="auto")
+    trainer_for(tmp_path, audit, fast_dev_run=True).fit(PrivateModule())
+    out = capsys.readouterr().out
+    assert "can be audited: DPOptimizer, 6 tensors" in out
+    assert "a PASS takes about" in out
