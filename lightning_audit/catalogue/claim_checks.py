@@ -50,7 +50,8 @@ RATE_TOLERANCE = 1.01
 
 def _unknown_sampling(found: CheckResult) -> str:
     # Where no subsampling is accounted for, it is of no consequence how the loader draws.
-    if found.status != "not_run" or not {"accounted_rate", "sampling"} & found.evidence.keys():
+    supposed = [found.evidence.get(name) for name in ("accounted_rate", "sampling")]
+    if found.status != "not_run" or supposed == [None, None]:
         return ""
     return f"{found.message}; if it does, set allow={found.name!r}"
 

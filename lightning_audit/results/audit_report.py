@@ -193,12 +193,8 @@ class AuditReport:
             observations, history and operating points are those of all of them.
         optimizers: for each private optimizer what the verdict rests on beside the checks.
         pass_blockers: what else stands in the way of a pass, in sentences.
-        audit_cost: seconds of the audit's own code in this process ("seconds"), and over those of
-            the rest of the training ("share"); what its canaries cost within the optimizer's
-            clipping is not among them.
-        examination_cost: of that, seconds of the first examination by replay ("first") and of
-            later ones ("later"), and what the first took in times of one step
-            ("first_step_times"); empty where none was made.
+        audit_cost: see `RunTime.cost`.
+        examination_cost: of that, of examinations by replay; see `ExaminationLog.spend`.
         schema_version: layout of this report.
     """
 

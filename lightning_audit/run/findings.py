@@ -201,7 +201,7 @@ def _sampling_results(
 def _cost_of_passes(sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig) -> str:
     """Which epsilon holds where each record enters one step an epoch, in words; else empty."""
     book, loader = facts.ledger, facts.loader
-    several = book.again or book.unknown or book.stale or book.regiven or book.repeated
+    several = book.again or book.unknown or book.stale or book.repeated
     if loader is None or not loader.once or facts.loaders > 1 or several or facts.resumed:
         return ""
     stated = [session.planner.claim(1).noise_multiplier for session in sessions]

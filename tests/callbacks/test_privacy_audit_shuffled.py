@@ -156,6 +156,19 @@ class TwoLoaders(Shuffled):
         return super().training_step(batch[batch_idx % 2], batch_idx)
 
 
+class InOrder(Shuffled):
+    """The same batches in every epoch."""
+
+    def plain_loader(self) -> DataLoader:
+        return DataLoader(self.dataset, batch_size=self.batch_size)
+
+
+def test_the_same_batches_in_every_epoch_are_dealt_out_as_well(tmp_path: Path) -> None:
+    ordered = InOrder(dataset=random_data(1600))
+    report = fit(tmp_path, ordered, audit_of(), max_epochs=EPOCHS)
+    assert report.verdict.outcome == "PASS", report.verdict
+
+
 @pytest.mark.parametrize(
     ("kind", "holds"),
     [(Shuffled, True), (ThreeSteps, False), (ThreePasses, False), (TwoLoaders, False)],
