@@ -22,6 +22,7 @@ NAMES = (
     "epoch_cost",
     "overhead",
     "examination_cost",
+    "whole_runs",
     "step_crossings",
     "two_processes",
     "memory",
@@ -37,6 +38,7 @@ SMALL: dict[str, dict[str, int]] = {
     "transformer": {"width": 64},
     "examination_cost": {"steps": 20},
     "drift": {"seeds": 1},
+    "whole_runs": {"pairs": 1, "only": "DPLSTM"},
     "black_box": {"runs": 1},
 }
 

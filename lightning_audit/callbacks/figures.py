@@ -1,4 +1,4 @@
-"""The report's figure: saved beside the report, and sent to the user's loggers."""
+"""The report and its figure for the user's loggers; the figure is saved beside the report."""
 
 from __future__ import annotations
 
@@ -7,28 +7,44 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from lightning_audit.record.report_directory import FIGURE_NAME
-from lightning_audit.report.loggers import send_figure
+from lightning_audit.record.report_directory import FIGURE_NAME, REPORT_NAME
+from lightning_audit.report.loggers import send_figure, send_files
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.run.report_files import ReportFiles
 
 _log = logging.getLogger(__name__)
 
 
-def send_report_figure(
+def send_report(
     report: AuditReport | None, files: ReportFiles | None, name: str, trainer: Any
 ) -> None:
+    """Give a training's loggers its report and the report's figure, which is saved beside it.
+
+    Args:
+        report: of the training; None for nothing.
+        files: of the training; None to send nothing.
+        name: of figure and artifact at the loggers.
+        trainer: of the training, with its loggers.
+    """
+    if report is None or files is None:
+        return
+    send_report_figure(report, files, name, trainer)
+    written = [files.shown(kind) for kind in (REPORT_NAME, FIGURE_NAME)]
+    send_files(trainer.loggers, [path for path in written if path and path.exists()], name)
+
+
+def send_report_figure(report: AuditReport, files: ReportFiles, name: str, trainer: Any) -> None:
     """Draw a report, save it and log it; without matplotlib nothing is drawn.
 
     A picture that cannot be drawn or saved costs a warning in the log, never the training.
 
     Args:
-        report: what to draw; None for nothing.
-        files: of the training; None to draw nothing.
+        report: what to draw.
+        files: of the training.
         name: the picture's name at the loggers.
         trainer: of the training, with its loggers.
     """
-    if report is None or files is None or find_spec("matplotlib") is None:
+    if find_spec("matplotlib") is None:
         return
     from lightning_audit.report.plots import figure, save_figure
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.callbacks import audit_arguments as arguments
 from lightning_audit.callbacks._namespaces import Callback, of_its_run, refused_as_lightning_does
-from lightning_audit.callbacks.figures import send_report_figure
+from lightning_audit.callbacks.figures import send_report
 from lightning_audit.callbacks.lightning_step import LightningStep
 from lightning_audit.callbacks.outcome import raise_for, show, warn_of_end
 from lightning_audit.callbacks.preview import Preview, preview
@@ -329,7 +329,7 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
     def _end(self, run: AuditRun, trainer: Trainer) -> None:
         self._ended = True
         run.end()
-        send_report_figure(run.report, run.files, f"{self.log_prefix}/report", trainer)
+        send_report(run.report, run.files, f"{self.log_prefix}/report", trainer)
 
     def _release(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep no optimizer and no file, but what a checkpoint after the training holds."""

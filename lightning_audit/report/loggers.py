@@ -1,9 +1,12 @@
-"""Figures for the loggers of a training, whichever they are."""
+"""The report and its figure for the loggers of a training, whichever they are."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +15,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["send_figure"]
+__all__ = ["send_figure", "send_files"]
 
 _log = logging.getLogger(__name__)
 
@@ -31,16 +34,51 @@ def send_figure(loggers: Iterable[Any], figure: Figure, tag: str, step: int) -> 
         step: optimizer step that it belongs to.
     """
     for logger in loggers:
-        try:
-            _send(logger, figure, tag, step)
-        except Exception as error:
-            _log.warning(
-                "the figure %r was not logged by %s (%s: %s)",
-                tag,
-                type(logger).__name__,
-                type(error).__name__,
-                error,
-            )
+        _spare(logger, f"the figure {tag!r}", partial(_send, logger, figure, tag, step))
+
+
+def send_files(loggers: Iterable[Any], files: Sequence[Path], tag: str) -> None:
+    """Send files to each logger that keeps files of a run; the others are passed over.
+
+    MLflow gets them as artifacts of the run below ``tag`` (``experiment.log_artifact``), Weights &
+    Biases as one artifact of the type "privacy-audit". Nothing is imported for them: whoever has
+    such a logger has loaded its package.
+
+    Args:
+        loggers: Lightning's loggers, as in ``trainer.loggers``.
+        files: that there are.
+        tag: name of the artifact, such as "audit/report".
+    """
+    for logger in loggers:
+        _spare(logger, f"the artifact {tag!r}", partial(_send_files, logger, files, tag))
+
+
+def _spare(logger: Any, what: str, send: Callable[[], None]) -> None:
+    """Warn in the log where a logger fails, and go on."""
+    try:
+        send()
+    except Exception as error:
+        _log.warning(
+            "%s was not logged by %s (%s: %s)",
+            what,
+            type(logger).__name__,
+            type(error).__name__,
+            error,
+        )
+
+
+def _send_files(logger: Any, files: Sequence[Path], tag: str) -> None:
+    experiment: Any = getattr(logger, "experiment", None)
+    run_id = getattr(logger, "run_id", None)
+    wandb = sys.modules.get("wandb")
+    if run_id is not None and hasattr(experiment, "log_artifact"):  # MLflow
+        for file in files:
+            experiment.log_artifact(run_id, str(file), tag)
+    elif wandb is not None and isinstance(experiment, wandb.sdk.wandb_run.Run):
+        artifact = wandb.Artifact(f"{tag.replace('/', '-')}-{experiment.id}", "privacy-audit")
+        for file in files:
+            artifact.add_file(str(file))
+        experiment.log_artifact(artifact)
 
 
 def _send(logger: Any, figure: Figure, tag: str, step: int) -> None:

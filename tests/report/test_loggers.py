@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import io
 import logging
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from pytorch_lightning.loggers.logger import DummyLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from lightning_audit.report.loggers import send_figure
+from lightning_audit.report.loggers import send_figure, send_files
 
 TAG = "audit/report"
 
@@ -114,3 +116,51 @@ def test_a_logger_that_fails_costs_a_warning_and_the_others_get_the_figure(
         "the figure 'audit/report' was not logged by Failing (ConnectionError: the server is away)"
     )
     assert len(last.calls) == 1
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    made = [tmp_path / "report.json", tmp_path / "report.png"]
+    for path in made:
+        path.write_text(path.name)
+    return made
+
+
+def test_mlflow_gets_the_files_as_artifacts_of_its_run(files: list[Path]) -> None:
+    experiment = Recorder("log_artifact")
+    send_files([Recorder(experiment=experiment, run_id="r"), DummyLogger()], files, TAG)
+    assert experiment.calls == [("log_artifact", ("r", str(path), TAG), {}) for path in files]
+
+
+def test_weights_and_biases_gets_one_artifact_of_all_files(
+    files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Run(Recorder):
+        id = "2aehv56t"
+
+    class Artifact(Recorder):
+        def __init__(self, name: str, kind: str) -> None:
+            super().__init__("add_file", name=name, kind=kind)
+
+    package: Any = types.ModuleType("wandb")
+    package.Artifact = Artifact
+    package.sdk = types.SimpleNamespace(wandb_run=types.SimpleNamespace(Run=Run))
+    monkeypatch.setitem(sys.modules, "wandb", package)
+    run = Run("log_artifact")
+    send_files([Recorder(experiment=run)], files, TAG)
+    ((_, (artifact,), _),) = run.calls
+    assert (artifact.name, artifact.kind) == ("audit-report-2aehv56t", "privacy-audit")
+    assert artifact.calls == [("add_file", (str(path),), {}) for path in files]
+
+
+def test_a_tracker_that_is_not_used_is_not_imported(files: list[Path]) -> None:
+    before = set(sys.modules)
+    send_files([CSVLogger("."), DummyLogger(), Recorder(experiment=None)], files, TAG)
+    assert not {"wandb", "mlflow"} & (set(sys.modules) - before)
+
+
+def test_a_tracker_that_is_away_costs_a_warning(
+    files: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    send_files([Failing()], files, TAG)
+    assert "the artifact 'audit/report' was not logged by Failing" in caplog.text
