@@ -38,7 +38,7 @@ def epsilon_of_passes(
 
     Example:
         >>> round(epsilon_of_passes(1.0, 4, 1e-5), 2)
-        9.97
+        10.0
 
     References:
         Dong, Roth and Su, "Gaussian differential privacy", JRSS B 84, 2022, Corollary 3.3.
