@@ -92,11 +92,14 @@ def of_its_run(
     def called(callback: Any, /, *args: _Args.args, **kwargs: _Args.kwargs) -> None:
         if callback._run is None:
             return
-        OWN_TIME.since = began = time.perf_counter()
+        before, began = OWN_TIME.seconds, time.perf_counter()
+        OWN_TIME.since = began
         try:
             translated(callback, callback._run, *args, **kwargs)
         finally:
             OWN_TIME.since = None
-            OWN_TIME.seconds += time.perf_counter() - began
+            OWN_TIME.seconds = (
+                before + time.perf_counter() - began
+            )  # hooks within it are part of it
 
     return called

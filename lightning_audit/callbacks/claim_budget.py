@@ -75,7 +75,7 @@ class ClaimBudget:
         self._each = [now - then for now, then in zip(taken, self._taken, strict=True)]
         self._used += _cost(coming, self._each)
         self._taken = taken
-        done = self._gone() == self._planned  # no more is to come
+        done = self._gone() == self._planned or _is_over(self._trainer)  # no more is to come
         if done or not self._is_near(coming) or self._count(coming) is None:
             return False
         if self._left >= max([1, *self._each]):
@@ -178,6 +178,15 @@ def _cost(coming: list[Phase], steps: list[int] | None = None) -> float:
 def _of_one(phase: Phase) -> float:
     square = inverse_square(phase) if phase.noise_multiplier > 0.0 else 700.0
     return (phase.sample_rate or 1.0) ** 2 * math.expm1(square)
+
+
+def _is_over(trainer: Any) -> bool:
+    """Whether the batch that has ended is the last one of a training."""
+    steps, epochs = trainer.max_steps, trainer.max_epochs
+    if steps not in (None, -1) and trainer.global_step >= steps:
+        return True
+    last = epochs not in (None, -1) and trainer.current_epoch + 1 >= epochs
+    return bool(last and trainer.is_last_batch)
 
 
 def _planned(trainer: Any) -> int | None:

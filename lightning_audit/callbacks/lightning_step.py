@@ -106,7 +106,7 @@ class LightningStep:
         callbacks, loggers = trainer.callbacks, trainer.loggers
         trainer.callbacks = [c for c in callbacks if c not in self._silent]
         stops = trainer.should_stop
-        trainer.loggers = [_silent_logger(trainer) for _ in loggers]
+        trainer.loggers = [silent_logger(trainer) for _ in loggers]
         logs = {name: vars(module)[name] for name in ("log", "log_dict") if name in vars(module)}
         vars(module).update(log=self._drop, log_dict=self._drop)
         try:
@@ -124,7 +124,7 @@ class LightningStep:
         self.logged |= dict.fromkeys(logged if isinstance(logged, dict) else [logged])
 
 
-def _silent_logger(trainer: Any) -> Any:
+def silent_logger(trainer: Any) -> Any:
     """A logger of the Trainer's package that takes everything and keeps nothing."""
     package = type(trainer).__module__.partition(".trainer")[0]
     return import_module(f"{package}.loggers.logger").DummyLogger()

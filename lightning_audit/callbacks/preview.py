@@ -15,14 +15,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from lightning_audit.callbacks._namespaces import (
     Callback,
     MisconfigurationException,
     isolate_rng,
 )
+from lightning_audit.callbacks.lightning_step import silent_logger
 from lightning_audit.dpsgd.manual import ManualStep
 from lightning_audit.results.audit_report import AuditReport
-from lightning_audit.results.refusal import UnauditableTraining
 from lightning_audit.run_checks.replay_answers import REPLAY_CHECKS
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.handed_rows import HandedRows
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 #: Steps that a copy is trained.
 STEPS = 16
+#: Batches for each of these steps, at most.
+_MOST = 4
 #: Steps that warm up, whose times are left out.
 _WARM = 4
 #: Callbacks that only show, save or stop, by the names of their classes in either package.
@@ -186,10 +190,13 @@ class Watch(Callback):
         """A batch begins."""
         self._began = time.perf_counter(), OWN_TIME.seconds
 
-    def on_train_batch_end(self, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """A batch is done."""
         began, own = self._began
         self.times.append((time.perf_counter() - began, OWN_TIME.seconds - own))
+        if len(self.times) >= _MOST * self.steps:  # its steps are none that Lightning counts
+            trainer.should_stop = True
+            trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
 
     def on_train_end(self, *_: Any) -> None:
         """Keep what audited."""
@@ -199,6 +206,8 @@ class Watch(Callback):
 
 def planned_steps(trainer: Any) -> int | None:
     """Steps that a Trainer plans; None where it cannot tell."""
+    if len(trainer.optimizers) > 1:  # Lightning counts the steps of all of them
+        return None
     try:
         total = trainer.estimated_stepping_batches
     except Exception:  # of a Trainer whose accumulation changes, say
@@ -227,8 +236,8 @@ def preview(
     watch = Watch(steps)
     with isolate_rng(), tempfile.TemporaryDirectory() as folder, _silence():
         try:
-            model, data = copy.deepcopy((model, data))
-            trial = _copy_of(trainer, audit, watch, folder)
+            trial, model, data = _copied(trainer, model, data)
+            _prepare(trial, audit, watch, folder)
         except Exception as error:  # of a generator, a lock, an open file: whatever it holds
             raise ValueError(
                 f"trainer or model cannot be copied ({type(error).__name__}: {error}); "
@@ -237,23 +246,50 @@ def preview(
         try:
             trial.fit(model, **data)
         except MisconfigurationException as error:
-            if isinstance(error.__cause__, UnauditableTraining):
-                return Preview(str(error))
-            raise
+            return Preview(str(error))
         assert watch.audit is not None
         return preview_of(watch.audit.report, watch.sessions, watch.planned, watch.times)
 
 
-def _copy_of(trainer: Any, audit: PrivacyAudit, watch: Watch, folder: str) -> Any:
-    """A Trainer as this one, which shows, validates, logs and saves nothing."""
-    trial = copy.deepcopy(trainer)
+def _copied(trainer: Any, model: Any, data: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    """Copies that know each other as their originals do, without what shows, saves and logs."""
+    if trainer.optimizers:
+        raise ValueError("it has fitted a model; take a new one")
+    callbacks, loggers = trainer.callbacks, trainer.loggers
+    steps = {kind: vars(kind).get("step") for kind in _optimizer_classes(torch.optim.Optimizer)}
+    trainer.callbacks = [
+        c for c in callbacks if not _LEFT_OUT & {kind.__name__ for kind in type(c).__mro__}
+    ]
+    trainer.loggers = []
+    try:
+        copies: tuple[Any, Any, dict[str, Any]] = copy.deepcopy((trainer, model, data))
+    except BaseException:
+        # torch hooks the step of an optimizer's class before its copy fails.
+        for kind, step in steps.items():
+            if step is not None and vars(kind).get("step") is not step:
+                kind.step = step
+        raise
+    finally:
+        trainer.callbacks, trainer.loggers = callbacks, loggers
+    return copies
+
+
+def _optimizer_classes(kind: type) -> Iterator[Any]:
+    yield kind
+    derived: list[type] = kind.__subclasses__()
+    for each in derived:
+        yield from _optimizer_classes(each)
+
+
+def _prepare(trial: Any, audit: PrivacyAudit, watch: Watch, folder: str) -> None:
+    """Have a copy of a Trainer audit, and show, log and save nothing."""
     own = copy.deepcopy(audit)
     own.config = replace(audit.config, on_violation="warn", on_inconclusive="warn")
     own.report_dir = Path(folder)
-    kept = [c for c in trial.callbacks if not _LEFT_OUT & {k.__name__ for k in type(c).__mro__}]
-    trial.callbacks, trial.loggers, watch.audit = [*kept, own, watch], [], own
-    trial.limit_val_batches, trial.num_sanity_val_steps = 0, 0
-    return trial
+    trial.callbacks, watch.audit = [*trial.callbacks, own, watch], own
+    trial.loggers = [silent_logger(trial)]
+    # A schedule may go by what is logged in validation.
+    trial.limit_val_batches, trial.num_sanity_val_steps = min(1, trial.limit_val_batches), 0
 
 
 @contextlib.contextmanager

@@ -229,7 +229,7 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
     ) -> None:
         """Follow optimizers that were made anew."""
         run.follow(trainer.optimizers, pl_module)
-        if batch_idx == 0:
+        if batch_idx == 0 or not run.lints.began:  # a resumed epoch is shuffled anew
             run.start_epoch()
         if not run.sessions:
             # Not before the first batch: a callback may make the training private until then.

@@ -46,12 +46,13 @@ def run(options: argparse.Namespace) -> int:
     training = _function(options.training)
     try:
         given = training()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise Refused(f"{options.training} raised {type(error).__name__}: {error}") from error
     if not isinstance(given, tuple) or len(given) not in (2, 3):
         raise Refused(f"{options.training} returned {type(given).__name__}; {_GIVES}")
     trainer, model, *rest = given
-    if not hasattr(trainer, "fit") or not hasattr(model, "configure_optimizers"):
+    wrong_data = rest and not hasattr(rest[0], "prepare_data")
+    if not hasattr(trainer, "fit") or not hasattr(model, "configure_optimizers") or wrong_data:
         kinds = ", ".join(type(one).__name__ for one in given)
         raise Refused(f"{options.training} returned ({kinds}); {_GIVES}")
     data = {"datamodule": rest[0]} if rest else {}
@@ -92,10 +93,14 @@ def _imported(place: str) -> Any:
             raise Refused(f"{error}; name a file, such as train.py:build") from error
     if not path.is_file():
         raise Refused(f"there is no file {place}")
-    spec = spec_from_file_location(path.stem, path)
+    name = f"lightning_audit_plan_{path.stem}"  # a file may be called as a package is
+    spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise Refused(f"{place} is no Python file")
     module = module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise Refused(f"{place} raised {type(error).__name__}: {error}") from error
     return module

@@ -176,7 +176,8 @@ def _sampling_results(
     found: list[CheckResult] = []
     if facts.loader is not None and config.shuffled:
         loader = facts.loader
-        once = loader.once and facts.loaders == 1
+        alone = facts.loaders == facts.processes == 1
+        once = loader.once and alone and not _more_rows_than_records(sessions, facts)
         found.append(shuffled_result(loader.kind, loader.description, once=once))
     elif facts.loader is not None:
         found += sampling_results(
@@ -196,6 +197,17 @@ def _sampling_results(
     if config.mechanism_alone:  # what is supposed of the batches is not stated
         return [REGISTRY[one.name].not_run(f"not compared: {NOT_COMPOSED}") for one in found]
     return found
+
+
+def _more_rows_than_records(sessions: Sequence[AuditSession], facts: RunFacts) -> bool:
+    """Whether steps clip more gradients than the passes have records: some are of one record."""
+    records = facts.loader.records if facts.loader else None
+    for session in sessions:
+        rows, steps = session.planner.rows_taken, session.recorder.steps
+        # An input canary is a row more.
+        if records and rows is not None and rows > max(facts.begun, 1) * records + steps:
+            return True
+    return False
 
 
 def _cost_of_passes(sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig) -> str:

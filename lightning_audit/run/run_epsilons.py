@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -73,6 +74,12 @@ def run_history(sessions: Sequence[AuditSession]) -> tuple[Phase, ...]:
     return tuple(phase for session in sessions for phase in session.monitor.history)
 
 
+def passes_of_steps(facts: RunFacts, steps: Sequence[int]) -> int:
+    """Passes that began, of all optimizers together, where some may step several times a batch."""
+    batches = max(facts.trained_batches, 1)
+    return max(facts.begun, 1) * sum(max(1, math.ceil(each / batches)) for each in steps)
+
+
 def current_epsilons(
     sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig
 ) -> Epsilons:
@@ -93,7 +100,7 @@ def current_epsilons(
     history, accountants = run_history(sessions), facts.accountants
     spent = epsilon_spent(history, accountants, config.delta, config.adjacency)
     if config.shuffled:
-        epochs = facts.begun * len(sessions)
+        epochs = passes_of_steps(facts, [session.recorder.steps for session in sessions])
         told = steps_told(accountants)
         spent = cost_of_epochs(history, told, epochs, config.delta, config.adjacency)
     replaced = config.adjacency == "replace_one"

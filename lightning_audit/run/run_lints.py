@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -52,8 +53,8 @@ class RunLints:
         self._taps: list[SamplerTap] = []
         self._split = False
         self._ahead = 0
-        #: Whether the first loss was looked at.
-        self.loss_seen = False
+        #: Whether the first loss was looked at, and whether an epoch began in this process.
+        self.loss_seen = self.began = False
 
     def start(self, loaders: Any) -> None:
         """Read how the loaders sample."""
@@ -76,6 +77,8 @@ class RunLints:
         """
         self.detach()  # of loaders that were given before: each batch counts once
         found = loader_facts(loader)
+        if self.loader is not None and not found.once:
+            self.loader = replace(self.loader, once=False)
         if found.kind != "unknown" or found.records is None:
             self._taps.append(SamplerTap(loader, _nothing, take))
             return
@@ -106,7 +109,7 @@ class RunLints:
 
     def start_epoch(self, optimizers: Sequence[Any]) -> None:
         """At the first batch of an epoch: see whether something of the one before is left."""
-        self.epochs += 1
+        self.epochs, self.began = self.epochs + 1, True
         if self._split:
             self.split_epochs += 1
             carried = [carries_over(optimizer, self._ahead) for optimizer in optimizers]

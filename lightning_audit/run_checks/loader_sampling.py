@@ -8,7 +8,12 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from lightning_audit.accounting.shuffled_passes import epsilon_of_passes
-from lightning_audit.catalogue.claim_checks import NOT_POISSON, REPEATED, SAMPLING_RATE
+from lightning_audit.catalogue.claim_checks import (
+    LEAVE_OUT,
+    NOT_POISSON,
+    REPEATED,
+    SAMPLING_RATE,
+)
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.run_checks.batch_sampling import BatchCheck
 
@@ -114,11 +119,10 @@ def shuffled_result(kind: LoaderKind, description: str, *, once: bool) -> CheckR
         evidence = {"poisson": False, "sampling": "shuffled"}
         return NOT_POISSON.judged(evidence, message, "", "")
     message = (
-        f"sampling='shuffled' is claimed, and the loader is Poisson: {description}; leave "
-        "sampling out of the claim"
+        f"sampling='shuffled' is claimed, and the loader is Poisson ({description}): {LEAVE_OUT}"
         if kind == "poisson"
-        else "sampling='shuffled' is claimed, and it cannot be read off whether a record enters "
-        f"more than one step an epoch: {description}"
+        else "sampling='shuffled' is claimed, and it cannot be read off whether each record enters "
+        f"one step an epoch at most, once: {description}"
     )
     return NOT_POISSON.not_run(message, {"sampling": "shuffled"})
 

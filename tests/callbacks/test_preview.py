@@ -11,8 +11,11 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from hand_written_support import CLAIM, HandWritten
+from opacus.optimizers import DPOptimizer
+from pytorch_lightning.loggers import CSVLogger
+from torch.nn import functional
 from training_matrix import TwoOptimizers, two_nets
-from training_support import PrivateModule, report_in, trainer_for
+from training_support import ManualModule, PrivateModule, report_in, trainer_for
 
 from lightning_audit import PrivacyAudit
 from lightning_audit.callbacks.preview import Preview
@@ -138,3 +141,65 @@ def test_a_trial_run_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str
     out = capsys.readouterr().out
     assert "can be audited: DPOptimizer, 6 tensors" in out
     assert "a PASS takes about" in out
+
+
+def test_an_optimizer_in_the_module_is_an_error_that_breaks_no_later_training(
+    tmp_path: Path,
+) -> None:
+    class Early(PrivateModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.made = super().configure_optimizers()
+
+        def configure_optimizers(self) -> Any:
+            return self.made
+
+    step = DPOptimizer.step
+    with pytest.raises(ValueError, match="cannot be copied"):
+        told(tmp_path, Early())
+    assert DPOptimizer.step is step
+    trainer_for(tmp_path, PrivacyAudit(seed=1), max_epochs=1).fit(PrivateModule())
+    assert report_in(tmp_path).steps == 32
+
+
+def test_a_trainer_that_has_fitted_is_refused(tmp_path: Path) -> None:
+    audit, module = PrivacyAudit(seed=1), PrivateModule()
+    trainer = trainer_for(tmp_path, audit, max_steps=4)
+    trainer.fit(module)
+    with pytest.raises(ValueError, match="it has fitted a model"):
+        audit.preview(trainer, module)
+
+
+def test_callbacks_and_modules_that_log_find_a_logger(tmp_path: Path) -> None:
+    class Logs(PrivateModule):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            self.logger.log_metrics({"batch": batch_idx})
+            return super().training_step(batch, batch_idx)
+
+    audit, logger = PrivacyAudit(seed=1), CSVLogger(tmp_path / "logs")
+    monitor = pl.callbacks.LearningRateMonitor()
+    trainer = trainer_for(tmp_path, audit, monitor, logger=logger, max_epochs=1)
+    assert audit.preview(trainer, Logs()).can_be_audited
+    assert trainer.loggers == [logger]
+    assert audit in trainer.callbacks
+    assert not (tmp_path / "logs").exists()
+
+
+def test_it_ends_where_lightning_counts_no_step(tmp_path: Path) -> None:
+    class Raw(ManualModule):
+        batches = 0
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            Raw.batches += 1
+            optimizer = self.optimizers(use_pl_optimizer=False)
+            optimizer.zero_grad()
+            self.manual_backward(functional.cross_entropy(self.net(batch[0]), batch[1]))
+            optimizer.step()
+
+    assert told(tmp_path, Raw(), max_epochs=20).can_be_audited
+    assert Raw.batches < 200  # examinations among them
+
+
+def test_what_lightning_or_the_audit_refuse_at_once_is_told(tmp_path: Path) -> None:
+    found = told(tmp_path, PrivateModule(), precision="16-true")
+    assert not found.can_be_audited

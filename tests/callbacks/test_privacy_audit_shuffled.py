@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hand_written_support import BATCH, CLAIM, HandWritten
 from opacus import GradSampleModule
 from pytorch_lightning.utilities import CombinedLoader
 from resume_support import RESUMING, checkpoint_at, saver
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader, RandomSampler, default_collate
 from training_support import PrivateModule, fit, random_data, trainer_for, violation
 
 from lightning_audit import PrivacyAudit, PrivacyClaim
@@ -197,3 +199,61 @@ def test_more_batches_added_up_than_a_pass_has_end_no_training(tmp_path: Path) -
     module = AllAtOnce(dataset=data, batch_size=24)
     trainer_for(tmp_path, audit, max_epochs=2, limit_train_batches=6).fit(module)
     assert audit.report is not None
+
+
+def test_a_resumed_epoch_is_shuffled_anew_and_counts_twice(tmp_path: Path) -> None:
+    saved, checkpoints = tmp_path / "saved", {"enable_checkpointing": True}
+    first = saver(saved, epoch_end=False)
+    module = Resumed(dataset=random_data(1600))
+    trainer_for(tmp_path, audit_of(40.0), first, max_steps=150, **checkpoints).fit(module)
+    others = saver(saved, epoch_end=False)
+    trainer = trainer_for(tmp_path, audit := audit_of(40.0), others, max_epochs=3, **checkpoints)
+    again = Resumed(dataset=random_data(1600))
+    trainer.fit(again, ckpt_path=checkpoint_at(saved, 150), weights_only=True)
+    assert audit.report is not None
+    assert audit.report.epsilon_spent == epsilon_of_passes(1.0, EPOCHS + 1, DELTA)
+
+
+class TwoViews(Shuffled):
+    """Each record enters its batch twice."""
+
+    def plain_loader(self) -> DataLoader:
+        def twice(records: list[Any]) -> Any:
+            return default_collate([*records, *records])
+
+        return DataLoader(self.dataset, batch_size=self.batch_size, shuffle=True, collate_fn=twice)
+
+
+class Reloaded(Shuffled):
+    """From the second epoch on records are drawn with replacement."""
+
+    def train_dataloader(self) -> DataLoader:
+        if not self.current_epoch:
+            return self.plain_loader()
+        sampler = RandomSampler(self.dataset, replacement=True)
+        return DataLoader(self.dataset, batch_size=self.batch_size, sampler=sampler)
+
+
+@pytest.mark.parametrize("kind", [TwoViews, Reloaded])
+def test_records_that_enter_more_than_one_row_or_step_do_not_pass(
+    tmp_path: Path, kind: type[Shuffled]
+) -> None:
+    every = {"reload_dataloaders_every_n_epochs": int(kind is Reloaded)}
+    audit = audit_of(40.0)
+    report = fit(tmp_path, kind(dataset=random_data(1600)), audit, max_epochs=EPOCHS, **every)
+    assert report.verdict.outcome == "INCONCLUSIVE", report.verdict
+
+
+def test_several_steps_a_batch_by_hand_are_several_passes(tmp_path: Path) -> None:
+    class Thrice(HandWritten):
+        def train_dataloader(self) -> DataLoader:
+            return DataLoader(self.dataset, batch_size=BATCH, shuffle=True)
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            for _ in range(3):
+                super().training_step(batch, batch_idx)
+
+    stated = dataclasses.replace(CLAIM, sampling="shuffled", epsilon=99.0, delta=DELTA)
+    audit = PrivacyAudit(claim=stated, seed=1, on_violation="warn")
+    report = fit(tmp_path, Thrice(), audit, max_epochs=2)
+    assert report.epsilon_spent == epsilon_of_passes(stated.noise_multiplier, 6, DELTA)

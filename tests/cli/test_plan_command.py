@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,17 @@ def test_what_can_be_audited_is_told_and_exits_with_0(
     told = json.loads(capsys.readouterr().out)
     assert told["refused"] == ""
     assert told["steps_planned"] == 32
+
+
+def test_a_file_that_raises_or_exits_is_no_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for code, told in (("import nowhere_at_all", "ModuleNotFoundError"), ("exit(0)", "SystemExit")):
+        (tmp_path / "json.py").write_text(code)
+        assert main(["plan", f"{tmp_path / 'json.py'}:build"]) == 2
+        assert told in capsys.readouterr().err
+    assert json.loads("{}") == {}
+    assert sys.modules["json"] is json
 
 
 def test_what_is_refused_exits_with_1(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
