@@ -22,11 +22,13 @@ PARTS: Floats = np.array([0.1, 0.01, 0.001, 1e-5])
 
 
 class RepeatBet:
-    r"""E-process for "each batch is a new Poisson sample of the records".
+    r"""E-process for "each batch is a new Poisson sample of the records, at most at this rate".
 
-    A given set of b of N records is drawn with the probability ``q^b (1 - q)^(N - b)``, so that the
-    chance of any batch that was drawn before is the sum over all of these. It is bet on at each
-    batch that one comes again.
+    A given set of b of N records is drawn with probability ``r^b (1 - r)^(N - b)``. Over all rates
+    r up to the stated q this is largest at ``min(q, b / N)``, so that the sum of these over the
+    batches seen so far bounds the chance that the coming batch is one of them, whatever the
+    sampler's own rate is. The bet is that one comes again. An empty batch may come again with any
+    probability and is left out.
 
     Args:
         records: number of records, N.
@@ -46,7 +48,7 @@ class RepeatBet:
         Args:
             key: equal for equal sets of records.
             size: how many records it has.
-            rate: probability of each record, in (0, 1).
+            rate: largest probability of each record, in (0, 1).
         """
         chance = min(1.0, self._chance(rate))
         came = key in self._known
@@ -57,17 +59,18 @@ class RepeatBet:
         elif came and chance <= 0.0:  # below the smallest number
             self._log_wealth += 500.0
         self.again += came and chance < _LIKELY
-        if not came:
+        if size and not came:
             self._known.add(key)
             self._sizes[size] = self._sizes.get(size, 0) + 1
 
     def _chance(self, rate: float) -> float:
-        """Probability that the coming batch is one of those before."""
-        inside, outside = math.log(rate), math.log1p(-rate)
-        return sum(
-            count * math.exp(size * inside + (self._records - size) * outside)
-            for size, count in self._sizes.items()
-        )
+        """Largest probability that the coming batch is one of those before."""
+        total = 0.0
+        for size, count in self._sizes.items():
+            own = min(rate, size / self._records)
+            outside = (self._records - size) * math.log1p(-own) if size < self._records else 0.0
+            total += count * math.exp(size * math.log(own) + outside)
+        return total
 
     @property
     def log_e(self) -> float:
