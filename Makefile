@@ -1,9 +1,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := python -m pip install --quiet --disable-pip-version-check
+INSTALL := $(BIN)/$(PIP) --constraint constraints.txt
+LOWEST := benchmarks/.environments/lowest
+# Options of pytest for `make lowest`, such as SELECT="tests/stats".
+SELECT := tests
 
-.PHONY: demo test lint fast heavy nightly bench bench-peers clean
+.PHONY: demo test lint fast heavy lowest nightly bench bench-peers clean
 
 # The main job on real data: four trainings, three of them faulty. Ends with a table of reports.
 demo: $(VENV)/.examples
@@ -23,6 +27,10 @@ fast: $(VENV)/.dev
 
 heavy: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=2 --dist=worksteal -m "heavy and not nightly" tests
+
+# The quick tests with the lowest versions that pyproject.toml allows, torch apart.
+lowest: $(LOWEST)/.dev
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest --numprocesses=2 --dist=worksteal -p no:cacheprovider -m "not heavy" $(SELECT)
 
 # What takes too long for each change: simulations, figures and benchmarks at their whole size, the
 # whole selftest, correct trainings of every kind. Writes docs/nightly.md.
@@ -49,4 +57,9 @@ $(VENV)/.examples: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(INSTALL) --editable ".[dev]"
+	touch $@
+
+$(LOWEST)/.dev: pyproject.toml constraints-lowest.txt
+	$(PYTHON) -m venv --clear $(LOWEST)
+	$(LOWEST)/bin/$(PIP) --constraint constraints-lowest.txt --editable ".[test]"
 	touch $@

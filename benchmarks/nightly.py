@@ -39,7 +39,7 @@ BENCHMARKS = (
     "black_box",
     "late_faults",
 )
-PARTS = ("tests", "selftest", *BENCHMARKS)
+PARTS = ("tests", "lowest", "selftest", *BENCHMARKS)
 #: What a benchmark tells of correct trainings.
 HEALTHY = ("healthy_matrix", "healthy")
 _HEAD = """# The last whole run
@@ -48,8 +48,9 @@ _HEAD = """# The last whole run
 
 `make nightly` runs what no stage of `make test` has time for: the tests marked `nightly`
 (simulations, figures and benchmarks at their whole size, of which `make heavy` runs a smaller
-version), `lightning-audit selftest` with every fault, and benchmarks. Those of correct trainings
-fail where one is accused; of the others the numbers are written down, which the tests judge.
+version), the quick tests with the lowest versions that pyproject.toml allows, `lightning-audit
+selftest` with every fault, and benchmarks. Those of correct trainings fail where one is accused; of
+the others the numbers are written down, which the tests judge.
 """
 
 
@@ -76,13 +77,23 @@ def tests(small: bool) -> Part:
     """The tests marked `nightly`."""
     chosen = ["-k", "raw_gradients or post_processing or doubles or doubled"] if small else []
     command = [sys.executable, "-m", "pytest", "--quiet", "--numprocesses=2", "--dist=worksteal"]
-    code, out, seconds = _run([*command, "-m", "nightly", *chosen, "tests"])
+    return _tested("tests marked `nightly`", [*command, "-m", "nightly", *chosen, "tests"])
+
+
+def lowest(small: bool) -> Part:
+    """The quick tests, or those of a room, with the lowest versions that pyproject.toml allows."""
+    command = ["make", "lowest", f"PYTHON={sys.executable}"]
+    chosen = ["SELECT=tests/accounting"] if small else []
+    return _tested("quick tests with the lowest versions", [*command, *chosen])
+
+
+def _tested(name: str, command: Sequence[str]) -> Part:
+    """A part that is a run of pytest, with the last line that it prints."""
+    code, out, seconds = _run(command)
     closing = [
         line.strip("= ") for line in out.splitlines() if " passed" in line or "failed" in line
     ]
-    return Part(
-        "tests marked `nightly`", code == 0, closing[-1] if closing else "no result", seconds
-    )
+    return Part(name, code == 0, closing[-1] if closing else "no result", seconds)
 
 
 def selftest(small: bool) -> Part:
@@ -187,6 +198,8 @@ def main() -> int:
 
     if "tests" in options.only:
         take(tests(options.small))
+    if "lowest" in options.only:
+        take(lowest(options.small))
     if "selftest" in options.only:
         take(selftest(options.small))
     chosen = [name for name in BENCHMARKS if name in options.only]

@@ -48,6 +48,7 @@ def test_a_part_that_runs_again_leaves_the_others_what_they_were(
     monkeypatch.setattr(nightly, "LAST", tmp_path / "results" / "nightly.json")
     monkeypatch.setattr(nightly, "commit", lambda: runs["commit"])
     monkeypatch.setattr(nightly, "tests", lambda _: part("tests"))
+    monkeypatch.setattr(nightly, "lowest", lambda _: part("lowest"))
     monkeypatch.setattr(nightly, "selftest", lambda _: part("selftest"))
     monkeypatch.setattr(nightly, "benchmark", lambda name, _: part(name))
     page = tmp_path / "page.md"

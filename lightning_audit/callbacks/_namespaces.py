@@ -84,13 +84,14 @@ def of_its_run(
 ) -> Callable[Concatenate[Any, _Args], None]:
     """A hook that gets the callback's run, where there is one, and refuses as Lightning does.
 
-    What it takes is the audit's own time.
+    A Trainer that was refused the callback, since another one is fitting with it, calls its hooks
+    nevertheless: they do nothing. What a hook takes is the audit's own time.
     """
     translated = refused_as_lightning_does(hook)
 
     @functools.wraps(hook)
     def called(callback: Any, /, *args: _Args.args, **kwargs: _Args.kwargs) -> None:
-        if callback._run is None:
+        if callback._run is None or not callback.serves(args[0]):
             return
         before, began = OWN_TIME.seconds, time.perf_counter()
         OWN_TIME.since = began

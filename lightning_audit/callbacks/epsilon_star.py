@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lightning_audit import _validate
-from lightning_audit.callbacks._namespaces import Callback, MisconfigurationException
+from lightning_audit.callbacks._namespaces import MisconfigurationException
 from lightning_audit.callbacks.record_losses import fixed_loader, losses_of
+from lightning_audit.callbacks.same_training import OneFit
 from lightning_audit.stats._arguments import delta_or_zero
 from lightning_audit.stats.membership import epsilon_star as statistics
 from lightning_audit.stats.membership.epsilon_star import Empirical, Parametric
@@ -48,7 +49,7 @@ class EpochEpsilonStar:
     n_population: int
 
 
-class EpsilonStar(Callback):
+class EpsilonStar(OneFit):
     """Logs, at the end of epochs, how well the model's losses tell training data from other data.
 
     Epsilon* needs one model and no differential privacy. It is a description of this model: no
@@ -130,6 +131,7 @@ class EpsilonStar(Callback):
         """Refuse a module without losses before anything is trained."""
         if stage != "fit":
             return
+        self.take(trainer)
         self.history = []
         if self.losses is None and not callable(getattr(pl_module, LOSS_HOOK, None)):
             raise MisconfigurationException(

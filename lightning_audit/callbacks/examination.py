@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from lightning_audit import _validate
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.callbacks._namespaces import (
-    Callback,
     MisconfigurationException,
     refused_as_lightning_does,
 )
 from lightning_audit.callbacks.lightning_step import LightningStep
 from lightning_audit.callbacks.privacy_audit import PrivacyAudit
+from lightning_audit.callbacks.same_training import OneFit
 from lightning_audit.catalogue.registry import REGISTRY
 from lightning_audit.dpsgd.adapters import opacus_step
 from lightning_audit.dpsgd.manual import stated_claim
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
 
 
-class Examination(Callback):
+class Examination(OneFit):
     """Tests the definition of DP-SGD on one step of a training, in a unit test.
 
     The step is replayed beside the training with the same random numbers and one record more or
@@ -68,6 +68,10 @@ class Examination(Callback):
         self._steps = 0
         self._watch: StepWatch | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy or a pickle holds: the answers, not the training."""
+        return super().__getstate__() | {"_watch": None}
+
     @property
     def passed(self) -> bool:
         """Whether something was asked, and nothing was found."""
@@ -90,6 +94,7 @@ class Examination(Callback):
         """Refuse what cannot be examined, before anything is trained."""
         if stage != "fit":
             return
+        self.take(trainer)
         if trainer.world_size > 1:
             raise MisconfigurationException(
                 f"Examination replays the steps of one process, the Trainer has "
@@ -137,14 +142,15 @@ class Examination(Callback):
             self.answers = {} if small else answers
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let go of the training."""
+        """Remove the hooks."""
         self._forget()
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Let go of the training."""
-        self._forget()
+        """Remove the hooks, unless this Trainer was refused the callback."""
+        if self.serves(trainer):
+            self._forget()
 
     # ------------------------------------------------------------------ the step
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.callbacks import audit_arguments as arguments
-from lightning_audit.callbacks._namespaces import Callback, of_its_run, refused_as_lightning_does
+from lightning_audit.callbacks._namespaces import of_its_run, refused_as_lightning_does
 from lightning_audit.callbacks.figures import send_report
 from lightning_audit.callbacks.lightning_step import LightningStep
 from lightning_audit.callbacks.outcome import raise_for, show, warn_of_end
 from lightning_audit.callbacks.preview import Preview, preview
-from lightning_audit.callbacks.same_training import goes_on, note_end
+from lightning_audit.callbacks.same_training import OneFit, goes_on, note_end
 from lightning_audit.callbacks.stopping import Stopping, ends_with_this_epoch, monitors
 from lightning_audit.callbacks.strategy_hooks import StrategyHook, show_batches, watch_loaders
 from lightning_audit.callbacks.trainer_refusals import refuse_trainer
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class PrivacyAudit(arguments.AuditArguments, Callback):
+class PrivacyAudit(arguments.AuditArguments, OneFit):
     """Audits the privacy of a DP-SGD training while it runs.
 
     Each step carries canary gradients through the user's own clipping and noise; what comes out
@@ -140,10 +140,9 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle holds: the report and the audit's state, not the training."""
-        # The module's own, which Lightning puts there.
-        held = {k: v for k, v in vars(self).items() if k not in ("log", "log_dict")}
         kept = {"_report": self.report, "_kept": self.state_dict()}
-        return held | kept | {"_run": None, "_hooks": []}
+        own = super().__getstate__() | kept | {"_run": None, "_hooks": []}
+        return own | {"_stopping": Stopping(self.on_violation)}
 
     def preview(self, trainer: Trainer, model: LightningModule, **data: Any) -> Preview:
         """What this audit of a training would be, without training; see `callbacks.preview`."""
@@ -159,7 +158,8 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         """Refuse what cannot be audited, before anything is trained."""
         if stage != "fit":
             return
-        self._release(trainer, pl_module)
+        self.take(trainer)
+        self._release()  # a training that was broken off without a teardown
         again = goes_on(trainer, pl_module, self._kept)
         if not again:
             self._report, self._kept = None, {}
@@ -319,32 +319,32 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
                 warn_of_end(run.report, run.files)
             except Exception:  # the user must see the training's own exception, not this one
                 _log.exception("the audit's report could not be written")
-        self._release(trainer, pl_module)
+        self.teardown(trainer, pl_module, "fit")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Take all hooks off and let go of the training; the report stays."""
-        if stage == "fit":
-            self._release(trainer, pl_module)
+        """Remove all hooks and references to the training; the report stays."""
+        if stage == "fit" and self.serves(trainer) and self._run is not None:
+            self._release()
+            note_end(trainer, pl_module, self._kept)
 
     def _end(self, run: AuditRun, trainer: Trainer) -> None:
         self._ended = True
         run.end()
         send_report(run.report, run.files, f"{self.log_prefix}/report", trainer)
 
-    def _release(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _release(self) -> None:
         """Keep no optimizer and no file, but what a checkpoint after the training holds."""
         run, self._run = self._run, None
         if run is None:
             return
-        self._stopping.put_back(trainer)
+        self._stopping.put_back()
         self._unhook(run)
+        run.optimizers.close_records()  # which its end has closed, if it had one
         if run.files is not None:
             run.files.release()
         self._report, self._kept = run.report, run.state()
-        note_end(trainer, pl_module, self._kept)
 
     def _unhook(self, run: AuditRun) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        while self._hooks:
+            self._hooks.pop().remove()
         run.detach()

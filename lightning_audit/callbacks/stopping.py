@@ -38,8 +38,8 @@ class Stopping:
         self._ends = on_violation in ("raise", "stop")
         #: Whether a violation was told of.
         self.told = False
-        # What the training was to last at least, before that was set aside.
-        self._least: tuple[Any, Any] | None = None
+        # Of which loop, and its least epochs and steps before they were set aside.
+        self._least: tuple[Any, Any, Any] | None = None
         self._budget: ClaimBudget | None = None
         #: Whether a claimed epsilon may end the training.
         self.counts = False
@@ -99,11 +99,11 @@ class Stopping:
         trainer.should_stop = True
         loop = trainer.fit_loop
         if self._least is None:  # what the training was to last at least is set aside
-            self._least = (loop.min_epochs, loop.epoch_loop.min_steps)
+            self._least = (loop, loop.min_epochs, loop.epoch_loop.min_steps)
             loop.min_epochs = loop.epoch_loop.min_steps = None
 
-    def put_back(self, trainer: Any) -> None:
-        """Give the trainer its least epochs and steps back."""
+    def put_back(self) -> None:
+        """Give the training's loop its least epochs and steps back."""
         if self._least is not None:
-            loop = trainer.fit_loop
-            (loop.min_epochs, loop.epoch_loop.min_steps), self._least = self._least, None
+            loop, epochs, steps = self._least
+            loop.min_epochs, loop.epoch_loop.min_steps, self._least = epochs, steps, None
