@@ -6,11 +6,11 @@ import random
 from typing import Any
 
 import numpy as np
-import opacus.grad_sample
 import pytest
 import pytorch_lightning as pl
 import torch
 from opacus import GradSampleModule
+from opacus.grad_sample import GradSampleHooks
 from torch import nn
 from torch.nn import functional
 
@@ -70,14 +70,11 @@ def test_generators_logs_and_gradients_are_untouched() -> None:
     assert module.logged == ["mean"]
 
 
-# Opacus has hooks without a wrapper since 1.6.
-@pytest.mark.parametrize(
-    "wrapped", [True, False][: 1 + hasattr(opacus.grad_sample, "GradSampleHooks")]
-)
+@pytest.mark.parametrize("wrapped", [True, False])
 def test_opacus_hooks_are_off_inside_and_on_again_after(wrapped: bool) -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     hooked = GradSampleModule(net) if wrapped else net
-    hooks = hooked if wrapped else opacus.grad_sample.GradSampleHooks(net)
+    hooks = hooked if wrapped else GradSampleHooks(net)
     module = _Module(hooked)
     with pytest.raises(ZeroDivisionError), undisturbed(module):
         _ = 1 / 0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from refused_calls import refusals
-from scipy import stats
+from scipy import integrate, stats
 
 from lightning_audit.stats.tradeoff.gaussian_divergence import (
     gaussian_pair_delta,
@@ -25,7 +25,7 @@ def integrated(epsilon: float, m1: float, s1: float, m0: float, s0: float) -> fl
     """The positive part of p - e^epsilon q, by the trapezoid rule."""
     x = np.linspace(m1 - 12 * s1, m1 + 12 * s1, 400_001)
     excess = stats.norm.pdf(x, m1, s1) - math.exp(epsilon) * stats.norm.pdf(x, m0, s0)
-    return float(np.trapezoid(np.maximum(excess, 0.0), x))
+    return float(integrate.trapezoid(np.maximum(excess, 0.0), x))
 
 
 def exact(epsilon: float, d: float, r: float) -> mpmath.mpf:
