@@ -179,7 +179,7 @@ class ByHand(pl.LightningModule):
         return vmap(grad(self.loss), dims, randomness=self.randomness)(self.params(), *batch)
 
     def clipped_sums(self, grads: Gradients) -> Gradients:
-        norms = torch.stack([g.flatten(1).norm(dim=1) for g in grads.values()]).norm(dim=0)
+        norms = torch.stack([g.reshape(len(g), -1).norm(dim=1) for g in grads.values()]).norm(dim=0)
         factors = (self.clip / (norms + 1e-9)).clamp(max=1.0)
         return {name: torch.einsum("i,i...", factors, g) for name, g in grads.items()}
 

@@ -191,7 +191,7 @@ class AutomaticClipping(Digits):
         self.secure = torch.Generator().manual_seed(secrets.randbits(62))
 
     def clipped_sums(self, grads: Gradients) -> Gradients:
-        norms = torch.stack([g.flatten(1).norm(dim=1) for g in grads.values()]).norm(dim=0)
+        norms = torch.stack([g.reshape(len(g), -1).norm(dim=1) for g in grads.values()]).norm(dim=0)
         factors = self.clip / (norms + 0.01)
         return {name: torch.einsum("i,i...", factors, g) for name, g in grads.items()}
 
@@ -223,7 +223,7 @@ class LayerNorms(ByHand):
     def clipped_sums(self, grads: Gradients) -> Gradients:
         sums = {}
         for name, g in grads.items():
-            norms = g.flatten(1).norm(dim=1)
+            norms = g.reshape(len(g), -1).norm(dim=1)
             factors = (self.clip / len(grads) ** 0.5 / (norms + 1e-9)).clamp(max=1.0)
             sums[name] = torch.einsum("i,i...", factors, g)
         return sums

@@ -100,9 +100,6 @@ class CutOut(Pictures):
 
     datamodule_class: ClassVar[Any] = Data
 
-    def train_dataloader(self) -> Any:
-        return self.trainer.datamodule.train_dataloader()
-
 
 class Block(nn.Module):
     """A residual block that a record skips by its own coin."""

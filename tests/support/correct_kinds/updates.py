@@ -116,13 +116,15 @@ class MicroBatches(Digits):
         self.automatic_optimization = False
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        optimizer = self.optimizers()
+        counted = self.optimizers()  # whose steps Lightning counts: those of logical batches
+        optimizer = counted.optimizer
         chunks = list(zip(batch[0].split(8), batch[1].split(8), strict=True))
-        for number, (x, y) in enumerate(chunks):
-            optimizer.optimizer.signal_skip_step(do_skip=number < len(chunks) - 1)
+        for number, (x, y) in enumerate(chunks, start=1):
+            last = number == len(chunks)
+            optimizer.signal_skip_step(do_skip=not last)
             loss = functional.cross_entropy(self.net(x + 0.1 * torch.randn_like(x)), y)
             self.manual_backward(loss)
-            optimizer.step()
+            (counted if last else optimizer).step()
             optimizer.zero_grad()
 
 
@@ -211,12 +213,14 @@ class ClipOfPublicData(Manual):
 
     def make_data(self) -> TensorDataset:
         self.public = public_digits()
+        self.__dict__["copy"] = mlp()
         return flat_digits()
 
     def loss(self, batch: Any) -> torch.Tensor:
         chosen = torch.randperm(200)[:16]
         x, y = (part[chosen] for part in self.public)
-        net = deepcopy(self.net._module).requires_grad_(requires_grad=True)
+        net = self.copy  # without the hooks of Opacus
+        net.load_state_dict(self.net._module.state_dict())
         norms = []
         for image, label in zip(x, y, strict=True):
             scores = net(image[None])
