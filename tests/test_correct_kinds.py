@@ -26,6 +26,7 @@ ACCUSED_TODAY: tuple[str, ...] = (
     "micro-batches-own-chunks",
     "many-views-by-hand",
     "box-muller-closed-form",
+    "self-distilled-by-hand",
 )
 QUICK = ("cox-public-risk-set", "variational-autoencoder", "dropout-in-vmap-released")
 
