@@ -1,0 +1,210 @@
+"""What the kinds share: a private training with Opacus, one by hand, and the list of kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import pytorch_lightning as pl
+import torch
+from opacus import PrivacyEngine
+from opacus.data_loader import DPDataLoader
+from opacus.optimizers import DPOptimizer
+from torch import nn
+from torch.func import functional_call, grad, vmap
+from torch.utils.data import DataLoader, Dataset
+
+import lightning_audit
+from lightning_audit import PrivacyClaim
+
+STEPS = 60
+Gradients = dict[str, torch.Tensor]
+
+
+class Training(NamedTuple):
+    """A complete training.
+
+    Attributes:
+        module: the LightningModule.
+        datamodule: its data, where the module does not hold them.
+        trainer: arguments of the Trainer.
+        audit: arguments of `PrivacyAudit`.
+    """
+
+    module: pl.LightningModule
+    datamodule: pl.LightningDataModule | None
+    trainer: dict[str, Any]
+    audit: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of correct training.
+
+    Args:
+        name: of it, as test cases are named.
+        build: makes the training from a seed.
+        why: why it is correct, and what is unusual about it.
+    """
+
+    name: str
+    build: Callable[[int], Training]
+    why: str
+
+
+class Private(pl.LightningModule):
+    """Opacus as its documentation has it; a kind gives the data, the net and the loss."""
+
+    batch_size: ClassVar[int] = 24
+    sigma: ClassVar[float] = 1.0
+    clip: ClassVar[Any] = 1.0
+    rate: ClassVar[float] = 0.1
+    engine: ClassVar[dict[str, Any]] = {}
+    private: ClassVar[type[DPOptimizer] | None] = None
+    collate: ClassVar[Any] = None
+    trainer_arguments: ClassVar[dict[str, Any]] = {}
+    datamodule_class: ClassVar[Any] = None
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.seed = seed
+        self.net = self.make_net()
+        self.dataset = self.make_data()
+        self.set_up()
+
+    def make_net(self) -> nn.Module:
+        raise NotImplementedError
+
+    def make_data(self) -> Dataset[Any]:
+        raise NotImplementedError
+
+    def set_up(self) -> None:
+        """Make generators and public things, where there are any."""
+
+    def audit_arguments(self) -> dict[str, Any]:
+        return {}
+
+    def loader(self) -> DataLoader[Any]:
+        return DataLoader(self.dataset, batch_size=self.batch_size, collate_fn=self.collate)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DPDataLoader.from_data_loader(self.loader())
+
+    def inner(self, params: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(params, lr=self.rate)
+
+    def configure_optimizers(self) -> Any:
+        self.net, optimizer, _ = PrivacyEngine().make_private(
+            module=self.net,
+            optimizer=self.inner(p for p in self.net.parameters() if p.requires_grad),
+            data_loader=self.loader(),
+            noise_multiplier=self.sigma,
+            max_grad_norm=self.clip,
+            **self.engine,
+        )
+        if self.private is not None:
+            optimizer.__class__ = self.private
+        return optimizer
+
+
+class Manual(Private):
+    """Manual optimization with Opacus; a kind gives the `loss` of a batch."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.automatic_optimization = False
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        raise NotImplementedError
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(self.loss(batch))
+        optimizer.step()
+
+
+class ByHand(pl.LightningModule):
+    """DP-SGD by hand, per-sample gradients by vmap; a kind gives the loss of one record."""
+
+    batch_size: ClassVar[int] = 25
+    sigma: ClassVar[float] = 1.0
+    clip: ClassVar[float] = 1.0
+    rate: ClassVar[float] = 0.1
+    randomness: ClassVar[str] = "error"
+    trainer_arguments: ClassVar[dict[str, Any]] = {}
+    datamodule_class: ClassVar[Any] = None
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.seed = seed
+        self.net = self.make_net()
+        self.dataset = self.make_data()
+        self.set_up()
+
+    make_net = Private.make_net
+    make_data = Private.make_data
+    set_up = Private.set_up
+
+    def audit_arguments(self) -> dict[str, Any]:
+        claim = PrivacyClaim(
+            noise_multiplier=self.sigma,
+            max_grad_norm=self.clip,
+            expected_batch_size=self.batch_size,
+            sample_rate=self.batch_size / len(self.dataset),
+        )
+        return {"claim": claim}
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        assert len(self.dataset) % self.batch_size == 0  # so that the rate is the one claimed
+        return DPDataLoader.from_data_loader(DataLoader(self.dataset, batch_size=self.batch_size))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.net.parameters(), lr=self.rate)
+
+    def params(self) -> Gradients:
+        return {name: p.detach() for name, p in self.net.named_parameters()}
+
+    def call(self, params: Gradients, *x: torch.Tensor) -> torch.Tensor:
+        """The net's answer on one record, without the batch's dimension."""
+        return functional_call(self.net, params, tuple(part[None] for part in x))[0]
+
+    def loss(self, params: Gradients, *record: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def sample_gradients(self, *batch: torch.Tensor) -> Gradients:
+        dims = (None, *(0 for _ in batch))
+        return vmap(grad(self.loss), dims, randomness=self.randomness)(self.params(), *batch)
+
+    def clipped_sums(self, grads: Gradients) -> Gradients:
+        norms = torch.stack([g.reshape(len(g), -1).norm(dim=1) for g in grads.values()]).norm(dim=0)
+        factors = (self.clip / (norms + 1e-9)).clamp(max=1.0)
+        return {name: torch.einsum("i,i...", factors, g) for name, g in grads.items()}
+
+    def noise(self, total: torch.Tensor) -> torch.Tensor:
+        return self.sigma * self.clip * torch.randn_like(total)
+
+    def write(self, sums: Gradients) -> None:
+        for name, p in self.net.named_parameters():
+            p.grad = (sums[name] + self.noise(sums[name])) / self.batch_size
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        grads = lightning_audit.per_sample(self.sample_gradients(*batch), module=self)
+        self.write(self.clipped_sums(grads))
+        self.optimizers().step()
+
+
+def make_kind(name: str, module: type[Private] | type[ByHand]) -> Kind:
+    """The kind of trainings of a class; the class's docstring says why it is correct."""
+
+    def build(seed: int) -> Training:
+        pl.seed_everything(seed, verbose=False)
+        made = module(seed)
+        datamodule = module.datamodule_class and module.datamodule_class(seed)
+        arguments = {"max_steps": STEPS, **module.trainer_arguments}
+        return Training(made, datamodule, arguments, made.audit_arguments())
+
+    why = " ".join((module.__doc__ or "").split())
+    return Kind(name, build, why)

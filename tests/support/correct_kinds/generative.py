@@ -1,0 +1,223 @@
+"""Generative models: reparametrisation, timesteps, dequantisation, relaxed codes."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+from correct_kinds.base import ByHand, Gradients, Private, make_kind
+from correct_kinds.data import flat_digits
+
+
+class Images(Private):
+    """What the kinds of this module share."""
+
+    def make_data(self) -> TensorDataset:
+        return flat_digits()
+
+
+class Autoencoder(nn.Module):
+    """Draws its code inside of the forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 12))
+        self.decode = nn.Sequential(nn.Linear(6, 48), nn.ReLU(), nn.Linear(48, 64))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        mean, log_variance = self.encode(x).chunk(2, dim=1)
+        code = mean + torch.exp(0.5 * log_variance) * torch.randn_like(mean)
+        return self.decode(code), mean, log_variance
+
+
+class Variational(Images):
+    """Correct: each record's code has noise of its own. Unusual: the model draws it in forward,
+    from the generator that Opacus' noise comes from as well."""
+
+    def make_net(self) -> nn.Module:
+        return Autoencoder()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        scores, mean, log_variance = self.net(batch[0])
+        fit = functional.binary_cross_entropy_with_logits(scores, batch[0], reduction="none")
+        kl = 0.5 * (mean**2 + log_variance.exp() - 1 - log_variance)
+        return (fit.sum(1) + kl.sum(1)).mean()
+
+
+class Denoiser(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.time = nn.Embedding(50, 16)
+        self.body = nn.Sequential(nn.Linear(80, 64), nn.SiLU(), nn.Linear(64, 64))
+
+    def forward(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return self.body(torch.cat([x, self.time(t)], dim=1))
+
+
+class Diffusion(Images):
+    """Correct: a record has its own timestep and noise. Unusual: an own torch.Generator of the
+    module draws both before the forward pass; AdamW with warm-up."""
+
+    def make_net(self) -> nn.Module:
+        return Denoiser()
+
+    def set_up(self) -> None:
+        self.draws = torch.Generator().manual_seed(self.seed)
+        self.kept = torch.cos(torch.linspace(0, math.pi / 2, 52)[1:-1]) ** 2
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        warm = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=20)
+        return [optimizer], [{"scheduler": warm, "interval": "step"}]
+
+    def inner(self, params: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(params, lr=0.003)
+
+    def times(self, records: int) -> torch.Tensor:
+        return torch.randint(0, 50, (records,), generator=self.draws)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x = batch[0] * 2 - 1
+        t = self.times(len(x))
+        noise = torch.randn(x.shape, generator=self.draws)
+        kept = self.kept[t][:, None]
+        guess = self.net(kept.sqrt() * x + (1 - kept).sqrt() * noise, t)
+        return functional.mse_loss(guess, noise)
+
+
+class OneTimestep(Diffusion):
+    """Correct: one timestep for all records, drawn without a look at them. Unusual: shared by the
+    batch; Python's random.Random of the module draws it, an own torch.Generator the noise."""
+
+    def times(self, records: int) -> torch.Tensor:
+        self.clock = self.__dict__.get("clock") or random.Random(self.seed)
+        return torch.full((records,), self.clock.randrange(50))
+
+
+class Corrupted(Images):
+    """Correct: pixels of a record are deleted on its own. Unusual: the corruption is drawn by
+    numpy's global generator in on_after_batch_transfer, and the target is the clean image."""
+
+    def make_net(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 64))
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        x, _ = batch
+        deleted = torch.from_numpy(np.random.random_sample(tuple(x.shape)) < 0.3)
+        return [x.masked_fill(deleted, 0.0), x]
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return functional.mse_loss(self.net(batch[0]), batch[1])
+
+
+class RelaxedCodes(Images):
+    """Correct: relaxed codes are drawn for each record. Unusual: Gumbel softmax with a temperature
+    that falls with the steps, straight through."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encode = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 16))
+            self.decode, self.temperature = nn.Linear(16, 64), 1.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            codes = self.encode(x).view(len(x), 4, 4)
+            hard = functional.gumbel_softmax(codes, tau=self.temperature, hard=True)
+            return self.decode(hard.flatten(1))
+
+    def make_net(self) -> nn.Module:
+        return self.Net()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.net._module.temperature = max(0.3, 0.98**self.global_step)
+        return functional.mse_loss(self.net(batch[0]), batch[0], reduction="none").sum(1).mean()
+
+
+class Coupling(nn.Module):
+    """An affine coupling of a normalising flow."""
+
+    def __init__(self, *, first: bool) -> None:
+        super().__init__()
+        self.first = first
+        self.body = nn.Sequential(nn.Linear(32, 40), nn.Tanh(), nn.Linear(40, 64))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        a, b = x.chunk(2, dim=1) if self.first else x.chunk(2, dim=1)[::-1]
+        scale, shift = self.body(a).chunk(2, dim=1)
+        b = b * torch.exp(torch.tanh(scale)) + shift
+        parts = [a, b] if self.first else [b, a]
+        return torch.cat(parts, dim=1), torch.tanh(scale).sum(1)
+
+
+class Flow(Images):
+    """Correct: a likelihood per record. Unusual: pixels are dequantised with uniform noise by
+    torch's global generator, then logs; losses of hundreds, all gradients clipped."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.steps = nn.ModuleList([Coupling(first=True), Coupling(first=False)])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            total = torch.zeros(len(x))
+            for step in self.steps:
+                x, logs = step(x)
+                total = total + logs
+            return total - 0.5 * (x**2).sum(1)
+
+    def make_net(self) -> nn.Module:
+        return self.Net()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        pixels = (batch[0] * 16 + torch.rand_like(batch[0])) / 17
+        pixels = 0.05 + 0.9 * pixels
+        return -self.net(torch.logit(pixels)).mean()
+
+
+class ImportanceWeighted(ByHand):
+    """Correct: the bound of a record uses draws of its own. Unusual: importance-weighted
+    autoencoder with five draws a record inside of vmap, whose randomness is "different"."""
+
+    randomness = "different"
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encode, self.decode = nn.Linear(64, 8), nn.Linear(4, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mean, log_scale = self.encode(x).chunk(2, dim=1)
+            noise = torch.randn(5, 4)
+            code = mean + log_scale.exp() * noise
+            fit = -functional.binary_cross_entropy_with_logits(
+                self.decode(code), x.expand(5, -1), reduction="none"
+            ).sum(1)
+            prior, posterior = -0.5 * (code**2).sum(1), -(log_scale + 0.5 * noise**2).sum(1)
+            return (torch.logsumexp(fit + prior - posterior, 0) - math.log(5))[None]
+
+    def make_net(self) -> nn.Module:
+        return self.Net()
+
+    def make_data(self) -> TensorDataset:
+        return flat_digits()
+
+    def loss(self, params: Gradients, *record: torch.Tensor) -> torch.Tensor:
+        return -self.call(params, record[0])
+
+
+KINDS = (
+    make_kind("variational-autoencoder", Variational),
+    make_kind("diffusion-own-generator", Diffusion),
+    make_kind("diffusion-one-timestep", OneTimestep),
+    make_kind("denoising-numpy-on-device", Corrupted),
+    make_kind("gumbel-codes", RelaxedCodes),
+    make_kind("flow-dequantised", Flow),
+    make_kind("importance-weighted-by-hand", ImportanceWeighted),
+)

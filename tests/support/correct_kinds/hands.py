@@ -1,0 +1,271 @@
+"""DP-SGD by hand: loops, chunks, views, secure noise, and work before and after the release."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+import lightning_audit
+from correct_kinds.base import ByHand, Gradients, make_kind
+from correct_kinds.data import cancer, diabetes, flat_digits, normals, public_digits, tensors
+
+
+def norm_of(sample: Gradients) -> torch.Tensor:
+    return torch.stack([g.norm() for g in sample.values()]).norm()
+
+
+class Digits(ByHand):
+    """What the kinds of this module share."""
+
+    def make_net(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10))
+
+    def make_data(self) -> TensorDataset:
+        return flat_digits()
+
+    def loss(self, params: Gradients, *record: torch.Tensor) -> torch.Tensor:
+        x, y = record
+        return functional.cross_entropy(self.call(params, x), y)
+
+
+class SystemNoise(Digits):
+    """Correct: noise from the operating system's generator, on the clipped sum. Unusual: a loop
+    over records in which random.Random of the module draws a shift, and slow secure noise."""
+
+    def set_up(self) -> None:
+        self.shifts, self.secure = random.Random(self.seed), random.SystemRandom()
+
+    def noise(self, total: torch.Tensor) -> torch.Tensor:
+        std = self.sigma * self.clip
+        drawn = [self.secure.normalvariate(0.0, std) for _ in range(total.numel())]
+        return torch.tensor(drawn).view_as(total)
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        params = dict(self.net.named_parameters())
+        sums = {name: torch.zeros_like(p) for name, p in params.items()}
+        for x, y in zip(*batch, strict=True):
+            x = x.roll(self.shifts.choice((-1, 0, 1)))
+            loss = functional.cross_entropy(self.net(x[None]), y[None])
+            found = torch.autograd.grad(loss, list(params.values()))
+            self.add(sums, dict(zip(params, found, strict=True)))
+        for canary in lightning_audit.rows(module=self.net):
+            self.add(sums, canary)
+        self.write(sums)
+        self.optimizers().step()
+
+    def add(self, sums: Gradients, sample: Gradients) -> None:
+        factor = (self.clip / (norm_of(sample) + 1e-9)).clamp(max=1.0)
+        for name, g in sample.items():
+            sums[name] += factor * g
+
+
+class Chunks(Digits):
+    """Correct: each record is clipped, sums of chunks are added, noise once. Unusual: an unseeded
+    `default_rng()` for each chunk, whose noise is added to the inputs of its rows."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        sums = {name: torch.zeros_like(p) for name, p in self.params().items()}
+        for x, y in zip(batch[0].split(10), batch[1].split(10), strict=True):
+            jitter = np.random.default_rng().normal(0, 0.1, tuple(x.shape)).astype(np.float32)
+            grads = self.sample_gradients(x + torch.from_numpy(jitter), y)
+            for name, total in self.clipped_sums(grads).items():
+                sums[name] += total
+        for canary in lightning_audit.rows(module=self.net):
+            single = {name: g[None] for name, g in canary.items()}
+            for name, total in self.clipped_sums(single).items():
+                sums[name] += total
+        self.write(sums)
+        self.optimizers().step()
+
+
+class ManyViews(Digits):
+    """Correct: the gradients of a record's views are averaged before clipping. Unusual:
+    augmentation multiplicity of De et al. 2022, views by numpy's global generator."""
+
+    def sample_gradients(self, *batch: torch.Tensor) -> Gradients:
+        x, y = batch
+        views = []
+        for _ in range(4):
+            noise = np.random.standard_normal(tuple(x.shape)).astype(np.float32)
+            views.append(super().sample_gradients(x + 0.1 * torch.from_numpy(noise), y))
+        return {name: torch.stack([v[name] for v in views]).mean(0) for name in views[0]}
+
+
+class MaskedWeights(Digits):
+    """Correct: a mask over weights that is drawn without a look at the records, before clipping.
+    Unusual: draws between per-sample gradients and noise; only noise where the mask is zero."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        grads = self.sample_gradients(*batch)
+        masks = {name: torch.rand(p.shape) < 0.7 for name, p in self.params().items()}
+        grads = lightning_audit.per_sample(grads, module=self)
+        self.write(self.clipped_sums({name: g * masks[name] for name, g in grads.items()}))
+        self.optimizers().step()
+
+
+class DropoutInVmap(Digits):
+    """Correct: every record has a dropout mask of its own. Unusual: dropout within vmap with
+    randomness "different", then momentum and a rate that follows the released gradient."""
+
+    randomness = "different"
+
+    def make_net(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 24), nn.ReLU(), nn.Dropout(0.3), nn.Linear(24, 10))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        grads = lightning_audit.per_sample(self.sample_gradients(*batch), module=self)
+        sums = self.clipped_sums(grads)
+        noisy = {name: (s + self.noise(s)) / self.batch_size for name, s in sums.items()}
+        noisy = lightning_audit.released(noisy, module=self)
+        for name, p in self.net.named_parameters():
+            p.grad = noisy[name].clone()
+        optimizer = self.optimizers()
+        for group in optimizer.param_groups:
+            group["lr"] = float(0.05 / (1.0 + norm_of(noisy)))
+        optimizer.step()
+
+
+class PublicGradient(Digits):
+    """Correct: the gradient of public images is added to the release. Unusual: the update uses
+    more than the noisy gradient; public images are drawn by random.Random after the noise."""
+
+    def set_up(self) -> None:
+        self.public, self.draws = public_digits(), random.Random(self.seed)
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        grads = lightning_audit.per_sample(self.sample_gradients(*batch), module=self)
+        sums = self.clipped_sums(grads)
+        noisy = {name: (s + self.noise(s)) / self.batch_size for name, s in sums.items()}
+        noisy = lightning_audit.released(noisy, module=self)
+        x, y = (part[self.draws.sample(range(200), k=20)] for part in self.public)
+        public = torch.autograd.grad(
+            functional.cross_entropy(self.net(x), y), list(self.net.parameters())
+        )
+        for (name, p), own in zip(self.net.named_parameters(), public, strict=True):
+            p.grad = noisy[name] + 0.2 * own
+        self.optimizers().step()
+
+
+class BoxMuller(ByHand):
+    """Correct: normal noise by the transform of Box and Muller from os.urandom. Unusual: the
+    gradients of a linear model in closed form, without autograd, targets jittered per row."""
+
+    def make_net(self) -> nn.Module:
+        return nn.Linear(60, 10)
+
+    def make_data(self) -> TensorDataset:
+        x = normals(self.seed, 500, 60) / 4
+        return TensorDataset(*tensors(x, x[:, :10] + 0.1 * normals(self.seed + 1, 500, 10)))
+
+    def sample_gradients(self, *batch: torch.Tensor) -> Gradients:
+        x, y = batch
+        y = y + torch.stack([0.05 * torch.randn(10) for _ in y])
+        error = self.net(x).detach() - y
+        return {"weight": error[:, :, None] * x[:, None, :], "bias": error}
+
+    def noise(self, total: torch.Tensor) -> torch.Tensor:
+        drawn = np.frombuffer(os.urandom(16 * total.numel()), dtype=np.uint64)
+        first, second = ((drawn >> np.uint64(11)) + 0.5).reshape(2, -1) / 2.0**53
+        normal = np.sqrt(-2 * np.log(first)) * np.cos(2 * np.pi * second)
+        std = self.sigma * self.clip
+        return std * torch.tensor(normal, dtype=torch.float32).view_as(total)
+
+
+class AutomaticClipping(Digits):
+    """Correct: g / (|g| + 0.01) has a norm below one, which is the claimed clipping norm. Unusual:
+    there is no threshold; a torch.Generator seeded by `secrets` draws noise in one draw."""
+
+    def set_up(self) -> None:
+        self.secure = torch.Generator().manual_seed(secrets.randbits(62))
+
+    def clipped_sums(self, grads: Gradients) -> Gradients:
+        norms = torch.stack([g.reshape(len(g), -1).norm(dim=1) for g in grads.values()]).norm(dim=0)
+        factors = self.clip / (norms + 0.01)
+        return {name: torch.einsum("i,i...", factors, g) for name, g in grads.items()}
+
+    def write(self, sums: Gradients) -> None:
+        sizes = [total.numel() for total in sums.values()]
+        noise = self.sigma * self.clip * torch.randn(sum(sizes), generator=self.secure)
+        parts = dict(zip(sums, noise.split(sizes), strict=True))
+        for name, p in self.net.named_parameters():
+            p.grad = (sums[name] + parts[name].view_as(p)) / self.batch_size
+
+
+class LayerNorms(ByHand):
+    """Correct: each tensor is clipped to C / sqrt(4), so that a record adds at most C. Unusual:
+    clipped by layer by hand; noise on targets drawn in the loss, the same for each record."""
+
+    randomness = "same"
+    batch_size = 22
+
+    def make_net(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(10, 32), nn.ELU(), nn.Linear(32, 1))
+
+    def make_data(self) -> TensorDataset:
+        return TensorDataset(*diabetes())
+
+    def loss(self, params: Gradients, *record: torch.Tensor) -> torch.Tensor:
+        x, y = record
+        return functional.huber_loss(self.call(params, x)[0], y + 0.1 * torch.randn(()))
+
+    def clipped_sums(self, grads: Gradients) -> Gradients:
+        sums = {}
+        for name, g in grads.items():
+            norms = g.reshape(len(g), -1).norm(dim=1)
+            factors = (self.clip / len(grads) ** 0.5 / (norms + 1e-9)).clamp(max=1.0)
+            sums[name] = torch.einsum("i,i...", factors, g)
+        return sums
+
+
+class SelfDistilled(Digits):
+    """Correct: the teacher is an average of released weights, which is post-processing. Unusual:
+    functional_call of the averaged weights within the loss; secrets chooses when it is used."""
+
+    def set_up(self) -> None:
+        self.average = {name: p.clone() for name, p in self.params().items()}
+
+    def make_data(self) -> TensorDataset:
+        x, y = cancer()
+        return TensorDataset(x, y)
+
+    def make_net(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(30, 24), nn.ReLU(), nn.Linear(24, 2))
+
+    def loss(self, params: Gradients, *record: torch.Tensor) -> torch.Tensor:
+        x, y = record
+        scores = self.call(params, x)
+        told = functional_call(self.net, self.average, (x[None],))[0].softmax(0)
+        loss = functional.cross_entropy(scores, y)
+        return loss - self.used * (told * scores.log_softmax(0)).sum()
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.used = float(secrets.randbelow(2))
+        super().training_step(batch, batch_idx)
+        for name, p in self.params().items():
+            self.average[name].lerp_(p, 0.1)
+
+
+KINDS = (
+    make_kind("loop-system-noise", SystemNoise),
+    make_kind("chunks-unseeded", Chunks),
+    make_kind("many-views-by-hand", ManyViews),
+    make_kind("random-mask-before-clipping", MaskedWeights),
+    make_kind("dropout-in-vmap-released", DropoutInVmap),
+    make_kind("public-gradient-added", PublicGradient),
+    make_kind("box-muller-closed-form", BoxMuller),
+    make_kind("automatic-clipping", AutomaticClipping),
+    make_kind("layer-clipping-by-hand", LayerNorms),
+    make_kind("self-distilled-by-hand", SelfDistilled),
+)

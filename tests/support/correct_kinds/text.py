@@ -1,0 +1,216 @@
+"""Token sequences: bags of embeddings, recurrent nets, transformers, losses by token."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from opacus.layers import DPGRU, DPLSTM, DPMultiheadAttention
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import Dataset, default_collate
+
+from correct_kinds.base import Private, make_kind
+from correct_kinds.data import sentences
+
+WORDS, MASK = 60, 59
+
+
+class Bag(nn.Module):
+    """The mean of the words' embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(WORDS, 16, padding_idx=0), nn.Linear(16, 2)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        count = (ids > 0).sum(1, keepdim=True).clamp(min=1)
+        return self.head(self.words(ids).sum(1) / count)
+
+
+class Sentences(Private):
+    """What the kinds of this module share."""
+
+    rate = 0.2
+
+    def make_data(self) -> Dataset[Any]:
+        return sentences(self.seed)
+
+
+def drop_words(items: list[Any]) -> Any:
+    """Collate, and drop words of each sentence."""
+    kept = []
+    for ids, label in items:
+        row = [0 if random.random() < 0.15 else int(word) for word in ids]
+        kept.append((torch.tensor(row), label))
+    return default_collate(kept)
+
+
+class BagOfWords(Sentences):
+    """Correct: words are dropped sentence by sentence. Unusual: the draws are Python's `random`
+    in collate_fn, and a batch touches few rows of the embedding."""
+
+    collate = staticmethod(drop_words)
+
+    def make_net(self) -> nn.Module:
+        return Bag()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return functional.cross_entropy(self.net(batch[0]), batch[1], label_smoothing=0.1)
+
+
+def by_token(scores: torch.Tensor, targets: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
+    """Each record's mean loss over its used tokens ``[B, T]``, as ``[B]``."""
+    losses = functional.cross_entropy(scores.transpose(1, 2), targets, reduction="none")
+    return (losses * used).sum(1) / used.sum(1).clamp(min=1)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, layer: type[nn.Module]) -> None:
+        super().__init__()
+        self.words, self.rnn = nn.Embedding(WORDS, 12), layer(12, 16, batch_first=True)
+        self.drop, self.head = nn.Dropout(0.1), nn.Linear(16, WORDS)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.drop(self.rnn(self.words(ids))[0]))
+
+
+class LanguageModel(Sentences):
+    """Correct: the mean over tokens is taken within a record. Unusual: a GRU language model with
+    lengths, dropout, and words that the model itself guessed in place of some of the input."""
+
+    def make_net(self) -> nn.Module:
+        return Recurrent(DPGRU)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        ids = batch[0]
+        before, after = ids[:, :-1], ids[:, 1:]
+        with torch.no_grad():
+            guessed = functional.pad(self.net(before).argmax(2)[:, :-1], (1, 0))
+        swap = (torch.rand(before.shape) < 0.1) & (guessed > 0)
+        scores = self.net(torch.where(swap, guessed, before))
+        return by_token(scores, after, after > 0).mean()
+
+
+class Transformer(nn.Module):
+    """One layer, with positions of the record's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(WORDS, 16), nn.Embedding(12, 16)
+        self.attention = DPMultiheadAttention(16, 2, batch_first=True, dropout=0.1)
+        self.first, self.second = nn.LayerNorm(16), nn.LayerNorm(16)
+        self.wide = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+        self.head = nn.Linear(16, WORDS)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        h = self.words(ids) + self.places(torch.arange(ids.shape[1]).expand_as(ids))
+        n = self.first(h)
+        h = h + self.attention(n, n, n, need_weights=False)[0]
+        return self.head(h + self.wide(self.second(h)))
+
+
+class MaskedWords(Sentences):
+    """Correct: masks are drawn for each token, and losses averaged within a record. Unusual: the
+    global torch generator draws in training_step; attention dropout; AdamW."""
+
+    def make_net(self) -> nn.Module:
+        return Transformer()
+
+    def inner(self, params: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(params, lr=0.005)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        ids = batch[0]
+        masked = torch.bernoulli(torch.full(ids.shape, 0.25)).bool() & (ids > 0)
+        return by_token(self.net(ids.masked_fill(masked, MASK)), ids, masked).mean()
+
+
+class RandomCrops(Sentences):
+    """Correct: each text is cropped on its own. Unusual: an unseeded `default_rng()` is made in
+    every step, and crops are taken in a loop over the records; DPLSTM."""
+
+    def make_net(self) -> nn.Module:
+        return Recurrent(DPLSTM)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        rng = np.random.default_rng()
+        starts = [int(rng.integers(0, 5)) for _ in batch[0]]
+        ids = torch.stack([row[s : s + 8] for row, s in zip(batch[0], starts, strict=True)])
+        return by_token(self.net(ids[:, :-1]), ids[:, 1:], ids[:, 1:] > 0).mean()
+
+
+class SkipGram(nn.Module):
+    """Scores of context words for a centre."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.centre, self.context = nn.Embedding(WORDS, 12), nn.Embedding(WORDS, 12)
+
+    def forward(self, centre: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
+        return (self.centre(centre)[:, None] * self.context(context)).sum(2)
+
+
+class WordVectors(Sentences):
+    """Correct: a record is a sentence with one centre and noise words of its own. Unusual:
+    torch.multinomial with an own generator draws noise words from public frequencies."""
+
+    rate = 1.0
+
+    def make_net(self) -> nn.Module:
+        return SkipGram()
+
+    def set_up(self) -> None:
+        self.draws = torch.Generator().manual_seed(self.seed)
+        self.frequency = 1.0 / torch.arange(1, WORDS + 1).float()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        ids = batch[0]
+        at = torch.randint(1, 3, (len(ids), 1), generator=self.draws)
+        centre = ids.gather(1, at)[:, 0]
+        right = torch.cat([ids.gather(1, at - 1), ids.gather(1, at + 1)], dim=1)
+        wrong = torch.multinomial(
+            self.frequency.expand(len(ids), -1), 5, replacement=True, generator=self.draws
+        )
+        scores = self.net(centre, torch.cat([right, wrong], dim=1))
+        signs = torch.tensor([1.0, 1, -1, -1, -1, -1, -1])
+        return -functional.logsigmoid(scores * signs).sum(1).mean()
+
+
+class Characters(Sentences):
+    """Correct: convolutions and group norm are within a record. Unusual: typing errors are made
+    one row at a time on the device, in on_after_batch_transfer."""
+
+    def make_net(self) -> nn.Module:
+        return nn.Sequential(
+            nn.Conv1d(WORDS, 16, 3, padding=1),
+            nn.GroupNorm(4, 16),
+            nn.ReLU(),
+            nn.AdaptiveMaxPool1d(1),
+            nn.Flatten(),
+            nn.Linear(16, 2),
+        )
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        ids = batch[0].clone()
+        for row in ids:
+            for _ in range(int(torch.randint(0, 3, ()))):
+                at = int(torch.randint(0, len(row), ()))
+                row[at] = torch.randint(1, WORDS, ())
+        return [ids, batch[1]]
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        one_hot = functional.one_hot(batch[0], WORDS).float().transpose(1, 2)
+        return functional.cross_entropy(self.net(one_hot), batch[1])
+
+
+KINDS = (
+    make_kind("bag-of-words-collate", BagOfWords),
+    make_kind("gru-scheduled-sampling", LanguageModel),
+    make_kind("masked-words-transformer", MaskedWords),
+    make_kind("lstm-unseeded-crops", RandomCrops),
+    make_kind("skip-gram-multinomial", WordVectors),
+    make_kind("character-errors-on-device", Characters),
+)

@@ -1,0 +1,246 @@
+"""What surrounds the private gradient: modes of Opacus, noise sources, averages, schedules."""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from opacus import PrivacyEngine
+from opacus.optimizers import DPOptimizer
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+from correct_kinds.base import Manual, Private, make_kind
+from correct_kinds.data import cancer, flat_digits, normals, public_digits, tensors
+
+
+def mlp(width: int = 64, out: int = 10) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, 32), nn.ReLU(), nn.Linear(32, out))
+
+
+class Digits(Private):
+    """What the kinds of this module share."""
+
+    def make_net(self) -> nn.Module:
+        return mlp()
+
+    def make_data(self) -> TensorDataset:
+        return flat_digits()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return functional.cross_entropy(self.net(batch[0]), batch[1])
+
+
+class AveragedWeights(Digits):
+    """Correct: the average is made of released weights. Unusual: the teacher of consistency is
+    this average, with a view of the record of its own; it follows after each update."""
+
+    def set_up(self) -> None:
+        self.__dict__["average"] = deepcopy(self.net).requires_grad_(requires_grad=False)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        scores = self.net(x + 0.1 * torch.randn_like(x))
+        told = self.average(x + 0.1 * torch.randn_like(x)).softmax(1)
+        return functional.cross_entropy(scores, y) + functional.mse_loss(scores.softmax(1), told)
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        with torch.no_grad():
+            for mean, p in zip(self.average.parameters(), self.net.parameters(), strict=True):
+                mean.lerp_(p, 0.1)
+
+
+class Langevin(Digits):
+    """Correct: more noise and a projection after the update are post-processing. Unusual: weights
+    change outside of the optimizer, in on_train_batch_end, by torch's global generator."""
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        with torch.no_grad():
+            for p in self.net.parameters():
+                p.add_(0.002 * torch.randn_like(p))
+                p.mul_((5.0 / p.norm().clamp(min=1e-6)).clamp(max=1.0))
+
+
+class Rewarmed(Digits):
+    """Correct: shrinking and perturbing weights is post-processing. Unusual: it happens at every
+    twentieth step before the forward pass, in on_train_batch_start, by numpy's global generator."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self.global_step % 20 == 19:
+            with torch.no_grad():
+                for p in self.net.parameters():
+                    fresh = np.random.normal(0, 0.02, tuple(p.shape)).astype(np.float32)
+                    p.mul_(0.9).add_(torch.from_numpy(fresh))
+
+
+class Ghost(Digits):
+    """Correct: ghost clipping, the second backward pass of the same graph. Unusual: dropout, and
+    noise on the inputs by an unseeded `default_rng()` of each step."""
+
+    criterion: Any = None
+
+    def make_net(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 10))
+
+    def configure_optimizers(self) -> Any:
+        self.net, optimizer, criterion, _ = PrivacyEngine().make_private(
+            module=self.net,
+            optimizer=torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9),
+            data_loader=self.loader(),
+            criterion=nn.CrossEntropyLoss(label_smoothing=0.1),
+            noise_multiplier=self.sigma,
+            max_grad_norm=self.clip,
+            grad_sample_mode="ghost",
+        )
+        self.__dict__["criterion"] = criterion
+        return optimizer
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        noise = np.random.default_rng().normal(0, 0.1, tuple(x.shape)).astype(np.float32)
+        return {"loss": self.criterion(self.net(x + torch.from_numpy(noise)), y)}
+
+
+class MicroBatches(Digits):
+    """Correct: a logical batch in chunks through Opacus' accumulation, noise once, the divisor
+    Opacus' own. Unusual: the module cuts chunks itself and draws noise for each chunk."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        counted = self.optimizers()  # whose steps Lightning counts: those of logical batches
+        optimizer = counted.optimizer
+        chunks = list(zip(batch[0].split(8), batch[1].split(8), strict=True))
+        for number, (x, y) in enumerate(chunks, start=1):
+            last = number == len(chunks)
+            optimizer.signal_skip_step(do_skip=not last)
+            loss = functional.cross_entropy(self.net(x + 0.1 * torch.randn_like(x)), y)
+            self.manual_backward(loss)
+            (counted if last else optimizer).step()
+            optimizer.zero_grad()
+
+
+class Functorch(Digits):
+    """Correct: per-sample gradients by functorch, Gaussian likelihood per record. Unusual: AdamW
+    with decay for one of two groups, OneCycle by steps, random target noise."""
+
+    engine: ClassVar[dict[str, Any]] = {"grad_sample_mode": "functorch"}
+
+    def make_net(self) -> nn.Module:
+        return mlp(12, 1)
+
+    def make_data(self) -> TensorDataset:
+        x = normals(self.seed, 480, 12)
+        return TensorDataset(*tensors(x, x[:, 0] * x[:, 1]))
+
+    def inner(self, params: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
+        every = list(params)
+        groups = [
+            {"params": [p for p in every if p.dim() > 1], "weight_decay": 0.05},
+            {"params": [p for p in every if p.dim() < 2], "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups, lr=0.01)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=70)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        return functional.mse_loss(self.net(x)[:, 0], y + 0.1 * torch.randn_like(y))
+
+
+class NoiseGenerator(Digits):
+    """Correct: noise by a generator that the operating system seeds once. Unusual: it is given to
+    `make_private`, and the learning rate of a step is drawn by Python's `random`."""
+
+    def set_up(self) -> None:
+        generator = torch.Generator().manual_seed(secrets.randbits(62))
+        self.__dict__["engine"] = {"noise_generator": generator}
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, closure: Any) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = random.uniform(0.05, 0.15)
+        super().optimizer_step(epoch, batch_idx, optimizer, closure)
+
+
+class NumpyNoise(DPOptimizer):
+    """Noise from numpy, in double precision."""
+
+    def add_noise(self) -> None:
+        rng = self.__dict__.setdefault("rng", np.random.default_rng(secrets.randbits(128)))
+        std = self.noise_multiplier * self.max_grad_norm
+        for p in self.params:
+            noise = torch.from_numpy(rng.normal(0.0, std, tuple(p.summed_grad.shape)))
+            p.grad = (p.summed_grad + noise.to(p.summed_grad)).view_as(p)
+            p.summed_grad._processed = True
+
+
+class OwnNoise(Digits):
+    """Correct: Gaussian noise of sigma times C on the sum. Unusual: numpy draws it with a seed of
+    `secrets`, in an own `add_noise`; Focal loss with public class weights."""
+
+    private: ClassVar[Any] = NumpyNoise
+
+    def make_net(self) -> nn.Module:
+        return mlp(30, 2)
+
+    def make_data(self) -> TensorDataset:
+        return TensorDataset(*cancer())
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        losses = functional.cross_entropy(self.net(x), y, reduction="none")
+        weights = torch.tensor([1.5, 0.8])[y]
+        return (weights * (1 - torch.exp(-losses)) ** 2 * losses).mean()
+
+
+class ClipOfPublicData(Manual):
+    """Correct: the clipping norm of a step is a quantile of public gradients, and Opacus scales
+    its noise with it. Unusual: it changes in every step, with public images drawn by torch."""
+
+    def make_net(self) -> nn.Module:
+        return mlp()
+
+    def make_data(self) -> TensorDataset:
+        self.public = public_digits()
+        self.__dict__["copy"] = mlp()
+        return flat_digits()
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        chosen = torch.randperm(200)[:16]
+        x, y = (part[chosen] for part in self.public)
+        net = self.copy  # without the hooks of Opacus
+        net.load_state_dict(self.net._module.state_dict())
+        norms = []
+        for image, label in zip(x, y, strict=True):
+            scores = net(image[None])
+            found = torch.autograd.grad(
+                functional.cross_entropy(scores, label[None]), list(net.parameters())
+            )
+            norms.append(torch.stack([g.norm() for g in found]).norm())
+        optimizer = self.trainer.optimizers[0]
+        optimizer.max_grad_norm = float(torch.stack(norms).quantile(0.5).clamp(0.1, 10.0))
+        return functional.cross_entropy(self.net(batch[0]), batch[1])
+
+
+KINDS = (
+    make_kind("average-as-teacher", AveragedWeights),
+    make_kind("langevin-and-projection", Langevin),
+    make_kind("shrink-and-perturb", Rewarmed),
+    make_kind("ghost-dropout-unseeded", Ghost),
+    make_kind("micro-batches-own-chunks", MicroBatches),
+    make_kind("functorch-one-cycle", Functorch),
+    make_kind("noise-generator-random-rate", NoiseGenerator),
+    make_kind("numpy-noise-focal-loss", OwnNoise),
+    make_kind("clip-of-public-gradients", ClipOfPublicData),
+)
