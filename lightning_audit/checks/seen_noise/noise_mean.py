@@ -32,7 +32,7 @@ class NoiseMean:
         share = positive / max(positive + negative, 1)
         return NOISE_MEAN.result(
             self._test,
-            "the noise is as often above zero as below",
+            NOISE_MEAN.fine,
             f"the mean of the noise is not zero: {share:.0%} of what was added to the clipped sums "
             "are above zero; that loses no privacy, but biases the training",
             "look at the mean that the noise is drawn with, and whether anything else, such as "
