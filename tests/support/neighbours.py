@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from uuid import UUID
 
 import pytest
 import pytorch_lightning as pl
@@ -57,14 +58,21 @@ class Releases:
         forced: whether a training takes them instead of its own.
         left_out: record that no batch holds, None where all do.
         drawn: how often each record was drawn.
+        audit: of the training.
     """
 
     gradients: list[Any] = field(default_factory=list)
     forced: bool = False
     left_out: int | None = None
     drawn: Counter[int] = field(default_factory=Counter)
-    live: bool = False
+    audit: PrivacyAudit | None = None
     _next: int = 0
+
+    @property
+    def live(self) -> bool:
+        """Whether a step is the training's own, and no replay of the audit."""
+        run = self.audit._run if self.audit is not None else None
+        return run is not None and run.optimizers.looks
 
     def pass_on(self, values: list[Any]) -> list[Any]:
         """What a step releases: its own values, which are kept, or those of the first training."""
@@ -168,7 +176,8 @@ def _train(
     # A step of several batches is counted by Lightning as several, and so is one of two optimizers.
     limit = row.trainer.get("max_steps", 120) * steps // 120
     arguments = {**row.trainer, "max_steps": max(limit, steps), "logger": loggers}
-    trainer = trainer_for(directory, _Before(releases, seed), audit, _After(releases), **arguments)
+    releases.audit = audit
+    trainer = trainer_for(directory, _Seeds(releases, seed), audit, **arguments)
     console, exception = io.StringIO(), ""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_released(releases))
@@ -197,28 +206,15 @@ def _of_few_records(audit: Mapping[str, Any]) -> dict[str, Any]:
     return {**audit, "claim": dataclasses.replace(claim, sample_rate=rate)}
 
 
-class _Before(pl.Callback):
-    """Before the audit's hooks: equal random numbers at each batch, and no step is live behind."""
+class _Seeds(pl.Callback):
+    """Gives each batch random numbers of its own, whatever the batch before drew."""
 
     def __init__(self, releases: Releases, seed: int) -> None:
         self._releases, self._seed = releases, seed
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-        self._releases.live = False
-        torch.manual_seed(10**6 * (self._seed + 1) + 1000 * trainer.current_epoch + batch_idx)
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        self._releases.live = False
-
-
-class _After(pl.Callback):
-    """Behind the audit's hook at a batch's start: from here on steps are the training's own."""
-
-    def __init__(self, releases: Releases) -> None:
-        self._releases = releases
-
-    def on_train_batch_start(self, *_: Any) -> None:
-        self._releases.live = True
+        if self._releases.live:
+            torch.manual_seed(10**6 * (self._seed + 1) + 1000 * trainer.current_epoch + batch_idx)
 
 
 @contextlib.contextmanager
@@ -269,6 +265,7 @@ def _released(releases: Releases) -> Iterator[None]:
         return add_noise
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lightning_audit.run.audited_optimizers.uuid.uuid4", lambda: UUID(int=1))
         for kind in (DPOptimizer, *_subclasses(DPOptimizer)):
             if "add_noise" in vars(kind):
                 patch.setattr(kind, "add_noise", noisy(vars(kind)["add_noise"]))
