@@ -30,14 +30,14 @@ NUMBERS_OF_DATA = (
 )
 
 #: Statuses of a check of which the guarantee is void.
-_VOID = ("violated", "allowed")
+VOID = ("violated", "allowed")
 _LN10 = math.log(10.0)
 _DIGITS = 2
 #: Most digits that a number has.
 _ALL = 17
 #: A number in a sentence, unless it is that of a step or a part of a name.
 _NUMBER = re.compile(
-    r"(?<!step )(?<![\w.,`'\"])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?=x\b|[^\w`'\"]|$)"
+    r"(?<!step )(?<![\w.,:=`'\"])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?=x\b|[^\w`'\"]|$)"
 )
 
 
@@ -66,7 +66,7 @@ def shown(check: CheckResult, significance: float) -> CheckResult:
     log_e = check.log_e_value
     if log_e is not None:
         log_e = coarse(log_e, -math.log(check.share * significance))
-    if check.status in _VOID:
+    if check.status in VOID:
         digits = _needed(known, check.evidence)
         message = _rounded_text(check.message, digits)
         evidence = _rounded(check.evidence, digits, known.public)
@@ -78,7 +78,7 @@ def shown(check: CheckResult, significance: float) -> CheckResult:
 
 def numbers_of_data(checks: Iterable[CheckResult]) -> list[str]:
     """A sentence where violated checks show numbers of un-noised data."""
-    names = [c.name for c in checks if c.status in _VOID and REGISTRY[c.name].private]
+    names = [c.name for c in checks if c.status in VOID and REGISTRY[c.name].private]
     return [NUMBERS_OF_DATA.format(names=", ".join(dict.fromkeys(names)))] if names else []
 
 

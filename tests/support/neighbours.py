@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import csv
 import dataclasses
 import io
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -47,6 +49,12 @@ RECORDS = 96
 #: Fields of a report that the clock decides.
 _BY_THE_CLOCK = ("created", "audit_cost", "examination_cost")
 _COUNTS = ("unclipped_num", "sample_size")
+#: What the clock decides of the printed report.
+_TIMES = re.compile(r"^the audit took .*$|\(written [^)]*\)", re.MULTILINE)
+_E_VALUE = "audit/e_value"
+#: E-values of private checks as the console prints them.
+_PRIVATE = "|".join(re.escape(c.name) for c in REGISTRY.values() if c.private)
+_E_VALUES = re.compile(rf"(?<=│ )(?:{_PRIVATE}) .*?e = [^│]*│")
 
 
 @dataclass
@@ -265,6 +273,7 @@ def _released(releases: Releases) -> Iterator[None]:
         return add_noise
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "400")  # the times' digits must not move a line's end
         patch.setattr("lightning_audit.run.audited_optimizers.uuid.uuid4", lambda: UUID(int=1))
         for kind in (DPOptimizer, *_subclasses(DPOptimizer)):
             if "add_noise" in vars(kind):
@@ -330,18 +339,31 @@ def differences(one: Artefacts, other: Artefacts, coarse: bool = False) -> list[
 
 
 def _public(artefacts: Artefacts, coarse: bool) -> dict[str, Any]:
-    report = {k: v for k, v in artefacts.report.items() if k not in _BY_THE_CLOCK}
-    if not coarse:
-        report["checks"] = [
-            {**check, "log_e_value": None} if REGISTRY[check["name"]].private else check
-            for check in report["checks"]
-        ]
-    return {
-        "report.json": report,
+    held = {
+        "report.json": {k: v for k, v in artefacts.report.items() if k not in _BY_THE_CLOCK},
         "record": artefacts.record,
         "metrics": artefacts.metrics,
-        "console": artefacts.console,
+        "console": _TIMES.sub("", artefacts.console).splitlines(),
         "exception": artefacts.exception,
+    }
+    return held if coarse else _without_coarse(held)
+
+
+def _without_coarse(held: dict[str, Any]) -> dict[str, Any]:
+    """What is left where e-values of private numbers are left out."""
+    report = held["report.json"]
+    checks = [
+        {**check, "log_e_value": None} if REGISTRY[check["name"]].private else check
+        for check in report["checks"]
+    ]
+    epochs = [{**row, "e_value": None} for row in report["epochs"]]
+    rows = list(csv.DictReader(io.StringIO(held["metrics"]["csv"])))
+    board = {k: v for k, v in held["metrics"]["board"].items() if k != _E_VALUE}
+    return {
+        **held,
+        "report.json": {**report, "checks": checks, "epochs": epochs},
+        "metrics": {"csv": [{**row, _E_VALUE: None} for row in rows], "board": board},
+        "console": [_E_VALUES.sub("", line) for line in held["console"]],
     }
 
 
