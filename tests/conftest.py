@@ -73,6 +73,13 @@ def _divergences_once() -> None:
 
 
 @pytest.fixture
+def all_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports show every number of private checks, and the gate takes them."""
+    monkeypatch.setattr("lightning_audit.run.findings.shown", lambda check, significance: check)
+    monkeypatch.setattr("lightning_audit.verdict.check_status._withheld", lambda check: False)
+
+
+@pytest.fixture
 def short_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Audits with ``examinations=0`` by default, and as without matplotlib.
 

@@ -64,6 +64,11 @@ class Check:
         blocks: what of a result stands in the way of a pass, in a sentence, or empty; None where
             nothing does but what is undecided, as of every check.
         faults: the rules by which it names a fault alone; the first that applies counts.
+        private: whether its numbers are computed from un-noised data (clipped sums, noise alone,
+            batches, records, replays); see `verdict.disclosure` for what is shown of them.
+        fine: message of a private check where nothing is wrong.
+        public: names of those parts of a private check that are functions of settings, coins and
+            released gradients all the same: keys of the evidence, or "message".
     """
 
     name: str
@@ -82,6 +87,9 @@ class Check:
     size_of: Literal["noise", "signal"] | None = None
     blocks: Callable[[CheckResult], str] | None = None
     faults: tuple[FaultRule, ...] = ()
+    private: bool = False
+    fine: str = ""
+    public: tuple[str, ...] = ()
 
     def occurs(self, optimizers: int) -> tuple[int, int]:
         """How often it is in a report at least and at most, by the number of optimizers."""

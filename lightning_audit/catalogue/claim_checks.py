@@ -71,6 +71,10 @@ NOT_POISSON = Check(
     always=True,
     wrong=lambda seen: seen["poisson"] is not True and seen.get("sampling") != "shuffled",
     blocks=_unknown_sampling,
+    # The batches are private; the loader's type, and what is accounted for, are settings.
+    private=True,
+    fine="the batches agree with Poisson sampling",
+    public=("message", "loader", "loader_rate", "accounted_rate", "sampling", "poisson"),
     faults=(
         FaultRule(
             "record_twice_in_a_batch",
@@ -96,6 +100,7 @@ SAMPLING_RATE = dataclasses.replace(
     NOT_POISSON,
     name="sampling.rate",
     needs="no batch was seen whose rate the accountant was told",
+    fine="the batches hold no more records than the accountant's rate allows",
     always=False,
     wrong=lambda seen: seen["loader_rate"] > RATE_TOLERANCE * seen["accounted_rate"],
     blocks=None,

@@ -42,6 +42,9 @@ LEDGER_STEPS = Check(
     "drew its own",
     kind="accounting",
     wrong=lambda seen: seen["again"] > 0 or seen["stale"] > 0,
+    private=True,
+    fine="each step had a batch of its own",
+    public=("message",),
     faults=(
         FaultRule(
             "several_steps_on_one_batch",
@@ -59,6 +62,8 @@ LEDGER_RECORDS = Check(
     "the data set holds records several times, so that they are drawn more often than is accounted",
     kind="accounting",
     wrong=lambda seen: seen["repeated"] > 0,
+    private=True,
+    fine="the data set holds each index once",
     faults=(
         FaultRule(
             "records_stand_several_times",
@@ -77,6 +82,9 @@ LEDGER_DRAWS = Check(
     kind="accounting",
     share=0.02,
     needs="no batch was seen of which the records are known",
+    private=True,
+    fine="no batch is one that was drawn before, and no record comes too often",
+    public=("message",),
     faults=(
         FaultRule(
             "batches_come_again",

@@ -47,6 +47,8 @@ NOISE_SHAPE = Check(
     each=True,
     always=True,
     doubtful=True,
+    private=True,
+    fine="the noise has the tails of normal noise, and no lattice",
 )
 
 #: Noise over a tensor that is smaller than this has more than single entries without noise.
@@ -58,6 +60,7 @@ NOISE_ENTRIES = dataclasses.replace(
     share=0.005,
     finds="single entries of the gradient with too little noise, or with the same at every step",
     needs="of no step the noise of entries was read apart from the clipped sums",
+    fine="every entry that is read has noise of its own, of the claimed size at least",
     faults=(
         FaultRule(
             "noise_missing_at_entries",
@@ -88,6 +91,7 @@ NOISE_WHOLE = dataclasses.replace(
     finds="too little noise over all entries of a tensor, at one step or more (Opacus, in one "
     "process)",
     needs="of no step whole tensors were read beside their clipped sums",
+    fine="over all entries of a tensor the noise of no step is smaller than claimed",
     # Single entries come between: they make that of a whole tensor a little small.
     faults=(
         _OVER_A_TENSOR,
@@ -109,6 +113,8 @@ BATCH_NORMALISED = dataclasses.replace(
     "lightning_audit.per_sample and the data leave enough of the noise to see, sometimes as "
     "`noise.step`; the report says where it could not be told)",
     needs="no step was read of which it is known what else it may be divided by",
+    fine="the noisy sum is divided by what is stated",
+    public=("message",),
     faults=(
         FaultRule(
             "divides_by_realised_batch",
@@ -131,12 +137,15 @@ NOISE_MEAN = Check(
     each=True,
     always=True,
     warns=True,
+    private=True,
+    fine="the noise is as often above zero as below",
 )
 
 NOISE_EXCESS = dataclasses.replace(
     NOISE_MEAN,
     name="noise.excess",
     finds="noise that is larger than claimed (a warning: no privacy is lost, no gate fails)",
+    fine="the noise is no larger than claimed",
     # Parts of a batch that are too long, or processes of equal noise, are seen without an e-value.
     wrong=lambda _: True,
 )

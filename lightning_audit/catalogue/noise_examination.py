@@ -31,6 +31,8 @@ REPLAY_NOISE = Check(
     group="channel",
     needs="the noise of no step was examined",
     always=True,
+    private=True,
+    fine="the noise of replayed steps is as claimed at every entry",
     # Where a check of the steps tells the same fault, it has the same name.
     faults=(
         _rule(

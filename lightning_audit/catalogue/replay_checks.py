@@ -11,6 +11,9 @@ REPLAY_SENSITIVITY = Check(
     group="replay",
     always=True,
     wrong=lambda seen: seen["findings"] > 0,
+    private=True,
+    fine="no record that was left out, put in or replaced moves the release by more than clipping "
+    "allows",
     faults=(
         FaultRule(
             "one_record_moves_too_much",
@@ -30,6 +33,8 @@ REPLAY_CLIPPING = Check(
     group="replay",
     always=True,
     wrong=lambda seen: seen["findings"] > 0,
+    private=True,
+    fine="no crafted gradient adds more than the clipping norm",
     faults=(
         FaultRule(
             "some_gradients_not_clipped",
@@ -48,6 +53,9 @@ REPLAY_RELEASE = Check(
     group="replay",
     always=True,
     wrong=lambda seen: seen["findings"] > 0,
+    private=True,
+    fine="after the same release the training goes on in the same way with a record and without it",
+    public=("between_epochs",),
     faults=(
         FaultRule(
             "more_than_the_release",

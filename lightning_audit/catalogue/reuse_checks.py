@@ -42,6 +42,8 @@ RECURRENCE = dataclasses.replace(
     # What it looks for shows in a step or two, with evidence that needs no larger share.
     share=0.01,
     needs="of no step were entries read between its noise and its update",
+    private=True,
+    fine="no step's noise was that of an earlier step",
 )
 
 #: What the best forecast of the noise leaves of its variance where it tells anything.
@@ -54,6 +56,7 @@ REUSE_FORECAST = dataclasses.replace(
     finds="noise that depends on that of earlier steps: in part, with opposite sign, or so that "
     "it cancels",
     needs="no step's noise was read behind that of another step",
+    fine="the noise of a step cannot be told from that of earlier steps",
     faults=(
         FaultRule(
             CORRELATED_OVER_STEPS,
@@ -75,6 +78,7 @@ REUSE_ENTRIES = dataclasses.replace(
     share=0.005,
     finds="entries of a step that share their noise: tiled, mirrored, repeated along an axis",
     needs="of no step whole tensors were read beside their clipped sums",
+    fine="no entries of a step share their noise",
     faults=(
         FaultRule(
             "noise_numbers_twice",

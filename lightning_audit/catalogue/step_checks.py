@@ -30,6 +30,8 @@ CLIPPING_NORM = Check(
     "ghost clipping goes by norms that samples' gradients exceed",
     each=True,
     wrong=lambda seen: seen["largest_ratio"] > NORM_TOLERANCE,
+    private=True,
+    fine="the norms that clipping goes by are those of the gradients",
     faults=(
         FaultRule(
             "wrong_norms",
@@ -83,6 +85,9 @@ FINITE = Check(
     each=True,
     always=True,
     wrong=lambda seen: "records" in seen,
+    private=True,
+    fine="the gradient of every step was finite",
+    public=("lost_steps", "message"),
     faults=(
         FaultRule(
             "not_finite",
@@ -116,6 +121,8 @@ COUPLING = Check(
     "a record's gradient depends on the others in its batch",
     always=True,
     wrong=lambda seen: seen["step"] is not None,
+    private=True,
+    fine="no record's gradient depended on the others in its batch",
     faults=(
         FaultRule(
             "records_coupled",
@@ -134,6 +141,8 @@ LOGICAL_BATCH = Check(
     "logical_batch",
     "a rest of one logical batch is added to the next, where a record can count twice",
     wrong=lambda seen: seen["carried_over"] > 0,
+    private=True,
+    fine="every epoch began with a logical batch of its own",
     faults=(
         FaultRule(
             "batches_run_together",

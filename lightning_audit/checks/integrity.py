@@ -99,7 +99,7 @@ def clipping_norm_result(checked: int, largest_ratio: float) -> CheckResult:
         return CLIPPING_NORM.not_run(message)
     return CLIPPING_NORM.judged(
         {"checked": checked, "largest_ratio": largest_ratio},
-        f"the norms that clipping goes by are those of the gradients, in {checked} samples",
+        CLIPPING_NORM.fine,
         f"a sample's gradient is {largest_ratio:.3g} times as long as the norm that clips it",
         "look for a layer whose norm is left out or computed otherwise (a bias, a layer that is "
         "used twice), or train with grad_sample_mode='hooks'",
@@ -130,7 +130,7 @@ def logical_batch_result(carried: int, epochs: int) -> CheckResult:
     """
     return LOGICAL_BATCH.judged(
         {"carried_over": carried, "epochs": epochs},
-        "every epoch began with a logical batch of its own",
+        LOGICAL_BATCH.fine,
         f"{carried} of {epochs} epochs began with the rest of a logical batch of the epoch before, "
         "which is added to the next one: a record that is in both counts twice, with one noise",
         "Lightning ends an epoch at the length that Opacus' BatchSplittingSampler estimates, amid "
@@ -170,8 +170,8 @@ def equal_noise_result(processes: int) -> CheckResult:
     return NOISE_EXCESS.judged(
         {"processes": processes},
         "",
-        f"too much noise: several of the {processes} processes draw the same noise, whose sum is "
-        "larger than that of independent draws; that loses no privacy, but accuracy",
+        "too much noise: several of the processes draw the same noise, whose sum is larger than "
+        "that of independent draws; that loses no privacy, but accuracy",
         "let one process add the noise, or seed the generator of each with its rank",
     )
 
@@ -196,7 +196,7 @@ def finite_result(lost: int, first: tuple[int, int, int] | None) -> CheckResult:
         evidence |= {"step": step, "records": records, "rows": rows}
     return FINITE.judged(
         evidence,
-        "the gradient of every step was finite",
+        FINITE.fine,
         f"at step {step} the gradients of {records} of {rows} records looked at were not finite, "
         "and got past clipping: the released gradient tells that such a record is in the batch",
         "drop or clamp such records before training, or set per-sample gradients that are not "

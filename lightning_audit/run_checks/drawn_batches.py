@@ -20,7 +20,6 @@ from lightning_audit.stats.evalues.sequential import log_mean_exp
 MOST_RECORDS = 50_000_000
 #: Rates above, and data sets below, at which two fresh batches may begin with the same records.
 _LARGE, _FEW = 0.25, 64
-_FINE = "no batch is one that was drawn before, and no record comes too often"
 _AGAIN = "{again} of {batches} batches are ones that were drawn before"
 _FAVOURED = "some records come more often than with the probability {rate:.4g} of the accountant"
 _ADVICE = "draw each batch anew, each record with the probability that the accountant is told"
@@ -97,7 +96,7 @@ class DrawnBatches:
             evidence = {"batches": self._batches, "of": kind}
         return LEDGER_DRAWS.result(
             self._test,
-            _FINE,
+            LEDGER_DRAWS.fine,
             wrong.format(**numbers),
             _ADVICE,
             evidence,

@@ -39,7 +39,6 @@ _SHARPEST = (
 _CLEAR = 14.0
 #: Significance of a look that is not one of a run's.
 _ALONE = 1e-3
-_FINE = "{draws} draws of the noise in {looks} looks: nothing is amiss at {entries} entries"
 _WRONG = "the noise of a step is not drawn as claimed ({finding})"
 _ADVICE = "look at how the noise is drawn (Opacus: in add_noise)"
 
@@ -159,7 +158,7 @@ class NoiseLog:
             evidence |= {"of": self.kind, "finding": self.finding, "where": where}
         return REPLAY_NOISE.result(
             test,
-            _FINE.format(draws=self.draws, looks=self.looks, entries=f"{self.entries:,}"),
+            REPLAY_NOISE.fine,
             _WRONG.format(finding=self.finding),
             f"{_ADVICE}; {where}" if where else _ADVICE,
             evidence,

@@ -67,7 +67,7 @@ class Ledger:
             checks.append(
                 LEDGER_RECORDS.judged(
                     {"repeated": self.repeated},
-                    "the data set holds each index once",
+                    LEDGER_RECORDS.fine,
                     f"the data set holds {self.repeated:,} indices several times",
                     "make the Subset or ConcatDataset of indices that differ",
                 )
@@ -77,9 +77,9 @@ class Ledger:
         return checks
 
     def _of_steps(self) -> CheckResult:
-        fine = "each step had a batch of its own"
+        fine = LEDGER_STEPS.fine
         if self.unknown:
-            fine += f"; of {self.unknown} batches with several steps it is not known"
+            fine += "; of batches with several steps it is not known"
         # What a sampler of fresh batches never drew twice was held back on its way.
         regiven = 0 if self.draws is None or not self.draws.never_again else self.regiven
         evidence = {

@@ -67,7 +67,7 @@ class Coupling:
         size = "" if self.change is None else f" by {self.change:g} of its norm"
         return COUPLING.judged(
             {"replays": self.replays, "change": self.change, "step": self.step},
-            f"in {self.replays} batches no record's gradient depended on the others",
+            COUPLING.fine,
             f"at step {self.step} a record's gradient changed{size} "
             "with the other records of its batch, so that one record moves the gradients of "
             "others, which clipping does not bound",

@@ -60,12 +60,10 @@ class _Words:
     """How a check by replay speaks.
 
     Args:
-        fine: where nothing was found.
         wrong: where something was.
         advice: what to look at.
     """
 
-    fine: str
     wrong: str
     advice: str
 
@@ -74,8 +72,6 @@ _WORDS: Mapping[str, tuple[Check, _Words]] = {
     REPLAY_SENSITIVITY.name: (
         REPLAY_SENSITIVITY,
         _Words(
-            "{asked} records were left out, put in or replaced: each moves the release by at most "
-            "what clipping allows",
             "one record moves what a step releases too far ({finding})",
             "look at everything between training_step and the noise that one record can change: "
             "clipping factors, sums, several rows of one record, losses over the batch",
@@ -84,7 +80,6 @@ _WORDS: Mapping[str, tuple[Check, _Words]] = {
     REPLAY_CLIPPING.name: (
         REPLAY_CLIPPING,
         _Words(
-            "{asked} gradients of all norms and shapes add at most the clipping norm",
             "a per-sample gradient adds more than the clipping norm ({finding})",
             "look at the norm that clips, and at the rows, sizes and batches that it leaves out",
         ),
@@ -92,8 +87,6 @@ _WORDS: Mapping[str, tuple[Check, _Words]] = {
     REPLAY_RELEASE.name: (
         REPLAY_RELEASE,
         _Words(
-            "after the same release the training goes on in the same way with a record and without "
-            "it ({asked} tried)",
             "what a step leaves behind shows a record beside the release ({finding})",
             "look for what is computed of raw gradients, inputs or losses and kept: momentum, "
             "learning rates, clipping norms, statistics, weights that are changed elsewhere",
@@ -172,8 +165,8 @@ class ExaminationLog:
             if (told := self._told.get(name)) is not None:
                 _add(told, step, answer)
                 self.notes += [
-                    f"{name}: {note.describe()}; inputs have bounds, so that no record need be "
-                    "like it"
+                    f"{name}: {note.name}, the release moves by more than clipping allows; inputs "
+                    "have bounds, so that no record need be like it"
                     for note in answer.notes[:1]
                     if not any(known.startswith(f"{name}: ") for known in self.notes)
                 ]
@@ -225,7 +218,7 @@ class ExaminationLog:
             }
         return check.judged(
             evidence,
-            words.fine.format(asked=told.asked),
+            check.fine,
             words.wrong.format(finding=finding),
             f"{words.advice}; {self.where}" if self.where else words.advice,
         )

@@ -115,6 +115,7 @@ SOUND: dict[str, Callable[[], nn.Module]] = {
         pytest.param("embedding", "bf16-mixed", marks=pytest.mark.heavy),
     ],
 )
+@pytest.mark.usefixtures("all_numbers")
 def test_sound_net_is_not_accused(tmp_path: Path, net: str, precision: str) -> None:
     module = PrivateModule(SOUND[net](), dataset=digits())
     report = fit(tmp_path, module, audit(), max_steps=2, precision=precision)
@@ -138,6 +139,7 @@ def test_batch_normalisation_is_found_in_one_step(
     assert coupling(report).evidence["change"] > 0.2
 
 
+@pytest.mark.usefixtures("all_numbers")
 def test_each_examination_replays_a_batch(tmp_path: Path) -> None:
     module = PrivateModule(layers(), dataset=digits())
     report = fit(tmp_path, module, audit(examinations=2), max_steps=4)
@@ -258,6 +260,7 @@ def test_hand_written_batch_normalisation_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [HandWritten, InTwoParts])
+@pytest.mark.usefixtures("all_numbers")
 def test_sound_hand_written_training_is_not_accused(tmp_path: Path, kind: type) -> None:
     report = fit(tmp_path, kind(), audit(claim=CLAIM), max_steps=2)
     assert coupling(report).evidence["replays"] == 1
@@ -272,6 +275,7 @@ def test_what_cannot_be_compared_says_why(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ limits
 
 
+@pytest.mark.usefixtures("all_numbers")
 def test_a_batch_of_one_record_waits_for_the_next(tmp_path: Path) -> None:
     class Alone(PrivateModule):
         def train_dataloader(self) -> Any:

@@ -39,7 +39,7 @@ def test_what_takes_no_time_asks_nothing_and_says_so() -> None:
 
 def test_a_batch_that_is_too_small_is_not_asked() -> None:
     answers = examined(PlainStep(), records=LEAST_RECORDS - 1).answers
-    assert {answer.reason for answer in answers.values()} == {"a batch of 2 records is too small"}
+    assert {answer.reason for answer in answers.values()} == {"the batch is too small"}
 
 
 def test_what_cannot_be_kept_is_a_reason_and_the_step_is_not_replayed() -> None:

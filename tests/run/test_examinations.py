@@ -86,11 +86,9 @@ def test_sizes_have_two_digits(tmp_path: Path) -> None:
 def test_a_pass_begins_with_what_was_examined(tmp_path: Path) -> None:
     report = fit(tmp_path, private(), audit(examinations=2), max_steps=300)
     assert report.verdict.outcome == "PASS"
-    asked = {name: check(report, name).evidence for name in NAMES[:2]}
     assert report.verdict.summary.startswith(
-        f"examined 2 steps by replay: {asked['replay.sensitivity']['asked']} records, "
-        f"{asked['replay.clipping']['asked']} crafted gradients, "
-        f"{check(report, 'replay.noise').evidence['draws']} draws of the noise; no check failed"
+        "examined by replay: records, crafted gradients, what a step leaves behind, draws of the "
+        "noise, records beside others; no check failed"
     )
 
 
@@ -103,11 +101,8 @@ def test_what_is_not_asked_says_why(tmp_path: Path) -> None:
 
 def test_nothing_that_was_measured_leaves_a_correct_training(tmp_path: Path) -> None:
     report = fit(tmp_path, private(), audit(), max_steps=4)
-    for name in NAMES[:3]:
-        evidence = check(report, name).evidence
-        assert set(evidence) == {"examined", "asked", "findings"}
-        assert all(isinstance(value, int) for value in evidence.values())
-    assert check(report, "coupling").evidence == {"replays": 1, "change": None, "step": None}
+    for name in (*NAMES, "coupling"):
+        assert check(report, name).evidence == {}
 
 
 def test_training_metrics_that_are_logged_are_noted(tmp_path: Path) -> None:
@@ -184,6 +179,7 @@ def trained(directory: Path, module: Any, **kwargs: Any) -> tuple[Any, torch.Ten
 @pytest.mark.parametrize(
     "kwargs", staged(quick=[{}], heavy=[{"canaries": [Mislabeled()]}]), ids=["rows", "input"]
 )
+@pytest.mark.usefixtures("all_numbers")
 def test_examinations_leave_the_training_as_it_would_be(
     tmp_path: Path, kwargs: dict[str, Any]
 ) -> None:
@@ -257,6 +253,7 @@ def test_checkpoints_and_loggers_see_each_step_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:You're resuming")
+@pytest.mark.usefixtures("all_numbers")
 def test_a_resumed_training_is_not_examined_first_again(tmp_path: Path) -> None:
     def wrapped() -> PrivateModule:
         # Before Lightning loads a checkpoint: the names of the weights are the same.
@@ -274,6 +271,7 @@ def test_a_resumed_training_is_not_examined_first_again(tmp_path: Path) -> None:
         assert check(report, "replay.sensitivity").evidence["examined"] == 1
 
 
+@pytest.mark.usefixtures("all_numbers")
 def test_a_trial_examines_its_step(tmp_path: Path) -> None:
     own = audit(examinations="auto")
     trainer_for(tmp_path, own, fast_dev_run=True).fit(private())
@@ -289,13 +287,17 @@ def test_what_the_users_code_raises_in_a_replay_is_recorded(tmp_path: Path) -> N
 
     report = fit(tmp_path, Once(mlp(64), dataset=digits()), audit(), max_steps=3)
     assert report.steps == 3
-    assert "out of step" in check(report, "replay.sensitivity").message
+    message = check(report, "replay.sensitivity").message
+    assert "cannot be replayed (RuntimeError, test_examinations.py:" in message.replace(
+        "tests/run/", ""
+    )
+    assert "out of step" not in message
 
 
 def test_several_private_optimizers_are_not_examined_by_name(tmp_path: Path) -> None:
     report = fit(tmp_path, TwoNets(), audit(), max_steps=3)
     told = {check(report, name).message for name in NAMES}
-    assert told == {"not asked: 2 private optimizers step together"}
+    assert told == {"not asked: several private optimizers step together"}
 
 
 def test_several_processes_are_not_examined_by_name() -> None:

@@ -230,6 +230,7 @@ def test_a_batch_that_is_kept_and_trained_again_is_found_and_counted(tmp_path: P
 
 
 @pytest.mark.parametrize("examinations", staged(quick=[0], heavy=[3]))
+@pytest.mark.usefixtures("all_numbers")
 def test_every_step_of_a_correct_training_is_recognised_once(
     tmp_path: Path, examinations: int
 ) -> None:

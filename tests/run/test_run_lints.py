@@ -98,6 +98,7 @@ def test_own_poisson_sampler_at_a_higher_rate_is_a_violation(tmp_path: Path) -> 
     assert status(report, "sampling.not_poisson") == "ok"
 
 
+@pytest.mark.usefixtures("all_numbers")
 def test_a_resumed_training_goes_on_with_what_the_sampler_showed(tmp_path: Path) -> None:
     class Wrapped(OwnSampling):
         """Private from the start, so that a checkpoint's names are those of the module."""

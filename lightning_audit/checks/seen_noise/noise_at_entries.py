@@ -67,7 +67,7 @@ class SingleEntries:
         smallest = flagged[0] if flagged else None
         return NOISE_ENTRIES.result(
             self._test,
-            "every entry that is read has noise of its own, of the claimed size at least",
+            NOISE_ENTRIES.fine,
             f"{len(flagged) or 'some'} of {self._entries} entries that are read have too little "
             "noise, or the same at every step",
             _COMPARE + "; look for a mask, or for entries that are written after the noise",
@@ -151,7 +151,7 @@ class WholeSizes:
             evidence["ratio_of_the_others"] = self._added_ratio(rest) if len(rest) else None
         return NOISE_WHOLE.result(
             self._test,
-            "over all entries of a tensor the noise of no step is smaller than claimed",
+            NOISE_WHOLE.fine,
             f"too little noise over all entries of {shown} ({len(names)} of "
             f"{len(self._tensors)} tensors): at one step {smallest:.3g} times the claim",
             _COMPARE,
@@ -185,7 +185,7 @@ class AlikeEntries:
         """Result of the check; ``lack`` is why no noise was seen."""
         return REUSE_ENTRIES.result(
             self._test,
-            "no entries of a step share their noise",
+            REUSE_ENTRIES.fine,
             "entries of a step differ by less than noise of their own makes them: as if draws "
             f"were tiled, mirrored or repeated (at distance {self._found['distance']}, or about "
             f"half of {self._found['mirror']})",

@@ -248,7 +248,7 @@ class NoiseChannelChecks:
             following_result(self.recurrence, self._signs, of_recurrence, self._lack)
             or RECURRENCE.result(
                 self.recurrence,
-                "no step's noise was that of an earlier step",
+                RECURRENCE.fine,
                 f"readings of step {later} differ from those of step {earlier} by less than fresh "
                 "noise of the claimed size makes them: as if the noise came back",
                 "look for a generator that is seeded anew from few seeds, or restored, and draw "
@@ -259,7 +259,7 @@ class NoiseChannelChecks:
             *(one.result(self._lack) for one in self._of_readings),
             BATCH_NORMALISED.result(
                 self.divisor,
-                _BESIDE_DATA if self._beside_data else "the noisy sum is divided by what is stated",
+                _BESIDE_DATA if self._beside_data else BATCH_NORMALISED.fine,
                 "the noisy sum is divided by the number of samples that the batch happens to have, "
                 "so that the size of the gradient and of its noise tells of it",
                 "divide by the expected batch size, which is the same at every step",
@@ -279,7 +279,7 @@ class NoiseChannelChecks:
         )
         return NOISE_SHAPE.result(
             self.shape,
-            "the noise has the tails of normal noise, and no lattice",
+            NOISE_SHAPE.fine,
             f"{what}: some events tell one record more than the claim allows",
             "draw the noise with torch.normal or torch.randn in single precision, and neither "
             "round nor clip it",
@@ -304,16 +304,16 @@ class NoiseChannelChecks:
             return NOISE_EXCESS.judged(
                 {**evidence, "violated_at_step": self._long_at},
                 "",
-                f"too much noise: clipped sums are up to {self._longest:.3g} times as long as "
-                "clipping allows, so noise is added before a sum is complete, perhaps to each part "
-                "of a split batch; that loses no privacy, but accuracy",
+                "too much noise: clipped sums are longer than clipping allows, so noise is added "
+                "before a sum is complete, perhaps to each part of a split batch; that loses no "
+                "privacy, but accuracy",
                 advice,
             )
         return NOISE_EXCESS.result(
             self.excess,
-            "the noise is no larger than claimed",
-            f"too much noise: it is {ratio:.3g} times the claim, or something else was added to "
-            "the clipped sums; that loses no privacy, but accuracy",
+            NOISE_EXCESS.fine,
+            "too much noise: it is larger than claimed, or something else was added to the "
+            "clipped sums; that loses no privacy, but accuracy",
             advice,
             evidence,
             self._noise_lack,

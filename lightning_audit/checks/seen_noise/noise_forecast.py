@@ -38,7 +38,7 @@ class NoiseForecast:
         by = by if lag else "the sum of all noise so far"
         return REUSE_FORECAST.result(
             self._test,
-            "the noise of a step cannot be told from that of earlier steps",
+            REUSE_FORECAST.fine,
             "forecasts made of earlier steps leave less than the claimed noise: the best one takes "
             f"{coefficient:.2g} times {by}, and leaves {self._bet.left:.0%} of the variance",
             "draw all noise from one generator that is seeded once, and add each draw to one step "
