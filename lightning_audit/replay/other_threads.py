@@ -1,0 +1,48 @@
+"""Which other threads of the process may train while a step is replayed.
+
+A replay seeds the global generators, and a fork keeps the locks that other threads hold. Both are
+harmless only if each other thread runs nothing but the standard library or a package whose threads
+show, log or serve: any other code may train.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import FrameType
+
+#: The standard library, and packages whose threads neither train nor draw random numbers.
+_HARMLESS = sys.stdlib_module_names | frozenset(
+    (
+        *("IPython", "debugpy", "ipykernel", "pydevd", "_pydev_bundle", "_pydevd_bundle"),
+        *("rich", "tornado", "tqdm", "traitlets", "zmq", "execnet", "fsspec", "grpc", "ray"),
+        *("aim", "clearml", "codecarbon", "comet_ml", "mlflow", "neptune", "prometheus_client"),
+        *("sentry_sdk", "swanlab", "tensorboard", "tensorboardX", "wandb"),
+    )
+)
+#: Modules of torch that run threads of their own, whatever they call.
+_THREADS_OF_TORCH = ("torch.utils.data._utils.", "torch._inductor.")
+
+
+def training_thread() -> str:
+    """The name of another thread that may train; empty if there is none."""
+    frames = sys._current_frames()
+    for thread in threading.enumerate():
+        if thread is threading.current_thread() or thread.ident is None:
+            continue
+        if not _is_helper(frames.get(thread.ident)):
+            return thread.name
+    return ""
+
+
+def _is_helper(frame: FrameType | None) -> bool:
+    """Whether a thread runs harmless code only, by its innermost frame."""
+    # Below these calls a function written in C has no frame of its own, such as `torch.normal`.
+    if frame is None or frame.f_code.co_name == "run":
+        return False
+    modules: list[str] = []
+    while frame is not None:
+        modules.append(str(frame.f_globals.get("__name__")))
+        frame = frame.f_back
+    packages = {name.partition(".")[0] for name in modules}
+    return packages <= _HARMLESS or any(name.startswith(_THREADS_OF_TORCH) for name in modules)
