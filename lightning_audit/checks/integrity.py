@@ -154,8 +154,8 @@ def equal_noise_result(processes: int) -> CheckResult:
     return NOISE_EXCESS.judged(
         {"processes": processes},
         "",
-        f"too much noise: several of the {processes} processes draw the same noise, whose sum is "
-        "larger than that of independent draws; that loses no privacy, but accuracy",
+        "too much noise: several of the processes draw the same noise, whose sum is larger than "
+        "that of independent draws; that loses no privacy, but accuracy",
         "let one process add the noise, or seed the generator of each with its rank",
     )
 

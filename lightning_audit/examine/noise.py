@@ -83,7 +83,7 @@ def examine_noise(replay: StepReplay, batch: Any, seed: int) -> Answer:
         return Answer(reason=reason)
     size = sum(replay.sizes)
     if 4 * size > _ENTRIES:
-        return Answer(reason=f"the gradient has more than {_ENTRIES // 4:,} entries")
+        return Answer(reason="the gradient has too many entries")
     many = max(min(count, _ROWS, _ENTRIES // size - 2), 2)
     return _Examination(replay, batch, many, seed, sigma).answer()
 

@@ -148,9 +148,9 @@ def _obstacle(asked: Asked) -> str:
     except ValueError as error:
         return str(error)
     if sum(asked.replay.sizes) > MOST_ENTRIES:
-        return f"the gradient has more than {MOST_ENTRIES:,} entries"
+        return "the gradient has too many entries"
     if most < LEAST_RECORDS:
-        return f"a batch of {most} records is too small"
+        return "the batch is too small"
     base = asked.replay.run(asked.batches, asked.seed)
     if base.error:
         return f"the step cannot be replayed ({base.error}, {base.where})"

@@ -35,14 +35,14 @@ def examine_independence(replay: StepReplay, batch: Any, tolerated: float, seed:
         seed: of the replays.
     """
     if rows(batch) * sum(replay.sizes) > _ENTRIES:
-        return Answer(reason=f"the gradients of the batch have more than {_ENTRIES:,} entries")
+        return Answer(reason="the gradients of the batch have too many entries")
     alone, mixed, count = copies(batch)
     first, second = (replay.run([each], seed, keep=True) for each in (alone, mixed))
     if first.error or second.error:
         return Answer(reason=first.error or second.error)
     made = first.rows
     if not made or made % rows(batch) or second.rows != made:
-        return Answer(reason=f"{made} per-sample gradients of {rows(batch)} records are formed")
+        return Answer(reason="other than one per-sample gradient of each record is formed")
     same = count * made // rows(batch)
     change = largest_change(_together(first), _together(second), same)
     if change is None:

@@ -15,6 +15,7 @@ import torch
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.examine.clipping import TRIALS
 from lightning_audit.examine.questions import QUESTIONS, Asked, ask
+from lightning_audit.files.printable import nearby
 from lightning_audit.replay.step_replay import StepReplay
 from lightning_audit.replay.step_watch import TakenStep
 from lightning_audit.replay.training_state import CannotKeep, TrainingState, room_for
@@ -106,16 +107,15 @@ def examine_step(
     except CannotKeep as error:
         return _none(names, str(error), begun)
     except Exception as error:  # the examination's own troubles end no training
-        _log.exception("the state of the training could not be kept")
-        return _none(names, f"{type(error).__name__}: {error}", begun)
+        reason = _trouble("the state of the training could not be kept", error)
+        return _none(names, reason, begun)
     replay = StepReplay(user.take, user.module, step, claim, state, taken.skips, step_times, work)
     low = user.precision not in _FULL_PRECISION
     asked = Asked(replay, taken.batches, seed, low, replaced, trials, earlier_trials)
     try:
         answers = ask(asked, names)
     except Exception as error:
-        _log.exception("the step could not be examined")
-        return _none(names, f"{type(error).__name__}: {error}", begun)
+        return _none(names, _trouble("the step could not be examined", error), begun)
     finally:
         state.put_back()
     for lost in state.lost:
@@ -124,6 +124,13 @@ def examine_step(
     late = tuple(name for name, answer in answers.items() if answer.reason == replay.no_time)
     step_seconds = replay.step_seconds if math.isfinite(replay.step_seconds) else 0.0
     return Examined(answers, time.perf_counter() - begun, times, step_seconds, late)
+
+
+def _trouble(what: str, error: Exception) -> str:
+    """Log a failure by its type: its text may hold values of the data, which `DEBUG` logs."""
+    _log.warning("%s (%s)", what, type(error).__name__)
+    _log.debug("%s", what, exc_info=error)
+    return type(error).__name__
 
 
 def _none(names: Collection[str], reason: str, begun: float) -> Examined:
@@ -138,7 +145,7 @@ def source_of_step(optimizer: Any, module: torch.nn.Module) -> str:
     for name, code in (*((kind.__name__, kind) for kind in own), *_training_step(module)):
         try:
             line = inspect.getsourcelines(code)[1]
-            return f"{name} in {inspect.getsourcefile(code)}:{line}"
+            return f"{name} in {nearby(inspect.getsourcefile(code) or '')}:{line}"
         except (OSError, TypeError):  # typed into an interpreter
             continue
     return ""

@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
+
+
+def nearby(path: str) -> str:
+    """A path as a report shows it: below the working directory from there, else the name alone."""
+    with contextlib.suppress(OSError, ValueError):  # it lies elsewhere, or there is no cwd
+        return str(Path(path).relative_to(Path.cwd()))
+    return Path(path).name
+
 
 def visible(text: str) -> str:
     r"""Text in which nothing acts on a terminal or hides: what cannot be seen is escaped.

@@ -52,9 +52,9 @@ def why_no_rows(usual: Replay, count: int, *, by_opacus: bool) -> str:
     if not usual.rows:
         return "no per-sample gradients are formed, or the training does not hand them over"
     if usual.rows != count:
-        return f"{usual.rows} gradients of {count} records come to be clipped"
+        return "other than one gradient of each record comes to be clipped"
     if usual.parts > 1 and by_opacus:
-        return f"the batch is clipped in {usual.parts} parts"
+        return "the batch is clipped in several parts"
     return ""
 
 

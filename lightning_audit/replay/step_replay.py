@@ -20,6 +20,7 @@ from lightning_audit.dpsgd.cut import divisor_at_cut, watch_cut
 from lightning_audit.dpsgd.hand_over import diverted
 from lightning_audit.dpsgd.opacus import private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
+from lightning_audit.files.printable import nearby
 from lightning_audit.replay.hand_written_replay import HandWrittenReplay
 from lightning_audit.replay.left_behind import left_behind
 from lightning_audit.replay.replay import Replay, count_rows
@@ -126,9 +127,10 @@ class StepReplay:
                 self._announce(len(then))
                 self._take_step([copied(batch) for batch in then])
         except Exception as error:
-            found.error = f"{type(error).__name__}: {error}"
+            # Its text may hold values of the data.
+            found.error = type(error).__name__
             frames = traceback.extract_tb(error.__traceback__)
-            found.where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+            found.where = f"{nearby(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
         finally:
             self._state.put_back()
             self._took.append(time.thread_time() - begun)

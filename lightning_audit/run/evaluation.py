@@ -12,7 +12,7 @@ from typing import Any
 from lightning_audit.accounting.phases import Phase, leaking
 from lightning_audit.accounting.spending import epsilon_at_ratio
 from lightning_audit.catalogue.noise_checks import NOISE_MEAN
-from lightning_audit.catalogue.registry import shared_log_e
+from lightning_audit.catalogue.registry import REGISTRY, shared_log_e
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.results.audit_report import (
@@ -27,6 +27,7 @@ from lightning_audit.run.findings import Findings, results_by_place, unknown_eps
 from lightning_audit.run.run_epsilons import Epsilons, run_history
 from lightning_audit.run.run_facts import RunFacts
 from lightning_audit.session.audit_session import AuditSession
+from lightning_audit.verdict.disclosure import numbers_of_data
 from lightning_audit.verdict.judge import judge, seen_of, worst
 from lightning_audit.verdict.pass_blockers import MECHANISM_ALONE, NOT_ENDED, blockers_of_run
 from lightning_audit.verdict.power_model import PowerModel
@@ -71,8 +72,7 @@ def epoch_metrics(
         monitors = [session.monitor for session in sessions]
         metrics["mu_lower"] = proved.mu_lower
         # The claim is refuted when the metric reaches one over the significance of the run.
-        shared = [shared_log_e(session.recorder.results) for session in sessions]
-        log_e = max(shared) - math.log(len(sessions))
+        log_e = shared_log_e(check for check in checks if REGISTRY[check.name].each)
         metrics["e_value"] = min(math.exp(min(log_e, 100.0)), _LARGEST_E_VALUE)
         metrics["observations"] = float(sum(m.sensitivity.observations for m in monitors))
         metrics["step"] = float(sum(monitor.steps for monitor in monitors))
@@ -136,6 +136,7 @@ def build_report(
         notes=(
             *facts.notes,
             *facts.examined.notes,
+            *numbers_of_data(findings.all),
             *_notes(sessions, facts, config, verdict, not_run),
         ),
         record=records[0] if records else None,

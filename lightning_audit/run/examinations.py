@@ -115,8 +115,9 @@ class Examinations:
             return
         try:
             self._examine(session, taken, steps)
-        except Exception:  # the examination's own troubles end no training
-            _log.exception("step %d could not be examined", steps)
+        except Exception as error:  # the examination's own troubles end no training
+            _log.warning("step %d could not be examined (%s)", steps, type(error).__name__)
+            _log.debug("step %d could not be examined", steps, exc_info=error)
             self._log.off = "the examination failed; see the log"
             self.schedule.end()
 
@@ -186,7 +187,7 @@ class Examinations:
         """The session of the only private optimizer; None where there are several, or none yet."""
         sessions = self._optimizers.sessions
         if len(sessions) > 1:
-            self._log.off = self._log.off or f"{len(sessions)} private optimizers step together"
+            self._log.off = self._log.off or "several private optimizers step together"
             self.schedule.end()
         return sessions[0] if len(sessions) == 1 else None
 

@@ -42,6 +42,7 @@ from lightning_audit.run_checks.loader_sampling import (
 )
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.ranks import Ranks
+from lightning_audit.verdict.disclosure import shown
 from lightning_audit.verdict.judge import acknowledge
 
 #: Largest part of the time since the last one that an epoch's end may take, once it was looked at.
@@ -66,7 +67,7 @@ class Findings:
 def run_checks(
     sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig, epsilons: Epsilons
 ) -> Findings:
-    """Results of every check now.
+    """Results of every check now, as far as they may leave the process; see `disclosure`.
 
     Each of n sessions tests at an n-th of the significance, and so does the check on epsilon for
     each; the checks of the batches are the run's. What is handed out adds up to the whole.
@@ -77,12 +78,15 @@ def run_checks(
     if not sessions:
         return Findings(acknowledge(common, config.allow))
     *seen, late = results_by_place(sessions, facts, config, epsilons)
+    each = config.significance / len(sessions)
     own = [
         acknowledge(
-            [_of_optimizer(check, optimizer, len(sessions)) for check in checks], optimizer.allow
+            [_of_optimizer(shown(check, each), optimizer, len(sessions)) for check in checks],
+            optimizer.allow,
         )
         for checks, optimizer in zip(seen, facts.optimizers, strict=True)
     ]
+    late = [shown(check, config.significance) for check in late]
     return Findings(
         acknowledge([*common, *(check for checks in own for check in checks), *late], config.allow),
         tuple(acknowledge([*common, *checks, *late], config.allow) for checks in own),

@@ -83,12 +83,12 @@ class RunLedger:
             try:
                 book.repeated, same = repeated_indices(data), repeated_contents(data)
             except Exception:  # of a data set that is like no other
-                _log.exception("it could not be told whether the data set holds records twice")
+                _log.warning("it could not be told whether the data set holds records twice")
                 same = None
             if same:
                 self._notes.add(
-                    f"{same:,} of {count:,} records have the contents of another one: whoever "
-                    "stands in the data several times has less privacy than is claimed"
+                    "records of the data set have the contents of other ones: a person whose "
+                    "record is in the data several times has less privacy than is claimed"
                 )
         elif book.draws.records != count:
             book.draws.obstacle = "the loader's data set changes"
@@ -201,14 +201,13 @@ class RunLedger:
         by_input = isinstance(planner.config.canaries[0], InputCanary)  # a row more
         if by_input or planner.rows_taken is None or not rates_known(history) or not history:
             return
-        steps = sum(phase.steps for phase in history)
         expected = draws.records * sum(phase.steps * phase.known_rate for phase in history)
         self._too_many = planner.rows_taken > _MANY * expected + _ERRORS * math.sqrt(expected)
         if self._too_many:
             planner.block_pass(
-                f"steps clip {planner.rows_taken / steps:.3g} gradients on average, where the "
-                f"sample rate lets {expected / steps:.3g} records join: batches are merged or "
-                "filled up on their way; state the rate that holds, PrivacyClaim(sample_rate=...)"
+                "steps clip more gradients than the sample rate lets records join: batches are "
+                "merged or filled up on their way; state the rate that holds, "
+                "PrivacyClaim(sample_rate=...)"
             )
 
 

@@ -165,8 +165,8 @@ class ExaminationLog:
             if (told := self._told.get(name)) is not None:
                 _add(told, step, answer)
                 self.notes += [
-                    f"{name}: {note.describe()}; inputs have bounds, so that no record need be "
-                    "like it"
+                    f"{name}: {note.name}, the release moves by more than clipping allows; inputs "
+                    "have bounds, so that no record need be like it"
                     for note in answer.notes[:1]
                     if not any(known.startswith(f"{name}: ") for known in self.notes)
                 ]

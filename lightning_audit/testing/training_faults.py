@@ -54,7 +54,7 @@ OF_THE_TRAINING = (
         "each process adds its share of the noise, drawn from the same seed in all of them",
         "a seed that leaves the rank out",
         "noise.excess",
-        "too much noise: several of the 2 processes draw the same noise",
+        "too much noise: several of the processes draw the same noise",
         noise.EqualNoise,
         distributed.Distributed,
         ends="INCONCLUSIVE",

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from lightning_audit.catalogue.registry import REGISTRY
 from lightning_audit.results.audit_report import AuditReport, CheckResult
+from lightning_audit.verdict.disclosure import VOID
 from lightning_audit.verdict.pass_blockers import OutcomeSettings
 
 #: Relative difference of e-value and threshold within which the last bit may decide.
@@ -46,6 +47,8 @@ def _of_names(report: AuditReport, settings: OutcomeSettings, optimizers: int) -
 
 def _of_status(check: CheckResult, settings: OutcomeSettings, optimizers: int) -> Iterator[str]:
     known = REGISTRY[check.name]
+    if _withheld(check) and (more := sorted({*check.evidence} - {*known.public})):
+        yield f"is {check.status} and shows numbers of un-noised data: {', '.join(more)}"
     scoped = any(one.finding == check.name and one.optimizer for one in settings.exemptions)
     allowed = check.name in settings.allow or (scoped and check.status == "allowed")
     wrong = "warned" if known.warns else "allowed" if allowed else "violated"
@@ -66,7 +69,7 @@ def _of_status(check: CheckResult, settings: OutcomeSettings, optimizers: int) -
         return
     crossed = check.log_e_value > threshold
     since = check.evidence.get("violated_at_step", "unknown")
-    if crossed != (since is not None):
+    if crossed != (since is not None) and not _withheld(check):
         yield (
             f"has the log e-value {check.log_e_value:.4g}, the threshold {threshold:.4g}, and "
             f"violated_at_step {since}"
@@ -80,8 +83,15 @@ def _of_status(check: CheckResult, settings: OutcomeSettings, optimizers: int) -
         )
 
 
+def _withheld(check: CheckResult) -> bool:
+    """Whether a check's numbers are private, and none that is void of a guarantee shows them."""
+    return REGISTRY[check.name].private and check.status not in VOID
+
+
 def _without_e_value(check: CheckResult, wrong: str) -> Iterator[str]:
     if check.status == "not_run" and (not check.evidence or REGISTRY[check.name].wrong is None):
+        return
+    if check.status == "ok" and _withheld(check):
         return
     try:
         found = REGISTRY[check.name].is_wrong(check.evidence)

@@ -30,15 +30,13 @@ NUMBERS_OF_DATA = (
 )
 
 #: Statuses of a check of which the guarantee is void.
-_VOID = ("violated", "allowed")
+VOID = ("violated", "allowed")
 _LN10 = math.log(10.0)
 _DIGITS = 2
-#: Most digits that a number has.
-_ALL = 17
-#: A number in a sentence, unless it is that of a step or a part of a name.
-_NUMBER = re.compile(
-    r"(?<!step )(?<![\w.,`'\"])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?=x\b|[^\w`'\"]|$)"
-)
+#: Most digits that a number has, and from where on whole ones are written by powers of ten.
+_ALL, _LARGE = 17, 1e15
+#: A number in a sentence, unless it is a part of a name, a setting or a place.
+_NUMBER = re.compile(r"(?<![\w.,:=`'\"])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?=x\b|[^\w`'\"]|$)")
 
 
 def coarse(log_e: float, threshold: float) -> float:
@@ -66,7 +64,7 @@ def shown(check: CheckResult, significance: float) -> CheckResult:
     log_e = check.log_e_value
     if log_e is not None:
         log_e = coarse(log_e, -math.log(check.share * significance))
-    if check.status in _VOID:
+    if check.status in VOID:
         digits = _needed(known, check.evidence)
         message = _rounded_text(check.message, digits)
         evidence = _rounded(check.evidence, digits, known.public)
@@ -78,17 +76,19 @@ def shown(check: CheckResult, significance: float) -> CheckResult:
 
 def numbers_of_data(checks: Iterable[CheckResult]) -> list[str]:
     """A sentence where violated checks show numbers of un-noised data."""
-    names = [c.name for c in checks if c.status in _VOID and REGISTRY[c.name].private]
+    names = [c.name for c in checks if c.status in VOID and REGISTRY[c.name].private]
     return [NUMBERS_OF_DATA.format(names=", ".join(dict.fromkeys(names)))] if names else []
 
 
 def _message(known: Check, check: CheckResult) -> str:
     if "message" in known.public and check.status in ("ok", "not_run"):
         return check.message
-    if check.status == "not_run":
-        # A number in it may be one of the data.
-        return f"not tested: {known.needs}" if _NUMBER.search(check.message) else check.message
-    return known.fine if check.status == "ok" else known.finds
+    if check.status == "ok":
+        return known.fine
+    if _NUMBER.search(check.message) is None:
+        return check.message
+    # A number in it may be one of the data.
+    return f"not tested: {known.needs}" if check.status == "not_run" else known.finds
 
 
 def _needed(known: Check, evidence: Mapping[str, Any]) -> int:
@@ -102,6 +102,7 @@ def _needed(known: Check, evidence: Mapping[str, Any]) -> int:
 
 def _told(known: Check, evidence: Mapping[str, Any]) -> list[bool | None]:
     rules = [rule.applies for rule in known.faults]
+    rules.append(lambda seen: seen["size"] > seen["allowed"])  # of findings by replay
     if known.wrong is not None:
         rules.append(known.wrong)
     return [_answer(rule, evidence) for rule in rules]
@@ -132,8 +133,13 @@ def _rounded(value: Any, digits: int, public: tuple[str, ...] = (), key: str = "
 
 
 def _rounded_text(text: str, digits: int) -> str:
-    def short(match: re.Match[str]) -> str:
-        number = float(match.group().replace(",", ""))
-        return match.group() if number == 0.0 else f"{float(f'{number:.{digits}g}'):.{_ALL}g}"
+    def rounded(match: re.Match[str]) -> str:
+        told = match.group()
+        number = float(told.replace(",", ""))
+        of_step = told.isdigit() and text[: match.start()].endswith("step ")
+        if number == 0.0 or of_step:
+            return told
+        short = float(f"{number:.{digits}g}")
+        return str(int(short)) if short.is_integer() and short < _LARGE else str(short)
 
-    return _NUMBER.sub(short, text)
+    return _NUMBER.sub(rounded, text)

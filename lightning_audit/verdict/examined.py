@@ -5,10 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lightning_audit.catalogue.noise_examination import REPLAY_NOISE
-from lightning_audit.catalogue.registry import group
-from lightning_audit.catalogue.replay_checks import REPLAY_CLIPPING, REPLAY_SENSITIVITY
+from lightning_audit.catalogue.replay_checks import (
+    REPLAY_CLIPPING,
+    REPLAY_RELEASE,
+    REPLAY_SENSITIVITY,
+)
 from lightning_audit.catalogue.step_checks import COUPLING
 from lightning_audit.results.audit_report import CheckResult
+
+#: What is examined, by the check; how often depends on the sizes of batches, which are private.
+_OF = {
+    REPLAY_SENSITIVITY.name: "records",
+    REPLAY_CLIPPING.name: "crafted gradients",
+    REPLAY_RELEASE.name: "what a step leaves behind",
+    REPLAY_NOISE.name: "draws of the noise",
+    COUPLING.name: "records beside others",
+}
 
 
 def describe_examined(checks: Iterable[CheckResult]) -> str:
@@ -17,8 +29,7 @@ def describe_examined(checks: Iterable[CheckResult]) -> str:
     Args:
         checks: results of all checks.
     """
-    replayed = (*group("replay"), REPLAY_NOISE.name, COUPLING.name)
-    by_name = {check.name: check for check in checks if check.name in replayed}
+    by_name = {check.name: check for check in checks if check.name in _OF}
     asked = {n: c for n, c in by_name.items() if c.status != "not_run"}
     reasons: dict[str, list[str]] = {}
     for name, check in by_name.items():
@@ -31,14 +42,5 @@ def describe_examined(checks: Iterable[CheckResult]) -> str:
     left = "; ".join(unseen)
     if not asked:
         return f"no step was examined by replay: {'; '.join(reasons)}" if by_name else ""
-    steps = max(check.evidence.get("examined", 0) for check in asked.values())
-    counts = {
-        "records": asked.get(REPLAY_SENSITIVITY.name),
-        "crafted gradients": asked.get(REPLAY_CLIPPING.name),
-    }
-    shown = [f"{c.evidence.get('asked')} {what}" for what, c in counts.items() if c is not None]
-    if (noise := asked.get(REPLAY_NOISE.name)) is not None:
-        shown.append(f"{noise.evidence.get('draws')} draws of the noise")
-    line = f"examined {steps} step{'s' * (steps != 1)} by replay"
-    line += f": {', '.join(shown)}" if shown else ""
+    line = "examined by replay: " + ", ".join(_OF[name] for name in asked)
     return f"{line}; not asked: {left}" if left else line

@@ -1,4 +1,4 @@
-"""The seed of the audit's coins is a secret until the training has ended, unless the user states it."""
+"""The seed of the audit's coins is shown when the training has ended, or if it is stated."""
 
 from __future__ import annotations
 

@@ -86,11 +86,9 @@ def test_sizes_have_two_digits(tmp_path: Path) -> None:
 def test_a_pass_begins_with_what_was_examined(tmp_path: Path) -> None:
     report = fit(tmp_path, private(), audit(examinations=2), max_steps=300)
     assert report.verdict.outcome == "PASS"
-    asked = {name: check(report, name).evidence for name in NAMES[:2]}
     assert report.verdict.summary.startswith(
-        f"examined 2 steps by replay: {asked['replay.sensitivity']['asked']} records, "
-        f"{asked['replay.clipping']['asked']} crafted gradients, "
-        f"{check(report, 'replay.noise').evidence['draws']} draws of the noise; no check failed"
+        "examined by replay: records, crafted gradients, what a step leaves behind, draws of the "
+        "noise, records beside others; no check failed"
     )
 
 
@@ -103,11 +101,8 @@ def test_what_is_not_asked_says_why(tmp_path: Path) -> None:
 
 def test_nothing_that_was_measured_leaves_a_correct_training(tmp_path: Path) -> None:
     report = fit(tmp_path, private(), audit(), max_steps=4)
-    for name in NAMES[:3]:
-        evidence = check(report, name).evidence
-        assert set(evidence) == {"examined", "asked", "findings"}
-        assert all(isinstance(value, int) for value in evidence.values())
-    assert check(report, "coupling").evidence == {"replays": 1, "change": None, "step": None}
+    for name in (*NAMES, "coupling"):
+        assert check(report, name).evidence == {}
 
 
 def test_training_metrics_that_are_logged_are_noted(tmp_path: Path) -> None:

@@ -119,6 +119,7 @@ def test_looks_at_the_rate_are_as_good_as_one() -> None:
             often.start_epoch()
         often.take(batch)
         often.settle(RATE)
+    once.settle(RATE)
     assert often._rate_wealth == pytest.approx(once._rate_wealth)
 
 

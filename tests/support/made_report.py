@@ -18,6 +18,7 @@ from lightning_audit.results.audit_report import (
     Power,
     Verdict,
 )
+from lightning_audit.verdict.disclosure import shown
 from lightning_audit.verdict.pass_blockers import OutcomeSettings, Resolution
 
 STEPS, CANARIES, DELTA, SIGNIFICANCE = 100, 8, 1e-5, 1e-3
@@ -118,4 +119,5 @@ def _checks(
             )
         else:
             checks.append(CheckResult(name, "mechanism", "ok", "seen", evidence=evidence))
-    return tuple(sorted(checks, key=lambda check: check.status != "violated"))
+    told = [shown(check, SIGNIFICANCE) for check in checks]
+    return tuple(sorted(told, key=lambda check: check.status != "violated"))

@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import csv
 import dataclasses
 import io
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from uuid import UUID
 
 import pytest
 import pytorch_lightning as pl
@@ -46,6 +49,12 @@ RECORDS = 96
 #: Fields of a report that the clock decides.
 _BY_THE_CLOCK = ("created", "audit_cost", "examination_cost")
 _COUNTS = ("unclipped_num", "sample_size")
+#: What the clock decides of the printed report.
+_TIMES = re.compile(r"^the audit took .*$|\(written [^)]*\)", re.MULTILINE)
+_E_VALUE = "audit/e_value"
+#: E-values of private checks as the console prints them.
+_PRIVATE = "|".join(re.escape(c.name) for c in REGISTRY.values() if c.private)
+_E_VALUES = re.compile(rf"(?<=│ )(?:{_PRIVATE}) .*?e = [^│]*│")
 
 
 @dataclass
@@ -57,14 +66,21 @@ class Releases:
         forced: whether a training takes them instead of its own.
         left_out: record that no batch holds, None where all do.
         drawn: how often each record was drawn.
+        audit: of the training.
     """
 
     gradients: list[Any] = field(default_factory=list)
     forced: bool = False
     left_out: int | None = None
     drawn: Counter[int] = field(default_factory=Counter)
-    live: bool = False
+    audit: PrivacyAudit | None = None
     _next: int = 0
+
+    @property
+    def live(self) -> bool:
+        """Whether a step is the training's own, and no replay of the audit."""
+        run = self.audit._run if self.audit is not None else None
+        return run is not None and run.optimizers.looks
 
     def pass_on(self, values: list[Any]) -> list[Any]:
         """What a step releases: its own values, which are kept, or those of the first training."""
@@ -168,7 +184,8 @@ def _train(
     # A step of several batches is counted by Lightning as several, and so is one of two optimizers.
     limit = row.trainer.get("max_steps", 120) * steps // 120
     arguments = {**row.trainer, "max_steps": max(limit, steps), "logger": loggers}
-    trainer = trainer_for(directory, _Before(releases, seed), audit, _After(releases), **arguments)
+    releases.audit = audit
+    trainer = trainer_for(directory, _Seeds(releases, seed), audit, **arguments)
     console, exception = io.StringIO(), ""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_released(releases))
@@ -197,28 +214,15 @@ def _of_few_records(audit: Mapping[str, Any]) -> dict[str, Any]:
     return {**audit, "claim": dataclasses.replace(claim, sample_rate=rate)}
 
 
-class _Before(pl.Callback):
-    """Before the audit's hooks: equal random numbers at each batch, and no step is live behind."""
+class _Seeds(pl.Callback):
+    """Gives each batch random numbers of its own, whatever the batch before drew."""
 
     def __init__(self, releases: Releases, seed: int) -> None:
         self._releases, self._seed = releases, seed
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-        self._releases.live = False
-        torch.manual_seed(10**6 * (self._seed + 1) + 1000 * trainer.current_epoch + batch_idx)
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        self._releases.live = False
-
-
-class _After(pl.Callback):
-    """Behind the audit's hook at a batch's start: from here on steps are the training's own."""
-
-    def __init__(self, releases: Releases) -> None:
-        self._releases = releases
-
-    def on_train_batch_start(self, *_: Any) -> None:
-        self._releases.live = True
+        if self._releases.live:
+            torch.manual_seed(10**6 * (self._seed + 1) + 1000 * trainer.current_epoch + batch_idx)
 
 
 @contextlib.contextmanager
@@ -269,6 +273,8 @@ def _released(releases: Releases) -> Iterator[None]:
         return add_noise
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "400")  # the times' digits must not move a line's end
+        patch.setattr("lightning_audit.run.audited_optimizers.uuid.uuid4", lambda: UUID(int=1))
         for kind in (DPOptimizer, *_subclasses(DPOptimizer)):
             if "add_noise" in vars(kind):
                 patch.setattr(kind, "add_noise", noisy(vars(kind)["add_noise"]))
@@ -333,18 +339,31 @@ def differences(one: Artefacts, other: Artefacts, coarse: bool = False) -> list[
 
 
 def _public(artefacts: Artefacts, coarse: bool) -> dict[str, Any]:
-    report = {k: v for k, v in artefacts.report.items() if k not in _BY_THE_CLOCK}
-    if not coarse:
-        report["checks"] = [
-            {**check, "log_e_value": None} if REGISTRY[check["name"]].private else check
-            for check in report["checks"]
-        ]
-    return {
-        "report.json": report,
+    held = {
+        "report.json": {k: v for k, v in artefacts.report.items() if k not in _BY_THE_CLOCK},
         "record": artefacts.record,
         "metrics": artefacts.metrics,
-        "console": artefacts.console,
+        "console": _TIMES.sub("", artefacts.console).splitlines(),
         "exception": artefacts.exception,
+    }
+    return held if coarse else _without_coarse(held)
+
+
+def _without_coarse(held: dict[str, Any]) -> dict[str, Any]:
+    """What is left where e-values of private numbers are left out."""
+    report = held["report.json"]
+    checks = [
+        {**check, "log_e_value": None} if REGISTRY[check["name"]].private else check
+        for check in report["checks"]
+    ]
+    epochs = [{**row, "e_value": None} for row in report["epochs"]]
+    rows = list(csv.DictReader(io.StringIO(held["metrics"]["csv"])))
+    board = {k: v for k, v in held["metrics"]["board"].items() if k != _E_VALUE}
+    return {
+        **held,
+        "report.json": {**report, "checks": checks, "epochs": epochs},
+        "metrics": {"csv": [{**row, _E_VALUE: None} for row in rows], "board": board},
+        "console": [_E_VALUES.sub("", line) for line in held["console"]],
     }
 
 

@@ -89,7 +89,7 @@ def test_a_report_that_agrees_with_itself_has_no_contradiction(outcome: Outcome)
         (lambda r: named(r, "finite").update(share=0.1), "finite has the share 0.1"),
         (
             lambda r: named(r, "finite")["evidence"].update(records=1),
-            "finite is ok, its evidence says violated",
+            "finite is ok and shows numbers of un-noised data: records",
         ),
         (
             lambda r: named(r, "noise.excess").update(status="violated"),

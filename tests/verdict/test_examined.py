@@ -1,4 +1,4 @@
-"""The first line of a pass counts what was examined, and names what was not with its reason."""
+"""The first line of a pass names what was examined, and what was not with its reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def line(log: ExaminationLog, coupling: Coupling) -> str:
     return describe_examined([*log.results(0.05), coupling.result(log.off)])
 
 
-def test_counts_of_what_was_asked() -> None:
+def test_what_was_asked_is_named_without_the_counts_that_batch_sizes_decide() -> None:
     log, coupling = ExaminationLog(), Coupling()
     for step in (0, 5):
         answers = {
@@ -24,7 +24,8 @@ def test_counts_of_what_was_asked() -> None:
         log.take(step, answers)
         coupling.take(step, Answer(1))
     assert line(log, coupling) == (
-        "examined 2 steps by replay: 18 records, 64 crafted gradients, 24 draws of the noise"
+        "examined by replay: records, crafted gradients, what a step leaves behind, draws of the "
+        "noise, records beside others"
     )
 
 
@@ -36,7 +37,7 @@ def test_what_was_not_asked_has_its_reason_and_equal_reasons_stand_once() -> Non
     coupling.take(0, none)
     log.between_epochs = 1
     assert line(log, coupling) == (
-        "examined 1 step by replay: 9 records; not asked: clipping, noise, coupling (no "
+        "examined by replay: records; not asked: clipping, noise, coupling (no "
         "per-sample gradients are formed); release (optimizer state does not fit)"
     )
 

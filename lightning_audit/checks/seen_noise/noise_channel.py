@@ -295,16 +295,16 @@ class NoiseChannelChecks:
             return NOISE_EXCESS.judged(
                 {**evidence, "violated_at_step": self._long_at},
                 "",
-                f"too much noise: clipped sums are up to {self._longest:.3g} times as long as "
-                "clipping allows, so noise is added before a sum is complete, perhaps to each part "
-                "of a split batch; that loses no privacy, but accuracy",
+                "too much noise: clipped sums are longer than clipping allows, so noise is added "
+                "before a sum is complete, perhaps to each part of a split batch; that loses no "
+                "privacy, but accuracy",
                 advice,
             )
         return NOISE_EXCESS.result(
             self.excess,
             NOISE_EXCESS.fine,
-            f"too much noise: it is {ratio:.3g} times the claim, or something else was added to "
-            "the clipped sums; that loses no privacy, but accuracy",
+            "too much noise: it is larger than claimed, or something else was added to the "
+            "clipped sums; that loses no privacy, but accuracy",
             advice,
             evidence,
             self._noise_lack,

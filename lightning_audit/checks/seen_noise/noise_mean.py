@@ -29,12 +29,10 @@ class NoiseMean:
     def result(self, lack: str = "") -> CheckResult:
         """Result of the check; ``lack`` is why no noise was seen."""
         positive, negative = self._signs.tolist()
-        share = positive / max(positive + negative, 1)
         return NOISE_MEAN.result(
             self._test,
             NOISE_MEAN.fine,
-            f"the mean of the noise is not zero: {share:.0%} of what was added to the clipped sums "
-            "are above zero; that loses no privacy, but biases the training",
+            "the mean of the noise is not zero; that loses no privacy, but biases the training",
             "look at the mean that the noise is drawn with, and whether anything else, such as "
             "momentum or weight decay, is added to the gradient before the update",
             {"positive": positive, "negative": negative},

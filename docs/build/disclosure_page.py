@@ -1,0 +1,106 @@
+"""Makes docs/what-files-reveal.md from the registry: `python docs/build/disclosure_page.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lightning_audit.catalogue.check import Check
+from lightning_audit.catalogue.registry import REGISTRY
+
+PAGE = Path(__file__).parents[1] / "what-files-reveal.md"
+
+_HEAD = """# What an audit's files reveal
+
+<!-- Made by `python docs/build/disclosure_page.py` from the checks' declarations; do not edit. -->
+
+An epsilon covers what is computed of the released gradients. What leaves the process of an audited
+training is therefore one of these:
+
+- **public**: a function of released (noisy) gradients, the audit's coins and seeds, the clock, and
+  settings that you state (the number of records among them);
+- **verdict**: the status of a check, the kind of obstacle for which it did not run, or a sentence
+  that follows from these and holds no number;
+- **coarse**: an e-value of private numbers, in whole powers of ten;
+- **void**: numbers of a violated private check, by two digits, or as many as the verdict and the
+  likely fault need. The guarantee is void then, and a note of the report names these checks. Do not
+  publish such a report where the data are private.
+
+A *private* check is one whose numbers are computed from un-noised data: clipped sums, noise alone,
+batches, records, replays. A warning or an undecided finding voids no guarantee, so that such a
+check shows no number either.
+
+Verdicts, coarse fields and the step at which a check is violated are not covered by epsilon: they
+are bits of the data that the audit spends. `tests/callbacks/test_privacy_audit_disclosure.py` holds
+the rest: of two trainings on neighbouring data sets, with the same coins and the same released
+gradients at every step, all files, metrics and printed lines are equal byte for byte, times and
+coarse fields left out.
+"""
+
+#: Artefact, field, and what it is a function of.
+_FIELDS: Sequence[tuple[str, str, str]] = (
+    ("`report.json`", "`verdict`, `pass_blockers`, `notes`", "verdict; public numbers"),
+    ("`report.json`", "`verdict.faults` where a private check is violated", "void"),
+    ("`report.json`", "`checks`", "see the tables below"),
+    (
+        "`report.json`",
+        "`bounds`, `operating_points`, `power`, `epsilon_spent`, `epsilon_not_excluded`, "
+        "`history`, `steps`, `observations`, `optimizers`",
+        "public",
+    ),
+    ("`report.json`", "`epochs`", "as the metrics"),
+    ("`report.json`", "`settings`, `environment`, `claimed_epsilon`, `delta`", "public"),
+    ("`report.json`", "`created`, `audit_cost`, `examination_cost`", "public (the clock)"),
+    ("`report.json`", "`evidence.where`, paths in `advice`", "public; never an absolute path"),
+    ("`observations.bin`, `observations.npz`", "every field", "public"),
+    ("metrics of the loggers", "`audit/e_value`", "coarse where a private check's is the largest"),
+    ("metrics of the loggers", "every other one", "public; verdict (`audit/violated`)"),
+    ("figure", "all of it", "public, verdict"),
+    ("console and log", "the report", "as `report.json`"),
+    (
+        "console and log",
+        "failures of a replay",
+        "verdict: the type of an exception; its text and traceback at the level `DEBUG` alone",
+    ),
+    ("`PrivacyViolation`, `InconclusiveAudit`", "message and `report`", "as `report.json`"),
+)
+
+
+def _table(head: str, rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, "|".join(["", *["---"] * head.count(" | "), "---", ""])]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
+
+
+def _shown(check: Check) -> str:
+    """What of a private check is public, beside its verdict."""
+    names = [f"`{name}`" for name in check.public if name != "message"]
+    words = ["the message"] if "message" in check.public else []
+    return ", ".join([*names, *words])
+
+
+def markdown() -> str:
+    """The docs page."""
+    private = [check for check in REGISTRY.values() if check.private]
+    public = [f"`{check.name}`" for check in REGISTRY.values() if not check.private]
+    rows = [(f"`{c.name}`", "`log_e_value`: coarse" if c.share else "", _shown(c)) for c in private]
+    return "\n".join(
+        [
+            _HEAD,
+            "## Fields\n",
+            _table("| artefact | field | what it is |", _FIELDS),
+            "<!-- rows of the checkpoint go here -->\n",
+            "## Private checks\n",
+            "Where it is not violated, such a check shows its status, a fixed sentence, and:\n",
+            _table("| check | e-value | public parts of its evidence |", rows),
+            "## Checks of released gradients and settings\n",
+            f"All of their numbers are public: {', '.join(public)}.\n",
+            "## Not covered\n",
+            "`Examination`, `assert_privatizes` and `audit_mechanism` are for unit tests and show "
+            "what they measure in full: run them on data that are not private. `EpsilonStar` and "
+            "`lightning-audit epsilon-star` measure losses of records by design.\n",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    PAGE.write_text(markdown(), encoding="utf-8")
