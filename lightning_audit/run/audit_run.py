@@ -53,7 +53,9 @@ class AuditRun:
         notes = self._course.notes
         self.lints = RunLints(notes, config.significance, self.ranks)
         self._precision = str(trainer.precision)
-        seed, drawn = self.ranks.shared((config.seed, draw_seed()))
+        seed, drawn = self.ranks.shared(
+            (config.seed, None if config.seed is not None else draw_seed())
+        )
         config = replace(config, seed=seed, drawn_seed=drawn)
         self.optimizers = AuditedOptimizers(
             config, self.files, self._precision, self.ranks, notes, self.lints
