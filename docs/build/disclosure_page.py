@@ -63,6 +63,11 @@ _FIELDS: Sequence[tuple[str, str, str]] = (
         "verdict: the type of an exception; its text and traceback at the level `DEBUG` alone",
     ),
     ("`PrivacyViolation`, `InconclusiveAudit`", "message and `report`", "as `report.json`"),
+    ("checkpoint", "generator of the coins, seed", "public; it tells the coins to come"),
+    ("checkpoint", "sums and e-values of releases, first releases, counts of steps", "public"),
+    ("checkpoint", "`segments`", "as `checks` of the report"),
+    ("checkpoint", "`accountant`, `config`, `lints`, `course`, others", "public; verdict"),
+    ("checkpoint", "`examinations`", "public (coins, the clock)"),
 )
 
 
@@ -88,7 +93,6 @@ def markdown() -> str:
             _HEAD,
             "## Fields\n",
             _table("| artefact | field | what it is |", _FIELDS),
-            "<!-- rows of the checkpoint go here -->\n",
             "## Private checks\n",
             "Where it is not violated, such a check shows its status, a fixed sentence, and:\n",
             _table("| check | e-value | public parts of its evidence |", rows),

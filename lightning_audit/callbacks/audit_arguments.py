@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from lightning_audit import _validate
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.canaries.gradient import GradientCanary, default_mix
 from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.config.audit_config import AuditConfig
+from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.verdict.exemptions import Allow
 from lightning_audit.verdict.pass_blockers import Resolution
 
@@ -59,9 +58,15 @@ class AuditArguments:
         return self.config.on_violation
 
     @property
-    def seed(self) -> int:
-        """Of the audit's own coins."""
-        return self.config.seed
+    def report(self) -> AuditReport | None:
+        """The report of the latest training."""
+        raise NotImplementedError
+
+    @property
+    def seed(self) -> int | None:
+        """Of the audit's own coins; one that was drawn is None until the training has ended."""
+        report = self.report
+        return self.config.seed if report is None else report.settings["seed"]
 
 
 def delta_of(delta: float | None, claim: PrivacyClaim | None) -> float:
@@ -81,7 +86,7 @@ def canaries_of(
     return default_mix(count) if canaries is None else canaries
 
 
-def allowed(allow: Sequence[str | Allow] | str | Allow) -> dict[str, tuple[Any, ...]]:
+def allowed(allow: Sequence[str | Allow] | str | Allow) -> dict[str, Any]:
     """Names of the findings that are allowed everywhere, and those with a reason, by their names.
 
     Args:
@@ -100,10 +105,3 @@ def allowed(allow: Sequence[str | Allow] | str | Allow) -> dict[str, tuple[Any, 
     everywhere = (one.finding for one in exemptions if one.everywhere)
     names = (one for one in listed if not isinstance(one, Allow))
     return {"allow": (*names, *everywhere), "exemptions": exemptions}
-
-
-def seed_of(seed: int | None) -> int:
-    """The seed that is given, or one drawn from the operating system."""
-    if seed is None:
-        return int(np.random.SeedSequence().entropy)  # type: ignore[arg-type]  # an int if drawn
-    return seed

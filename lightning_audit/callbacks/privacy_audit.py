@@ -76,7 +76,7 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         report_dir: where report and observations go; None for ``default_root_dir/audit``. While
             another training has the directory, they go to ``run-2`` in it, or ``run-3``...
         log_prefix: first part of the names of the logged metrics.
-        seed: of the audit's own coins; None to draw one. It is written to the report.
+        seed: of the coins; None to draw one, which the report holds once the training has ended.
         examinations: steps that are examined by replay, which tests the definition of DP-SGD and
             leaves the training as it would have been: "auto" for the first step (at most 80 step
             times) and later ones (at most 3 % of the time since), 0 for none, or a number of them,
@@ -124,7 +124,7 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
             resolution=Resolution() if resolution is None else resolution,
             on_violation=on_violation,
             on_inconclusive=on_inconclusive,
-            seed=arguments.seed_of(seed),
+            seed=seed,
             examinations=examinations,
             bounds=bounds,
             **arguments.allowed(allow),

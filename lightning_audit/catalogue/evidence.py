@@ -12,9 +12,29 @@ _PACKAGE = __name__.partition(".")[0]
 _GROWTH = 1.25
 
 
+def log_weight(number: int) -> float:
+    """Log of ``1 / (k (k + 1))``, the weight of the k-th of any number of e-values.
+
+    The weights of all k add up to 1, so that the weighted sum of e-values, each of which is valid
+    whatever came before it, is an e-value.
+
+    Args:
+        number: k, >= 1.
+    """
+    return -math.log(number * (number + 1.0))
+
+
 @dataclass
 class Evidence:
-    """The largest log e-value of one test so far, and whether it crossed its threshold.
+    r"""The largest log e-value of one test so far, and whether it crossed its threshold.
+
+    A test of private numbers restarts when a training is resumed, because no checkpoint holds them.
+    Its e-process ``E_k`` of segment k starts at 1 there, and is valid given all that came before.
+    It counts with the weight ``w_k = 1 / (k (k + 1))``. By Ville's inequality segment k ever
+    reaches ``1 / (w_k * share * significance)`` with probability ``w_k * share * significance`` at
+    most. The weights of all k add up to 1, so that by the union bound any segment of the run flags
+    with the test's share of the significance at most, for any number of resumes at any times.
+    ``log_e`` is the largest of all ``log(w_k E_k)``.
 
     The significance may be another one when a run goes on after a stop: what was seen does not
     depend on it, so that the test is then judged by the new one from its beginning.
@@ -24,11 +44,14 @@ class Evidence:
         significance: of the whole run.
         share: of it that is the test's own; what is handed out of one significance may never
             exceed 1 (Ville's inequality for each, the union bound for all).
+        segment: number of the segment of the run, from 1, of a test that restarts at each resume;
+            0 for one that a checkpoint continues.
     """
 
     name: str
     significance: float
     share: float
+    segment: int = 0
     log_e: float = 0.0
     observed: bool = False
     #: Steps at which the log e-value was larger than ever, and how large: the latest, the one at
@@ -37,13 +60,21 @@ class Evidence:
 
     @property
     def threshold(self) -> float:
-        """Log e-value at which the test flags."""
+        """Log e-value of the present segment, as `update` takes it, at which the test flags."""
+        return self._level - self._log_weight
+
+    @property
+    def _level(self) -> float:
         return -math.log(self.share * self.significance)
+
+    @property
+    def _log_weight(self) -> float:
+        return log_weight(self.segment) if self.segment else 0.0
 
     @property
     def violated(self) -> bool:
         """Whether the test has flagged."""
-        return self.log_e >= self.threshold
+        return self.log_e >= self._level
 
     @property
     def violated_at(self) -> int | None:
@@ -51,28 +82,21 @@ class Evidence:
 
         Where the significance was another one at that step, the latest that it can be.
         """
-        level = self.threshold
+        level = self._level
         return next((step for step, log_e in self.growth if log_e >= level), None)
 
     def update(self, log_e: float, step: int) -> None:
         """Take in the log e-value after a step; looks cost nothing."""
         self.observed = True
+        log_e = float(log_e) + self._log_weight
         if not log_e > self.log_e:  # nor where it is NaN
             return
-        self.log_e, kept = float(log_e), self.growth
+        self.log_e, kept = log_e, self.growth
         before = kept[-2][1] if len(kept) > 1 else 0.0
         small = kept and kept[-1][1] < max(1.0, _GROWTH * before)
-        if small and not before < self.threshold <= kept[-1][1]:
+        if small and not before < self._level <= kept[-1][1]:
             kept.pop()
         kept.append((step, self.log_e))
-
-    def precede(self, growth: Iterable[tuple[int, float]], *, observed: bool) -> None:
-        """Put what was seen before a stop before what was seen since."""
-        since, self.growth, self.log_e = self.growth, [], 0.0
-        observed = observed or self.observed
-        for step, log_e in (*growth, *since):
-            self.update(log_e, step)
-        self.observed = observed
 
 
 def evidence_in(part: object) -> Iterator[Evidence]:

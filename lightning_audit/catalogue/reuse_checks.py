@@ -40,7 +40,7 @@ RECURRENCE = dataclasses.replace(
     finds="noise that comes back at irregular steps, as from few seeds, or depends on that of "
     "earlier steps otherwise than is claimed",
     # What it looks for shows in a step or two, with evidence that needs no larger share.
-    share=0.01,
+    share=0.008,
     needs="of no step were entries read between its noise and its update",
     private=True,
     fine="no step's noise was that of an earlier step",
@@ -95,7 +95,11 @@ REUSE_ENTRIES = dataclasses.replace(
 NOISE_RESTARTED = Check(
     "reuse.resume",
     "a seeded noise generator started again when the training was resumed",
-    wrong=lambda seen: seen["restarted"] is not False,
+    share=0.002,
+    needs="the first steps of the training or after the resume were not read",
+    each=True,
+    private=True,
+    fine="the noise did not start again with the training",
     faults=(
         FaultRule(
             "noise_restarted",
@@ -113,6 +117,9 @@ NOISE_SHARED = Check(
     always=True,
     optimizers=2,
     wrong=lambda seen: seen["shared"] is not False,
+    private=True,
+    fine="every optimizer began with noise of its own",
+    public=("shared",),
     faults=(
         FaultRule(
             "noise_shared_by_optimizers",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning_audit.catalogue.noise_checks import NOISE_EXCESS
-from lightning_audit.catalogue.reuse_checks import NOISE_RESTARTED, NOISE_SHARED
+from lightning_audit.catalogue.reuse_checks import NOISE_SHARED
 from lightning_audit.catalogue.step_checks import (
     CLIPPING_NORM,
     FINITE,
@@ -71,22 +71,6 @@ def no_dp_result(
     )
 
 
-def noise_restarted_result(restarted: bool) -> CheckResult:
-    """Result of `reuse.resume`: noise of a resumed training must not be that of its beginning.
-
-    Args:
-        restarted: whether, at the first step after the stop, the noise generator was in the state
-            that it had at the first step of the training.
-    """
-    return NOISE_RESTARTED.judged(
-        {"restarted": restarted},
-        "the noise did not start again with the training",
-        "when the training was resumed its noise generator started again in the state of the first "
-        "step, so the noise of the beginning is added again to other gradients",
-        "do not seed the noise, or save the generator's state with the checkpoint and restore it",
-    )
-
-
 def clipping_norm_result(checked: int, largest_ratio: float) -> CheckResult:
     """Result of `clipping.norm`: gradients that are never formed are clipped by their true norms.
 
@@ -114,7 +98,7 @@ def noise_shared_result(shared: bool) -> CheckResult:
     """
     return NOISE_SHARED.judged(
         {"shared": shared},
-        "every optimizer began with noise of its own",
+        NOISE_SHARED.fine,
         "two private optimizers began with their noise generators in the same state, so both add "
         "the same noise to their gradients",
         "do not seed the noise, or give all optimizers one generator",

@@ -32,7 +32,8 @@ class AuditConfig(OutcomeSettings):
     """The arguments of a `PrivacyAudit` by their names, checked; see there what each is for.
 
     A run, its sessions, its report and its checkpoints all have this one. Lists become tuples, and
-    an epsilon that ``claim`` states becomes ``claimed_epsilon``.
+    an epsilon that ``claim`` states becomes ``claimed_epsilon``. ``drawn_seed`` is what a run draws
+    where ``seed`` is None.
 
     Raises:
         ValueError: an argument is of another type, outside its range, or contradicts the claim.
@@ -45,8 +46,9 @@ class AuditConfig(OutcomeSettings):
     bounds: Sequence[str]
     on_violation: str
     on_inconclusive: str
-    seed: int
+    seed: int | None
     examinations: int | str
+    drawn_seed: int | None = None
 
     def __post_init__(self) -> None:
         _refuse_another_class("claim", self.claim, PrivacyClaim)
@@ -91,10 +93,23 @@ class AuditConfig(OutcomeSettings):
         """Whether the number of records is stated as private."""
         return bool(self.claim and self.claim.private_dataset_size)
 
-    def settings(self) -> dict[str, Any]:
-        """Plain values by name, as a report and a checkpoint hold them."""
+    @property
+    def coin_seed(self) -> int:
+        """Of the coins of a run that has begun."""
+        seed = self.drawn_seed if self.seed is None else self.seed
+        assert seed is not None  # a run begins by drawing one
+        return seed
+
+    def settings(self, *, ended: bool = False) -> dict[str, Any]:
+        """Plain values by name, as a report and a checkpoint hold them.
+
+        Args:
+            ended: whether the training is over; before, a seed that was drawn is not shown.
+        """
+        names = (field.name for field in fields(self) if field.name != "drawn_seed")
         return {
-            **{field.name: getattr(self, field.name) for field in fields(self)},
+            **{name: getattr(self, name) for name in names},
+            "seed": self.drawn_seed if ended and self.seed is None else self.seed,
             "bounds": list(self.bounds),
             "allow": list(self.allow),
             "exemptions": [asdict(one) for one in self.exemptions],
@@ -207,6 +222,8 @@ def _refuse_no_count(name: str, value: int | str) -> None:
         raise ValueError(f"{name}={value!r} must be 'auto' or a whole number >= 0.")
 
 
-def _refuse_seed(seed: int) -> None:
+def _refuse_seed(seed: int | None) -> None:
+    if seed is None:
+        return
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ValueError(f"seed={seed!r} must be a whole number >= 0; leave it out to draw one.")

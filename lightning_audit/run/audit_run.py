@@ -17,12 +17,13 @@ from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.results.refusal import UnauditableTraining
 from lightning_audit.run.audited_optimizers import AuditedOptimizers
 from lightning_audit.run.checkpoint import refusing_what_does_not_fit
-from lightning_audit.run.evaluation import build_report, epoch_metrics
+from lightning_audit.run.evaluation import build_report, epoch_metrics, segment_state
 from lightning_audit.run.examinations import Examinations
 from lightning_audit.run.findings import EpochEnds, Findings, Looks, run_checks, violated
+from lightning_audit.run.optimizer_audit import draw_seed
 from lightning_audit.run.report_files import ReportFiles
 from lightning_audit.run.run_epsilons import Epsilons, current_epsilons
-from lightning_audit.run.run_facts import RunCourse, RunFacts, rate_of_all
+from lightning_audit.run.run_facts import RunCourse, RunFacts
 from lightning_audit.run.run_ledger import RunLedger
 from lightning_audit.run.run_lints import RunLints
 from lightning_audit.session.audit_session import AuditSession
@@ -52,7 +53,10 @@ class AuditRun:
         notes = self._course.notes
         self.lints = RunLints(notes, config.significance, self.ranks)
         self._precision = str(trainer.precision)
-        config = replace(config, seed=self.ranks.shared(config.seed))
+        seed, drawn = self.ranks.shared(
+            (config.seed, None if config.seed is not None else draw_seed())
+        )
+        config = replace(config, seed=seed, drawn_seed=drawn)
         self.optimizers = AuditedOptimizers(
             config, self.files, self._precision, self.ranks, notes, self.lints
         )
@@ -153,7 +157,8 @@ class AuditRun:
                 self.lints.load(kept["lints"])
                 self._course.load(kept["course"])
                 self.examinations.load(kept["examinations"])
-                self.ledger.load(kept["ledger"])
+                tested = [self.lints.batches, self.ledger.book, *self.optimizers.tests]
+                self._course.begin_segment(kept["segments"], self.optimizers.steps, tested)
         except UnauditableTraining:
             self.optimizers.close_records()
             raise
@@ -161,13 +166,12 @@ class AuditRun:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds of the audit: tensors and plain values."""
-        held = {
-            "lints": self.lints.state(rate_of_all(self.optimizers.facts, self.lints.loaders)),
-            "course": self._course.state(),
-            "examinations": self.examinations.state(),
-            "ledger": self.ledger.state(),
-        }
-        return self.optimizers.state(held)
+        return self.optimizers.state(
+            lints=self.lints.state(),
+            course=self._course.state(),
+            examinations=self.examinations.state(),
+            segments=segment_state(self.sessions, self.facts, self.config),
+        )
 
     @property
     def facts(self) -> RunFacts:
@@ -280,7 +284,7 @@ class AuditRun:
             session.planner.end_epoch()
         if self.sessions:
             self._course.unaudited = self.optimizers.unaudited(module)
-        self._compare()
+        self._course.comparison.compare(self.session, self.ranks)
         if not self._epoch_ends.is_due(due=due):
             return {}, None
         with self._epoch_ends.timed():
@@ -293,16 +297,11 @@ class AuditRun:
         self._course.end_epoch({"epoch": epoch, **metrics})
         return metrics, self._write(epsilons, findings, complete=False)
 
-    def _compare(self) -> None:
-        """See whether all processes read the same gradients."""
-        if self.session is not None and self.ranks.talk:
-            self._course.comparison.compare(self.session, self.ranks)
-
     # ------------------------------------------------------------------ the end
 
     def end(self) -> None:
         """Close the records, and write the last report, which says whether they are whole."""
-        self._compare()
+        self._course.comparison.compare(self.session, self.ranks)
         self.examinations.look_behind(self.optimizers.steps, now=True)
         for session in self.sessions:
             session.recorder.close()

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from lightning_audit.catalogue.evidence import Evidence
 from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.config.changed_config import describe_changes, refuse_mechanism
 from lightning_audit.dpsgd.adapters import opacus_step
@@ -111,7 +112,12 @@ class AuditedOptimizers:
         """Steps of the private optimizers so far."""
         return sum(session.recorder.steps for session in self.sessions)
 
-    def state(self, run: dict[str, Any]) -> dict[str, Any]:
+    @property
+    def tests(self) -> list[Evidence]:
+        """Every test of the private optimizers' steps."""
+        return [test for session in self.sessions for test in session.recorder.tests]
+
+    def state(self, **run: Any) -> dict[str, Any]:
         """What a checkpoint holds of the audit: tensors and plain values.
 
         Args:
@@ -125,6 +131,7 @@ class AuditedOptimizers:
                 "version": VERSION,
                 "run": self._name,
                 "config": self.config.settings(),
+                "seed": {"seed": self.config.seed, "drawn_seed": self.config.drawn_seed},
                 **first,
                 "others": others,
                 "untrained": {name: list(sums) for name, sums in self._untrained.items()},
@@ -229,7 +236,7 @@ class AuditedOptimizers:
         states = [kept, *kept["others"]] if kept else []
         if kept:
             self._name = kept["run"]
-            self.config = replace(self.config, seed=kept["config"]["seed"])
+            self.config = replace(self.config, **kept["seed"])
             if len(states) != len(steps):
                 raise unusable_checkpoint(
                     f"it was saved with {len(states)} private optimizers, the training has "

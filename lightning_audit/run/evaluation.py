@@ -23,7 +23,7 @@ from lightning_audit.results.audit_report import (
     Power,
     Verdict,
 )
-from lightning_audit.run.findings import Findings
+from lightning_audit.run.findings import Findings, results_by_place, unknown_epsilons
 from lightning_audit.run.run_epsilons import Epsilons, run_history
 from lightning_audit.run.run_facts import RunFacts
 from lightning_audit.session.audit_session import AuditSession
@@ -131,7 +131,7 @@ def build_report(
         history=tuple(dataclasses.astuple(phase) for phase in run_history(sessions)),
         power=_least_power(powers),
         epochs=tuple(facts.epochs),
-        settings=config.settings(),
+        settings=config.settings(ended=complete),
         environment={name: _version(name) for name in _LIBRARIES},
         notes=(
             *facts.notes,
@@ -148,6 +148,15 @@ def build_report(
         audit_cost=facts.cost,
         examination_cost=facts.examined.cost,
     )
+
+
+def segment_state(
+    sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig
+) -> dict[str, Any]:
+    """What a checkpoint holds of the checks that restart behind it."""
+    seen = results_by_place(sessions, facts, config, unknown_epsilons(config)) if sessions else []
+    levels = [*(session.monitor.significance for session in sessions), config.significance]
+    return facts.earlier.state(seen, levels[-len(seen) :])
 
 
 def _least_power(powers: Sequence[Mapping[str, Power]]) -> dict[str, dict[str, Any]]:

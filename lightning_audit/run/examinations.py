@@ -60,7 +60,7 @@ class Examinations:
         if not wanted:
             self._log.off = _RANKS if ranks.several else _OFF
         #: Tells which step is the next.
-        self.schedule = Schedule(wanted, _seed(config.seed, 0), USUAL)
+        self.schedule = Schedule(wanted, _seed(config.coin_seed, 0), USUAL)
         self._names: list[str] = []
         #: Epochs between which weights were seen to change, and whether they did within one.
         self._between, self._moves = 0, False
@@ -131,7 +131,7 @@ class Examinations:
                 session.step,
                 claim,
                 taken,
-                seed=_seed(config.seed, self._number),
+                seed=_seed(config.coin_seed, self._number),
                 names=names,
                 replaced=config.adjacency == "replace_one",
                 trials=self.schedule.trials or TRIALS,

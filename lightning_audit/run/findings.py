@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from lightning_audit.accounting.spending import epsilon_claim
 from lightning_audit.catalogue.claim_checks import NOT_COMPOSED
+from lightning_audit.catalogue.ledger_checks import LEDGER_STEPS
 from lightning_audit.catalogue.registry import REGISTRY, in_order
 from lightning_audit.checks.integrity import (
     clipping_norm_result,
@@ -21,7 +22,6 @@ from lightning_audit.checks.integrity import (
     logical_batch_result,
     loss_reduction_result,
     no_dp_result,
-    noise_restarted_result,
     noise_shared_result,
     unsynchronised_result,
 )
@@ -77,39 +77,50 @@ def run_checks(
     common = [plain]
     if not sessions:
         return Findings(acknowledge(common, config.allow))
+    *seen, late = results_by_place(sessions, facts, config, epsilons)
     each = config.significance / len(sessions)
     own = [
         acknowledge(
-            [
-                _of_optimizer(shown(check, each), optimizer, len(sessions))
-                for check in _own_results(session, facts)
-            ],
+            [_of_optimizer(shown(check, each), optimizer, len(sessions)) for check in checks],
             optimizer.allow,
         )
-        for session, optimizer in zip(sessions, facts.optimizers, strict=True)
+        for checks, optimizer in zip(seen, facts.optimizers, strict=True)
     ]
-    late = [
-        shown(check, config.significance)
-        for check in _results_of_run(sessions, facts, config, epsilons)
-    ]
+    late = [shown(check, config.significance) for check in late]
     return Findings(
         acknowledge([*common, *(check for checks in own for check in checks), *late], config.allow),
         tuple(acknowledge([*common, *checks, *late], config.allow) for checks in own),
     )
 
 
+def results_by_place(
+    sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig, epsilons: Epsilons
+) -> list[list[CheckResult]]:
+    """Results of all segments: of each private optimizer's checks, and last of the run's."""
+    own = [_own_results(place, session, facts) for place, session in enumerate(sessions)]
+    return [*own, _results_of_run(sessions, facts, config, epsilons)]
+
+
+def unknown_epsilons(config: AuditConfig) -> Epsilons:
+    """What stands for the epsilons where none is needed."""
+    return Epsilons(epsilon_claim(None, (), config.delta), None)
+
+
 def violated(sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig) -> bool:
     """Whether a check that needs no epsilon is violated now."""
-    unknown = Epsilons(epsilon_claim(None, (), config.delta), None)
-    found = run_checks(sessions, facts, config, unknown).all
+    found = run_checks(sessions, facts, config, unknown_epsilons(config)).all
     return any(check.status == "violated" for check in found)
 
 
-def _own_results(session: AuditSession, facts: RunFacts) -> list[CheckResult]:
+def _own_results(place: int, session: AuditSession, facts: RunFacts) -> list[CheckResult]:
     checks = list(session.recorder.results)
     if facts.noise_equal:  # which of several processes is to tell is not known to the recorder
         equal = equal_noise_result(facts.processes)
         checks = [equal if check.name == equal.name else check for check in checks]
+    if (norms := session.step.norms) is not None:
+        checks.append(clipping_norm_result(norms.checked, norms.largest_ratio))
+    checks.append(finite_result(session.lost.count, session.lost.first))
+    checks = facts.earlier.joined(place, checks, session.monitor.significance)
     unsure = explained_by_processing(
         checks,
         session.monitor,
@@ -119,10 +130,7 @@ def _own_results(session: AuditSession, facts: RunFacts) -> list[CheckResult]:
         by_batch=session.recorder.shrinks_with_batch,
         shares=(session.recorder.released.canaries, session.recorder.released.tensors),
     )
-    checks = [undecided(check) if check.name in unsure else check for check in checks]
-    if (norms := session.step.norms) is not None:
-        checks.append(clipping_norm_result(norms.checked, norms.largest_ratio))
-    return in_order([*checks, finite_result(session.lost.count, session.lost.first)])
+    return in_order(undecided(check) if check.name in unsure else check for check in checks)
 
 
 def _of_optimizer(check: CheckResult, optimizer: OptimizerFacts, count: int) -> CheckResult:
@@ -143,11 +151,8 @@ def _results_of_run(
     checks = []
     if facts.synchronised is not None:
         checks.append(unsynchronised_result(facts.synchronised, facts.processes))
-    restarted = [session.noise_start.restarted for session in sessions]
-    if any(again is not None for again in restarted):
-        checks.append(noise_restarted_result(any(restarted)))
     if len(sessions) > 1:
-        begun = [start for session in sessions if (start := session.noise_start.first) is not None]
+        begun = [s.noise_start for s in sessions if s.noise_start is not None]
         checks.append(noise_shared_result(len(set(begun)) < len(begun)))
     checks += facts.examined.results(config.significance)
     checks.append(facts.coupling.result(facts.examined.off))
@@ -171,7 +176,7 @@ def _results_of_run(
         (optimizer,) = facts.optimizers
         checks += loss_reduction_result(facts.loss_reduction, optimizer.loss_reduction)
     checks += _divisor_results(sessions, facts, config, epsilons.claimed_epsilon)
-    return in_order(checks)
+    return in_order(facts.earlier.joined(-1, checks, config.significance))
 
 
 def _sampling_results(
@@ -219,6 +224,7 @@ def _cost_of_passes(sessions: Sequence[AuditSession], facts: RunFacts, config: A
     """Which epsilon holds where each record enters one step an epoch, in words; else empty."""
     book, loader = facts.ledger, facts.loader
     several = book.again or book.unknown or book.stale or book.repeated
+    several = several or facts.earlier.found(LEDGER_STEPS.name)
     if loader is None or not loader.once or facts.loaders > 1 or several or facts.resumed:
         return ""
     stated = [session.planner.claim(1).noise_multiplier for session in sessions]

@@ -115,13 +115,18 @@ def new_session(
     return begin_session(
         step,
         replace(config, significance=config.significance / count),
-        _coins(config.seed, number),
+        _coins(config.coin_seed, number),
         sample_rate,
         open_store,
         ranks,
         signal=_SIGNALS.get(precision.split("-")[0], 1.0),
         track_batch_sizes=track_batch_sizes,
     )
+
+
+def draw_seed() -> int:
+    """A seed from the operating system."""
+    return int(np.random.SeedSequence().entropy)  # type: ignore[arg-type]  # an int if drawn
 
 
 def _coins(seed: int, number: int) -> np.random.Generator:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lightning_audit.accounting.claims import PrivacyClaim
+from lightning_audit.catalogue.evidence import evidence_in
 from lightning_audit.dpsgd.accountant_link import AccountantLink
 from lightning_audit.lints.loader_facts import LoaderFacts
 from lightning_audit.lints.noise_draws import equal_draws
@@ -17,6 +18,7 @@ from lightning_audit.run_checks.replay_answers import ExaminationLog
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.ranks import Ranks
 from lightning_audit.taps.own_time import RunTime
+from lightning_audit.verdict.earlier_segments import EarlierSegments
 
 if TYPE_CHECKING:
     from lightning_audit.run.audited_optimizers import AuditedOptimizers
@@ -121,6 +123,7 @@ class RunFacts:
         resumed: what was not observed before the training was resumed, or empty.
         unwritten: what could not be written of report and records, in sentences.
         cost: see `RunTime.cost`.
+        earlier: what the segments before the last resume found.
     """
 
     optimizers: Sequence[OptimizerFacts] = ()
@@ -150,6 +153,7 @@ class RunFacts:
     resumed: str = ""
     unwritten: Sequence[str] = ()
     cost: Mapping[str, float] = field(default_factory=dict)
+    earlier: EarlierSegments = field(default_factory=EarlierSegments)
 
     @classmethod
     def of(
@@ -184,11 +188,12 @@ class RunFacts:
             examined=course.examined,
             ledger=ledger,
             epochs=course.epochs,
-            notes=course.notes.sentences,
+            notes=[*course.notes.sentences, *filter(None, [course.earlier.note])],
             break_off=course.break_off,
             resumed=course.resumed,
             unwritten=course.unwritten,
             cost=course.time.cost(),
+            earlier=course.earlier,
         )
 
     @property
@@ -228,13 +233,15 @@ class RankComparison:
         self.synchronised: bool | None = None
         self.noise_equal = False
 
-    def compare(self, session: AuditSession, ranks: Ranks) -> None:
-        """Compare what all of them read so far; each process calls it.
+    def compare(self, session: AuditSession | None, ranks: Ranks) -> None:
+        """Compare what all of them read so far, if they can; each process calls it.
 
         Args:
-            session: of the only private optimizer.
+            session: of the only private optimizer; None before there is one.
             ranks: the processes.
         """
+        if session is None or not ranks.talk:
+            return
         draws = session.draws.numbers
         own = [session.recorder.steps, session.checksum, session.planner.copied, *draws]
         told = ranks.gathered([*own, *session.lost.numbers()])
@@ -268,18 +275,29 @@ class RunCourse:
     unaudited: tuple[str, ...] = ()
     unwritten: list[str] = field(default_factory=list)
     time: RunTime = field(default_factory=RunTime)
+    earlier: EarlierSegments = field(default_factory=EarlierSegments)
 
     def end_epoch(self, row: Mapping[str, float]) -> None:
         """Keep what was logged; a run that goes on in an epoch's end meets that end again."""
         known = [old for old in self.epochs if old["epoch"] != row["epoch"]]
         self.epochs = [*known, row]
 
+    def begin_segment(self, state: Mapping[str, Any], step: int, tested: Sequence[object]) -> None:
+        """Go on with what earlier segments found; the checks that restart begin the next one.
+
+        Args:
+            state: of the segment before.
+            step: number of the coming step.
+            tested: what holds the tests of steps and batches.
+        """
+        self.earlier.load(state, step)
+        self.earlier.number(evidence_in([*tested, self.examined]))
+
     def state(self) -> dict[str, Any]:
         """What a run that goes on after a stop cannot find out again."""
         return {
             "notes": list(self.notes.sentences),
             "comparison": self.comparison.state(),
-            "coupling": self.coupling.state(),
             "epochs": [dict(row) for row in self.epochs],
             "resumed": self.resumed,
             "trained_batches": self.trained_batches,
@@ -289,6 +307,5 @@ class RunCourse:
         """Go on from a checkpoint's state."""
         self.notes.load(state["notes"])
         self.comparison.load(state["comparison"])
-        self.coupling.load(state["coupling"])
         self.epochs = [dict(row) for row in state["epochs"]]
         self.resumed, self.trained_batches = state["resumed"], state["trained_batches"]

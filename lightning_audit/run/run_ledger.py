@@ -37,7 +37,6 @@ _FEWER = (
 )
 #: How many times as many gradients as records, and standard errors, are no chance.
 _MANY, _ERRORS = 1.05, 5.0
-_COUNTS = ("again", "unknown", "recognised", "stale", "regiven")
 #: Batches of which it is seen which steps use them: the first ones, and so many in a row of each so
 #: many later.
 _FIRST, _IN_A_ROW, _OF = 100, 25, 250
@@ -210,16 +209,6 @@ class RunLedger:
                 "merged or filled up on their way; state the rate that holds, "
                 "PrivacyClaim(sample_rate=...)"
             )
-
-    def state(self) -> dict[str, int]:
-        """What a checkpoint holds: counts of steps, and nothing of the batches."""
-        self._write_down()
-        return {name: getattr(self.book, name) for name in _COUNTS}
-
-    def load(self, state: dict[str, int]) -> None:
-        """Go on from a checkpoint's state; batches that come again are looked for anew."""
-        for name in _COUNTS:
-            setattr(self.book, name, getattr(self.book, name) + int(state[name]))
 
 
 def _private_modules(module: torch.nn.Module) -> list[torch.nn.Module]:

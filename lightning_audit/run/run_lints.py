@@ -18,7 +18,6 @@ from lightning_audit.lints.loader_facts import (
     loader_facts,
 )
 from lightning_audit.lints.loss_lint import reduction_of
-from lightning_audit.run.checkpoint import to_arrays, to_tensors
 from lightning_audit.run.run_facts import Notes
 from lightning_audit.run_checks.batch_sampling import BatchCheck
 from lightning_audit.session.ranks import Ranks
@@ -123,26 +122,16 @@ class RunLints:
             self._notes.add(sentence)
 
     #: What a run that goes on after a stop cannot find out again.
-    _KEPT = ("carried_over", "epochs", "loss_reduction", "split_epochs")
+    _KEPT = ("epochs", "loss_reduction", "split_epochs")
 
-    def state(self, rate: float | None) -> dict[str, Any]:
-        """What a checkpoint holds, the test of the batches among it, if there is one.
-
-        Args:
-            rate: that the accountants are told, None while none is known.
-        """
-        kept = {name: getattr(self, name) for name in self._KEPT}
-        if self.batches is None:
-            return {"kept": kept, "batches": {}}
-        self.batches.settle(rate)
-        return {"kept": kept, "batches": to_tensors(self.batches.state())}
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds."""
+        return {name: getattr(self, name) for name in self._KEPT}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint's state."""
         for name in self._KEPT:
-            setattr(self, name, state["kept"][name])
-        if self.batches is not None and state["batches"]:
-            self.batches.load(to_arrays(state["batches"]))
+            setattr(self, name, state[name])
 
     def detach(self) -> None:
         """Take the hooks off the loaders."""

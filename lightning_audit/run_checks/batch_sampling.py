@@ -133,30 +133,3 @@ class BatchCheck:
         """Whether equal sizes, and batches without a record in common, would have been flagged."""
         needed = self._poisson.threshold + math.log(len(self._bets.NAMES))
         return bool(self._bets.could_win.min() >= needed)
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint holds: e-values, and nothing of the batches themselves."""
-        return {
-            "batches": self._bets.batches,
-            "wealth": self._bets.wealth.copy(),
-            "could_win": self._bets.could_win.copy(),
-            "rate_wealth": self._rate_wealth.copy(),
-            "doubled": bool(self._doubled),
-            "obstacle": self.obstacle,
-            **{
-                part: {"growth": list(evidence.growth), "observed": evidence.observed}
-                for part, evidence in (("poisson", self._poisson), ("rate", self._rate))
-            },
-        }
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from a state; batches drawn since add to it."""
-        bets = self._bets
-        bets.batches += state["batches"]
-        bets.wealth += state["wealth"]
-        bets.could_win += state["could_win"]
-        self._rate_wealth += state["rate_wealth"]
-        self._doubled += state["doubled"]
-        self.obstacle = self.obstacle or state["obstacle"]
-        for evidence, part in ((self._poisson, "poisson"), (self._rate, "rate")):
-            evidence.precede(**state[part])

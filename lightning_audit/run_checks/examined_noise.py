@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from lightning_audit.catalogue.evidence import Evidence
+from lightning_audit.catalogue.evidence import Evidence, log_weight
 from lightning_audit.catalogue.noise_examination import REPLAY_NOISE
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.run_checks.drawn_noise import FAMILIES, NOTHING, TOGETHER, Seen
@@ -87,8 +87,8 @@ class NoiseLook:
 class NoiseLog:
     """The looks at the noise of a run.
 
-    A look's e-value is valid whatever was seen before; the k-th counts with the weight
-    ``1 / (k (k + 1))``, and what is left of 1 stays as it is, so that looks may go on without end.
+    A look's e-value is valid whatever was seen before; the k-th counts with the weight of
+    `log_weight`, and what is left of 1 stays as it is, so that looks may go on without end.
     Half of the whole is the product of what all looks say of entries that go together, which no
     look alone shows where they do so a little.
     """
@@ -99,8 +99,7 @@ class NoiseLog:
     reason: str = ""
     finding: str = ""
     kind: str = ""
-    #: Steps at which the e-value of all looks grew, and how large it was.
-    growth: list[tuple[int, float]] = field(default_factory=list)
+    test: Evidence = field(default_factory=lambda: REPLAY_NOISE.test(_ALONE))
     _log_sum: float = -math.inf
     _largest: float = 0.0
     _log_product: float = 0.0
@@ -119,8 +118,7 @@ class NoiseLog:
         self.looks += 1
         self.draws += look.draws
         self.entries = max(self.entries, look.entries)
-        weight = -math.log(self.looks * (self.looks + 1.0))
-        self._log_sum = float(np.logaddexp(self._log_sum, weight + look.log_e))
+        self._log_sum = float(np.logaddexp(self._log_sum, log_weight(self.looks) + look.log_e))
         together = look.seen.get(TOGETHER, NOTHING)
         self._log_product += together.log_e
         each = float(np.logaddexp(self._log_sum, -math.log(self.looks + 1.0)))
@@ -131,12 +129,11 @@ class NoiseLog:
         # What was clear first is the fault; it shows in other ways later.
         if seen.log_e > self._largest and self._largest < _CLEAR:
             self._largest, self.kind, self.finding = seen.log_e, kind, seen.what
-        if log_e > max((known for _, known in self.growth), default=0.0):
-            self.growth.append((step, log_e))
+        self.test.update(log_e, step)
 
     def found(self, significance: float) -> bool:
         """Whether the noise is not as claimed."""
-        return self._test(significance).violated
+        return self._judged(significance).violated
 
     def result(self, significance: float, off: str = "", where: str = "") -> CheckResult:
         """The result of the check `replay.noise`.
@@ -146,7 +143,7 @@ class NoiseLog:
             off: why nothing is examined, or empty.
             where: file of the user's optimizer or step.
         """
-        test = self._test(significance)
+        test = self._judged(significance)
         if not self.looks:
             return REPLAY_NOISE.not_run(f"not asked: {self.reason or off}")
         evidence: dict[str, Any] = {
@@ -164,19 +161,5 @@ class NoiseLog:
             evidence,
         )
 
-    def _test(self, significance: float) -> Evidence:
-        test = REPLAY_NOISE.test(significance)
-        test.observed = self.looks > 0
-        for step, log_e in self.growth:
-            test.update(log_e, step)
-        return test
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint holds: no noise."""
-        return dict(vars(self))
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint's state."""
-        for name, value in state.items():
-            setattr(self, name, value)
-        self.growth = [(step, log_e) for step, log_e in self.growth]
+    def _judged(self, significance: float) -> Evidence:
+        return replace(self.test, significance=significance)

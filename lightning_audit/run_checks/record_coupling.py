@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from lightning_audit.catalogue.step_checks import COUPLING
 from lightning_audit.results.audit_report import CheckResult
@@ -45,16 +44,6 @@ class Coupling:
         self.reason = answer.reason or self.reason
         if answer.findings and self.step is None:
             self.step, self.change = step, answer.findings[0].rounded
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint holds."""
-        return asdict(self)
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's state."""
-        for field in fields(self):
-            if field.name in state:
-                setattr(self, field.name, state[field.name])
 
     def result(self, off: str = "") -> CheckResult:
         """Result of `coupling`.

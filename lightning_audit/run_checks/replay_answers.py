@@ -230,24 +230,20 @@ class ExaminationLog:
         )
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds."""
+        """What a checkpoint holds: when steps were examined, and nothing of what was seen."""
         return {
             "steps": list(self.steps),
             "where": self.where,
             "between_epochs": self.between_epochs,
             "notes": list(self.notes),
             "cost": dict(self.cost),
-            "noise": self.noise.state(),
-            "told": {name: dict(vars(told)) for name, told in self._told.items()},
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint's state."""
         self.steps, self.notes = list(state["steps"]), list(state["notes"])
         self.cost = dict(state["cost"])
-        self.noise.load(state["noise"])
         self.where, self.between_epochs = state["where"], state["between_epochs"]
-        self._told = {name: _Told(**told) for name, told in state["told"].items()}
 
 
 def _add(told: _Told, step: int, answer: Answer) -> None:

@@ -13,8 +13,7 @@ from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.dpsgd.cut import divisor_at_cut, shows_its_noise, watch_cut
 from lightning_audit.dpsgd.protocol import Backward, DPSGDStep, StepClaim
 from lightning_audit.layout import same_objects
-from lightning_audit.lints.noise_draws import STEPS, NoiseDraws, NoiseStart
-from lightning_audit.record.snapshot import restore, snapshot
+from lightning_audit.lints.noise_draws import STEPS, NoiseDraws
 from lightning_audit.record.store import INJECTED, ObservationStore
 from lightning_audit.session.canary_source import CanarySource
 from lightning_audit.session.lost_steps import LostSteps
@@ -72,7 +71,10 @@ class AuditSession:
         self._asked = False
         #: Checksum of all that was read; equal in all processes if they share their gradients.
         self.checksum = 0
-        self.lost, self.draws, self.noise_start = LostSteps(), NoiseDraws(), NoiseStart()
+        self.lost, self.draws = LostSteps(), NoiseDraws()
+        #: State of the noise generator before the first noise in this process, in memory alone.
+        self.noise_start: str | None = None
+        self._noise_seen = False
         self.releases = ReleaseWatch()
         self._hooks: list[StepHooks | MethodHook] = []
         self._watch_updates()
@@ -196,9 +198,9 @@ class AuditSession:
         self._look_at_noise()
 
     def _look_at_noise(self) -> None:
-        """Before the first noise in this process: see where its generator stands."""
-        if not self.noise_start.seen:
-            self.noise_start.look(self.step, self.recorder.steps, warns=self._ranks.is_first)
+        """Before the first noise in this process: read the state of its generator."""
+        if not self._noise_seen:
+            self._noise_seen, self.noise_start = True, self.step.noise_state()
 
     # ------------------------------------------------------------------ behind the noise
 
@@ -318,7 +320,7 @@ class AuditSession:
     # ------------------------------------------------------------------ going on
 
     def state(self) -> dict[str, Any]:
-        """Everything that `load` needs to go on with this run, as plain data and arrays."""
+        """What `load` needs; see `verdict.earlier_segments` for what is not in it."""
         recorder = self.recorder.state()  # feeds the steps that wait, before entries are counted
         return {
             "recorder": recorder,
@@ -326,10 +328,8 @@ class AuditSession:
             "planner": self.planner.state(),
             "source": self.source.state(),
             "checksum": self.checksum,
-            "noise_start": self.noise_start.state(),
             "releases": self.releases.state(),
             "lost": self.lost.state(),
-            "norms": snapshot(self.step.norms),
             "noise": self.noise.state(),
         }
 
@@ -342,9 +342,6 @@ class AuditSession:
         self.planner.load(state["planner"], self.recorder.load(state["recorder"]))
         self.source.load(state["source"])
         self.checksum = state["checksum"]
-        self.noise_start.load(state["noise_start"])
         self.releases.load(state["releases"])
         self.lost.load(state["lost"])
         self.noise.load(state["noise"])
-        if self.step.norms is not None and state["norms"] is not None:
-            self.step.norms = restore(state["norms"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +28,8 @@ _ONE_FAILED = (
 )
 #: Probability that canaries enter the last part of a split batch; otherwise any of the others.
 _LAST = 0.5
+#: Of a step's own random numbers, those that choose a part.
+_PART = 4
 
 
 class GradientRows(CanarySource):
@@ -204,7 +205,7 @@ class GradientRows(CanarySource):
         planner = self._planner
         chosen = self._earlier is None and (
             planner.step.final_step_of_batch()
-            or (self._parts_are_equal and self._parts.chosen(planner.rng))
+            or (self._parts_are_equal and self._parts.chosen(planner.chance(_PART)))
         )
         return chosen and planner.layout_holds() and not planner.recorder.clipping_is_broken
 
@@ -239,14 +240,6 @@ class GradientRows(CanarySource):
     def oversize(self) -> float:
         """Norm of the canaries over the clipping norm."""
         return self._planner.oversize
-
-    def state(self) -> dict[str, Any]:
-        """The number of parts that a step usually has."""
-        return {"usual_parts": self._parts.usual}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's state."""
-        self._parts.usual = state["usual_parts"]
 
 
 class PartChoice:

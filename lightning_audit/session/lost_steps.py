@@ -75,12 +75,9 @@ class LostSteps:
         return next(((s, lost, rows) for s, (lost, rows) in steps if 0 < lost < rows), None)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds."""
-        steps = [[step, *counts] for step, counts in {**self._own, **self._told}.items()]
-        return {"count": self.count, "steps": steps}
+        """What a checkpoint holds: how many releases were not finite, and no number of samples."""
+        return {"count": self.count}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint's state."""
         self.count = state["count"]
-        self._own = {}
-        self._told = {step: (lost, rows) for step, lost, rows in state["steps"]}

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lightning_audit.checks.seen_noise.noise_restart import COMPARED
 from lightning_audit.checks.seen_noise.noise_seen import NoiseSeen, WholeTensors
 from lightning_audit.checks.whitening import Whitening
 from lightning_audit.checks.witnesses import REUSE_IN_ALL, Witnesses
@@ -58,6 +59,8 @@ class NoiseWatch:
         self._coordinates = {j: index[:each] for j, index in sorted(witnesses.index.items())}
         self._alone = alone
         self._earlier: int | None = 0
+        #: Steps that this process came to read.
+        self._read_here = 0
         self._reading: NoiseReading | None = None
         self._tensors: TensorReading | None = None
         self._divisor = 1.0
@@ -96,7 +99,8 @@ class NoiseWatch:
         earlier, self._earlier = self._earlier, 0
         self._split = earlier != 0
         self._reading = self._tensors = None
-        if number >= _FIRST and number % _EVERY > 1 and self._draws is None:
+        first, self._read_here = self._read_here < COMPARED, self._read_here + 1
+        if number >= _FIRST and number % _EVERY > 1 and self._draws is None and not first:
             return
         norm = number < _FIRST_NORMS or number % _EVERY_NORM == 0
         self._reading = read_noise(
@@ -132,7 +136,9 @@ class NoiseWatch:
         terms, norm = self._terms if self._alone else None, claim.max_grad_norm
         divisors = divisors_of(() if terms is None else (terms, terms - canaries), claim.scale)
         shown = 1.0 if reading.factor is None else reading.factor * claim.scale / divisor
-        other = any(abs(shown * n - 1.0) < _EQUAL for n in divisors)
+        # Where the number of samples happens to be the stated one, nothing may tell of it.
+        stated = abs(shown - 1.0) < _EQUAL
+        other = not stated and any(abs(shown * n - 1.0) < _EQUAL for n in divisors)
         unit = divisor * (shown if other else 1.0) / norm
         seen, self._reading = self._reading, None
         if seen is None or claim.noise_multiplier <= 0:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_audit.catalogue.evidence import evidence_in, judge_again
+from lightning_audit.catalogue.evidence import Evidence, evidence_in, judge_again
 from lightning_audit.catalogue.noise_checks import SHOW_THE_RELEASE
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.checks.post_processing import UseOfRelease
@@ -86,6 +86,11 @@ class Recorder:
         """The checks after the last step."""
         self.digest()
         return self._monitor
+
+    @property
+    def tests(self) -> list[Evidence]:
+        """Every test of the steps."""
+        return [*self._alike, *self._own]
 
     @property
     def results(self) -> tuple[CheckResult, ...]:
@@ -247,7 +252,7 @@ class Recorder:
         significance = self._monitor.significance
         self._monitor, self._reducer = restore(state["monitor"]), restore(state["reducer"])
         self.steps = self._monitor.steps
-        self._noise.load(state["noise"])
+        self._noise.resume(state["noise"], self.steps)
         self._use = restore(state["use"])
         self._zeros_are_public = bool(state["zeros_are_public"])
         self.released = restore(state["released"])

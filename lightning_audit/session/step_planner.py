@@ -184,6 +184,13 @@ class StepPlanner:
         """A random number of the coming step: a resumed run has those of one that never stopped."""
         return hash((self._looks_key, self.recorder.steps, what))
 
+    def chance(self, what: int) -> np.random.Generator:
+        """A generator of the coming step's own, for what may depend on its batch.
+
+        The generator of the coins, whose state is in checkpoints, would tell how often it was used.
+        """
+        return np.random.default_rng((self._looks_key, self.recorder.steps, what))
+
     def _shorter(self) -> float:
         """Norm of the step's shorter canary over that of the others, log-uniform."""
         drawn = self._by_number(2) % 1000 / 1000.0
@@ -274,10 +281,10 @@ class StepPlanner:
     # ------------------------------------------------------------------ going on
 
     #: Attributes that a checkpoint holds as they are.
-    _KEPT = ("anyone_copies", "batch_sizes", "canary_steps", "changed_at", "pass_blockers", "notes")
+    _KEPT = ("anyone_copies", "canary_steps", "changed_at", "pass_blockers", "notes")
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds."""
+        """What a checkpoint holds: the generator of the coins, and no number of samples."""
         coins = self.rng.bit_generator.state
         kept = {name: _copied(getattr(self, name)) for name in self._KEPT}
         return {**kept, "coins": coins, "oversize": self.oversize}

@@ -9,7 +9,8 @@ from simulated_record import (
     violated,
 )
 
-from lightning_audit.catalogue.noise_checks import NOISE
+from lightning_audit.catalogue.evidence import log_weight
+from lightning_audit.catalogue.noise_checks import NOISE, NOISE_ENTRIES
 from lightning_audit.checks.monitor import AuditMonitor
 
 
@@ -34,3 +35,24 @@ def test_evidence_flags_at_one_over_its_share_and_keeps_the_first_step() -> None
     evidence.update(-5.0, 3)
     evidence.update(99.0, 4)
     assert (evidence.violated_at, evidence.log_e) == (2, 99.0)
+
+
+def test_segment_k_flags_at_one_over_k_times_k_plus_one_of_the_share() -> None:
+    for k in (1, 2, 40):
+        evidence = NOISE_ENTRIES.test(0.01)
+        evidence.segment = k
+        assert evidence.threshold == pytest.approx(
+            math.log(k * (k + 1) / (0.01 * NOISE_ENTRIES.share))
+        )
+        evidence.update(evidence.threshold - 1e-9, 1)
+        assert not evidence.violated
+        evidence.update(evidence.threshold + 1e-9, 2)
+        assert (evidence.violated, evidence.violated_at) == (True, 2)
+
+
+def test_the_weights_of_all_segments_add_up_to_one() -> None:
+    assert sum(math.exp(log_weight(k)) for k in range(1, 1000)) == pytest.approx(1.0 - 1.0 / 1000)
+
+
+def test_only_tests_of_private_numbers_restart() -> None:
+    assert (NOISE.test(0.01).segment, NOISE_ENTRIES.test(0.01).segment) == (0, 1)

@@ -11,7 +11,7 @@ import torch
 from hand_written_support import CLAIM, HandWritten
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from resume_support import (
-    BEGIN_ANEW,
+    RESTARTING,
     RESUMING,
     StepwiseModule,
     StopAt,
@@ -74,7 +74,7 @@ def findings(report: AuditReport) -> dict[str, tuple[str, float | None]]:
     return {
         c.name: (c.status, c.log_e_value)
         for c in report.checks
-        if c.name not in {"reuse.resume", *BEGIN_ANEW}
+        if c.name not in {"reuse.resume", *RESTARTING}
     }
 
 

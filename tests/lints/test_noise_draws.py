@@ -1,13 +1,8 @@
 from __future__ import annotations
 
-import contextlib
-from types import SimpleNamespace
-from typing import Any
-
-import pytest
 import torch
 
-from lightning_audit.lints.noise_draws import STEPS, NoiseDraws, NoiseStart, equal_draws
+from lightning_audit.lints.noise_draws import STEPS, NoiseDraws, equal_draws
 
 
 def numbers_of(seed: int, drawn: int) -> list[int]:
@@ -42,23 +37,3 @@ def test_a_generator_that_shows_no_state_tells_nothing() -> None:
     draws.start(None)
     draws.end(0, None)
     assert draws.numbers == [0] * STEPS
-
-
-def at(state: str | None) -> Any:
-    """A step whose noise generator is in a state."""
-    return SimpleNamespace(noise_state=lambda: state)
-
-
-@pytest.mark.parametrize(
-    ("later", "restarted"), [("a", True), ("b", False), (None, False), ("not resumed", None)]
-)
-def test_a_resumed_training_is_held_to_the_state_before_its_first_noise(
-    later: str | None, restarted: bool | None
-) -> None:
-    first, second = NoiseStart(), NoiseStart()
-    first.look(at("a"), 0, warns=True)
-    second.load(first.state())
-    if restarted is not None:
-        with pytest.warns() if restarted else contextlib.nullcontext():
-            second.look(at(later), 7, warns=True)
-    assert (second.first, second.restarted) == ("a", restarted)

@@ -13,7 +13,7 @@ import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from opacus import GradSampleModule
 from pytorch_lightning.callbacks import ModelCheckpoint
-from resume_support import BEGIN_ANEW
+from resume_support import RESTARTING
 from stages import staged
 from torch import nn
 from torch.nn import functional
@@ -335,7 +335,7 @@ def test_a_resumed_run_reports_what_the_uninterrupted_one_reports(tmp_path: Path
         assert entries == (whole / "audit" / name).read_bytes().split(b"\n", 1)[1]
     assert (report.history, report.bounds) == (expected.history, expected.bounds)
     told, whole_told = (
-        {(c.name, c.message): c.log_e_value for c in found.checks if c.name not in BEGIN_ANEW}
+        {(c.name, c.message): c.log_e_value for c in found.checks if c.name not in RESTARTING}
         for found in (report, expected)
     )
     told.pop(("reuse.resume", "the noise did not start again with the training"))

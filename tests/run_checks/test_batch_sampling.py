@@ -112,27 +112,15 @@ def test_rates_above_one_half_are_left_open() -> None:
     assert "too high to tell" in found.message
 
 
-def test_a_check_goes_on_from_its_state_and_holds_nothing_of_the_batches() -> None:
-    batches = list(shuffled(24))
-    whole, first, second = check_of(batches), check_of(batches[:12]), BatchCheck(RECORDS, 1e-3)
-    first.settle(RATE)
-    state = first.state()
-    assert max(np.size(value) for value in state.values()) < 20
-    second.load(state)
-    evidence = results(second)["sampling.not_poisson"]
-    assert evidence.status == results(whole)["sampling.not_poisson"].status == "violated"
-    assert second.state()["batches"] == 12
-
-
 def test_looks_at_the_rate_are_as_good_as_one() -> None:
     often, once = check_of([]), check_of(poisson(60, rate=1.3 * RATE))
     for batch in poisson(60, rate=1.3 * RATE):
-        if not often.state()["batches"] or often.state()["batches"] % 32 == 0:
+        if often.batches % 32 == 0:
             often.start_epoch()
         often.take(batch)
         often.settle(RATE)
     once.settle(RATE)
-    assert often.state()["rate_wealth"] == pytest.approx(once.state()["rate_wealth"])
+    assert often._rate_wealth == pytest.approx(once._rate_wealth)
 
 
 def test_threshold_is_that_of_the_share() -> None:

@@ -46,11 +46,3 @@ def test_nothing_compared_is_not_run_and_says_why(reason: str, off: str, message
     result = Coupling(reason=reason).result(off)
     assert result.status == "not_run"
     assert result.message == message
-
-
-def test_what_was_found_outlives_a_stop() -> None:
-    seen, again = Coupling(), Coupling()
-    seen.take(3, changed(0.5))
-    again.load(seen.state())
-    again.take(9, Answer(1))
-    assert (again.result().status, again.step, again.replays) == ("violated", 3, 2)

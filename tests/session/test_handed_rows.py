@@ -28,7 +28,7 @@ from hand_written_support import (
 )
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from opacus.data_loader import DPDataLoader
-from resume_support import BEGIN_ANEW
+from resume_support import RESTARTING
 from stages import staged
 from torch import nn
 from torch.utils.data import DataLoader
@@ -445,7 +445,7 @@ def test_resumed_training_ends_with_the_report_of_one_without_a_stop(tmp_path: P
     assert parts.steps == whole.steps == 40
     assert parts.observations == whole.observations
     fresh, kept = (
-        [check for check in report.checks if check.name not in BEGIN_ANEW]
+        [check for check in report.checks if check.name not in RESTARTING]
         for report in (parts, whole)
     )
     assert fresh == kept

@@ -280,6 +280,4 @@ def test_processes_add_up_what_they_saw_of_a_step() -> None:
         told = [rank.numbers() for rank in ranks]
     again = LostSteps()
     again.load(ranks[0].state())
-    again.hear([again.numbers(), LostSteps().numbers()])
-    assert again.first == (5, 4, 8)
-    assert again.count == 3
+    assert (again.first, again.count) == (None, 3)  # no checkpoint holds numbers of samples

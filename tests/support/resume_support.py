@@ -15,6 +15,7 @@ from torch.nn import functional
 from training_support import PrivateModule, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit
+from lightning_audit.catalogue.registry import REGISTRY
 
 # What Lightning says of checkpoint callbacks that differ between the two parts of a run.
 RESUMING = [
@@ -87,22 +88,21 @@ def checkpoint_at(directory: Path, step: int) -> Path:
     return found
 
 
-#: Checks of the noise of single steps, of which no checkpoint holds anything.
-BEGIN_ANEW = {"noise.entries", "reuse.forecast", "reuse.entries"}
+#: Checks of numbers that no checkpoint holds: they restart at a resume.
+RESTARTING = {name for name, check in REGISTRY.items() if check.private}
 
 
 def numbers(report: AuditReport) -> dict[str, Any]:
     """A report without what differs between any two runs."""
     fields = dataclasses.asdict(report)
-    # Made of a resumed run only.
-    checks = [c for c in fields["checks"] if c["name"] != "reuse.resume"]
-    # Of the noise of single steps no checkpoint holds anything: these begin anew.
     fields["checks"] = [
-        {**c, "evidence": None, "log_e_value": None} if c["name"] in BEGIN_ANEW else c
-        for c in checks
+        # A check that restarts keeps its verdict.
+        {"name": c["name"], "status": c["status"]} if c["name"] in RESTARTING else c
+        for c in fields["checks"]
+        if c["name"] != "reuse.resume"  # made of a resumed run only
     ]
-    # Made of a resumed run only; and batches are compared with those since the training went on.
-    other = ("reuse.resume", "ledger.draws")
-    fields["checks"] = [c for c in fields["checks"] if c["name"] not in other]
+    # Its e-value is that of the checks that restart, too.
+    fields["epochs"] = [{k: v for k, v in r.items() if k != "e_value"} for r in fields["epochs"]]
+    fields["notes"] = [n for n in fields["notes"] if not n.startswith("the training was resumed")]
     others = ("created", "environment", "audit_cost", "examination_cost")
     return {k: v for k, v in fields.items() if k not in others}

@@ -1,8 +1,4 @@
-"""The noise of single entries, over whole tensors, and of entries that share it.
-
-All of it is in memory alone: a run that goes on after a stop begins these anew, and keeps what was
-found before.
-"""
+"""The noise of single entries, over whole tensors, and of entries that share it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What the noise itself shows, where it can be told from the data, or beside them where it cannot.
 
-Un-noised sums, noise and batch sizes stay in memory: neither the record nor a checkpoint holds
-them, and `replay` cannot give these checks again.
+All of it is computed from un-noised sums, noise and batch sizes, which stay in memory: `replay`
+cannot give these checks again, and they restart when a training is resumed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from lightning_audit.checks.seen_noise.noise_at_entries import (
 )
 from lightning_audit.checks.seen_noise.noise_forecast import NoiseForecast
 from lightning_audit.checks.seen_noise.noise_mean import NoiseMean
+from lightning_audit.checks.seen_noise.noise_restart import NoiseRestart
 from lightning_audit.checks.seen_noise.noise_seen import NoiseSeen, WholeTensors, noise_of
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.snapshot import restore, snapshot
@@ -57,7 +58,7 @@ _LOUD = "the data are so loud that beside them the noise is rounding"
 
 
 class _HasResult(Protocol):
-    """A check; its attributes but `_past` go into checkpoints."""
+    """A check."""
 
     def result(self, lack: str) -> CheckResult:
         """Result of the check; ``lack`` is why no noise was seen, or empty if no step was."""
@@ -74,14 +75,6 @@ class NoiseStatistic(_HasResult, Protocol):
 OF_NOISE: tuple[Callable[[float], NoiseStatistic], ...] = (NoiseMean, SingleEntries)
 #: The same of the noise, or of the readings that it is in where it is not known alone.
 OF_READINGS: tuple[Callable[[float], NoiseStatistic], ...] = (NoiseForecast,)
-
-
-#: Where `NoiseChannelChecks` holds them.
-_STATISTICS = ("_of_noise", "_of_readings", "_of_tensors")
-
-
-def _without_past(one: _HasResult) -> dict[str, Any]:
-    return {name: value for name, value in vars(one).items() if name != "_past"}
 
 
 class NoiseChannelChecks:
@@ -102,6 +95,7 @@ class NoiseChannelChecks:
         self._of_noise = tuple(make(significance) for make in OF_NOISE)
         self._of_readings = tuple(make(significance) for make in OF_READINGS)
         self._of_tensors = (WholeSizes(significance, tensors), AlikeEntries(significance))
+        self._restart = NoiseRestart(significance)
         self._past = NoisePast()
         self._tails, self._ties, self._signs = TailBet(), TieBet(), LagSigns()
         #: Part of the values that stood twice in the step at which the shape was flagged.
@@ -122,22 +116,17 @@ class NoiseChannelChecks:
         self.excess = NOISE_EXCESS.test(significance)
 
     def state(self) -> dict[str, Any]:
-        """What `load` needs but the noise: taken off the gradients, it leaves the clipped sums."""
-        kept = {
-            **vars(self),
-            **{n: list(map(_without_past, getattr(self, n))) for n in _STATISTICS},
-        }
-        kept["_signs"] = self._signs.counts
-        return {name: snapshot(value) for name, value in kept.items() if name != "_past"}
+        """What a checkpoint holds: what the first steps released."""
+        return {"first": snapshot(self._restart.first)}
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
-        own = {name: restore(value) for name, value in state.items()}
-        self._signs.counts = own.pop("_signs")
-        for name in _STATISTICS:
-            for one, values in zip(getattr(self, name), own.pop(name), strict=True):
-                vars(one).update(values)
-        vars(self).update(own)
+    def resume(self, state: dict[str, Any], step: int) -> None:
+        """Begin a segment behind a resume.
+
+        Args:
+            state: of the segment before.
+            step: number of the coming step.
+        """
+        self._restart.resume(restore(state["first"]), step)
 
     def update(self, seen: NoiseSeen, step: int) -> None:
         """Take in one step."""
@@ -175,6 +164,7 @@ class NoiseChannelChecks:
         self._update_recurrence(readings, step)
         for other in self._of_readings:
             other.update(readings, step)
+        self._restart.update(seen.released / seen.noise_multiplier, noise, step)
 
     def _update_recurrence(self, readings: FloatArray, step: int) -> None:
         log_e, age = self._past.recurrence_log_e(readings)
@@ -257,6 +247,7 @@ class NoiseChannelChecks:
                 self._lack,
             ),
             *(one.result(self._lack) for one in self._of_readings),
+            *self._restart.results(self._lack),
             BATCH_NORMALISED.result(
                 self.divisor,
                 _BESIDE_DATA if self._beside_data else BATCH_NORMALISED.fine,

@@ -19,7 +19,6 @@ class NoiseForecast:
     """
 
     def __init__(self, significance: float) -> None:
-        # Noise of single steps is in no checkpoint: a run that goes on forecasts by what it reads.
         self._past = LatestNoise()
         self._bet = ForecastBet()
         self._test = REUSE_FORECAST.test(significance)

@@ -289,24 +289,16 @@ def test_an_exact_zero_tells_nothing_however_large_the_claimed_noise() -> None:
     assert flagged(checks) == set()
 
 
-def test_a_state_holds_no_noise_and_goes_on_with_the_same_numbers() -> None:
-    checks = run(sound, steps=30, n=50)
-    state = checks.state()
-    texts = repr(state)
-    assert "_past" not in texts
-    assert len(texts) < 30_000  # sums and wealths, no readings
-    again = NoiseChannelChecks(1e-3)
-    again.load(state)
-    for mine, other in zip(again.results(clips=True), checks.results(clips=True), strict=True):
-        assert mine == other
-    rng = np.random.default_rng(1)
-    released = rng.normal(size=50)
-    for each in (checks, again):
-        each.update(NoiseSeen(released, np.zeros(50), 1.0), 30)
-    pairs = zip(again.results(clips=True), checks.results(clips=True), strict=True)
-    assert [m.log_e_value for m, o in pairs if m.name == "noise.excess"] == [
-        o.log_e_value for o in checks.results(clips=True) if o.name == "noise.excess"
-    ]
+def test_a_state_holds_what_the_first_steps_released_and_nothing_else() -> None:
+    def state(scale: float) -> str:
+        checks, rng = NoiseChannelChecks(1e-3), np.random.default_rng(0)
+        for step in range(8):
+            released = rng.normal(size=50)
+            checks.update(NoiseSeen(released, scale * np.ones(50), 1.0, terms=int(9 * scale)), step)
+        return repr(checks.state())
+
+    assert state(0.0) == state(0.1)
+    assert len(state(0.0)) < 5_000
 
 
 @pytest.mark.parametrize("runs", staged(heavy=[100], nightly=[600]))

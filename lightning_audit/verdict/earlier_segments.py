@@ -1,0 +1,156 @@
+"""The segments of a run between its resumes, and what earlier ones found.
+
+What a checkpoint holds is computed from released gradients, the audit's coins and settings alone. A
+check that is declared `private` therefore restarts at each resume. Of what it found a checkpoint
+holds what a report shows: the verdict, and the e-value in whole powers of ten; see
+`verdict.disclosure`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from lightning_audit.catalogue.check import Check
+from lightning_audit.catalogue.evidence import Evidence
+from lightning_audit.catalogue.registry import REGISTRY
+from lightning_audit.results.audit_report import CheckResult, plain
+from lightning_audit.verdict.disclosure import shown
+
+#: Relative difference of e-value and threshold within which the last bit may decide.
+_ROUNDING = 1e-9
+_EARLIER = "{finds}: by the e-value of the steps before step {step}, at the present significance"
+_NOTE = (
+    "the training was resumed {times}: checks of numbers that no checkpoint may hold restart at a "
+    "resume, and segment k of the {segments} counts with the part 1 / (k (k + 1)) of their "
+    "significance"
+)
+
+
+class EarlierSegments:
+    """What the checks that restart found before the last resume.
+
+    Attributes:
+        count: number of segments before the present one.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._step = 0
+        #: For each private optimizer in the order of the sessions, and last for the run.
+        self._found: list[dict[str, CheckResult]] = []
+
+    @property
+    def note(self) -> str:
+        """What a report says of them; empty in a training that was never resumed."""
+        if not self.count:
+            return ""
+        times = "once" if self.count == 1 else f"{self.count} times"
+        return _NOTE.format(times=times, segments=self.count + 1)
+
+    def number(self, tests: Iterable[Evidence]) -> None:
+        """Tell the tests that restart in which segment they are."""
+        for test in tests:
+            if REGISTRY[test.name].private:
+                test.segment = self.count + 1
+
+    def joined(
+        self, place: int, checks: Sequence[CheckResult], significance: float
+    ) -> list[CheckResult]:
+        """Results of all segments.
+
+        Args:
+            place: of the private optimizer among the sessions; -1 for the checks of the run.
+            checks: results of the present segment, before the user's `allow`.
+            significance: at whose shares they flag.
+        """
+        if not self._found:
+            return list(checks)
+        earlier = self._found[place]
+        both = [self._of_both(earlier.get(now.name), now, significance) for now in checks]
+        # What was found is not lost where its check does not run any more.
+        names = {check.name for check in checks}
+        gone = (check for name, check in earlier.items() if name not in names)
+        return both + [check for check in gone if check.status == REGISTRY[check.name].flag]
+
+    def found(self, name: str) -> bool:
+        """Whether an earlier segment found what a check of the run looks for."""
+        check = self._found[-1].get(name) if self._found else None
+        return check is not None and check.status == REGISTRY[name].flag
+
+    def _of_both(
+        self, earlier: CheckResult | None, now: CheckResult, significance: float
+    ) -> CheckResult:
+        if earlier is None:
+            return now
+        known = REGISTRY[now.name]
+        if earlier.log_e_value is None or now.log_e_value is None:
+            keeps = earlier.status == known.flag or now.status == "not_run"
+            return earlier if keeps else now
+        log_e = max(earlier.log_e_value, now.log_e_value)
+        level = -math.log(now.share * significance) * (1.0 - _ROUNDING)
+        if log_e < level:
+            ran = now.status == "ok" or earlier.status != "not_run"
+            fine = _fine(known, now) if ran and now.status != "ok" else now
+            return dataclasses.replace(fine, log_e_value=log_e)
+        if earlier.log_e_value >= level:
+            kept = earlier if earlier.status == known.flag else self._by_its_e_value(known, now)
+            return dataclasses.replace(kept, log_e_value=log_e)
+        return dataclasses.replace(now, log_e_value=log_e)
+
+    def _by_its_e_value(self, known: Check, now: CheckResult) -> CheckResult:
+        """A check that an earlier segment violates by another significance than it had."""
+        return dataclasses.replace(
+            now,
+            status=known.flag,
+            message=_EARLIER.format(finds=known.finds, step=self._step),
+            evidence={**now.evidence, "violated_at_step": self._step},
+        )
+
+    # ------------------------------------------------------------------ going on
+
+    def state(
+        self, checks: Sequence[Sequence[CheckResult]], levels: Sequence[float]
+    ) -> dict[str, Any]:
+        """What a checkpoint holds: of the checks that restart, what a report shows.
+
+        Args:
+            checks: results of all segments, for each private optimizer and last for the run.
+            levels: significance at whose shares they flag.
+        """
+        found = [
+            [_plain(shown(check, level)) for check in of_place if REGISTRY[check.name].private]
+            for of_place, level in zip(checks, levels, strict=True)
+        ]
+        return {"segment": self.count + 1, "found": found}
+
+    def load(self, state: Mapping[str, Any], step: int) -> None:
+        """Begin a segment behind a checkpoint's state.
+
+        Args:
+            state: `state` of the segment before.
+            step: number of the coming step.
+        """
+        self.count, self._step = state["segment"], step
+        self._found = [
+            {check.name: _decided(check) for check in (CheckResult(**kept) for kept in of_place)}
+            for of_place in state["found"]
+        ]
+
+
+def _decided(check: CheckResult) -> CheckResult:
+    """The result before it was seen that it may be no fault: that is seen again."""
+    if check.status != "undecided":
+        return check
+    return dataclasses.replace(check, status=REGISTRY[check.name].flag)
+
+
+def _plain(check: CheckResult) -> dict[str, Any]:
+    kept: dict[str, Any] = plain(dataclasses.asdict(check))
+    return {**kept, "log_e_value": check.log_e_value}
+
+
+def _fine(known: Check, check: CheckResult) -> CheckResult:
+    return dataclasses.replace(check, status="ok", message=known.fine or check.message)
