@@ -14,10 +14,19 @@ from lightning_audit.taps.method_hook import MethodHook
 _REDUCES, _ADDS = "reduce_gradients", "add_noise"
 
 
-def watch_cut(optimizer: DPOptimizer, call: Callable[[], None]) -> MethodHook:
-    """Call back when a step's noise is in, before anything else is done to the gradient."""
+def watch_cut(
+    optimizer: DPOptimizer, call: Callable[[], None], otherwise: Callable[[], None] | None = None
+) -> MethodHook:
+    """Call back when a step's noise is in, before anything else is done to the gradient.
+
+    Args:
+        optimizer: the private optimizer.
+        call: called then.
+        otherwise: called instead once the audit has failed; None for nothing.
+    """
     reduces = callable(getattr(optimizer, _REDUCES, None))
-    return MethodHook(optimizer, _REDUCES if reduces else _ADDS, after=call)
+    name = _REDUCES if reduces else _ADDS
+    return MethodHook(optimizer, name, after=call, otherwise=otherwise or (lambda: None))
 
 
 def divisor_at_cut(

@@ -19,6 +19,7 @@ from lightning_audit.replay.step_replay import StepReplay
 from lightning_audit.replay.step_watch import TakenStep
 from lightning_audit.replay.training_state import CannotKeep, TrainingState, room_for
 from lightning_audit.run_checks.replay_answers import Answer
+from lightning_audit.taps.boundary import raised_in_audit, undoing
 
 _log = logging.getLogger(__name__)
 _FULL_PRECISION = ("32-true", "64-true")
@@ -105,19 +106,22 @@ def examine_step(
         )
     except CannotKeep as error:
         return _none(names, str(error), begun)
-    except Exception as error:  # the examination's own troubles end no training
+    except Exception as error:  # of an object of the user's
+        if raised_in_audit(error):
+            raise
         _log.exception("the state of the training could not be kept")
         return _none(names, f"{type(error).__name__}: {error}", begun)
     replay = StepReplay(user.take, user.module, step, claim, state, taken.skips, step_times, work)
     low = user.precision not in _FULL_PRECISION
     asked = Asked(replay, taken.batches, seed, low, replaced, trials, earlier_trials)
     try:
-        answers = ask(asked, names)
+        with undoing(state.put_back):
+            answers = ask(asked, names)
     except Exception as error:
+        if raised_in_audit(error):
+            raise
         _log.exception("the step could not be examined")
         return _none(names, f"{type(error).__name__}: {error}", begun)
-    finally:
-        state.put_back()
     for lost in state.lost:
         _log.warning("the training is not as it was before the examination: %s", lost)
     times = (time.thread_time() - work) / max(replay.step_seconds, 1e-9)

@@ -25,6 +25,7 @@ from lightning_audit.replay.left_behind import left_behind
 from lightning_audit.replay.replay import Replay, count_rows
 from lightning_audit.replay.step_watch import copied
 from lightning_audit.replay.training_state import TrainingState
+from lightning_audit.taps.boundary import entry, raised_in_audit
 from lightning_audit.taps.method_hook import MethodHook
 from lightning_audit.taps.step_hooks import is_torchs
 
@@ -126,6 +127,8 @@ class StepReplay:
                 self._announce(len(then))
                 self._take_step([copied(batch) for batch in then])
         except Exception as error:
+            if raised_in_audit(error):
+                raise
             found.error = f"{type(error).__name__}: {error}"
             frames = traceback.extract_tb(error.__traceback__)
             found.where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
@@ -319,7 +322,7 @@ class StepReplay:
             source.shown = source.shown and depth > 0
 
         inner = self._step.inner
-        return [inner.register_step_pre_hook(pre), inner.register_step_post_hook(post)]
+        return [inner.register_step_pre_hook(entry(pre)), inner.register_step_post_hook(entry(post))]
 
     # ------------------------------------------------------------------ tensors
 

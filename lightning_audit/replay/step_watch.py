@@ -10,6 +10,7 @@ from torch.utils import _pytree
 
 from lightning_audit.dpsgd.opacus import private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep
+from lightning_audit.taps.boundary import entry
 from lightning_audit.taps.method_hook import MethodHook
 
 
@@ -45,7 +46,7 @@ class StepWatch:
     def __init__(self, step: DPSGDStep) -> None:
         self._taken = TakenStep()
         self._stepped = False
-        self._hooks: list[Any] = [step.inner.register_step_post_hook(self._note_step)]
+        self._hooks: list[Any] = [step.inner.register_step_post_hook(entry(self._note_step))]
         private: Any = private_optimizer(step.optimizer)
         if private is not None:
 

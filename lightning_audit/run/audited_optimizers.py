@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +40,7 @@ from lightning_audit.run.run_facts import Notes, OptimizerFacts
 from lightning_audit.run.run_lints import RunLints
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.ranks import Ranks
+from lightning_audit.taps.boundary import undoing
 from lightning_audit.taps.plain_steps import PlainSteps
 from lightning_audit.verdict.exemptions import covers
 
@@ -303,20 +303,20 @@ class AuditedOptimizers:
         for own in self.facts:
             own.current_rate(self.config.claim, 1)
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> undoing:
         """Look away from steps that are no steps of the training."""
         before = self.plain.state()
         self.looks = False
         for session in self.sessions:
             session.pause(paused=True)
-        try:
-            yield
-        finally:
+
+        def look_again() -> None:
             for session in self.sessions:
                 session.pause(paused=False)
             self.looks = True
             self.plain.load(before)
+
+        return undoing(look_again)
 
     def audit_of(self, optimizer: Any) -> OptimizerAudit | None:
         """The audit of an optimizer, or of a wrapper of it; None if it has none."""

@@ -20,6 +20,7 @@ from lightning_audit.session.canary_source import CanarySource
 from lightning_audit.session.lost_steps import LostSteps
 from lightning_audit.session.noise_watch import NoiseWatch, ReleaseWatch
 from lightning_audit.session.reading_way import ReadingWay
+from lightning_audit.session.rescue import Rescue
 from lightning_audit.session.step_planner import StepPlanner
 from lightning_audit.session.steps import (
     ZEROS,
@@ -74,6 +75,8 @@ class AuditSession:
         self.checksum = 0
         self.lost, self.draws, self.noise_start = LostSteps(), NoiseDraws(), NoiseStart()
         self.releases = ReleaseWatch()
+        #: Takes the canaries out once the audit has failed.
+        self.rescue = Rescue(planner, source, way, self._divisor, self._claim_at_cut)
         self._hooks: list[StepHooks | MethodHook] = []
         self._watch_updates()
 
@@ -109,7 +112,7 @@ class AuditSession:
     # ------------------------------------------------------------------ hooks
 
     def _watch_updates(self) -> None:
-        self._hooks = [self.way.hooks(self._arrive, self._leave)]
+        self._hooks = [self.way.hooks(self._arrive, self._leave, self.rescue.arrive)]
 
     def watch(self) -> None:
         """Follow a private optimizer's own steps: before it clips, and behind its noise.
@@ -119,7 +122,7 @@ class AuditSession:
         optimizer = self.step.optimizer
         self._hooks += [
             MethodHook(optimizer, "pre_step", self.inject_late, self.source.end_part),
-            watch_cut(optimizer, self.noise_is_in),
+            watch_cut(optimizer, self.noise_is_in, self.rescue.at_cut),
         ]
 
     def follow(self, step: DPSGDStep) -> bool:
@@ -155,7 +158,7 @@ class AuditSession:
 
     def start_batch(self, epoch: int = 0) -> None:
         """Forget a step that broke off, where none can be under way."""
-        self._epoch = epoch
+        self._epoch, self.rescue.behind = epoch, False
         self.way.start_batch()
         self.source.start_batch()
 
@@ -204,14 +207,19 @@ class AuditSession:
 
     def noise_is_in(self) -> None:
         """The noise was added: read the gradient before anything else is done to it."""
+        self.rescue.behind = True
+        claim = self._claim_at_cut()
+        if claim is not None and self.way.tap.noise_is_in():
+            self._read(claim)
+
+    def _claim_at_cut(self) -> StepClaim | None:
+        """What is claimed of the step, whose divisor is noted; None if that cannot be told."""
         planner, step = self.planner, self.step
         claim = planner.known_claim() if planner.changed_at is None else None
-        if claim is None:
-            return
-        std = claim.noise_multiplier * claim.max_grad_norm
-        self._divided_by = divisor_at_cut(step.optimizer, step.params, std, claim.scale)
-        if self.way.tap.noise_is_in():
-            self._read(claim)
+        if claim is not None:
+            std = claim.noise_multiplier * claim.max_grad_norm
+            self._divided_by = divisor_at_cut(step.optimizer, step.params, std, claim.scale)
+        return claim
 
     def released(self, tensors: Sequence[torch.Tensor | None]) -> None:
         """The training's code shows its noisy gradients: read them now.
@@ -224,6 +232,7 @@ class AuditSession:
 
     def _arrive(self, level: int) -> None:
         """The optimizer that updates has its gradient."""
+        self.rescue.behind = True
         if self.way.tap.arrives(level):
             self._read(self.planner.known_claim())
 
@@ -267,6 +276,7 @@ class AuditSession:
             self.planner.block_pass(lack)
         self._observe(reading)
         self.way.end_step()
+        self.rescue.behind = False
 
     def _observe(self, reading: Reading) -> None:
         """Record and check a step.
@@ -280,6 +290,7 @@ class AuditSession:
         if plan.status == INJECTED and plan.coins.any():
             source.clear(plan, clipped_sums(self.step.params))
         planner.withdraw()  # what the user reads of the gradients from now on is the batch's
+        self.way.tap.taken_out = False
         values = reading.values
         if reading.replaced or planner.changed_at is not None:
             # Raw gradients, or those of another set of parameters: nothing to test or to keep.

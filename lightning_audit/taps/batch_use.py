@@ -9,6 +9,8 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils import _pytree
 
+from lightning_audit.taps.boundary import entry
+
 #: Rows by which a batch is recognised, and values of each; of fewer different rows nothing is told.
 _ROWS, _VALUES, _FEWEST = 16, 32, 8
 #: Batches that are remembered.
@@ -63,8 +65,8 @@ class BatchUse:
         self._counts = counts
         self._modules = {id(module) for module in modules}
         # For all modules: a hook of one's own would be copied and saved with the user's module.
-        see = register_module_forward_hook(self._see, with_kwargs=True)
-        self._handles = [see, *(one.register_step_post_hook(self._step) for one in inner)]
+        see = register_module_forward_hook(entry(self._see), with_kwargs=True)
+        self._handles = [see, *(one.register_step_post_hook(entry(self._step)) for one in inner)]
 
     def detach(self) -> None:
         """Take the hooks off."""
@@ -101,9 +103,10 @@ class BatchUse:
         def used(_: torch.Tensor) -> None:
             self._pending.update(c for c in seen if c is not None)
 
+        hook = entry(used)
         for leaf in _pytree.tree_leaves(made):
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-                leaf.register_hook(used)  # type: ignore[no-untyped-call]
+                leaf.register_hook(hook)  # type: ignore[no-untyped-call]
 
     def _step(self, *_: Any) -> None:
         if not (self._pending and self._counts()):

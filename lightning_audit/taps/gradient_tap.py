@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_audit.layout import FloatArray, IndexArray
+from lightning_audit.taps.boundary import entry
 from lightning_audit.taps.gradient_reading import Reading
 from lightning_audit.taps.tensor_views import numpy_views
 from lightning_audit.taps.weight_watch import WeightWatch
@@ -60,6 +61,8 @@ class GradientTap:
         self._at_cut = False
         self._source: Sequence[torch.Tensor | None] | None = None
         self._arrived: torch.Tensor | None = None
+        #: Whether what was to be taken out of the step's gradient is out.
+        self.taken_out = False
         #: Which entries were zero before anything was taken out of them.
         self._dead: NDArray[np.bool_] | None = None
         #: The gradients that were read last, where they lay, and their entries.
@@ -75,7 +78,7 @@ class GradientTap:
         self._handles: list[Any] = []
         for j in coordinates:
             register = params[j].register_post_accumulate_grad_hook
-            self._handles.append(register(self._note_backward))  # type: ignore[no-untyped-call]
+            self._handles.append(register(entry(self._note_backward)))  # type: ignore[no-untyped-call]
 
     @property
     def inside_step(self) -> bool:
@@ -84,9 +87,17 @@ class GradientTap:
 
     def reset(self) -> None:
         """Forget a step that broke off between its hooks."""
-        self._depth = 0
+        self._depth, self.taken_out = 0, False
         self.weights.forget()
         self._forget()
+
+    def reads_at(self, level: int) -> bool:
+        """Whether a gradient that was not read before is read at this level of `enters`."""
+        return level == 1
+
+    def skips(self) -> None:
+        """A step of the optimizer is done, of which nothing is read."""
+        self._depth = max(self._depth - 1, 0)
 
     def _forget(self) -> None:
         self._left = self._arrived = self._dead = None
@@ -142,6 +153,7 @@ class GradientTap:
 
     def _begin(self) -> None:
         """See what the gradient is before anything is taken out of it."""
+        self.taken_out = False
         self._raw = all(self._is_raw(j) for j in self._index)
         self._backward_left = {}
 
@@ -162,6 +174,17 @@ class GradientTap:
         self._arrived = self._source = None
         self._backward_ran = self._backward_before = False
         return math.isfinite(float(self._left.sum()))
+
+    @torch.no_grad()
+    def take_out(self, taken: FloatArray, source: Sequence[torch.Tensor | None]) -> None:
+        """Take the canary out of a gradient that is not read.
+
+        Args:
+            taken: as `read` has it.
+            source: the gradient, one tensor for each parameter, edited in place.
+        """
+        self._source, self._seen = source, []
+        self._gather(taken)
 
     def remove(self) -> None:
         """Take the hooks off."""
@@ -238,7 +261,7 @@ class GradientTap:
         views = self._views()
         if views is None:
             return self._gather_by_torch(taken, zeros)
-        values = np.empty(self._size)
+        values, writes = np.empty(self._size), []
         for entries, index, span in zip(views, self._index.values(), self._spans, strict=True):
             read = entries[index]
             if zeros is not None:
@@ -246,8 +269,11 @@ class GradientTap:
             if taken is not None and (amounts := taken[span]).any():
                 # Where neither noise nor canary came out there is nothing to take out.
                 read -= np.where(read == 0.0, 0.0, amounts).astype(read.dtype)
-                entries[index] = read
+                writes.append((entries, index, read))
             values[span] = read
+        for entries, index, read in writes:  # all or nothing: a failure above has changed nothing
+            entries[index] = read
+        self.taken_out = self.taken_out or taken is not None
         return torch.from_numpy(values)
 
     def _grad(self, tensor: int) -> torch.Tensor | None:
@@ -278,7 +304,7 @@ class GradientTap:
         self, taken: FloatArray | None, zeros: NDArray[np.bool_] | None
     ) -> torch.Tensor:
         """As `_gather`, on any device; NaN where a parameter has no gradient."""
-        pieces, empty_before = [], []
+        pieces, empty_before, writes = [], [], []
         for (j, where), span in zip(self._where.items(), self._spans, strict=True):
             grad = self._grad(j)
             if grad is None:
@@ -292,8 +318,11 @@ class GradientTap:
             if taken is not None and (amounts := taken[span]).any():
                 amount = torch.from_numpy(amounts).to(grad.device, grad.dtype)
                 values -= torch.where(values == 0.0, torch.zeros_like(amount), amount)
-                grad[at] = values
+                writes.append((grad, at, values))
             pieces.append(values.to(torch.float64))
+        for grad, at, values in writes:
+            grad[at] = values
+        self.taken_out = self.taken_out or taken is not None
         if zeros is not None:
             zeros[:] = torch.cat(empty_before).cpu().numpy()
         return torch.cat(pieces)

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from lightning_audit.taps.boundary import entry
+
 
 class PlainSteps:
     """Counts the steps that are taken without DP-SGD, those that the user exempts apart."""
@@ -28,7 +30,7 @@ class PlainSteps:
         """
         self.detach()
         self._handles = [
-            optimizer.register_step_post_hook(partial(self._take, words))
+            optimizer.register_step_post_hook(entry(partial(self._take, words)))
             for optimizer, words in zip(optimizers, exempt, strict=True)
         ]
 
