@@ -102,12 +102,10 @@ def left(audit: Any, *_: Any, **__: Any) -> None:
         audit: the `PrivacyAudit`.
     """
     run = audit._run
-    if run is None or any(session.rescue.in_transit for session in run.sessions):
+    if run is not None and any(session.rescue.in_transit for session in run.sessions):
         return
-    hooks, audit._hooks = audit._hooks, []
-    parts = (run.lints, run.examinations, run.ledger, run.optimizers.plain)
-    for off in (*(h.remove for h in hooks), *(p.detach for p in (*parts, *run.optimizers.audits))):
-        attempt(off)
+    audit._hooks = []
+    audit._boundary.remove_hooks()
 
 
 def end_failed(audit: Any, trainer: Any, *_: Any) -> None:

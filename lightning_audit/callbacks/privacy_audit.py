@@ -15,7 +15,7 @@ from lightning_audit.callbacks._namespaces import (
     guarded,
     of_its_run,
 )
-from lightning_audit.callbacks.figures import send_report
+from lightning_audit.callbacks.figures import send_report_figure, send_report_files
 from lightning_audit.callbacks.lightning_step import LightningStep
 from lightning_audit.callbacks.outcome import (
     end_failed,
@@ -349,9 +349,12 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
     def _end(self, run: AuditRun, trainer: Trainer) -> None:
         self._ended = True
         run.end()
-        name = f"{self.log_prefix}/report"
-        sent = partial(send_report, run.report, run.files, name, trainer)
-        view(run, "sending the report to the loggers", sent)
+        report, files, name = run.report, run.files, f"{self.log_prefix}/report"
+        if report is not None and files is not None:
+            drawn = partial(send_report_figure, report, files, name, trainer)
+            view(run, "drawing the report's figure", drawn)
+            sent = partial(send_report_files, files, name, trainer)
+            view(run, "sending the report to the loggers", sent)
 
     def _release(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep no optimizer and no file, but what a checkpoint after the training holds."""

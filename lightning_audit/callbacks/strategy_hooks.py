@@ -13,6 +13,7 @@ from lightning_audit.taps.method_hook import MethodHook
 if TYPE_CHECKING:
     from lightning_audit.run.audit_run import AuditRun
 
+
 def watch_loaders(trainer: Any, look: Callable[[Any], None]) -> MethodHook:
     """Look at each training loader that the strategy hands over from now on.
 
@@ -23,7 +24,6 @@ def watch_loaders(trainer: Any, look: Callable[[Any], None]) -> MethodHook:
         trainer: the Trainer, before it asks for loaders.
         look: takes the loader as it is iterated.
     """
-
 
     def handed(loader: Any, *_: Any, **__: Any) -> None:
         if trainer.training:  # not those of a validation

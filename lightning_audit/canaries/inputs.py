@@ -19,8 +19,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch.nn import functional
 
-from lightning_audit._validate import BadArgument
 from lightning_audit import _validate
+from lightning_audit._validate import BadArgument
 from lightning_audit.canaries.sample_batches import Sample
 
 Loss = Callable[[Any, Any], torch.Tensor]

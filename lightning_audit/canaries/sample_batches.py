@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.utils import _pytree
 
 from lightning_audit._validate import BadArgument
-from torch.utils import _pytree
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,9 @@ def _named_leaves(batch: Any) -> list[tuple[str, torch.Tensor]]:
             )
         leaves.append((name, leaf))
     if not leaves:
-        raise BadArgument(f"the batch, {_kind(batch)}, holds no tensor; return one from collate_fn.")
+        raise BadArgument(
+            f"the batch, {_kind(batch)}, holds no tensor; return one from collate_fn."
+        )
     return leaves
 
 

@@ -114,14 +114,8 @@ def examine_step(
     replay = StepReplay(user.take, user.module, step, claim, state, taken.skips, step_times, work)
     low = user.precision not in _FULL_PRECISION
     asked = Asked(replay, taken.batches, seed, low, replaced, trials, earlier_trials)
-    try:
-        with undoing(state.put_back):
-            answers = ask(asked, names)
-    except Exception as error:
-        if raised_in_audit(error):
-            raise
-        _log.exception("the step could not be examined")
-        return _none(names, f"{type(error).__name__}: {error}", begun)
+    with undoing(state.put_back):
+        answers = ask(asked, names)
     for lost in state.lost:
         _log.warning("the training is not as it was before the examination: %s", lost)
     times = (time.thread_time() - work) / max(replay.step_seconds, 1e-9)

@@ -322,7 +322,10 @@ class StepReplay:
             source.shown = source.shown and depth > 0
 
         inner = self._step.inner
-        return [inner.register_step_pre_hook(entry(pre)), inner.register_step_post_hook(entry(post))]
+        return [
+            inner.register_step_pre_hook(entry(pre)),
+            inner.register_step_post_hook(entry(post)),
+        ]
 
     # ------------------------------------------------------------------ tensors
 

@@ -12,7 +12,7 @@ from lightning_audit.dpsgd.manual import ManualStep
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.handed_rows import HandedRows
 from lightning_audit.session.reading_way import HandWrittenReading
-from lightning_audit.taps.boundary import entry
+from lightning_audit.taps.boundary import Handles, entry
 
 Gradients = TypeVar("Gradients", bound=dict[str, torch.Tensor])
 
@@ -34,6 +34,8 @@ class HandWrittenFront:
 
     def __init__(self, session: AuditSession) -> None:
         self._session = session
+        self._handles = Handles()
+        self._handles.append(self)
         self.per_sample = entry(self._per_sample, lambda grads, *_: grads)
         self.rows = entry(self._rows, lambda *_: [])
         self.released = entry(self._released, self._rescue)
@@ -42,9 +44,10 @@ class HandWrittenFront:
         """Let `lightning_audit.per_sample` and `rows` ask for this training's module."""
         register(root, self)
 
-    def close(self) -> None:
+    def remove(self) -> None:
         """Let nobody ask any more."""
         unregister(self)
+        self._handles.forget()
 
     @property
     def _source(self) -> HandedRows | None:
@@ -85,7 +88,9 @@ class HandWrittenFront:
         source.handed = True  # last: from here on the canaries count as being in the sums
         return grown
 
-    def _rows(self, module: torch.nn.Module, root: torch.nn.Module) -> list[dict[str, torch.Tensor]]:
+    def _rows(
+        self, module: torch.nn.Module, root: torch.nn.Module
+    ) -> list[dict[str, torch.Tensor]]:
         """See `lightning_audit.rows`."""
         source, step = self._source, self._step
         if source is None:

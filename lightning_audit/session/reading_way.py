@@ -54,9 +54,7 @@ class ReadingWay(Protocol):
     def is_shown(self) -> bool:
         """Whether the training's own code shows where its noise is in."""
 
-    def hooks(
-        self, arrives: Arrives, leaves: Callable[[], None], otherwise: Arrives
-    ) -> StepHooks:
+    def hooks(self, arrives: Arrives, leaves: Callable[[], None], otherwise: Arrives) -> StepHooks:
         """Hooks on the optimizer that updates; see `StepHooks`."""
 
     def follow(self, step: Any) -> None:
@@ -106,9 +104,7 @@ class PrivateReading:
         """It is the optimizer that shows it."""
         return False
 
-    def hooks(
-        self, arrives: Arrives, leaves: Callable[[], None], otherwise: Arrives
-    ) -> StepHooks:
+    def hooks(self, arrives: Arrives, leaves: Callable[[], None], otherwise: Arrives) -> StepHooks:
         """Hooks around the innermost optimizer's step."""
         return StepHooks(
             self._step.inner, self.tap.enters, arrives, leaves, otherwise, self.tap.skips
@@ -163,9 +159,7 @@ class HandWrittenReading:
         """Whether the code calls `lightning_audit.released`."""
         return self.tap.cut_known
 
-    def hooks(
-        self, arrives: Arrives, leaves: Callable[[], None], otherwise: Arrives
-    ) -> StepHooks:
+    def hooks(self, arrives: Arrives, leaves: Callable[[], None], otherwise: Arrives) -> StepHooks:
         """Hooks around the steps of the optimizer and behind the closures that they are given."""
         return ClosureHooks(
             self._step.inner, self.tap.enters, arrives, leaves, otherwise, self.tap.skips

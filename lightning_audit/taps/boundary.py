@@ -47,12 +47,14 @@ class Boundary:
         self.failure = ""
         #: Called when the audit leaves, latest first; each may be called more than once.
         self._undo: list[Callable[[], None]] = []
+        #: What `remove_hooks` removes.
+        self.handles: dict[int, Handles] = {}
         #: Told once when the audit has failed.
         self.tell: Callable[[], None] = _nothing
 
     def begin(self) -> None:
         """A training begins: nothing has failed."""
-        self.failure, self._undo, self.tell = "", [], _nothing
+        self.failure, self._undo, self.handles, self.tell = "", [], {}, _nothing
 
     def on_leave(self, undo: Callable[[], None]) -> None:
         """Call ``undo`` when the audit fails or is interrupted."""
@@ -99,6 +101,11 @@ class Boundary:
         for undo in reversed(self._undo):
             attempt(undo)
 
+    def remove_hooks(self) -> None:
+        """Remove all hooks of the audit, the latest first."""
+        for handles in reversed(list(self.handles.values())):
+            attempt(handles.remove)
+
 
 def attempt(undo: Callable[[], Any]) -> bool:
     """Call what restores the training; whether it succeeded. A second attempt follows a failure."""
@@ -138,12 +145,18 @@ def where(error: BaseException) -> tuple[str, int]:
 
 
 def raised_in_audit(error: BaseException) -> bool:
-    """Whether an exception was raised by code of this package itself, and by nothing it called."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
+    """Whether an exception was raised by code of this package, or by what that called directly.
+
+    What a library raises on the user's behalf has more frames behind the package's last one. Where
+    it cannot be told, the exception counts as the audit's.
+    """
+    beyond, trace = 0, error.__traceback__
+    while trace is not None:
+        module = str(trace.tb_frame.f_globals.get("__name__", ""))
+        own = module.startswith(f"{_PACKAGE}.") and not module.startswith(f"{_PACKAGE}.testing.")
+        beyond = 0 if own else beyond + 1
         trace = trace.tb_next
-    module = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__", ""))
-    return module.startswith(f"{_PACKAGE}.") and not module.startswith(f"{_PACKAGE}.testing.")
+    return beyond <= 1
 
 
 def timed(ours: Call, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -201,9 +214,9 @@ def around(
 
     Args:
         own: the user's.
-        before: is given the call's arguments, and gives those to call it with or None for the same.
+        before: is given the call's arguments, and gives others or None for the same.
         after: is given the result and the arguments, and gives the result or None for the same.
-        otherwise: called in the place of ``after``, with the same arguments, once the audit has failed.
+        otherwise: called in the place of ``after`` once the audit has failed, with its arguments.
         armed: whether the audit's code is called; None for always.
     """
     boundary = _current.get()
@@ -245,6 +258,31 @@ def around(
         return result if made is None else made
 
     return called
+
+
+class Handles(list[Any]):
+    """Hooks that are installed, which a failure of the audit removes, the latest first.
+
+    It is made before the hooks are, so that none is left where making them fails.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._boundary = _current.get()
+        if self._boundary is not None:
+            self._boundary.handles[id(self)] = self
+
+    def remove(self) -> None:  # type: ignore[override]
+        """Remove the hooks."""
+        for handle in reversed(list(self)):
+            handle.remove()
+        self.clear()
+        self.forget()
+
+    def forget(self) -> None:
+        """The hooks are removed."""
+        if self._boundary is not None:
+            self._boundary.handles.pop(id(self), None)
 
 
 class undoing:  # noqa: N801 - used like a function

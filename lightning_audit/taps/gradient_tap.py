@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_audit.layout import FloatArray, IndexArray
-from lightning_audit.taps.boundary import entry
+from lightning_audit.taps.boundary import Handles, entry
 from lightning_audit.taps.gradient_reading import Reading
 from lightning_audit.taps.tensor_views import numpy_views
 from lightning_audit.taps.weight_watch import WeightWatch
@@ -75,7 +75,7 @@ class GradientTap:
         #: Where the gradients lay that backward passes left, and how often they were written to.
         self._backward_left: dict[int, tuple[int, int]] = {}
         self._raw = False
-        self._handles: list[Any] = []
+        self._handles = Handles()
         for j in coordinates:
             register = params[j].register_post_accumulate_grad_hook
             self._handles.append(register(entry(self._note_backward)))  # type: ignore[no-untyped-call]
@@ -188,8 +188,7 @@ class GradientTap:
 
     def remove(self) -> None:
         """Take the hooks off."""
-        for handle in self._handles:
-            handle.remove()
+        self._handles.remove()
         self.reset()
 
     @torch.no_grad()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from lightning_audit.taps.boundary import around
+from lightning_audit.taps.boundary import Handles, around
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -50,11 +50,14 @@ class MethodHook:
             otherwise if shown else lambda *_, **__: otherwise(),
             armed=partial(getattr, self, "armed"),
         )
+        self._handles = Handles()
+        self._handles.append(self)
         setattr(owner, name, self._hook)
 
     def remove(self) -> None:
         """Take the hook off; where somebody has put another one over it, it does nothing more."""
         self.armed = False
+        self._handles.forget()
         if vars(self._owner).get(self._name) is not self._hook:
             return
         delattr(self._owner, self._name)

@@ -8,7 +8,7 @@ from typing import Any
 from opacus.utils.batch_memory_manager import BatchSplittingSampler
 from torch.utils.data import DataLoader
 
-from lightning_audit.taps.boundary import entry
+from lightning_audit.taps.boundary import Handles, entry
 
 
 class WatchedSampler:
@@ -82,11 +82,14 @@ class SamplerTap:
             self._holder, self._name = loader.batch_sampler, "sampler"
         self._own = unwatched(getattr(self._holder, self._name))
         # A loader that is set up refuses another sampler; this one draws the same batches.
+        self._handles = Handles()
+        self._handles.append(self)
         self._put(WatchedSampler(self._own, start, seen))
 
     def remove(self) -> None:
         """Give the loader its own sampler back."""
         self._put(self._own)
+        self._handles.forget()
 
     def _put(self, sampler: Any) -> None:
         object.__setattr__(self._holder, self._name, sampler)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
-from lightning_audit.taps.boundary import around, entry
+from lightning_audit.taps.boundary import Handles, around, entry
 
 
 def _nothing(*_: Any) -> None:
@@ -47,10 +46,9 @@ class StepHooks:
         self._level = 0
         self.start = entry(self._start, self._start_failed)
         self.end = entry(self._end, self._end_failed)
-        self._handles = [
-            optimizer.register_step_pre_hook(self.start),
-            optimizer.register_step_post_hook(self.end),
-        ]
+        self._handles = Handles()
+        self._handles.append(optimizer.register_step_pre_hook(self.start))
+        self._handles.append(optimizer.register_step_post_hook(self.end))
 
     def _start(self, *given: Any) -> Any:
         """A step starts."""
@@ -80,8 +78,7 @@ class StepHooks:
 
     def remove(self) -> None:
         """Take the hooks off."""
-        for handle in self._handles:
-            handle.remove()
+        self._handles.remove()
 
 
 class ClosureHooks(StepHooks):
@@ -94,6 +91,7 @@ class ClosureHooks(StepHooks):
     def __init__(self, optimizer: torch.optim.Optimizer, *calls: Callable[..., Any]) -> None:
         super().__init__(optimizer, *calls)
         if not is_torchs(steps_of(type(optimizer))[0]):
+            self._handles.append(_Parents(optimizer))
             _watch_parents(optimizer, self)
 
     def _begin(self, level: int, arrives: Callable[[int], None], given: tuple[Any, ...]) -> Any:
@@ -104,16 +102,13 @@ class ClosureHooks(StepHooks):
             return super()._begin(level, arrives, given)
         self._level = 0
         observed = around(
-            closure, after=lambda *_, **__: arrives(level), otherwise=lambda *_, **__: self._otherwise(level)
+            closure,
+            after=lambda *_, **__: arrives(level),
+            otherwise=lambda *_, **__: self._otherwise(level),
         )
         if len(args) > 1:
             return (args[0], observed, *args[2:]), kwargs
         return args, {**kwargs, "closure": observed}
-
-    def remove(self) -> None:
-        """Take the hooks off."""
-        super().remove()
-        _unwatch(self._optimizer)
 
 
 def steps_of(kind: type) -> list[Any]:
@@ -145,6 +140,21 @@ def _watch_parents(optimizer: torch.optim.Optimizer, hooks: ClosureHooks) -> Non
             _unwatched[parent] = (step, watched)
             parent.step = watched  # type: ignore[attr-defined]
     _hooks[optimizer] = hooks
+
+
+class _Parents:
+    """The hooks on the steps of an optimizer's parent classes.
+
+    Args:
+        optimizer: the optimizer.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def remove(self) -> None:
+        """Take them off."""
+        _unwatch(self._optimizer)
 
 
 def _unwatch(optimizer: torch.optim.Optimizer) -> None:
