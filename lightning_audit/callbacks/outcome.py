@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from lightning_audit.callbacks.figures import send_report_figure, send_report_files
 from lightning_audit.callbacks.preview import preview_of
 from lightning_audit.record.report_directory import REPORT_NAME
 from lightning_audit.report.console import print_report
@@ -40,6 +41,40 @@ def view(run: AuditRun, what: str, show: Callable[[], None]) -> None:
         failed, line = where(error)
         _log.warning("privacy audit: %s failed (%s:%d)", what, failed, line)
         attempt(partial(_add_note, run, f"{what} failed ({failed})"))
+
+
+def send(run: AuditRun, trainer: Any, name: str) -> None:
+    """Draw the report's figure, and give both to the loggers.
+
+    Args:
+        run: of the report.
+        trainer: of the training, with its loggers.
+        name: of figure and artifact at the loggers.
+    """
+    report, files = run.report, run.files
+    if report is not None and files is not None:
+        drawn = partial(send_report_figure, report, files, name, trainer)
+        view(run, "drawing the report's figure", drawn)
+        sent = partial(send_report_files, files, name, trainer)
+        view(run, "sending the report to the loggers", sent)
+
+
+def tell(run: AuditRun, on_violation: str) -> None:
+    """Print the report, and raise the error of its verdict where that is asked for.
+
+    No process ends before the report is printed: the end of one may be the end of all.
+
+    Args:
+        run: of the report; a fast_dev_run raises nothing.
+        on_violation: see `PrivacyAudit`.
+    """
+    report = run.report
+    if report is None:
+        return
+    printed = partial(show, report, run.files, run.sessions)
+    run.ranks.from_first(lambda: view(run, "printing the report", printed))
+    if not run.trial:
+        raise_for(report, on_violation, run.config.on_inconclusive)
 
 
 def show(
@@ -102,14 +137,16 @@ def left(audit: Any, *_: Any, **__: Any) -> None:
         audit: the `PrivacyAudit`.
     """
     run = audit._run
+    if audit._boundary.stays:
+        return
     if run is not None and any(session.rescue.in_transit for session in run.sessions):
         return
-    audit._hooks = []
     audit._boundary.remove_hooks()
 
 
 def end_failed(audit: Any, trainer: Any, *_: Any) -> None:
     """In the place of the training's end: write what was found before the failure."""
+    audit._boundary.stays = False
     left(audit)
     run, audit._ended = audit._run, True
     config = audit.config if run is None else run.config
@@ -124,6 +161,14 @@ def end_failed(audit: Any, trainer: Any, *_: Any) -> None:
     attempt(partial(_save, report, own if run is None else run.files))
     if own is not None:
         attempt(own.release)
+
+
+def share_failure(audit: Any, run: AuditRun, trainer: Any) -> None:
+    """At the training's end: a failure in one process is one of the audit in all of them."""
+    boundary = audit._boundary
+    if run.ranks.talk and any(r[0] for r in run.ranks.gathered([bool(boundary.failure)])):
+        boundary.failure = boundary.failure or "another process"
+        end_failed(audit, trainer)
 
 
 def fit_end_failed(audit: Any, trainer: Any, *_: Any) -> None:

@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.callbacks import audit_arguments as arguments
+from lightning_audit.callbacks import outcome
 from lightning_audit.callbacks._namespaces import (
     Callback,
     MisconfigurationException,
     guarded,
     of_its_run,
 )
-from lightning_audit.callbacks.figures import send_report_figure, send_report_files
 from lightning_audit.callbacks.lightning_step import LightningStep
-from lightning_audit.callbacks.outcome import (
-    end_failed,
-    fit_end_failed,
-    left,
-    raise_for,
-    release_failed,
-    show,
-    view,
-    warn_of_end,
-)
 from lightning_audit.callbacks.preview import Preview, preview
 from lightning_audit.callbacks.same_training import goes_on, note_end
 from lightning_audit.callbacks.stopping import Stopping, ends_with_this_epoch, monitors
@@ -41,7 +30,6 @@ from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.checkpoint import verified
 from lightning_audit.session.input_sample import join_batches
 from lightning_audit.taps.boundary import Boundary
-from lightning_audit.taps.method_hook import MethodHook
 from lightning_audit.verdict.exemptions import Allow
 from lightning_audit.verdict.pass_blockers import Resolution
 
@@ -153,15 +141,13 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         self._run: AuditRun | None = None
         self._report: AuditReport | None = None
         self._ended, self._stopping = False, Stopping(self.on_violation)
-        self._hooks: list[MethodHook] = []
         self._boundary = Boundary(*_DELIBERATE)
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle holds: the report and the audit's state, not the training."""
-        # The module's own, which Lightning puts there.
         held = {k: v for k, v in vars(self).items() if k not in ("log", "log_dict")}
         kept = {"_report": self.report, "_kept": self.state_dict()}
-        return held | kept | {"_run": None, "_hooks": [], "_boundary": Boundary(*_DELIBERATE)}
+        return held | kept | {"_run": None, "_boundary": Boundary(*_DELIBERATE)}
 
     def preview(self, trainer: Trainer, model: LightningModule, **data: Any) -> Preview:
         """What this audit of a training would be, without training; see `callbacks.preview`."""
@@ -172,7 +158,7 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         """The report of the latest training; None before the first epoch has ended."""
         return self._run.report if self._run is not None else self._report
 
-    @guarded(left)
+    @guarded(outcome.left)
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse what cannot be audited, before anything is trained."""
         if stage != "fit":
@@ -186,13 +172,14 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         audits = sum(isinstance(callback, PrivacyAudit) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         refuse_trainer(trainer, audits)
         self._run = run = AuditRun(self.config, trainer, self._directory(trainer))
+        self._boundary.stays = run.ranks.several
         run.take_directory(again=again)
         if again:
             run.keep(verified(self._kept), self._report)
         if not run.ranks.several:  # each process would see its own share of the records
-            self._hooks.append(watch_loaders(trainer, run.ledger.watch))
+            watch_loaders(trainer, run.ledger.watch)
 
-    @of_its_run(left)
+    @of_its_run(outcome.left)
     def on_fit_start(self, run: AuditRun, trainer: Trainer, pl_module: LightningModule) -> None:
         """Go on in the directory of the run that a checkpoint is of; it has been loaded by now."""
         run.go_on_in_its_directory()
@@ -202,7 +189,7 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         """What a checkpoint holds of the audit; it loads under ``weights_only=True``."""
         return self._kept if self._run is None else self._run.state()
 
-    @of_its_run(left)
+    @of_its_run(outcome.left)
     def on_load_checkpoint(
         self, run: AuditRun, trainer: Trainer, pl_module: LightningModule, checkpoint: Any
     ) -> None:
@@ -211,7 +198,7 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
             run.forget(self._kept, checkpoint["callbacks"].get(self.state_key))
             self._kept = {}
 
-    @guarded(left)
+    @guarded(outcome.left)
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep a checkpoint's state until the optimizers are there.
 
@@ -223,7 +210,7 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         if self._run is not None:  # Lightning loads checkpoints after `setup`
             self._run.keep(state)
 
-    @of_its_run(left)
+    @of_its_run(outcome.left)
     def on_train_start(self, run: AuditRun, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach to the optimizers, read how the loader samples, and stop if that is wrong."""
         run.start(trainer.train_dataloader, trainer.global_step)
@@ -231,12 +218,12 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         run.note_trainer_settings(trainer)
         run.examinations.open_to(LightningStep(trainer, pl_module, self))
         if join_batches(run.config.canaries, trainer.world_size, pl_module):
-            self._hooks.append(show_batches(trainer, pl_module, run))
+            show_batches(trainer, pl_module, run)
         self._stopping.begin(trainer, run)
 
     # ------------------------------------------------------------------ each step and epoch
 
-    @of_its_run(left)
+    @of_its_run(outcome.left)
     def on_train_batch_start(
         self,
         run: AuditRun,
@@ -254,7 +241,7 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
             run.follow_hand_written(pl_module)
         run.start_batch(trainer.current_epoch, batch)
 
-    @of_its_run(left)
+    @of_its_run(outcome.left)
     def on_before_backward(
         self, run: AuditRun, trainer: Trainer, pl_module: LightningModule, loss: Any
     ) -> None:
@@ -265,19 +252,19 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
             run.lints.look_at_loss(pl_module, loss)
         run.prepare(loss, trainer.accumulate_grad_batches)
 
-    @of_its_run(left)
+    @of_its_run(outcome.left)
     def on_after_backward(self, run: AuditRun, *_: Any) -> None:
         """Hide the canaries' rows from code that looks at the gradients before the step."""
         run.conceal()
 
-    @of_its_run(left)
+    @of_its_run(outcome.left)
     def on_before_optimizer_step(
         self, run: AuditRun, trainer: Trainer, pl_module: LightningModule, optimizer: Any
     ) -> None:
         """Put the canaries in: after backward, before clipping."""
         run.inject(optimizer)
 
-    @of_its_run(left)
+    @of_its_run(outcome.left)
     def on_train_batch_end(
         self,
         run: AuditRun,
@@ -292,7 +279,7 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         if run.look_is_due or self._stopping.counts:
             self._stopping.end_batch(trainer, run)
 
-    @of_its_run(left)
+    @of_its_run(outcome.left)
     def on_train_epoch_end(
         self, run: AuditRun, trainer: Trainer, pl_module: LightningModule
     ) -> None:
@@ -305,12 +292,12 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
 
     # ------------------------------------------------------------------ the end
 
-    @of_its_run(end_failed)
+    @of_its_run(outcome.end_failed)
     def on_train_end(self, run: AuditRun, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the report; raising waits until every other callback has had its end."""
         self._end(run, trainer)
 
-    @of_its_run(fit_end_failed)
+    @of_its_run(outcome.fit_end_failed)
     def on_fit_end(self, run: AuditRun, trainer: Trainer, pl_module: LightningModule) -> None:
         """Show the report, and raise if the verdict asks for it."""
         if not self._ended:  # nothing was trained, so that the training had no end either
@@ -318,15 +305,9 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
             if run.report is None:
                 self._end(run, trainer)
         self._unhook(run)
-        report = run.report
-        if report is not None:
-            # No process ends before the report is shown: the end of one may be the end of all.
-            printed = partial(show, report, run.files, run.sessions)
-            run.ranks.from_first(lambda: view(run, "printing the report", printed))
-            if not run.trial:
-                raise_for(report, self.on_violation, self.config.on_inconclusive)
+        outcome.tell(run, self.on_violation)
 
-    @of_its_run(release_failed)
+    @of_its_run(outcome.release_failed)
     def on_exception(
         self, run: AuditRun, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
@@ -334,10 +315,10 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         if run.optimizers.attached and not self._ended:
             run.break_off(f"the training broke off with {type(exception).__name__}")
             self._end(run, trainer)
-            warn_of_end(run.report, run.files)
+            outcome.warn_of_end(run.report, run.files)
         self._release(trainer, pl_module)
 
-    @guarded(release_failed)
+    @guarded(outcome.release_failed)
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take all hooks off and let go of the training; the report stays."""
         if stage == "fit":
@@ -349,12 +330,8 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
     def _end(self, run: AuditRun, trainer: Trainer) -> None:
         self._ended = True
         run.end()
-        report, files, name = run.report, run.files, f"{self.log_prefix}/report"
-        if report is not None and files is not None:
-            drawn = partial(send_report_figure, report, files, name, trainer)
-            view(run, "drawing the report's figure", drawn)
-            sent = partial(send_report_files, files, name, trainer)
-            view(run, "sending the report to the loggers", sent)
+        outcome.share_failure(self, run, trainer)
+        outcome.send(run, trainer, f"{self.log_prefix}/report")
 
     def _release(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep no optimizer and no file, but what a checkpoint after the training holds."""
@@ -369,7 +346,5 @@ class PrivacyAudit(arguments.AuditArguments, Callback):
         self._run = None
 
     def _unhook(self, run: AuditRun) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
         run.detach()
+        self._boundary.remove_hooks()

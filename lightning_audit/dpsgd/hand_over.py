@@ -177,7 +177,8 @@ def _fails(error: Exception) -> bool:
     An exception that an audit's own entry lets pass is deliberate.
     """
     boundaries: list[Any] = [current()] if current() else list(_boundaries.values())
-    return bool(boundaries) and all([boundary.fails(error) for boundary in boundaries])
+    failed = [boundary.fails(error) for boundary in boundaries]
+    return bool(failed) and all(failed)
 
 
 def _root(module: torch.nn.Module) -> torch.nn.Module | None:

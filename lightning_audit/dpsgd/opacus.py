@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from opacus import optimizers as opacus_optimizers
-from opacus.grad_sample import GradSampleModule
 from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer, DPPerLayerOptimizer
 from opacus.optimizers.ddp_perlayeroptimizer import DistributedPerLayerOptimizer
 
@@ -216,9 +215,8 @@ class OpacusStep(DPSGDStep):
                     self._swapped.remove(id(grown))
                 waiting = waiting or not hasattr(grown, "_processed")
                 exchange(param, grown, _like(grown, grown[: len(grown) - self._rows]))
-        if waiting:  # nobody clipped and counted them
-            if self._uncounted:
-                self.optimizer.sample_size += self._uncounted
+        if waiting and self._uncounted:  # nobody clipped and counted them
+            self.optimizer.sample_size += self._uncounted
         self._entered, self._uncounted = [], 0
         return waiting
 
@@ -343,20 +341,3 @@ def refuse_unsupported(optimizer: DPOptimizer) -> None:
             "divided by it. Opacus computes int(len(dataset) * sample_rate); use a larger batch."
         )
     refuse_repeated_closures(innermost(optimizer))
-
-
-def draws_poisson(module: torch.nn.Module) -> bool | None:
-    """Whether `make_private` was told that the batches of a module are Poisson.
-
-    It forbids then that gradients of several batches are accumulated.
-
-    Returns:
-        None where no module holds per-sample gradients, or they differ.
-    """
-    wrapped = [m for m in module.modules() if isinstance(m, GradSampleModule)]
-    # Before Opacus 1.6 a hook forbade it.
-    told = {
-        not getattr(m, "grad_accumulation_allowed", getattr(m, "grad_accumulation_hook", 0) is None)
-        for m in wrapped
-    }
-    return told.pop() if len(told) == 1 else None

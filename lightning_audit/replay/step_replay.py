@@ -269,8 +269,7 @@ class StepReplay:
     ) -> list[Any]:
         private: Any = self._private
         params = self._step.params
-        norm, scale = self._claim.max_grad_norm, self._claim.scale
-        noise_std = self._claim.noise_multiplier * norm
+        norm = self._claim.max_grad_norm
 
         def before_clipping() -> None:
             held = [getattr(p, "grad_sample", None) for p in params]
@@ -283,7 +282,7 @@ class StepReplay:
             clips()
 
         def noise_is_in() -> None:
-            divisor = divisor_at_cut(private, params, noise_std, scale)
+            divisor = divisor_at_cut(private, params, self._claim)
             if not found.counts:
                 found.counts = {n: getattr(private, n) for n in _COUNTS if hasattr(private, n)}
             reads([p.grad for p in params], norm / divisor)

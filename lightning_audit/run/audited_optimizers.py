@@ -14,9 +14,9 @@ import torch
 
 from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.config.changed_config import describe_changes, refuse_mechanism
-from lightning_audit.dpsgd.adapters import opacus_step
+from lightning_audit.dpsgd.adapters import draws_poisson, opacus_step
 from lightning_audit.dpsgd.manual import ManualStep
-from lightning_audit.dpsgd.opacus import draws_poisson, innermost, private_optimizer
+from lightning_audit.dpsgd.opacus import innermost, private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep, UnsupportedOptimizer
 from lightning_audit.lints.untrained import fingerprints
 from lightning_audit.record.report_directory import record_name

@@ -77,8 +77,8 @@ class AuditSession:
         self.releases = ReleaseWatch()
         #: Takes the canaries out once the audit has failed.
         self.rescue = Rescue(planner, source, way, self._divisor, self._claim_at_cut)
-        self._hooks: list[StepHooks | MethodHook] = []
-        self._watch_updates()
+        hooks = self.way.hooks(self._arrive, self._leave, self.rescue.arrive)
+        self._hooks: list[StepHooks | MethodHook] = [hooks]
 
     @property
     def step(self) -> DPSGDStep:
@@ -95,24 +95,13 @@ class AuditSession:
         """The record on disk, if one is kept."""
         return self.recorder.store
 
-    @property
-    def oversize(self) -> float:
-        """Norm of the canaries over the clipping norm."""
-        return self.source.oversize
-
     def pass_blockers(self) -> list[str]:
         """What stands in the way of a pass, in sentences."""
         shown = self.way.is_shown or shows_its_noise(self.step.optimizer)
-        return [
-            *self.planner.pass_blockers,
-            *self.recorder.pass_blockers(at_cut=shown and not self.releases.late),
-            *self.source.pass_blockers(),
-        ]
+        own = self.recorder.pass_blockers(at_cut=shown and not self.releases.late)
+        return [*self.planner.pass_blockers, *own, *self.source.pass_blockers()]
 
     # ------------------------------------------------------------------ hooks
-
-    def _watch_updates(self) -> None:
-        self._hooks = [self.way.hooks(self._arrive, self._leave, self.rescue.arrive)]
 
     def watch(self) -> None:
         """Follow a private optimizer's own steps: before it clips, and behind its noise.
@@ -133,7 +122,7 @@ class AuditSession:
             step.norms = self.step.norms
             self.planner.step = step
             self.way.follow(step)
-            self._watch_updates()
+            self._hooks = [self.way.hooks(self._arrive, self._leave, self.rescue.arrive)]
         return same
 
     def pause(self, *, paused: bool) -> None:
@@ -172,7 +161,7 @@ class AuditSession:
             self.source.prepare(coming)
 
     def conceal(self) -> None:
-        """After a backward pass: what was laid out is seen by nobody until it is put in."""
+        """See `CanarySource.conceal`."""
         self.source.conceal()
 
     def inject(self) -> None:
@@ -214,11 +203,9 @@ class AuditSession:
 
     def _claim_at_cut(self) -> StepClaim | None:
         """What is claimed of the step, whose divisor is noted; None if that cannot be told."""
-        planner, step = self.planner, self.step
-        claim = planner.known_claim() if planner.changed_at is None else None
+        claim = self.planner.known_claim() if self.planner.changed_at is None else None
         if claim is not None:
-            std = claim.noise_multiplier * claim.max_grad_norm
-            self._divided_by = divisor_at_cut(step.optimizer, step.params, std, claim.scale)
+            self._divided_by = divisor_at_cut(self.step.optimizer, self.step.params, claim)
         return claim
 
     def released(self, tensors: Sequence[torch.Tensor | None]) -> None:

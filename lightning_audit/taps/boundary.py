@@ -47,14 +47,14 @@ class Boundary:
         self.failure = ""
         #: Called when the audit leaves, latest first; each may be called more than once.
         self._undo: list[Callable[[], None]] = []
+        #: Whether a failed audit runs on to the training's end, as other processes count on it.
+        self.stays = False
         #: What `remove_hooks` removes.
         self.handles: dict[int, Handles] = {}
-        #: Told once when the audit has failed.
-        self.tell: Callable[[], None] = _nothing
 
     def begin(self) -> None:
         """A training begins: nothing has failed."""
-        self.failure, self._undo, self.handles, self.tell = "", [], {}, _nothing
+        self.failure, self._undo, self.handles, self.stays = "", [], {}, False
 
     def on_leave(self, undo: Callable[[], None]) -> None:
         """Call ``undo`` when the audit fails or is interrupted."""
@@ -90,10 +90,10 @@ class Boundary:
                 line,
             )
             _log.debug("the audit failed", exc_info=error)
-            attempt(self.tell)
         else:
             _log.debug("the audit failed again", exc_info=error)
-        self.leave()
+        if not self.stays:
+            self.leave()
         return True
 
     def leave(self) -> None:
@@ -186,7 +186,7 @@ def entry(ours: Call, otherwise: Call = _nothing, of: Callable[[Any], Any] | Non
         boundary = made_in if of is None else of(args[0])
         if boundary is None:
             return timed(ours, args, kwargs)
-        if not boundary.failure:
+        if not boundary.failure or boundary.stays:
             try:
                 return boundary.run(ours, args, kwargs)
             except Exception as error:
@@ -224,7 +224,7 @@ def around(
     def called(*args: Any, **kwargs: Any) -> Any:
         if armed is not None and not armed():
             return own(*args, **kwargs)
-        given, failed = args, boundary is not None and boundary.failure
+        given, failed = args, boundary is not None and boundary.failure and not boundary.stays
         if boundary is None:
             given = timed(before, args, kwargs) or args
         elif not failed:
@@ -242,7 +242,7 @@ def around(
         made = None
         if boundary is None:
             made = timed(after, (result, *given), kwargs)
-        elif not boundary.failure:
+        elif not boundary.failure or boundary.stays:
             try:
                 made = boundary.run(after, (result, *given), kwargs)
             except Exception as error:

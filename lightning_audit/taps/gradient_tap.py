@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from lightning_audit.layout import FloatArray, IndexArray
 from lightning_audit.taps.boundary import Handles, entry
-from lightning_audit.taps.gradient_reading import Reading
+from lightning_audit.taps.gradient_reading import Reading, factor_of
 from lightning_audit.taps.tensor_views import numpy_views
 from lightning_audit.taps.weight_watch import WeightWatch
 
@@ -325,25 +325,6 @@ class GradientTap:
         if zeros is not None:
             zeros[:] = torch.cat(empty_before).cpu().numpy()
         return torch.cat(pieces)
-
-
-#: How far a gradient that was multiplied by one number may be off, relative to its size.
-_PROPORTIONAL = 1e-4
-
-
-def factor_of(left: torch.Tensor, arrived: torch.Tensor) -> float | None:
-    """The one number that ``left`` was multiplied by to give ``arrived``; None if there is none.
-
-    Args:
-        left: entries of a gradient, ``[n]``.
-        arrived: the same entries later, ``[n]``.
-    """
-    square = float(left @ left)
-    if not (math.isfinite(square) and square > 0.0 and bool(torch.isfinite(arrived).all())):
-        return None
-    factor = float(left @ arrived) / square
-    rest = float((arrived - factor * left).norm())
-    return factor if factor > 0.0 and rest <= _PROPORTIONAL * float(arrived.norm()) else None
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

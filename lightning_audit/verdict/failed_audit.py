@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from lightning_audit.checks.integrity import no_dp_result
 from lightning_audit.results.audit_report import AuditReport, Verdict
 from lightning_audit.verdict.pass_blockers import NOT_ENDED, OutcomeSettings
 
@@ -37,7 +38,7 @@ def failed_report(
     if before is None:
         return AuditReport(
             verdict=Verdict("INCONCLUSIVE", None, sentence, "", _ADVICE, (sentence,)),
-            checks=(),
+            checks=(no_dp_result(0, 0, "", {}),),
             bounds=(),
             claimed_epsilon=config.claimed_epsilon,
             epsilon_spent=None,
