@@ -13,6 +13,10 @@ _REPR.maxother = _REPR.maxstring = 120
 _REPR.maxlong = 60
 
 
+class BadArgument(ValueError):
+    """An argument of the user's is wrong; the message says what to change."""
+
+
 def shown(value: Any) -> str:
     """A value as an error shows it: in one line, of a large one the start and the end."""
     return " ".join(_REPR.repr(value).split())

@@ -8,13 +8,13 @@ the exceptions of that package. What is defined here belongs to each package tha
 from __future__ import annotations
 
 import functools
-import time
+import operator
 from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from lightning_audit.results.refusal import UnauditableTraining
-from lightning_audit.taps.own_time import OWN_TIME
+from lightning_audit.taps.boundary import entry
 
 _Args = ParamSpec("_Args")
 _Value = TypeVar("_Value")
@@ -79,28 +79,35 @@ def refused_as_lightning_does(hook: Callable[_Args, _Value]) -> Callable[_Args, 
     return translated
 
 
+def guarded(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A hook of a callback that keeps the audit's own failures to itself, see `taps.boundary`.
+
+    Args:
+        otherwise: called in its place once the audit has failed, with the hook's arguments.
+    """
+    of = operator.attrgetter("_boundary")
+    return lambda hook: entry(refused_as_lightning_does(hook), otherwise, of)
+
+
 def of_its_run(
-    hook: Callable[Concatenate[Any, _Run, _Args], None],
-) -> Callable[Concatenate[Any, _Args], None]:
-    """A hook that gets the callback's run, where there is one, and refuses as Lightning does.
+    otherwise: Callable[..., Any],
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A `guarded` hook that gets the callback's run, where there is one.
 
     A Trainer that was refused the callback, since another one is fitting with it, calls its hooks
-    nevertheless: they do nothing. What a hook takes is the audit's own time.
+    nevertheless: they do nothing.
     """
-    translated = refused_as_lightning_does(hook)
 
-    @functools.wraps(hook)
-    def called(callback: Any, /, *args: _Args.args, **kwargs: _Args.kwargs) -> None:
-        if callback._run is None or not callback.serves(args[0]):
-            return
-        before, began = OWN_TIME.seconds, time.perf_counter()
-        OWN_TIME.since = began
-        try:
-            translated(callback, callback._run, *args, **kwargs)
-        finally:
-            OWN_TIME.since = None
-            OWN_TIME.seconds = (
-                before + time.perf_counter() - began
-            )  # hooks within it are part of it
+    def instead(callback: Any, /, *args: Any, **kwargs: Any) -> None:
+        if callback.serves(args[0]):
+            otherwise(callback, *args, **kwargs)
 
-    return called
+    def with_run(hook: Callable[Concatenate[Any, _Run, _Args], None]) -> Callable[..., None]:
+        @functools.wraps(hook)
+        def called(callback: Any, /, *args: _Args.args, **kwargs: _Args.kwargs) -> None:
+            if callback._run is not None and callback.serves(args[0]):
+                hook(callback, callback._run, *args, **kwargs)
+
+        return guarded(instead)(called)
+
+    return with_run

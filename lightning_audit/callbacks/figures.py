@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -12,31 +11,9 @@ from lightning_audit.report.loggers import send_figure, send_files
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.run.report_files import ReportFiles
 
-_log = logging.getLogger(__name__)
-
-
-def send_report(
-    report: AuditReport | None, files: ReportFiles | None, name: str, trainer: Any
-) -> None:
-    """Give a training's loggers its report and the report's figure, which is saved beside it.
-
-    Args:
-        report: of the training; None for nothing.
-        files: of the training; None to send nothing.
-        name: of figure and artifact at the loggers.
-        trainer: of the training, with its loggers.
-    """
-    if report is None or files is None:
-        return
-    send_report_figure(report, files, name, trainer)
-    written = [files.shown(kind) for kind in (REPORT_NAME, FIGURE_NAME)]
-    send_files(trainer.loggers, [path for path in written if path and path.exists()], name)
-
 
 def send_report_figure(report: AuditReport, files: ReportFiles, name: str, trainer: Any) -> None:
     """Draw a report, save it and log it; without matplotlib nothing is drawn.
-
-    A picture that cannot be drawn or saved costs a warning in the log, never the training.
 
     Args:
         report: what to draw.
@@ -48,9 +25,18 @@ def send_report_figure(report: AuditReport, files: ReportFiles, name: str, train
         return
     from lightning_audit.report.plots import figure, save_figure
 
-    try:
-        files.write(FIGURE_NAME, partial(save_figure, report), beside=True)
-        if trainer.loggers:
-            send_figure(trainer.loggers, figure(report), name, trainer.global_step)
-    except Exception:  # matplotlib's settings are the user's, and may be anything
-        _log.warning("the report's figure could not be drawn", exc_info=True)
+    files.write(FIGURE_NAME, partial(save_figure, report), beside=True)
+    if trainer.loggers:
+        send_figure(trainer.loggers, figure(report), name, trainer.global_step)
+
+
+def send_report_files(files: ReportFiles, name: str, trainer: Any) -> None:
+    """Give a training's loggers its report and the report's figure.
+
+    Args:
+        files: of the training.
+        name: of the artifact at the loggers.
+        trainer: of the training, with its loggers.
+    """
+    written = [files.shown(kind) for kind in (REPORT_NAME, FIGURE_NAME)]
+    send_files(trainer.loggers, [path for path in written if path and path.exists()], name)

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
+from lightning_audit.taps.boundary import undoing
+
 #: Callbacks that only show or save, by the names of their classes in either package of Lightning.
 _SHOW_OR_SAVE = {"Checkpoint", "ProgressBar", "ModelSummary", "Timer"}
 
@@ -103,21 +105,20 @@ class LightningStep:
     def _quiet(self) -> Iterator[None]:
         """Call no callback that shows or saves, and log nothing."""
         trainer, module = self._trainer, self._module
-        callbacks, loggers = trainer.callbacks, trainer.loggers
-        trainer.callbacks = [c for c in callbacks if c not in self._silent]
-        stops = trainer.should_stop
-        trainer.loggers = [silent_logger(trainer) for _ in loggers]
+        callbacks, loggers, stops = trainer.callbacks, trainer.loggers, trainer.should_stop
         logs = {name: vars(module)[name] for name in ("log", "log_dict") if name in vars(module)}
-        vars(module).update(log=self._drop, log_dict=self._drop)
-        try:
-            with contextlib.redirect_stdout(io.StringIO()):
-                yield
-        finally:
-            trainer.callbacks, trainer.loggers = callbacks, loggers
-            trainer.should_stop = stops
+
+        def put_back() -> None:
+            trainer.callbacks, trainer.loggers, trainer.should_stop = callbacks, loggers, stops
             for name in ("log", "log_dict"):
-                del vars(module)[name]
+                vars(module).pop(name, None)
             vars(module).update(logs)
+
+        with undoing(put_back), contextlib.redirect_stdout(io.StringIO()):
+            trainer.callbacks = [c for c in callbacks if c not in self._silent]
+            trainer.loggers = [silent_logger(trainer) for _ in loggers]
+            vars(module).update(log=self._drop, log_dict=self._drop)
+            yield
 
     def _drop(self, logged: Any, *_: Any, **__: Any) -> None:
         """Log nothing, and keep the names."""

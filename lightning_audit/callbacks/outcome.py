@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
+from lightning_audit.callbacks.figures import send_report_figure, send_report_files
 from lightning_audit.callbacks.preview import preview_of
 from lightning_audit.record.report_directory import REPORT_NAME
 from lightning_audit.report.console import print_report
@@ -14,16 +18,69 @@ from lightning_audit.results.audit_report import (
     PrivacyViolation,
     describe,
 )
+from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.report_files import ReportFiles
 from lightning_audit.session.audit_session import AuditSession
+from lightning_audit.taps.boundary import attempt, where
+from lightning_audit.verdict.failed_audit import failed_report
 
 _log = logging.getLogger(__name__)
+
+
+def view(run: AuditRun, what: str, show: Callable[[], None]) -> None:
+    """Show the report in some way; a failure leaves the verdict, and adds a note to the report.
+
+    Args:
+        run: of the report.
+        what: is shown, as the note names it.
+        show: shows it.
+    """
+    try:
+        show()
+    except Exception as error:
+        failed, line = where(error)
+        _log.warning("privacy audit: %s failed (%s:%d)", what, failed, line)
+        attempt(partial(_add_note, run, f"{what} failed ({failed})"))
+
+
+def send(run: AuditRun, trainer: Any, name: str) -> None:
+    """Draw the report's figure, and give both to the loggers.
+
+    Args:
+        run: of the report.
+        trainer: of the training, with its loggers.
+        name: of figure and artifact at the loggers.
+    """
+    report, files = run.report, run.files
+    if report is not None and files is not None:
+        drawn = partial(send_report_figure, report, files, name, trainer)
+        view(run, "drawing the report's figure", drawn)
+        sent = partial(send_report_files, files, name, trainer)
+        view(run, "sending the report to the loggers", sent)
+
+
+def tell(run: AuditRun, on_violation: str) -> None:
+    """Print the report, and raise the error of its verdict where that is asked for.
+
+    No process ends before the report is printed: the end of one may be the end of all.
+
+    Args:
+        run: of the report; a fast_dev_run raises nothing.
+        on_violation: see `PrivacyAudit`.
+    """
+    report = run.report
+    if report is None:
+        return
+    printed = partial(show, report, run.files, run.sessions)
+    run.ranks.from_first(lambda: view(run, "printing the report", printed))
+    if not run.trial:
+        raise_for(report, on_violation, run.config.on_inconclusive)
 
 
 def show(
     report: AuditReport, files: ReportFiles | None, sessions: Sequence[AuditSession] = ()
 ) -> None:
-    """Print a report and its path; where printing fails, warn in the log.
+    """Print a report and its path.
 
     Args:
         report: of the training that has ended.
@@ -31,13 +88,10 @@ def show(
             audit of a whole training would be.
         sessions: of the private optimizers.
     """
-    try:
-        print_report(report, files.shown(REPORT_NAME) if files else None)
-        if files is None:
-            print(preview_of(report, sessions, None))
-            print("Report: not written, this is a fast_dev_run")
-    except (OSError, ValueError) as error:  # of a full disk, or a stream that is closed
-        _log.warning("the audit's report could not be printed (%s)", error)
+    print_report(report, files.shown(REPORT_NAME) if files else None)
+    if files is None:
+        print(preview_of(report, sessions, None))
+        print("Report: not written, this is a fast_dev_run")
 
 
 def warn_of_end(report: AuditReport | None, files: ReportFiles | None) -> None:
@@ -59,3 +113,81 @@ def raise_for(report: AuditReport, on_violation: str, on_inconclusive: str) -> N
         raise PrivacyViolation(report)
     if outcome == "INCONCLUSIVE" and on_inconclusive == "raise":
         raise InconclusiveAudit(report)
+
+
+def _add_note(run: AuditRun, sentence: str) -> None:
+    """Add a remark to the last report, and write it again."""
+    if run.report is not None and sentence not in run.report.notes:
+        run.report = replace(run.report, notes=(*run.report.notes, sentence))
+        _save(run.report, run.files)
+
+
+def _save(report: AuditReport, files: ReportFiles | None) -> None:
+    if files is not None:
+        files.write(REPORT_NAME, report.save, beside=True)
+
+
+# ------------------------------------------------------------------ the audit has failed
+
+
+def left(audit: Any, *_: Any, **__: Any) -> None:
+    """In the place of a hook: take the hooks off, once no canary is under way.
+
+    Args:
+        audit: the `PrivacyAudit`.
+    """
+    run = audit._run
+    if audit._boundary.stays:
+        return
+    if run is not None and any(session.rescue.in_transit for session in run.sessions):
+        return
+    audit._boundary.remove_hooks()
+
+
+def end_failed(audit: Any, trainer: Any, *_: Any) -> None:
+    """In the place of the training's end: write what was found before the failure."""
+    audit._boundary.stays = False
+    left(audit)
+    run, audit._ended = audit._run, True
+    config = audit.config if run is None else run.config
+    report = failed_report(audit.report, config, config.settings(), audit._boundary.failure)
+    for store in [] if run is None else [s.store for s in run.sessions if s.store is not None]:
+        attempt(partial(store.close, archive=False))
+    audit._report, own = report, None
+    if run is not None:
+        run.report = report
+    elif trainer.is_global_zero and not trainer.fast_dev_run:
+        own = ReportFiles(audit._directory(trainer))  # the audit failed before it had one
+    attempt(partial(_save, report, own if run is None else run.files))
+    if own is not None:
+        attempt(own.release)
+
+
+def share_failure(audit: Any, run: AuditRun, trainer: Any) -> None:
+    """At the training's end: a failure in one process is one of the audit in all of them."""
+    boundary = audit._boundary
+    if run.ranks.talk and any(r[0] for r in run.ranks.gathered([bool(boundary.failure)])):
+        boundary.failure = boundary.failure or "another process"
+        end_failed(audit, trainer)
+
+
+def fit_end_failed(audit: Any, trainer: Any, *_: Any) -> None:
+    """In the place of the fit's end: show the report, and raise if that is asked for."""
+    end_failed(audit, trainer)
+    report, run = audit.report, audit._run
+    if run is not None and run.ranks.is_first:
+        view(run, "printing the report", partial(show, report, run.files, run.sessions))
+    if not trainer.fast_dev_run:
+        raise_for(report, audit.on_violation, audit.config.on_inconclusive)
+
+
+def release_failed(audit: Any, trainer: Any, *given: Any, **_: Any) -> None:
+    """In the place of what lets the training go: keep nothing but the report."""
+    end_failed(audit, trainer)
+    run, audit._run, audit._kept = audit._run, None, {}
+    attempt(audit._stopping.put_back)
+    if run is not None and run.files is not None:
+        attempt(run.files.release)
+    if any(isinstance(each, BaseException) for each in given):
+        warn_of_end(audit.report, None if run is None else run.files)
+    audit._boundary.begin()

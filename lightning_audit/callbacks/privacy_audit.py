@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.callbacks import audit_arguments as arguments
-from lightning_audit.callbacks._namespaces import of_its_run, refused_as_lightning_does
-from lightning_audit.callbacks.figures import send_report
+from lightning_audit.callbacks import outcome
+from lightning_audit.callbacks._namespaces import (
+    MisconfigurationException,
+    guarded,
+    of_its_run,
+)
 from lightning_audit.callbacks.lightning_step import LightningStep
-from lightning_audit.callbacks.outcome import raise_for, show, warn_of_end
 from lightning_audit.callbacks.preview import Preview, preview
 from lightning_audit.callbacks.same_training import OneFit, goes_on, note_end
 from lightning_audit.callbacks.stopping import Stopping, ends_with_this_epoch, monitors
-from lightning_audit.callbacks.strategy_hooks import StrategyHook, show_batches, watch_loaders
+from lightning_audit.callbacks.strategy_hooks import show_batches, watch_loaders
 from lightning_audit.callbacks.trainer_refusals import refuse_trainer
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.config.audit_config import AuditConfig
-from lightning_audit.results.audit_report import AuditReport
+from lightning_audit.results.audit_report import AuditReport, InconclusiveAudit, PrivacyViolation
+from lightning_audit.results.refusal import UnauditableTraining
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.checkpoint import verified
 from lightning_audit.session.input_sample import join_batches
+from lightning_audit.taps.boundary import Boundary, attempt
 from lightning_audit.verdict.exemptions import Allow
 from lightning_audit.verdict.pass_blockers import Resolution
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
 
-_log = logging.getLogger(__name__)
+_DELIBERATE = (UnauditableTraining, MisconfigurationException, PrivacyViolation, InconclusiveAudit)
 
 
 class PrivacyAudit(arguments.AuditArguments, OneFit):
@@ -136,13 +140,13 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         self._run: AuditRun | None = None
         self._report: AuditReport | None = None
         self._ended, self._stopping = False, Stopping(self.on_violation)
-        self._hooks: list[StrategyHook] = []
+        self._boundary = Boundary(*_DELIBERATE)
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle holds: the report and the audit's state, not the training."""
-        kept = {"_report": self.report, "_kept": self.state_dict()}
-        own = super().__getstate__() | kept | {"_run": None, "_hooks": []}
-        return own | {"_stopping": Stopping(self.on_violation)}
+        kept = {"_report": self.report, "_kept": self.state_dict(), "_run": None}
+        fresh = {"_boundary": Boundary(*_DELIBERATE), "_stopping": Stopping(self.on_violation)}
+        return super().__getstate__() | kept | fresh
 
     def preview(self, trainer: Trainer, model: LightningModule, **data: Any) -> Preview:
         """What this audit of a training would be, without training; see `callbacks.preview`."""
@@ -153,38 +157,42 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         """The report of the latest training; None before the first epoch has ended."""
         return self._run.report if self._run is not None else self._report
 
-    @refused_as_lightning_does
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse what cannot be audited, before anything is trained."""
-        if stage != "fit":
-            return
-        self.take(trainer)
-        self._release()  # a training that was broken off without a teardown
+        if stage == "fit":
+            self.take(trainer)
+            attempt(self._release)  # a training that was broken off without a teardown
+            self._run = None
+            self._boundary.begin()
+            self._begin(trainer, pl_module)
+
+    @guarded(outcome.left)
+    def _begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
         again = goes_on(trainer, pl_module, self._kept)
         if not again:
             self._report, self._kept = None, {}
         self._ended, self._stopping = False, Stopping(self.on_violation)
         audits = sum(isinstance(callback, PrivacyAudit) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         refuse_trainer(trainer, audits)
-        directory = self.report_dir or Path(trainer.default_root_dir) / "audit"
-        run = AuditRun(self.config, trainer, directory)
+        self._run = run = AuditRun(self.config, trainer, self._directory(trainer))
+        self._boundary.stays = run.ranks.several
         run.take_directory(again=again)
         if again:
             run.keep(verified(self._kept), self._report)
-        self._run = run
         if not run.ranks.several:  # each process would see its own share of the records
-            self._hooks.append(watch_loaders(trainer, run.ledger.watch))
+            watch_loaders(trainer, run.ledger.watch)
 
-    @of_its_run
+    @of_its_run(outcome.left)
     def on_fit_start(self, run: AuditRun, trainer: Trainer, pl_module: LightningModule) -> None:
         """Go on in the directory of the run that a checkpoint is of; it has been loaded by now."""
         run.go_on_in_its_directory()
 
+    @guarded(lambda *_: {})
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of the audit; it loads under ``weights_only=True``."""
         return self._kept if self._run is None else self._run.state()
 
-    @of_its_run
+    @of_its_run(outcome.left)
     def on_load_checkpoint(
         self, run: AuditRun, trainer: Trainer, pl_module: LightningModule, checkpoint: Any
     ) -> None:
@@ -193,7 +201,7 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
             run.forget(self._kept, checkpoint["callbacks"].get(self.state_key))
             self._kept = {}
 
-    @refused_as_lightning_does
+    @guarded(outcome.left)
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep a checkpoint's state until the optimizers are there.
 
@@ -205,7 +213,7 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         if self._run is not None:  # Lightning loads checkpoints after `setup`
             self._run.keep(state)
 
-    @of_its_run
+    @of_its_run(outcome.left)
     def on_train_start(self, run: AuditRun, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach to the optimizers, read how the loader samples, and stop if that is wrong."""
         run.start(trainer.train_dataloader, trainer.global_step)
@@ -213,12 +221,12 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         run.note_trainer_settings(trainer)
         run.examinations.open_to(LightningStep(trainer, pl_module, self))
         if join_batches(run.config.canaries, trainer.world_size, pl_module):
-            self._hooks.append(show_batches(trainer, pl_module, run))
+            show_batches(trainer, pl_module, run)
         self._stopping.begin(trainer, run)
 
     # ------------------------------------------------------------------ each step and epoch
 
-    @of_its_run
+    @of_its_run(outcome.left)
     def on_train_batch_start(
         self,
         run: AuditRun,
@@ -236,7 +244,7 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
             run.follow_hand_written(pl_module)
         run.start_batch(trainer.current_epoch, batch)
 
-    @of_its_run
+    @of_its_run(outcome.left)
     def on_before_backward(
         self, run: AuditRun, trainer: Trainer, pl_module: LightningModule, loss: Any
     ) -> None:
@@ -247,19 +255,19 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
             run.lints.look_at_loss(pl_module, loss)
         run.prepare(loss, trainer.accumulate_grad_batches)
 
-    @of_its_run
+    @of_its_run(outcome.left)
     def on_after_backward(self, run: AuditRun, *_: Any) -> None:
         """Hide the canaries' rows from code that looks at the gradients before the step."""
         run.conceal()
 
-    @of_its_run
+    @of_its_run(outcome.left)
     def on_before_optimizer_step(
         self, run: AuditRun, trainer: Trainer, pl_module: LightningModule, optimizer: Any
     ) -> None:
         """Put the canaries in: after backward, before clipping."""
         run.inject(optimizer)
 
-    @of_its_run
+    @of_its_run(outcome.left)
     def on_train_batch_end(
         self,
         run: AuditRun,
@@ -274,7 +282,7 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         if run.look_is_due or self._stopping.counts:
             self._stopping.end_batch(trainer, run)
 
-    @of_its_run
+    @of_its_run(outcome.left)
     def on_train_epoch_end(
         self, run: AuditRun, trainer: Trainer, pl_module: LightningModule
     ) -> None:
@@ -287,12 +295,12 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
 
     # ------------------------------------------------------------------ the end
 
-    @of_its_run
+    @of_its_run(outcome.end_failed)
     def on_train_end(self, run: AuditRun, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the report; raising waits until every other callback has had its end."""
         self._end(run, trainer)
 
-    @of_its_run
+    @of_its_run(outcome.fit_end_failed)
     def on_fit_end(self, run: AuditRun, trainer: Trainer, pl_module: LightningModule) -> None:
         """Show the report, and raise if the verdict asks for it."""
         if not self._ended:  # nothing was trained, so that the training had no end either
@@ -300,51 +308,50 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
             if run.report is None:
                 self._end(run, trainer)
         self._unhook(run)
-        report = run.report
-        if report is not None:
-            # No process ends before the report is shown: the end of one may be the end of all.
-            run.ranks.from_first(lambda: show(report, run.files, run.sessions))
-            if not run.trial:
-                raise_for(report, self.on_violation, self.config.on_inconclusive)
+        outcome.tell(run, self.on_violation)
 
-    @of_its_run
+    @of_its_run(outcome.release_failed)
     def on_exception(
         self, run: AuditRun, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Leave the user's training as it was found, and what was recorded readable."""
         if run.optimizers.attached and not self._ended:
             run.break_off(f"the training broke off with {type(exception).__name__}")
-            try:
-                self._end(run, trainer)
-                warn_of_end(run.report, run.files)
-            except Exception:  # the user must see the training's own exception, not this one
-                _log.exception("the audit's report could not be written")
-        self.teardown(trainer, pl_module, "fit")
+            self._end(run, trainer)
+            outcome.warn_of_end(run.report, run.files)
+        self._close(trainer, pl_module)
 
+    @guarded(outcome.release_failed)
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Remove all hooks and references to the training; the report stays."""
         if stage == "fit" and self.serves(trainer) and self._run is not None:
-            self._release()
-            note_end(trainer, pl_module, self._kept)
+            self._close(trainer, pl_module)
+
+    def _close(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._release()
+        note_end(trainer, pl_module, self._kept)
+
+    def _directory(self, trainer: Trainer) -> str | Path:
+        return self.report_dir or Path(trainer.default_root_dir) / "audit"
 
     def _end(self, run: AuditRun, trainer: Trainer) -> None:
         self._ended = True
         run.end()
-        send_report(run.report, run.files, f"{self.log_prefix}/report", trainer)
+        outcome.share_failure(self, run, trainer)
+        outcome.send(run, trainer, f"{self.log_prefix}/report")
 
     def _release(self) -> None:
         """Keep no optimizer and no file, but what a checkpoint after the training holds."""
-        run, self._run = self._run, None
-        if run is None:
+        if (run := self._run) is None:
             return
         self._stopping.put_back()
         self._unhook(run)
         run.optimizers.close_records()  # which its end has closed, if it had one
+        self._report, self._kept = run.report, run.state()
         if run.files is not None:
             run.files.release()
-        self._report, self._kept = run.report, run.state()
+        self._run = None
 
     def _unhook(self, run: AuditRun) -> None:
-        while self._hooks:
-            self._hooks.pop().remove()
         run.detach()
+        self._boundary.remove_hooks()

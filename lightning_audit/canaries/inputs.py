@@ -20,6 +20,7 @@ import torch
 from torch.nn import functional
 
 from lightning_audit import _validate
+from lightning_audit._validate import BadArgument
 from lightning_audit.canaries.sample_batches import Sample
 
 Loss = Callable[[Any, Any], torch.Tensor]
@@ -67,7 +68,7 @@ class InputCanary:
         _validate.open_unit("sampling_rate", self.sampling_rate, _COINS)
         _validate.one_of("game", self.game, get_args(Game))
         if self.loss is not None and not callable(self.loss):
-            raise ValueError(f"loss={self.loss!r} must be a function of (module, batch), or None.")
+            raise BadArgument(f"loss={self.loss!r} must be a function of (module, batch), or None.")
         if self.num_classes is not None:
             _validate.positive_int("num_classes", self.num_classes, "the labels start at 0")
 
@@ -141,7 +142,7 @@ class Mislabeled(InputCanary):
     ) -> Sample:
         """The sample, with its input times the amplitude."""
         if sample.label is None:
-            raise ValueError(
+            raise BadArgument(
                 "Mislabeled needs a label, a tensor of one whole number a sample, and the batch "
                 "has none; use Adversarial or Crafted."
             )
@@ -228,7 +229,7 @@ def floating_input(canary: InputCanary, sample: Sample) -> torch.Tensor:
     """The input, which must be of floating point numbers."""
     value = sample.input
     if not value.is_floating_point():
-        raise ValueError(
+        raise BadArgument(
             f"{type(canary).__name__} with amplitude={canary.amplitude!r} changes the values of "
             f"the input, which is of {value.dtype}; use Mislabeled() or Blank(), or name a tensor "
             "of floating point numbers as input=."
@@ -247,13 +248,13 @@ def loss_of(canary: InputCanary, module: Any, batch: Any, sample: Sample) -> tor
         loss = canary.loss(module, batch)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             shown = tuple(loss.shape) if isinstance(loss, torch.Tensor) else loss
-            raise ValueError(
+            raise BadArgument(
                 f"loss={canary.loss!r} gave {shown!r}; it must give one number, as a tensor."
             )
         return loss.reshape(())
     leaves = torch.utils._pytree.tree_leaves(batch)
     if sample.label_at is None:
-        raise ValueError(
+        raise BadArgument(
             "loss=None is the cross entropy with the label, a tensor of one whole number a sample, "
             "and the batch has none; give loss=, a function of (module, batch)."
         )
@@ -280,14 +281,14 @@ def with_least_likely_label(canary: InputCanary, module: Any, sample: Sample) ->
 def _outputs(module: Any, value: torch.Tensor) -> torch.Tensor:
     """What the module makes of an input: one number a class, ``[n, classes]``."""
     if not has_forward(module):
-        raise ValueError(
+        raise BadArgument(
             f"{type(module).__name__} has no forward, which loss=None and num_classes=None call; "
             "give the canary loss=, a function of (module, batch), and num_classes=."
         )
     outputs = module(value)
     if not isinstance(outputs, torch.Tensor) or outputs.dim() != 2:
         shown = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs)
-        raise ValueError(
+        raise BadArgument(
             f"module(input) gives {shown!r} and not one number a class, [batch, classes]; give the "
             "canary loss=, a function of (module, batch), and num_classes=."
         )

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from lightning_audit._validate import BadArgument
 from lightning_audit.canaries.gradient import (
     EACH,
     LARGEST,
@@ -106,7 +107,7 @@ def place(
         ValueError: no trainable tensor, an unknown parameter name, or no canary fits.
     """
     if not any(slot.numel for slot in layout):
-        raise ValueError(
+        raise BadArgument(
             "canaries have no trainable coordinate: no parameter has requires_grad=True; unfreeze "
             "at least one parameter or leave the audit out."
         )
@@ -128,7 +129,7 @@ def place(
     placement = Placement(layout, [placed[i] for i in sorted(placed)], skipped)
     _fix(placement, rng)
     if not placement.placed:
-        raise ValueError(
+        raise BadArgument(
             f"canaries={list(canaries)!r} have no trainable coordinate to live in; name larger "
             f"tensors, one of {[slot.name for slot in layout]}."
         )
@@ -191,7 +192,7 @@ def _claim_coordinates(
         case Random(tensor=tensor):
             named = range(len(layout)) if tensor is None else _tensors(tensor, layout)[:1]
             return {j: np.sort(free[j]) for j in named if len(free[j])}, False
-    raise ValueError(
+    raise BadArgument(
         f"canaries holds {canary!r}; it must hold Dirac, Spread, BlockPair, Constant or Random."
     )
 
@@ -237,7 +238,7 @@ def _tensors(name: str, layout: Layout) -> list[int]:
     for j, slot in enumerate(layout):
         if slot.name == name:
             return [j]
-    raise ValueError(
+    raise BadArgument(
         f"tensor={name!r} must be 'largest', 'last_bias' or the name of a trainable parameter, "
         f"one of {[slot.name for slot in layout]}."
     )

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
+from lightning_audit._validate import BadArgument
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -111,14 +113,14 @@ def appended(batch: Any, sample: Sample) -> Any:
     """
     tensors = [tensor for _, tensor in _named_leaves(batch)]
     if _pytree.tree_structure(batch) != sample.structure:
-        raise ValueError(
+        raise BadArgument(
             "a batch has other containers than the one that the canary was cut out of; return the "
             "same kind of batch from collate_fn at every step."
         )
     longer: list[Any] = []
     for tensor, own in zip(tensors, sample.leaves, strict=True):
         if tensor.shape[1:] != own.shape[1:]:
-            raise ValueError(
+            raise BadArgument(
                 f"a batch holds samples of shape {tuple(tensor.shape[1:])}, the canary has "
                 f"{tuple(own.shape[1:])}; pad all samples to one shape to use an input canary."
             )
@@ -191,7 +193,7 @@ def _found(names: Sequence[str], argument: str, name: str | None) -> int | None:
     if name is None:
         return None
     if name not in names:
-        raise ValueError(
+        raise BadArgument(
             f"{argument}={name!r} must name a tensor of the batch, one of {list(names)}."
         )
     return names.index(name)
@@ -205,21 +207,23 @@ def _named_leaves(batch: Any) -> list[tuple[str, torch.Tensor]]:
         if not isinstance(leaf, torch.Tensor) or leaf.dim() == 0:
             where = f" at {name!r}" if name else ""
             kind = "a tensor without dimensions" if isinstance(leaf, torch.Tensor) else _kind(leaf)
-            raise ValueError(
+            raise BadArgument(
                 f"the batch holds {kind}{where}; an input canary needs tensors with the samples "
                 "first, in tuples, lists, dicts or named tuples: return these from collate_fn, or "
                 "make the container known with torch.utils._pytree.register_pytree_node."
             )
         leaves.append((name, leaf))
     if not leaves:
-        raise ValueError(f"the batch, {_kind(batch)}, holds no tensor; return one from collate_fn.")
+        raise BadArgument(
+            f"the batch, {_kind(batch)}, holds no tensor; return one from collate_fn."
+        )
     return leaves
 
 
 def _rows(leaves: Sequence[tuple[str, torch.Tensor]]) -> int:
     sizes = {name: len(tensor) for name, tensor in leaves}
     if len(set(sizes.values())) != 1:
-        raise ValueError(
+        raise BadArgument(
             f"the batch's tensors have first dimensions {sizes}, which must be one number, that of "
             "the samples; move what is no sample out of the batch to use an input canary."
         )

@@ -8,22 +8,32 @@ from collections.abc import Callable, Sequence
 import torch
 from opacus.optimizers import DPOptimizer
 
+from lightning_audit.dpsgd.protocol import StepClaim
 from lightning_audit.taps.method_hook import MethodHook
 
 #: Several processes have a release when their gradients are added up, one has it before.
 _REDUCES, _ADDS = "reduce_gradients", "add_noise"
 
 
-def watch_cut(optimizer: DPOptimizer, call: Callable[[], None]) -> MethodHook:
-    """Call back when a step's noise is in, before anything else is done to the gradient."""
+def watch_cut(
+    optimizer: DPOptimizer, call: Callable[[], None], otherwise: Callable[[], None] | None = None
+) -> MethodHook:
+    """Call back when a step's noise is in, before anything else is done to the gradient.
+
+    Args:
+        optimizer: the private optimizer.
+        call: called then.
+        otherwise: called instead once the audit has failed; None for nothing.
+    """
     reduces = callable(getattr(optimizer, _REDUCES, None))
-    return MethodHook(optimizer, _REDUCES if reduces else _ADDS, after=call)
+    name = _REDUCES if reduces else _ADDS
+    return MethodHook(optimizer, name, after=call, otherwise=otherwise or (lambda: None))
 
 
 def divisor_at_cut(
-    optimizer: DPOptimizer, params: Sequence[torch.nn.Parameter], noise_std: float, scale: float
+    optimizer: DPOptimizer, params: Sequence[torch.nn.Parameter], claim: StepClaim
 ) -> float:
-    """What the noisy sum was divided by when the noise is in: 1, or ``scale`` if that is done.
+    """What the noisy sum was divided by when the noise is in: 1 or the claim's scale.
 
     Opacus divides behind `add_noise`, and before processes add their gradients up. Where a class
     overrides both, its own code may divide in either, and the size of the entries tells: those of
@@ -32,9 +42,9 @@ def divisor_at_cut(
     Args:
         optimizer: the private optimizer.
         params: its parameters.
-        noise_std: claimed standard deviation of the noise in the sum.
-        scale: what the sum is to be divided by in the end.
+        claim: of the step.
     """
+    noise_std, scale = claim.noise_multiplier * claim.max_grad_norm, claim.scale
     if callable(getattr(optimizer, _REDUCES, None)):
         return scale
     own = [name for name in (_ADDS, "scale_grad") if not _is_opacus(optimizer, name)]

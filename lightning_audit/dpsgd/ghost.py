@@ -18,8 +18,9 @@ from opacus.optimizers import DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
 
 from lightning_audit.dpsgd.opacus import OpacusStep, as_number
-from lightning_audit.dpsgd.protocol import Backward, NormsSeen
+from lightning_audit.dpsgd.protocol import Backward, CannotEnter, NormsSeen
 from lightning_audit.layout import Direction
+from lightning_audit.taps.boundary import around
 from lightning_audit.taps.tensor_views import add_along
 
 _NO_GHOST_LOSS = (
@@ -83,18 +84,17 @@ class GhostStep(OpacusStep):
         own_norms, self._before = module.get_norm_sample, vars(module).get(_NORMS)
         count = len(directions)
 
-        def with_canaries() -> torch.Tensor:
-            self._put_back()
-            norms: torch.Tensor = own_norms()
+        def joined(norms: torch.Tensor) -> torch.Tensor:
             self._look_at(loss, norms)
             self._restore = _restoring(loss)
             terms = loss.loss_per_sample.new_zeros(count, requires_grad=True)
+            own = norms.new_tensor([norm * d.norm() for d in directions])
             loss.loss_per_sample = torch.cat([loss.loss_per_sample, terms])
             self._losses = terms
             _leave_out_of_adaptation(loss, count)
-            return torch.cat([norms, norms.new_tensor([norm * d.norm() for d in directions])])
+            return torch.cat([norms, own])
 
-        vars(module)[_NORMS] = with_canaries
+        vars(module)[_NORMS] = around(own_norms, lambda: self._put_back(), joined)
 
     def _look_at(self, loss: Any, norms: torch.Tensor) -> None:
         """Compare a sample's norm with that of its gradient, formed for once."""
@@ -140,21 +140,22 @@ class GhostStep(OpacusStep):
         """There is nothing to add to when the backward pass is over.
 
         Raises:
-            ValueError: always.
+            CannotEnter: always.
         """
-        raise ValueError(_TOO_LATE)
+        raise CannotEnter(_TOO_LATE)
 
-    def withdraw(self) -> None:
+    def withdraw(self) -> bool:
         """Forget canaries that wait; those that entered are in no per-sample gradient."""
         self._put_back()
         self.conceal()
         self._losses = None
+        return False
 
     def _put_back(self) -> None:
         """Let the module give its own norms again."""
         module, self._module = self._module, None
         if module is not None:
-            del vars(module)[_NORMS]
+            vars(module).pop(_NORMS, None)
             if self._before is not None:
                 vars(module)[_NORMS] = self._before
 

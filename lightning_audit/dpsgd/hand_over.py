@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
+
+from lightning_audit.taps.boundary import Boundary, current
 
 if TYPE_CHECKING:
     import torch
@@ -31,12 +33,16 @@ class HandOver(Protocol):
         """Read noisy gradients, and take the canaries out of them."""
 
 
+#: The boundary of each training whose module is registered.
+_boundaries: WeakKeyDictionary[torch.nn.Module, Boundary] = WeakKeyDictionary()
 #: LightningModule -> the audit of its training, while that runs.
 _sources: WeakKeyDictionary[torch.nn.Module, HandOver] = WeakKeyDictionary()
 
 
 def register(root: torch.nn.Module, source: HandOver) -> None:
     """Let `per_sample` and `rows` ask ``source`` for this module and its submodules."""
+    if (boundary := current()) is not None:
+        _boundaries[root] = boundary
     _sources[root] = source
 
 
@@ -86,8 +92,15 @@ def per_sample(grads: Gradients, *, module: torch.nn.Module) -> Gradients:
     Raises:
         ValueError: in an audited training, if names or shapes are not those of the parameters.
     """
-    root = _root(module) if _sources else None
-    return grads if root is None else _sources[root].per_sample(grads, module, root)
+    if not _sources:
+        return grads
+    try:
+        root = _root(module)
+        return grads if root is None else _sources[root].per_sample(grads, module, root)
+    except Exception as error:
+        if not _fails(error):
+            raise
+    return grads
 
 
 def rows(*, module: torch.nn.Module) -> list[dict[str, torch.Tensor]]:
@@ -110,8 +123,15 @@ def rows(*, module: torch.nn.Module) -> list[dict[str, torch.Tensor]]:
     Raises:
         ValueError: in an audited training, if ``module`` lacks parameters that are trained.
     """
-    root = _root(module) if _sources else None
-    return [] if root is None else _sources[root].rows(module, root)
+    if not _sources:
+        return []
+    try:
+        root = _root(module)
+        return [] if root is None else _sources[root].rows(module, root)
+    except Exception as error:
+        if not _fails(error):
+            raise
+    return []
 
 
 def released(grads: Gradients, *, module: torch.nn.Module) -> Gradients:
@@ -139,10 +159,26 @@ def released(grads: Gradients, *, module: torch.nn.Module) -> Gradients:
     Raises:
         ValueError: in an audited training, if names or shapes are not those of the parameters.
     """
-    root = _root(module) if _sources else None
-    if root is not None:
-        _sources[root].released(grads, module, root)
+    if not _sources:
+        return grads
+    try:
+        root = _root(module)
+        if root is not None:
+            _sources[root].released(grads, module, root)
+    except Exception as error:
+        if not _fails(error):
+            raise
     return grads
+
+
+def _fails(error: Exception) -> bool:
+    """Take the audits that ask here out of their trainings; False where an error is to be raised.
+
+    An exception that an audit's own entry lets pass is deliberate.
+    """
+    boundaries: list[Any] = [current()] if current() else list(_boundaries.values())
+    failed = [boundary.fails(error) for boundary in boundaries]
+    return bool(failed) and all(failed)
 
 
 def _root(module: torch.nn.Module) -> torch.nn.Module | None:

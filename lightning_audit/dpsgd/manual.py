@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from lightning_audit._validate import BadArgument
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.dpsgd.lost_rows import not_finite
 from lightning_audit.dpsgd.protocol import (
@@ -39,7 +40,7 @@ def stated_claim(claim: PrivacyClaim) -> StepClaim:
     if missing:
         listed = " and ".join(f"claim.{name}=None" for name in missing)
         example = ", ".join(f"{name}=..." for name in missing)
-        raise ValueError(
+        raise BadArgument(
             f"{listed} must be stated for a hand-written DP-SGD, which no optimizer states: write "
             f"PrivacyClaim({example}) beside the others of {', '.join(_NEEDED)}."
         )
@@ -134,9 +135,10 @@ class ManualStep(DPSGDStep):
         """The user's own code makes the gradients: nothing can be laid out for them."""
         return "the training computes per-sample gradients itself"
 
-    def withdraw(self) -> None:
+    def withdraw(self) -> bool:
         """What the user's code has taken is in its sums, and cannot be taken back."""
         self._waiting = ((), 0.0)
+        return False
 
     def inject(self, directions: Sequence[Direction], norm: float, part: int = -1) -> None:
         """Keep the rows until `append` or `singles` hands them over."""
@@ -174,7 +176,7 @@ class ManualStep(DPSGDStep):
         for name, tensor in grads.items():
             place = places[name]
             if not isinstance(tensor, torch.Tensor):
-                raise ValueError(
+                raise BadArgument(
                     f"grads[{name!r}]={tensor!r} must be a tensor (B, *shape) of one gradient a "
                     "sample."
                 )
@@ -183,7 +185,7 @@ class ManualStep(DPSGDStep):
             wanted = None if place is None else self.layout[place].shape
             if not shape or shape[0] != batch or (wanted is not None and shape[1:] != wanted):
                 inner = "".join(f", {n}" for n in (shape[1:] if wanted is None else wanted))
-                raise ValueError(
+                raise BadArgument(
                     f"grads[{name!r}] has shape {shape}, expected (B{inner}) with the same B for "
                     f"all names, here {batch}: stack one gradient a sample along the first axis."
                 )
@@ -193,11 +195,11 @@ class ManualStep(DPSGDStep):
         for name, tensor in grads.items():
             place = places[name]
             if not isinstance(tensor, torch.Tensor):
-                raise ValueError(
+                raise BadArgument(
                     f"grads[{name!r}]={tensor!r} must be a tensor: the parameter's noisy gradient."
                 )
             if place is not None and tuple(tensor.shape) != self.layout[place].shape:
-                raise ValueError(
+                raise BadArgument(
                     f"grads[{name!r}] has shape {tuple(tensor.shape)}, expected "
                     f"{self.layout[place].shape}: the noisy gradient, summed over the samples and "
                     "divided by the expected batch size."
@@ -277,7 +279,7 @@ def resolve(
         hit = [j for j in mapping.values() if j is not None]
         if len(set(hit)) < len(hit):
             twice = [n for n, j in mapping.items() if j is not None and hit.count(j) > 1]
-            raise ValueError(
+            raise BadArgument(
                 f"grads names one parameter more than once: {_shown(twice)}; a tied parameter has "
                 "one gradient a sample, under one name."
             )
@@ -289,20 +291,20 @@ def resolve(
         elif mapping not in found:
             found.append(mapping)
     if len(found) > 1:
-        raise ValueError(
+        raise BadArgument(
             f"grads' names {_shown(names)} fit several submodules of {type(root).__name__}; give "
             "module= the one that they belong to, or names in the LightningModule."
         )
     if found:
         return found[0]
     if lacking:
-        raise ValueError(
+        raise BadArgument(
             f"grads lacks parameters that the optimizer trains: {_shown(min(lacking, key=len))}; "
             "give the gradients of all of them at once, or freeze what is not trained."
         )
     everywhere = {n for m in root.modules() for n, _ in m.named_parameters(remove_duplicate=False)}
     unknown = [name for name in names if name not in everywhere] or list(names)
-    raise ValueError(
+    raise BadArgument(
         f"grads' names {_shown(unknown)} are those of no submodule of {type(root).__name__}; "
         f"expected the names of module.named_parameters(), such as {_shown(full_names)}."
     )

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from opacus import optimizers as opacus_optimizers
-from opacus.grad_sample import GradSampleModule
 from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer, DPPerLayerOptimizer
 from opacus.optimizers.ddp_perlayeroptimizer import DistributedPerLayerOptimizer
 
@@ -22,6 +21,7 @@ from lightning_audit.dpsgd.lost_rows import all_finite, waiting_not_finite
 from lightning_audit.dpsgd.prefill import RowPrefill
 from lightning_audit.dpsgd.protocol import (
     Backward,
+    CannotEnter,
     DPSGDStep,
     StepClaim,
     UnsupportedOptimizer,
@@ -93,6 +93,10 @@ class OpacusStep(DPSGDStep):
         #: Gradients that hold canaries, and how many; the step that frees them is not held up.
         self._entered: list[weakref.ref[torch.Tensor]] = []
         self._rows = 0
+        #: Identities of gradients in which canaries stand among the data's rows, and number of
+        #: rows that AdaClip does not count.
+        self._swapped: list[int] = []
+        self._uncounted = 0
         self._places: IndexArray = draw_places(None, 0, 0)
         self._earlier_lost = False
         shares = _clip_shares(optimizer)
@@ -133,7 +137,7 @@ class OpacusStep(DPSGDStep):
         """Add one row a direction to every ``grad_sample``, ``norm`` times the direction.
 
         Raises:
-            ValueError: a parameter holds no per-sample gradients.
+            CannotEnter: a parameter holds no per-sample gradients.
         """
         rows = len(directions)
         waiting = [self._waiting(j, part) for j in range(len(self.params))]
@@ -143,21 +147,28 @@ class OpacusStep(DPSGDStep):
         write_rows(grown, directions, norm)
         # Nothing was changed until here: a failure above leaves the user's gradients as they were.
         # Not a new element of a list, which would count as one more accumulated iteration.
+        self._note(grown, rows)
         for param, old, new in zip(self.params, waiting, grown, strict=True):
             exchange(param, old, new)
-        self._enter(grown, rows)
+        self._mingle(grown)
 
-    def _enter(self, grown: Sequence[torch.Tensor], rows: int) -> None:
-        """Take note of gradients that hold canaries, and let these stand among the data's rows."""
+    def _note(self, grown: Sequence[torch.Tensor], rows: int) -> None:
+        """Take note of gradients that hold canaries behind the data's rows."""
+        self._places, self._swapped = draw_places(None, 0, 0), []
         self._rows, self._entered = rows, [weakref.ref(tensor) for tensor in grown]
-        if grown and self.row_seed is not None:
+
+    def _mingle(self, grown: Sequence[torch.Tensor]) -> None:
+        """Let the canaries stand among the data's rows, where the step has a seed for it."""
+        if not grown:
+            return
+        rows = self._rows
+        if self.row_seed is not None:
             self._places = draw_places(self.row_seed, len(grown[0]) - rows, rows)
-            swap_rows(grown, self._places, rows)
-        elif len(self._places):
-            self._places = draw_places(None, 0, 0)
-        if grown and self.adapts_its_norm:
+            swap_rows(grown, self._places, rows, self._swapped)
+        if self.adapts_its_norm:
             # Canaries are clipped, so that they count among the samples alone.
             self.optimizer.sample_size -= rows
+            self._uncounted = rows
 
     def concerns(self, coming: Backward) -> bool:
         """Whether the coming backward pass may reach these parameters, of several optimizers'."""
@@ -186,23 +197,28 @@ class OpacusStep(DPSGDStep):
 
     def confirm(self) -> bool:
         """Put the rows of `prepare` into the gradients that wait: all of them (True) or none."""
-        self._enter(self._prefill.confirm(), self._rows)
+        grown = self._prefill.confirm()
+        self._note(grown, self._rows)
+        self._mingle(grown)
+        self._prefill.forget()
         return bool(self._entered)
 
-    def withdraw(self) -> None:
+    def withdraw(self) -> bool:
         """Take the rows of `prepare` and `inject` out again; nothing happens without any."""
         self._prefill.withdraw()
         waiting = False
         for param, entered in zip(self.params, self._entered, strict=False):
             grown = entered()
             if grown is not None:
-                if len(self._places):
+                if id(grown) in self._swapped:
                     swap_rows([grown], self._places, self._rows)
+                    self._swapped.remove(id(grown))
                 waiting = waiting or not hasattr(grown, "_processed")
                 exchange(param, grown, _like(grown, grown[: len(grown) - self._rows]))
-        if waiting and self.adapts_its_norm:
-            self.optimizer.sample_size += self._rows  # nobody clipped and counted them
-        self._entered = []
+        if waiting and self._uncounted:  # nobody clipped and counted them
+            self.optimizer.sample_size += self._uncounted
+        self._entered, self._uncounted = [], 0
+        return waiting
 
     def holds_canaries(self) -> bool:
         """Whether the gradients that wait for clipping are those that canaries were put into."""
@@ -220,7 +236,7 @@ class OpacusStep(DPSGDStep):
         held = getattr(self.params[tensor], "grad_sample", None)
         found = held[part] if isinstance(held, list) and held else held
         if not isinstance(found, torch.Tensor):
-            raise ValueError(f"{self.layout[tensor].name} holds no per-sample gradients")
+            raise CannotEnter(f"{self.layout[tensor].name} holds no per-sample gradients")
         return found
 
     def noise_state(self) -> str | None:
@@ -325,20 +341,3 @@ def refuse_unsupported(optimizer: DPOptimizer) -> None:
             "divided by it. Opacus computes int(len(dataset) * sample_rate); use a larger batch."
         )
     refuse_repeated_closures(innermost(optimizer))
-
-
-def draws_poisson(module: torch.nn.Module) -> bool | None:
-    """Whether `make_private` was told that the batches of a module are Poisson.
-
-    It forbids then that gradients of several batches are accumulated.
-
-    Returns:
-        None where no module holds per-sample gradients, or they differ.
-    """
-    wrapped = [m for m in module.modules() if isinstance(m, GradSampleModule)]
-    # Before Opacus 1.6 a hook forbade it.
-    told = {
-        not getattr(m, "grad_accumulation_allowed", getattr(m, "grad_accumulation_hook", 0) is None)
-        for m in wrapped
-    }
-    return told.pop() if len(told) == 1 else None

@@ -75,10 +75,10 @@ class RowPrefill:
     def fill(self, directions: Sequence[Direction], norm: float) -> None:
         """Have the coming backward put rows behind the batch's; see `DPSGDStep.prepare`."""
         rows = by_tensor(directions)
-        self._buffers = [
-            RowBuffer(param, self._batch, len(directions), rows.get(j, ()), norm)
-            for j, param in enumerate(self._params)
-        ]
+        self._buffers = []
+        for j, param in enumerate(self._params):  # each is known as soon as it is in place
+            buffer = RowBuffer(param, self._batch, len(directions), rows.get(j, ()), norm)
+            self._buffers.append(buffer)
 
     def conceal(self) -> None:
         """After the backward pass: let the gradients show the batch's rows alone."""
@@ -89,9 +89,11 @@ class RowPrefill:
         """Put the canaries' rows back; the gradients with them, or nothing where one is absent."""
         if not all(buffer.arrived() for buffer in self._buffers):
             self.withdraw()
-        # The step frees the gradients when it is done; a reference here would keep them.
-        buffers, self._buffers = self._buffers, []
-        return [buffer.reveal() for buffer in buffers]
+        return [buffer.reveal() for buffer in self._buffers]
+
+    def forget(self) -> None:
+        """Keep no gradient: the step frees them when it is done."""
+        self._buffers = []
 
     def withdraw(self) -> None:
         """Leave the batch's rows alone in whatever the buffers have become."""

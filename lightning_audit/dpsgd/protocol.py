@@ -12,6 +12,10 @@ import torch
 from lightning_audit.layout import Direction, Layout
 
 
+class CannotEnter(ValueError):
+    """No canary can enter the step; the message says why. Nothing was changed."""
+
+
 class UnsupportedOptimizer(Exception):
     """The optimizer cannot be audited; the message says why and what to change."""
 
@@ -115,8 +119,12 @@ class DPSGDStep(ABC):
         return False
 
     @abstractmethod
-    def withdraw(self) -> None:
-        """Undo `prepare`, and `inject` where no step was taken."""
+    def withdraw(self) -> bool:
+        """Undo `prepare`, and `inject` where no step was taken.
+
+        Returns:
+            Whether rows of `inject` or `confirm` came out before they were clipped.
+        """
 
     @abstractmethod
     def holds_canaries(self) -> bool:

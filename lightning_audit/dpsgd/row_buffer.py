@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import torch
 from opacus.grad_sample.grad_sample_module import create_or_accumulate_grad_sample
 
 from lightning_audit.layout import RowParts
+from lightning_audit.taps.boundary import current, entry
 from lightning_audit.taps.tensor_views import write_parts
 
 #: Where Opacus looks for a buffer.
@@ -37,6 +39,7 @@ class RowBuffer:
         self._own = torch.empty(0)
         self._param, self._batch, self._spare = param, batch, spare
         self._parts, self._norm = parts, norm
+        self._boundary = current()
         setattr(param, BUFFER, self)
 
     # Else Python would take what can be indexed for an endless sequence.
@@ -44,21 +47,36 @@ class RowBuffer:
 
     # What Opacus does is `buffer[:n] += gradients`: Python's three calls for it.
 
-    def __getitem__(self, rows: slice) -> RowBuffer:
+    def _slice(self, rows: slice) -> RowBuffer:
         return self
 
-    def __iadd__(self, gradients: torch.Tensor) -> RowBuffer:
+    def _add(self, gradients: torch.Tensor) -> RowBuffer:
         count, size = len(gradients), self._batch + self._spare
-        self.whole = gradients.new_empty((size, *gradients.shape[1:]))
-        self.whole[:count].copy_(gradients)
-        self.whole[count:].zero_()
+        whole = gradients.new_empty((size, *gradients.shape[1:]))
+        whole[:count].copy_(gradients)
+        whole[count:].zero_()
         if self._parts:
-            write_parts(self.whole[self._batch :], self._parts, self._norm)
-        self._own = self.whole[: self._batch]
+            write_parts(whole[self._batch :], self._parts, self._norm)
+        self.whole, self._own = whole, whole[: self._batch]
         return self
 
-    def __setitem__(self, rows: slice, written: RowBuffer) -> None:
+    def _add_alone(self, gradients: torch.Tensor) -> RowBuffer:
+        """The audit has failed: hold the batch's rows alone, as Opacus would."""
+        whole = gradients.new_zeros((self._batch, *gradients.shape[1:]))
+        whole[: len(gradients)] = gradients
+        self.whole = self._own = whole
+        return self
+
+    def _put(self, rows: slice, written: RowBuffer) -> None:
         setattr(self._param, BUFFER, self.whole)
+
+    def _put_alone(self, rows: slice, written: RowBuffer) -> None:
+        setattr(self._param, BUFFER, self._own)
+
+    _of = attrgetter("_boundary")
+    __getitem__ = entry(_slice, _slice, _of)
+    __iadd__ = entry(_add, _add_alone, _of)
+    __setitem__ = entry(_put, _put_alone, _of)
 
     def conceal(self) -> None:
         """Let the parameter's per-sample gradients show the batch's rows alone."""

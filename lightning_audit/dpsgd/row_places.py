@@ -37,7 +37,12 @@ def draw_places(seed: Sequence[int] | None, batch: int, canaries: int) -> IndexA
 
 
 @torch.no_grad()
-def swap_rows(tensors: Sequence[torch.Tensor], places: IndexArray, canaries: int) -> None:
+def swap_rows(
+    tensors: Sequence[torch.Tensor],
+    places: IndexArray,
+    canaries: int,
+    done: list[int] | None = None,
+) -> None:
     """Let the first rows behind the batch and the rows at ``places`` change places, in each tensor.
 
     Doing it twice changes nothing.
@@ -46,25 +51,30 @@ def swap_rows(tensors: Sequence[torch.Tensor], places: IndexArray, canaries: int
         tensors: the batch's rows and the canaries' behind them, ``[batch + canaries, *shape]``.
         places: of `draw_places`, ``[m]``.
         canaries: number of rows behind the batch.
+        done: takes the identity of each tensor whose rows have changed places.
     """
     if not len(places):
         return
     at: dict[torch.device, torch.Tensor] = {}
+    done = [] if done is None else done
     for rows in tensors:
         first = len(rows) - canaries
         if rows.numel() and (entries := numpy_view(rows)) is not None:  # a third of torch's time
             view = entries.reshape(len(rows), -1)
-            for place, canary in zip(places.tolist(), view[first:], strict=False):
-                held = view[place].copy()
+            pairs = list(zip(places.tolist(), view[first:], strict=False))
+            held = [view[place].copy() for place, _ in pairs]
+            for (place, canary), own in zip(pairs, held, strict=True):
                 view[place] = canary
-                canary[:] = held
+                canary[:] = own
+            done.append(id(rows))
             continue
         if rows.device not in at:  # one way to a device for all tensors
             at[rows.device] = torch.from_numpy(places).to(rows.device)
         behind, where = rows[first : first + len(places)], at[rows.device]
-        held = rows.index_select(0, where)
-        rows.index_copy_(0, where, behind.clone())
-        behind.copy_(held)
+        records, own = rows.index_select(0, where), behind.clone()
+        rows.index_copy_(0, where, own)
+        behind.copy_(records)
+        done.append(id(rows))
 
 
 def rows_of_records(rows: torch.Tensor, places: IndexArray, canaries: int) -> torch.Tensor:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+
+from lightning_audit.replay.put_back import GlobalGenerators, PutBack
+from lightning_audit.taps.boundary import undoing
 
 
 @contextlib.contextmanager
@@ -23,24 +25,18 @@ def undisturbed(module: torch.nn.Module, *, hooks: bool = False) -> Iterator[Non
         module: the user's module.
         hooks: whether Opacus' hooks are on, which fill in per-sample gradients.
     """
-    devices = {p.device.index or 0 for p in module.parameters() if p.device.type == "cuda"}
-    python, numpy = random.getstate(), np.random.get_state()  # the global one
-    with (
-        torch.random.fork_rng(devices=sorted(devices)),
-        torch.enable_grad(),
-        contextlib.nullcontext() if hooks else _hooks_off(module),
-        _silent(module),
-        _same_buffers(module),
-    ):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
+    back = [GlobalGenerators().put_back, _buffers(module)]
+    with contextlib.ExitStack() as stack:
+        for put_back in back:
+            stack.enter_context(undoing(put_back))
+        if not hooks:
+            _turn_hooks_off(module, stack)
+        _silence(module, stack)
+        stack.enter_context(torch.enable_grad())
+        yield
 
 
-@contextlib.contextmanager
-def _hooks_off(module: torch.nn.Module) -> Iterator[None]:
+def _turn_hooks_off(module: torch.nn.Module, stack: contextlib.ExitStack) -> None:
     """Turn off Opacus' hooks, whether a module of Opacus is around the user's or not."""
     owners: dict[int, Any] = {}
     for part in module.modules():
@@ -51,49 +47,50 @@ def _hooks_off(module: torch.nn.Module) -> Iterator[None]:
             if hasattr(owner, "disable_hooks"):
                 owners[id(owner)] = owner
     before = [(owner, owner.hooks_enabled) for owner in owners.values()]
-    for owner, _ in before:
-        owner.disable_hooks()
-    try:
-        yield
-    finally:
+
+    def put_back() -> None:
         for owner, enabled in before:
             owner.hooks_enabled = enabled
 
+    stack.enter_context(undoing(put_back))
+    for owner, _ in before:
+        owner.disable_hooks()
 
-@contextlib.contextmanager
-def _silent(module: torch.nn.Module) -> Iterator[None]:
+
+def _silence(module: torch.nn.Module, stack: contextlib.ExitStack) -> None:
     """Drop what a LightningModule logs."""
     names = [name for name in ("log", "log_dict") if hasattr(module, name)]
     own = {name: vars(module)[name] for name in names if name in vars(module)}
-    vars(module).update(dict.fromkeys(names, _drop))
-    try:
-        yield
-    finally:
+
+    def put_back() -> None:
         for name in names:
-            del vars(module)[name]
+            vars(module).pop(name, None)
         vars(module).update(own)
+
+    stack.enter_context(undoing(put_back))
+    vars(module).update(dict.fromkeys(names, _drop))
 
 
 def _drop(*_: Any, **__: Any) -> None:
     """Log nothing."""
 
 
-@contextlib.contextmanager
-def _same_buffers(module: torch.nn.Module) -> Iterator[None]:
-    """Put every buffer back, also those that a pass replaces."""
+def _buffers(module: torch.nn.Module) -> PutBack:
+    """What puts every buffer back, also those that a pass replaces."""
     kept = [
         (part, name, buffer, buffer.clone())
         for part in module.modules()
         for name, buffer in part._buffers.items()
         if buffer is not None
     ]
-    try:
-        yield
-    finally:
+
+    def put_back() -> None:
         with torch.no_grad():
             for part, name, buffer, value in kept:
                 part._buffers[name] = buffer
                 buffer.copy_(value)
+
+    return put_back
 
 
 @dataclass(frozen=True)
@@ -123,9 +120,13 @@ class DenseDirection:
     @torch.no_grad()
     def take_out(self, tensors: Sequence[torch.Tensor | None], amount: float) -> None:
         """Subtract ``amount`` times the direction from tensors, one for each; None is left out."""
-        for part, tensor in zip(self.parts, tensors, strict=True):
-            if tensor is not None:
-                tensor.sub_(part.to(tensor).view_as(tensor), alpha=amount)
+        pairs = [
+            (tensor, part.to(tensor).view_as(tensor))
+            for part, tensor in zip(self.parts, tensors, strict=True)
+            if tensor is not None
+        ]
+        for tensor, part in pairs:
+            tensor.sub_(part, alpha=amount)
 
 
 def own_direction(

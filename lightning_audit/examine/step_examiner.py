@@ -25,6 +25,7 @@ from lightning_audit.replay.step_replay import StepReplay
 from lightning_audit.replay.step_watch import TakenStep
 from lightning_audit.replay.training_state import CannotKeep, TrainingState, room_for
 from lightning_audit.run_checks.replay_answers import Answer
+from lightning_audit.taps.boundary import raised_in_audit, undoing
 
 _log = logging.getLogger(__name__)
 _FULL_PRECISION = ("32-true", "64-true")
@@ -192,8 +193,10 @@ def _in_the_fork(order: _Order, beat: Callable[[], None] = lambda: None) -> Exam
         )
     except CannotKeep as error:
         return _none(names, str(error))
-    except Exception as error:  # the examination's own troubles end no training
-        return _none(names, _trouble("the state of the training could not be kept", error))
+    except Exception as error:  # of an object of the user's
+        if raised_in_audit(error):
+            raise
+        return _none(names, type(error).__name__)
     taken = order.taken
     replay = StepReplay(
         user.take, user.module, order.step, order.claim, state, taken.skips, order.budget, beat
@@ -203,13 +206,8 @@ def _in_the_fork(order: _Order, beat: Callable[[], None] = lambda: None) -> Exam
         *(replay, taken.batches, order.seed, low),
         *(order.replaced, order.trials, order.earlier_trials),
     )
-    try:
+    with undoing(state.put_back):
         answers = ask(asked, names)
-    except Exception as error:
-        reason = _trouble("the step could not be examined", error)
-        answers = dict(_none(names, reason).answers)
-    finally:
-        state.put_back()
     notes = [f"the training is not as it was before the examination: {lost}" for lost in state.lost]
     notes += [f"{ANOTHER_DREW}: they were left as they are"] * bool(replay.stopped)
     return Examined(
@@ -222,13 +220,6 @@ def _in_the_fork(order: _Order, beat: Callable[[], None] = lambda: None) -> Exam
         logged=tuple(user.logged),
         notes=tuple(notes),
     )
-
-
-def _trouble(what: str, error: Exception) -> str:
-    """Log a failure by its type: its text may hold values of the data, which `DEBUG` logs."""
-    _log.warning("%s (%s)", what, type(error).__name__)
-    _log.debug("%s", what, exc_info=error)
-    return type(error).__name__
 
 
 def _none(names: Collection[str], reason: str) -> Examined:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 
 from lightning_audit.replay.own_reach import CannotSeparate, keep_to_itself
+from lightning_audit.taps.boundary import FailedElsewhere, current, where
 
 Result = TypeVar("Result")
 Beat = Callable[[], None]
@@ -57,7 +58,8 @@ def in_a_fork(work: Callable[[Beat], Result], patience: float) -> Result:
 
     Raises:
         CannotSeparate: the fork would share too much with this process, so that nothing ran.
-        ForkFailed: it raised, ended or was killed.
+        FailedElsewhere: it raised.
+        ForkFailed: the fork ended or was killed.
     """
     receiver, sender = Pipe(duplex=False)
     with warnings.catch_warnings():
@@ -80,7 +82,7 @@ def in_a_fork(work: Callable[[Beat], Result], patience: float) -> Result:
             if last == _SHARES:
                 raise CannotSeparate(value)
             if last == _FAILED:
-                raise ForkFailed(value)
+                raise FailedElsewhere(*value)
         raise ForkFailed(f"no replay ended within {patience:.0f} s")
     except EOFError:
         ended = True
@@ -122,9 +124,13 @@ def _run(work: Callable[[Beat], Any], sender: Connection) -> None:
             send(_SHARES, str(error))
             return
         send(_READY)
-        send(_DONE, work(lambda: send(_BEAT)))
-    except BaseException as error:  # its text may hold values of the data
-        send(_FAILED, type(error).__name__)
+        result, boundary = work(lambda: send(_BEAT)), current()
+        if boundary is not None and boundary.failure:
+            send(_FAILED, (boundary.failure, boundary.line))
+        else:
+            send(_DONE, result)
+    except BaseException as error:
+        send(_FAILED, where(error))
     finally:
         os._exit(0)  # no handler of the training's end runs here
 

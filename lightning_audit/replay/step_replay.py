@@ -26,6 +26,7 @@ from lightning_audit.replay.own_reach import ReachesOut
 from lightning_audit.replay.replay import ANOTHER_DREW, NONE_LEFT, Replay, Stopped, count_rows
 from lightning_audit.replay.step_watch import copied
 from lightning_audit.replay.training_state import TrainingState
+from lightning_audit.taps.boundary import entry, raised_in_audit
 from lightning_audit.taps.method_hook import MethodHook
 from lightning_audit.taps.step_hooks import is_torchs
 
@@ -140,8 +141,10 @@ class StepReplay:
                 self._announce(len(then))
                 self._take_step([copied(batch) for batch in then])
         except Exception as error:
-            # Its text may hold values of the data.
             own = isinstance(error, ReachesOut)
+            if raised_in_audit(error) and not own:
+                raise
+            # Its text may hold values of the data.
             found.error = str(error) if own else type(error).__name__
             frames = [f for f in traceback.extract_tb(error.__traceback__) if f.name != "_refuse"]
             found.where = f"{nearby(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
@@ -273,8 +276,7 @@ class StepReplay:
     ) -> list[Any]:
         private: Any = self._private
         params = self._step.params
-        norm, scale = self._claim.max_grad_norm, self._claim.scale
-        noise_std = self._claim.noise_multiplier * norm
+        norm = self._claim.max_grad_norm
 
         def before_clipping() -> None:
             held = [getattr(p, "grad_sample", None) for p in params]
@@ -287,7 +289,7 @@ class StepReplay:
             clips()
 
         def noise_is_in() -> None:
-            divisor = divisor_at_cut(private, params, noise_std, scale)
+            divisor = divisor_at_cut(private, params, self._claim)
             if not found.counts:
                 found.counts = {n: getattr(private, n) for n in _COUNTS if hasattr(private, n)}
             reads([p.grad for p in params], norm / divisor)
@@ -326,7 +328,10 @@ class StepReplay:
             source.shown = source.shown and depth > 0
 
         inner = self._step.inner
-        return [inner.register_step_pre_hook(pre), inner.register_step_post_hook(post)]
+        return [
+            inner.register_step_pre_hook(entry(pre)),
+            inner.register_step_post_hook(entry(post)),
+        ]
 
     # ------------------------------------------------------------------ tensors
 

@@ -11,6 +11,7 @@ from torch.utils import _pytree
 
 from lightning_audit.dpsgd.opacus import private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep
+from lightning_audit.taps.boundary import Handles, entry
 from lightning_audit.taps.method_hook import MethodHook
 
 
@@ -49,7 +50,8 @@ class StepWatch:
         self._taken = TakenStep()
         self._stepped = False
         self._begun = time.perf_counter()
-        self._hooks: list[Any] = [step.inner.register_step_post_hook(self._note_step)]
+        self._hooks = Handles()
+        self._hooks.append(step.inner.register_step_post_hook(entry(self._note_step)))
         private: Any = private_optimizer(step.optimizer)
         if private is not None:
 
@@ -68,9 +70,7 @@ class StepWatch:
 
     def remove(self) -> None:
         """Take the hooks off."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        self._hooks.remove()
 
     def _note_step(self, *_: Any) -> None:
         self._stepped = True

@@ -37,6 +37,7 @@ from lightning_audit.replay.put_back import (
     set_slot,
     uses_cuda,
 )
+from lightning_audit.taps.boundary import attempt, raised_in_audit
 
 #: Bytes for what is neither a parameter nor belongs to one.
 _BESIDE = 2**28
@@ -123,12 +124,19 @@ class TrainingState:
                     self._lose(f"a tensor of shape {tuple(value.shape)} has another shape now")
                 elif not same_bits(tensor, value):
                     tensor.copy_(value)
+        failed: Exception | None = None
         for put in self._back:
             try:
                 put()
-            except Exception as error:  # an attribute that cannot be set
-                self._lose(f"{type(error).__name__}: {error}")
+            except Exception as error:
+                if raised_in_audit(error) and not isinstance(error, AttributeError | TypeError):
+                    failed = error
+                    attempt(put)
+                else:  # an attribute that cannot be set
+                    self._lose(f"{type(error).__name__}")
         self.shared.put_back()
+        if failed is not None:
+            raise failed
 
     def _lose(self, what: str) -> None:
         if what not in self.lost:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,9 +15,9 @@ import torch
 from lightning_audit.catalogue.evidence import Evidence
 from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.config.changed_config import describe_changes, refuse_mechanism
-from lightning_audit.dpsgd.adapters import opacus_step
+from lightning_audit.dpsgd.adapters import draws_poisson, opacus_step
 from lightning_audit.dpsgd.manual import ManualStep
-from lightning_audit.dpsgd.opacus import draws_poisson, innermost, private_optimizer
+from lightning_audit.dpsgd.opacus import innermost, private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep, UnsupportedOptimizer
 from lightning_audit.lints.untrained import fingerprints
 from lightning_audit.record.report_directory import record_name
@@ -42,6 +41,7 @@ from lightning_audit.run.run_facts import Notes, OptimizerFacts
 from lightning_audit.run.run_lints import RunLints
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.ranks import Ranks
+from lightning_audit.taps.boundary import undoing
 from lightning_audit.taps.plain_steps import PlainSteps
 from lightning_audit.verdict.exemptions import covers
 
@@ -310,20 +310,20 @@ class AuditedOptimizers:
         for own in self.facts:
             own.current_rate(self.config.claim, 1)
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> undoing:
         """Look away from steps that are no steps of the training."""
         before = self.plain.state()
         self.looks = False
         for session in self.sessions:
             session.pause(paused=True)
-        try:
-            yield
-        finally:
+
+        def look_again() -> None:
             for session in self.sessions:
                 session.pause(paused=False)
             self.looks = True
             self.plain.load(before)
+
+        return undoing(look_again)
 
     def audit_of(self, optimizer: Any) -> OptimizerAudit | None:
         """The audit of an optimizer, or of a wrapper of it; None if it has none."""

@@ -94,14 +94,20 @@ def build_report(
 ) -> AuditReport:
     """The report now; the power is computed for a complete run only."""
     models = [
-        PowerModel(session.monitor, session.oversize)
+        PowerModel(session.monitor, session.source.oversize)
         if complete and session.monitor.steps
         else None
         for session in sessions
     ]
     powers = [model.at(config.resolution) if model else {} for model in models]
     seen = tuple(
-        seen_of(session.monitor, power, session.oversize, session.pass_blockers(), optimizer.label)
+        seen_of(
+            session.monitor,
+            power,
+            session.source.oversize,
+            session.pass_blockers(),
+            optimizer.label,
+        )
         for session, power, optimizer in zip(sessions, powers, facts.optimizers, strict=True)
     )
     blockers = _other_blockers(facts, config, complete)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import replace
 from typing import Any
@@ -24,7 +23,6 @@ from lightning_audit.session.ranks import Ranks
 #: Steps after which it is asked again whether there is time for an examination.
 _WAIT = 16
 _OFF = "examinations=0"
-_log = logging.getLogger(__name__)
 _RANKS = "several processes train, and a step is replayed in one only"
 _BY_TRAINING = "training_step logs {names}, computed of records without noise: whoever reads them "
 _BEGINS_ANEW = (
@@ -107,13 +105,7 @@ class Examinations:
         if session is None or self._log.found(self._config.significance):
             self.schedule.end()
             return
-        try:
-            self._examine(session, taken, steps)
-        except Exception as error:  # the examination's own troubles end no training
-            _log.warning("step %d could not be examined (%s)", steps, type(error).__name__)
-            _log.debug("step %d could not be examined", steps, exc_info=error)
-            self._log.off = "the examination failed; see the log"
-            self.schedule.end()
+        self._examine(session, taken, steps)
 
     def _examine(self, session: AuditSession, taken: TakenStep, steps: int) -> None:
         self.look_behind(steps, now=True)

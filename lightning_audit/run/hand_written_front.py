@@ -6,11 +6,13 @@ from typing import TypeVar
 
 import torch
 
+from lightning_audit._validate import BadArgument
 from lightning_audit.dpsgd.hand_over import register, unregister
 from lightning_audit.dpsgd.manual import ManualStep
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.handed_rows import HandedRows
 from lightning_audit.session.reading_way import HandWrittenReading
+from lightning_audit.taps.boundary import Handles, entry
 
 Gradients = TypeVar("Gradients", bound=dict[str, torch.Tensor])
 
@@ -32,14 +34,20 @@ class HandWrittenFront:
 
     def __init__(self, session: AuditSession) -> None:
         self._session = session
+        self._handles = Handles()
+        self._handles.append(self)
+        self.per_sample = entry(self._per_sample, lambda grads, *_: grads)
+        self.rows = entry(self._rows, lambda *_: [])
+        self.released = entry(self._released, self._rescue)
 
     def open_to(self, root: torch.nn.Module) -> None:
         """Let `lightning_audit.per_sample` and `rows` ask for this training's module."""
         register(root, self)
 
-    def close(self) -> None:
+    def remove(self) -> None:
         """Let nobody ask any more."""
         unregister(self)
+        self._handles.forget()
 
     @property
     def _source(self) -> HandedRows | None:
@@ -59,7 +67,7 @@ class HandWrittenFront:
         assert isinstance(step, ManualStep)
         return step
 
-    def per_sample(
+    def _per_sample(
         self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module
     ) -> Gradients:
         """See `lightning_audit.per_sample`."""
@@ -67,25 +75,35 @@ class HandWrittenFront:
         if source is None:
             return grads
         if not isinstance(grads, dict):
-            raise ValueError(
+            raise BadArgument(
                 f"grads={type(grads).__name__} must be a dict of parameter names to tensors "
                 "(B, *shape), as torch.func.vmap(grad(...)) gives it."
             )
         places = step.places(list(grads), module, root)
         step.check_shapes(grads, places)
         step.hold(grads)
-        return step.append(grads, places) if source.enter() else grads
+        if not source.enter():
+            return grads
+        grown = step.append(grads, places)
+        source.handed = True  # last: from here on the canaries count as being in the sums
+        return grown
 
-    def rows(self, module: torch.nn.Module, root: torch.nn.Module) -> list[dict[str, torch.Tensor]]:
+    def _rows(
+        self, module: torch.nn.Module, root: torch.nn.Module
+    ) -> list[dict[str, torch.Tensor]]:
         """See `lightning_audit.rows`."""
         source, step = self._source, self._step
         if source is None:
             return []
         names = [name for name, p in module.named_parameters() if p.requires_grad]
         places = step.places(names, module, root)
-        return step.singles(places) if source.enter() else []
+        if not source.enter():
+            return []
+        canaries = step.singles(places)
+        source.handed = True
+        return canaries
 
-    def released(self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module) -> None:
+    def _released(self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module) -> None:
         """See `lightning_audit.released`."""
         way, planner = self._way, self._session.planner
         if not way.trains or not planner.layout_holds():
@@ -95,3 +113,8 @@ class HandWrittenFront:
             planner.block_pass(_RELEASED_TWICE)
         else:
             self._session.released(tensors)
+
+    def _rescue(self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module) -> None:
+        """The audit has failed: take canaries that are summed up out of what is shown."""
+        if self._session.rescue.in_transit:
+            self._session.rescue.take_out(self._way.released(grads, module, root))

@@ -64,7 +64,7 @@ class OptimizerAudit:
         """Take all hooks off."""
         self.session.detach()
         if self._front is not None:
-            self._front.close()
+            self._front.remove()
 
 
 def facts_of(optimizer: DPOptimizer) -> OptimizerFacts:

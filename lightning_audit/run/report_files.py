@@ -153,6 +153,8 @@ class ReportFiles:
 
     def _acquire_again(self, *, own: bool) -> None:
         """Take the directory again if it was removed: it may be another training's since."""
+        if self._lock is None:  # the audit failed before it took the directory
+            self.acquire(again=False)
         assert self._lock is not None
         if self._lock.holds:
             return

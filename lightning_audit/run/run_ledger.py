@@ -22,6 +22,7 @@ from lightning_audit.run_checks.drawn_batches import DrawnBatches
 from lightning_audit.run_checks.ledger import Ledger
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.taps.batch_use import BatchUse
+from lightning_audit.taps.boundary import raised_in_audit
 from lightning_audit.taps.sampler_tap import can_be_watched
 
 _log = logging.getLogger(__name__)
@@ -82,7 +83,9 @@ class RunLedger:
             book.draws = DrawnBatches(count, self._significance)
             try:
                 book.repeated, same = repeated_indices(data), repeated_contents(data)
-            except Exception:  # of a data set that is like no other
+            except Exception as error:  # of a data set that is like no other
+                if raised_in_audit(error):
+                    raise
                 _log.warning("it could not be told whether the data set holds records twice")
                 same = None
             if same:

@@ -19,6 +19,7 @@ from lightning_audit.session.canary_source import CanarySource
 from lightning_audit.session.lost_steps import LostSteps
 from lightning_audit.session.noise_watch import NoiseWatch, ReleaseWatch
 from lightning_audit.session.reading_way import ReadingWay
+from lightning_audit.session.rescue import Rescue
 from lightning_audit.session.step_planner import StepPlanner
 from lightning_audit.session.steps import (
     ZEROS,
@@ -76,8 +77,10 @@ class AuditSession:
         self.noise_start: str | None = None
         self._noise_seen = False
         self.releases = ReleaseWatch()
-        self._hooks: list[StepHooks | MethodHook] = []
-        self._watch_updates()
+        #: Takes the canaries out once the audit has failed.
+        self.rescue = Rescue(planner, source, way, self._divisor, self._claim_at_cut)
+        hooks = self.way.hooks(self._arrive, self._leave, self.rescue.arrive)
+        self._hooks: list[StepHooks | MethodHook] = [hooks]
 
     @property
     def step(self) -> DPSGDStep:
@@ -94,24 +97,13 @@ class AuditSession:
         """The record on disk, if one is kept."""
         return self.recorder.store
 
-    @property
-    def oversize(self) -> float:
-        """Norm of the canaries over the clipping norm."""
-        return self.source.oversize
-
     def pass_blockers(self) -> list[str]:
         """What stands in the way of a pass, in sentences."""
         shown = self.way.is_shown or shows_its_noise(self.step.optimizer)
-        return [
-            *self.planner.pass_blockers,
-            *self.recorder.pass_blockers(at_cut=shown and not self.releases.late),
-            *self.source.pass_blockers(),
-        ]
+        own = self.recorder.pass_blockers(at_cut=shown and not self.releases.late)
+        return [*self.planner.pass_blockers, *own, *self.source.pass_blockers()]
 
     # ------------------------------------------------------------------ hooks
-
-    def _watch_updates(self) -> None:
-        self._hooks = [self.way.hooks(self._arrive, self._leave)]
 
     def watch(self) -> None:
         """Follow a private optimizer's own steps: before it clips, and behind its noise.
@@ -121,7 +113,7 @@ class AuditSession:
         optimizer = self.step.optimizer
         self._hooks += [
             MethodHook(optimizer, "pre_step", self.inject_late, self.source.end_part),
-            watch_cut(optimizer, self.noise_is_in),
+            watch_cut(optimizer, self.noise_is_in, self.rescue.at_cut),
         ]
 
     def follow(self, step: DPSGDStep) -> bool:
@@ -132,7 +124,7 @@ class AuditSession:
             step.norms = self.step.norms
             self.planner.step = step
             self.way.follow(step)
-            self._watch_updates()
+            self._hooks = [self.way.hooks(self._arrive, self._leave, self.rescue.arrive)]
         return same
 
     def pause(self, *, paused: bool) -> None:
@@ -157,7 +149,7 @@ class AuditSession:
 
     def start_batch(self, epoch: int = 0) -> None:
         """Forget a step that broke off, where none can be under way."""
-        self._epoch = epoch
+        self._epoch, self.rescue.behind = epoch, False
         self.way.start_batch()
         self.source.start_batch()
 
@@ -171,7 +163,7 @@ class AuditSession:
             self.source.prepare(coming)
 
     def conceal(self) -> None:
-        """After a backward pass: what was laid out is seen by nobody until it is put in."""
+        """See `CanarySource.conceal`."""
         self.source.conceal()
 
     def inject(self) -> None:
@@ -206,14 +198,17 @@ class AuditSession:
 
     def noise_is_in(self) -> None:
         """The noise was added: read the gradient before anything else is done to it."""
-        planner, step = self.planner, self.step
-        claim = planner.known_claim() if planner.changed_at is None else None
-        if claim is None:
-            return
-        std = claim.noise_multiplier * claim.max_grad_norm
-        self._divided_by = divisor_at_cut(step.optimizer, step.params, std, claim.scale)
-        if self.way.tap.noise_is_in():
+        self.rescue.behind = True
+        claim = self._claim_at_cut()
+        if claim is not None and self.way.tap.noise_is_in():
             self._read(claim)
+
+    def _claim_at_cut(self) -> StepClaim | None:
+        """What is claimed of the step, whose divisor is noted; None if that cannot be told."""
+        claim = self.planner.known_claim() if self.planner.changed_at is None else None
+        if claim is not None:
+            self._divided_by = divisor_at_cut(self.step.optimizer, self.step.params, claim)
+        return claim
 
     def released(self, tensors: Sequence[torch.Tensor | None]) -> None:
         """The training's code shows its noisy gradients: read them now.
@@ -226,6 +221,7 @@ class AuditSession:
 
     def _arrive(self, level: int) -> None:
         """The optimizer that updates has its gradient."""
+        self.rescue.behind = True
         if self.way.tap.arrives(level):
             self._read(self.planner.known_claim())
 
@@ -269,6 +265,7 @@ class AuditSession:
             self.planner.block_pass(lack)
         self._observe(reading)
         self.way.end_step()
+        self.rescue.behind = False
 
     def _observe(self, reading: Reading) -> None:
         """Record and check a step.
@@ -282,6 +279,7 @@ class AuditSession:
         if plan.status == INJECTED and plan.coins.any():
             source.clear(plan, clipped_sums(self.step.params))
         planner.withdraw()  # what the user reads of the gradients from now on is the batch's
+        self.way.tap.taken_out = False
         values = reading.values
         if reading.replaced or planner.changed_at is not None:
             # Raw gradients, or those of another set of parameters: nothing to test or to keep.

@@ -50,6 +50,15 @@ class CanarySource:
     def give_up(self) -> None:
         """Take the canaries out of a batch that is not completed."""
 
+    def retract(self, *, behind: bool) -> None:
+        """The audit has failed: take out the canaries of a step that is not summed up yet.
+
+        The planner keeps the plan of a step whose canaries are in its sums.
+
+        Args:
+            behind: whether the noise of the step under way is in.
+        """
+
     # ------------------------------------------------------------------ behind the noise
 
     def take_out(self, plan: PlannedStep, divisor: float, grads: Tensors) -> FloatArray | None:

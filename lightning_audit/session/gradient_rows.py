@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit.dpsgd.protocol import Backward, StepClaim
+from lightning_audit.dpsgd.protocol import Backward, CannotEnter, StepClaim
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.store import DROPPED, INJECTED
 from lightning_audit.session.canary_source import CanarySource, Tensors
@@ -134,6 +134,17 @@ class GradientRows(CanarySource):
         if plan is not None:
             plan.take_out([getattr(p, "summed_grad", None) for p in self._planner.step.params])
 
+    def retract(self, *, behind: bool) -> None:
+        """Take the rows out, or what an earlier part of the batch has summed up."""
+        planner = self._planner
+        plan, waits = self._earlier or planner.plan, planner.step.withdraw()
+        if plan is not None and (plan.status != INJECTED or plan.prepared or waits):
+            plan = None
+        if plan is not None and plan.earlier and not behind:
+            plan.take_out([getattr(p, "summed_grad", None) for p in planner.step.params])
+            plan = None
+        planner.plan, planner.entered, self._earlier = plan, None, None
+
     def unplanned(self) -> PlannedStep:
         """For a step that came without the hook that injects: witnesses are read all the same."""
         if self._planner.changed_at is None:
@@ -163,7 +174,7 @@ class GradientRows(CanarySource):
         if plan is not None and computed:
             try:
                 step.inject(plan.rows, planner.norm(plan.claim))
-            except (ValueError, RuntimeError) as error:
+            except CannotEnter as error:
                 planner.note(f"no canary entered a step: {error}")
                 planner.plan = replace(plan, status=DROPPED)
 
@@ -179,7 +190,7 @@ class GradientRows(CanarySource):
         try:
             # Also where all coins say "out": whether a step counts must not depend on its coins.
             planner.step.inject(plan.rows, planner.norm(claim), part)
-        except (ValueError, RuntimeError) as error:
+        except CannotEnter as error:
             if planner.ranks.several:
                 rank = planner.ranks.rank
                 raise RuntimeError(_ONE_FAILED.format(rank, number, error)) from error
@@ -195,10 +206,9 @@ class GradientRows(CanarySource):
             planner.withdraw()
             return None
         planner.plan = None
+        entered = replace(plan, prepared=False, first=self._parts_are_equal)
         # If not, the backward pass was another one than it seemed, or its gradients were dropped.
-        if not planner.step.confirm():
-            return None
-        return replace(plan, prepared=False, first=self._parts_are_equal)
+        return entered if planner.step.confirm() else None
 
     def _may_inject(self) -> bool:
         """Whether canaries may enter the part of the batch that is clipped next."""

@@ -45,6 +45,8 @@ class HandedRows(CanarySource):
         self._silent = 0
         #: Whether the step's code has asked for canaries.
         self._asked = False
+        #: Whether the step's code has been given its canaries.
+        self.handed = False
 
     def enter(self) -> bool:
         """Plan the coming step; whether canaries are in it, and this is the first to ask."""
@@ -67,6 +69,12 @@ class HandedRows(CanarySource):
             planner.note(_THINNED)
         return plan.status == INJECTED
 
+    def retract(self, *, behind: bool) -> None:
+        """Hand over no row that waits; those that the training's code has are in its sums."""
+        self._planner.step.withdraw()
+        if not self.handed:
+            self._planner.plan = None
+
     def unplanned(self) -> PlannedStep:
         """For a step whose code has asked for no canary."""
         self._silent += self._planner.changed_at is None and not self._asked
@@ -80,7 +88,7 @@ class HandedRows(CanarySource):
         self, plan: PlannedStep, values: FloatArray, dead: NDArray[np.bool_] | None
     ) -> FloatArray:
         """See `PlannedStep.readings`; the coming step's code has not asked yet."""
-        self._asked = False
+        self._asked = self.handed = False
         return plan.readings(values, dead)
 
     @property

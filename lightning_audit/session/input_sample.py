@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lightning_audit._validate import BadArgument
 from lightning_audit.canaries.inputs import InputCanary, has_forward, loss_of
 from lightning_audit.canaries.sample_batches import Sample, appended, rows, sample_of
 from lightning_audit.dpsgd.protocol import DPSGDStep
@@ -27,6 +28,7 @@ from lightning_audit.session.canary_source import CanarySource, Tensors
 from lightning_audit.session.reading_way import ReadingWay
 from lightning_audit.session.step_planner import StepPlanner
 from lightning_audit.session.steps import PlannedStep
+from lightning_audit.taps.boundary import raised_in_audit
 
 _log = logging.getLogger(__name__)
 
@@ -137,13 +139,15 @@ class InputSample(CanarySource):
                 # Made whatever the coin: whether a step counts must not depend on it.
                 with_canary = appended(batch, sample)
         except ValueError as error:
+            if raised_in_audit(error) and not isinstance(error, BadArgument):
+                raise
             raise UnauditableTraining(f"{type(self._canary).__name__}: {error}") from error
         if self._direction is None:
             planner.plan = planner.without_canary(claim, DROPPED)
             return batch
-        planner.plan = plan
         trained = with_canary if plan.coins.any() else batch
         self._admitted, self._canary_row = rows(trained), rows(batch)
+        planner.plan = plan  # last: from here on the canary counts as being in the batch
         return trained
 
     def skip(self) -> None:
@@ -239,6 +243,7 @@ class InputSample(CanarySource):
         if plan.coins.any():
             # Never a function of what was read: that would take noise out.
             direction.take_out(grads, _clipped(direction, limit) / divisor)
+            self._way.tap.taken_out = True
         return None
 
     def clear(self, plan: PlannedStep, sums: Tensors) -> None:

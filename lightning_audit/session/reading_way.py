@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from lightning_audit._validate import BadArgument
 from lightning_audit.dpsgd.manual import ManualStep
 from lightning_audit.dpsgd.protocol import DPSGDStep
 from lightning_audit.layout import IndexArray
@@ -53,7 +54,7 @@ class ReadingWay(Protocol):
     def is_shown(self) -> bool:
         """Whether the training's own code shows where its noise is in."""
 
-    def hooks(self, arrives: Arrives, leaves: Callable[[], None]) -> StepHooks:
+    def hooks(self, arrives: Arrives, leaves: Callable[[], None], otherwise: Arrives) -> StepHooks:
         """Hooks on the optimizer that updates; see `StepHooks`."""
 
     def follow(self, step: Any) -> None:
@@ -103,9 +104,11 @@ class PrivateReading:
         """It is the optimizer that shows it."""
         return False
 
-    def hooks(self, arrives: Arrives, leaves: Callable[[], None]) -> StepHooks:
+    def hooks(self, arrives: Arrives, leaves: Callable[[], None], otherwise: Arrives) -> StepHooks:
         """Hooks around the innermost optimizer's step."""
-        return StepHooks(self._step.inner, self.tap.enters, arrives, leaves)
+        return StepHooks(
+            self._step.inner, self.tap.enters, arrives, leaves, otherwise, self.tap.skips
+        )
 
     def follow(self, step: DPSGDStep) -> None:
         """Go on with a new optimizer over the same parameters."""
@@ -156,9 +159,11 @@ class HandWrittenReading:
         """Whether the code calls `lightning_audit.released`."""
         return self.tap.cut_known
 
-    def hooks(self, arrives: Arrives, leaves: Callable[[], None]) -> StepHooks:
+    def hooks(self, arrives: Arrives, leaves: Callable[[], None], otherwise: Arrives) -> StepHooks:
         """Hooks around the steps of the optimizer and behind the closures that they are given."""
-        return ClosureHooks(self._step.inner, self.tap.enters, arrives, leaves)
+        return ClosureHooks(
+            self._step.inner, self.tap.enters, arrives, leaves, otherwise, self.tap.skips
+        )
 
     def follow(self, step: ManualStep) -> None:
         """Go on with a new optimizer over the same parameters, in the middle of a batch too."""
@@ -203,7 +208,7 @@ class HandWrittenReading:
             ValueError: they are not those of the parameters; see `lightning_audit.released`.
         """
         if not isinstance(grads, dict):
-            raise ValueError(
+            raise BadArgument(
                 f"grads={type(grads).__name__} must be a dict of parameter names to tensors of the "
                 "parameters' shapes: the noisy gradients."
             )

@@ -9,6 +9,8 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils import _pytree
 
+from lightning_audit.taps.boundary import Handles, entry
+
 #: Rows by which a batch is recognised, and values of each; of fewer different rows nothing is told.
 _ROWS, _VALUES, _FEWEST = 16, 32, 8
 #: Batches that are remembered.
@@ -39,7 +41,7 @@ class BatchUse:
         self._number = 0
         self._modules: set[int] = set()
         self._counts: Callable[[], bool] = lambda: True
-        self._handles: list[Any] = []
+        self._handles = Handles()
 
     @property
     def watches(self) -> bool:
@@ -63,14 +65,14 @@ class BatchUse:
         self._counts = counts
         self._modules = {id(module) for module in modules}
         # For all modules: a hook of one's own would be copied and saved with the user's module.
-        see = register_module_forward_hook(self._see, with_kwargs=True)
-        self._handles = [see, *(one.register_step_post_hook(self._step) for one in inner)]
+        self._handles = Handles()
+        self._handles.append(register_module_forward_hook(entry(self._see), with_kwargs=True))
+        for one in inner:
+            self._handles.append(one.register_step_post_hook(entry(self._step)))
 
     def detach(self) -> None:
         """Take the hooks off."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self._handles.remove()
         self._pending.clear()
 
     def start_batch(self, batch: Any, number: int) -> None:
@@ -101,9 +103,10 @@ class BatchUse:
         def used(_: torch.Tensor) -> None:
             self._pending.update(c for c in seen if c is not None)
 
+        hook = entry(used)
         for leaf in _pytree.tree_leaves(made):
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-                leaf.register_hook(used)  # type: ignore[no-untyped-call]
+                leaf.register_hook(hook)  # type: ignore[no-untyped-call]
 
     def _step(self, *_: Any) -> None:
         if not (self._pending and self._counts()):

@@ -21,7 +21,8 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_audit.layout import FloatArray, IndexArray
-from lightning_audit.taps.gradient_reading import Reading
+from lightning_audit.taps.boundary import Handles, entry
+from lightning_audit.taps.gradient_reading import Reading, factor_of
 from lightning_audit.taps.tensor_views import numpy_views
 from lightning_audit.taps.weight_watch import WeightWatch
 
@@ -60,6 +61,8 @@ class GradientTap:
         self._at_cut = False
         self._source: Sequence[torch.Tensor | None] | None = None
         self._arrived: torch.Tensor | None = None
+        #: Whether what was to be taken out of the step's gradient is out.
+        self.taken_out = False
         #: Which entries were zero before anything was taken out of them.
         self._dead: NDArray[np.bool_] | None = None
         #: The gradients that were read last, where they lay, and their entries.
@@ -72,10 +75,10 @@ class GradientTap:
         #: Where the gradients lay that backward passes left, and how often they were written to.
         self._backward_left: dict[int, tuple[int, int]] = {}
         self._raw = False
-        self._handles: list[Any] = []
+        self._handles = Handles()
         for j in coordinates:
             register = params[j].register_post_accumulate_grad_hook
-            self._handles.append(register(self._note_backward))  # type: ignore[no-untyped-call]
+            self._handles.append(register(entry(self._note_backward)))  # type: ignore[no-untyped-call]
 
     @property
     def inside_step(self) -> bool:
@@ -84,9 +87,17 @@ class GradientTap:
 
     def reset(self) -> None:
         """Forget a step that broke off between its hooks."""
-        self._depth = 0
+        self._depth, self.taken_out = 0, False
         self.weights.forget()
         self._forget()
+
+    def reads_at(self, level: int) -> bool:
+        """Whether a gradient that was not read before is read at this level of `enters`."""
+        return level == 1
+
+    def skips(self) -> None:
+        """A step of the optimizer is done, of which nothing is read."""
+        self._depth = max(self._depth - 1, 0)
 
     def _forget(self) -> None:
         self._left = self._arrived = self._dead = None
@@ -142,6 +153,7 @@ class GradientTap:
 
     def _begin(self) -> None:
         """See what the gradient is before anything is taken out of it."""
+        self.taken_out = False
         self._raw = all(self._is_raw(j) for j in self._index)
         self._backward_left = {}
 
@@ -163,10 +175,20 @@ class GradientTap:
         self._backward_ran = self._backward_before = False
         return math.isfinite(float(self._left.sum()))
 
+    @torch.no_grad()
+    def take_out(self, taken: FloatArray, source: Sequence[torch.Tensor | None]) -> None:
+        """Take the canary out of a gradient that is not read.
+
+        Args:
+            taken: as `read` has it.
+            source: the gradient, one tensor for each parameter, edited in place.
+        """
+        self._source, self._seen = source, []
+        self._gather(taken)
+
     def remove(self) -> None:
         """Take the hooks off."""
-        for handle in self._handles:
-            handle.remove()
+        self._handles.remove()
         self.reset()
 
     @torch.no_grad()
@@ -238,7 +260,7 @@ class GradientTap:
         views = self._views()
         if views is None:
             return self._gather_by_torch(taken, zeros)
-        values = np.empty(self._size)
+        values, writes = np.empty(self._size), []
         for entries, index, span in zip(views, self._index.values(), self._spans, strict=True):
             read = entries[index]
             if zeros is not None:
@@ -246,8 +268,11 @@ class GradientTap:
             if taken is not None and (amounts := taken[span]).any():
                 # Where neither noise nor canary came out there is nothing to take out.
                 read -= np.where(read == 0.0, 0.0, amounts).astype(read.dtype)
-                entries[index] = read
+                writes.append((entries, index, read))
             values[span] = read
+        for entries, index, read in writes:  # all or nothing: a failure above has changed nothing
+            entries[index] = read
+        self.taken_out = self.taken_out or taken is not None
         return torch.from_numpy(values)
 
     def _grad(self, tensor: int) -> torch.Tensor | None:
@@ -278,7 +303,7 @@ class GradientTap:
         self, taken: FloatArray | None, zeros: NDArray[np.bool_] | None
     ) -> torch.Tensor:
         """As `_gather`, on any device; NaN where a parameter has no gradient."""
-        pieces, empty_before = [], []
+        pieces, empty_before, writes = [], [], []
         for (j, where), span in zip(self._where.items(), self._spans, strict=True):
             grad = self._grad(j)
             if grad is None:
@@ -292,30 +317,14 @@ class GradientTap:
             if taken is not None and (amounts := taken[span]).any():
                 amount = torch.from_numpy(amounts).to(grad.device, grad.dtype)
                 values -= torch.where(values == 0.0, torch.zeros_like(amount), amount)
-                grad[at] = values
+                writes.append((grad, at, values))
             pieces.append(values.to(torch.float64))
+        for grad, at, values in writes:
+            grad[at] = values
+        self.taken_out = self.taken_out or taken is not None
         if zeros is not None:
             zeros[:] = torch.cat(empty_before).cpu().numpy()
         return torch.cat(pieces)
-
-
-#: How far a gradient that was multiplied by one number may be off, relative to its size.
-_PROPORTIONAL = 1e-4
-
-
-def factor_of(left: torch.Tensor, arrived: torch.Tensor) -> float | None:
-    """The one number that ``left`` was multiplied by to give ``arrived``; None if there is none.
-
-    Args:
-        left: entries of a gradient, ``[n]``.
-        arrived: the same entries later, ``[n]``.
-    """
-    square = float(left @ left)
-    if not (math.isfinite(square) and square > 0.0 and bool(torch.isfinite(arrived).all())):
-        return None
-    factor = float(left @ arrived) / square
-    rest = float((arrived - factor * left).norm())
-    return factor if factor > 0.0 and rest <= _PROPORTIONAL * float(arrived.norm()) else None
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
-import types
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from lightning_audit.taps.own_time import OWN_TIME
+from lightning_audit.taps.boundary import Handles, around
 
 
-def _nothing() -> None:
-    pass
+def _nothing(*_: Any, **__: Any) -> None:
+    """Nothing is to be done."""
 
 
 class MethodHook:
@@ -25,41 +24,40 @@ class MethodHook:
         name: the method.
         before: what to call before.
         after: what to call when it is done.
+        otherwise: what to call when it is done once the audit has failed.
+        shown: whether ``before`` and ``after`` are given what `around` gives.
     """
 
     def __init__(
         self,
         owner: object,
         name: str,
-        before: Callable[[], None] = _nothing,
-        after: Callable[[], None] = _nothing,
+        before: Callable[..., Any] = _nothing,
+        after: Callable[..., Any] = _nothing,
+        otherwise: Callable[..., Any] = _nothing,
+        *,
+        shown: bool = False,
     ) -> None:
         self._owner: Any = owner
         self._name = name
         self._earlier = vars(owner).get(name)
-        own = getattr(owner, name)
-        #: Whether it calls back.
+        #: Whether it calls back; somebody may have wrapped it, and keep it beyond the audit.
         self.armed = True
-
-        def hooked(_: object, *args: Any, **kwargs: Any) -> Any:
-            if not self.armed:  # somebody may have wrapped it, and keep it beyond the audit
-                return own(*args, **kwargs)
-            began = time.perf_counter()
-            before()
-            called = time.perf_counter()
-            done = own(*args, **kwargs)
-            ended = time.perf_counter()
-            if self.armed:
-                after()
-            OWN_TIME.seconds += called - began + time.perf_counter() - ended
-            return done
-
-        self._hook = types.MethodType(hooked, owner)
+        self._hook = around(
+            getattr(owner, name),
+            before if shown else lambda *_, **__: before(),
+            after if shown else lambda *_, **__: after(),
+            otherwise if shown else lambda *_, **__: otherwise(),
+            armed=partial(getattr, self, "armed"),
+        )
+        self._handles = Handles()
+        self._handles.append(self)
         setattr(owner, name, self._hook)
 
     def remove(self) -> None:
         """Take the hook off; where somebody has put another one over it, it does nothing more."""
         self.armed = False
+        self._handles.forget()
         if vars(self._owner).get(self._name) is not self._hook:
             return
         delattr(self._owner, self._name)

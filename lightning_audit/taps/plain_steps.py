@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from lightning_audit.taps.boundary import Handles, entry
+
 
 class PlainSteps:
     """Counts the steps that are taken without DP-SGD, those that the user exempts apart."""
@@ -17,7 +19,7 @@ class PlainSteps:
         self.count, self.kind = 0, ""
         #: Those of exempt optimizers, by the words in which these are named.
         self.exempt: dict[str, int] = {}
-        self._handles: list[Any] = []
+        self._handles = Handles()
 
     def watch(self, optimizers: Sequence[torch.optim.Optimizer], exempt: Sequence[str]) -> None:
         """Count the steps of these optimizers from now on, and of no others.
@@ -27,10 +29,10 @@ class PlainSteps:
             exempt: for each the words in which it is named as exempt; empty where it is not.
         """
         self.detach()
-        self._handles = [
-            optimizer.register_step_post_hook(partial(self._take, words))
-            for optimizer, words in zip(optimizers, exempt, strict=True)
-        ]
+        self._handles = Handles()
+        for optimizer, words in zip(optimizers, exempt, strict=True):
+            take = entry(partial(self._take, words))
+            self._handles.append(optimizer.register_step_post_hook(take))
 
     def _take(self, exempt: str, optimizer: Any, *_: Any) -> None:
         if exempt:
@@ -41,9 +43,7 @@ class PlainSteps:
 
     def detach(self) -> None:
         """Take all hooks off."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self._handles.remove()
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds."""

@@ -8,6 +8,8 @@ from typing import Any
 from opacus.utils.batch_memory_manager import BatchSplittingSampler
 from torch.utils.data import DataLoader
 
+from lightning_audit.taps.boundary import Handles, entry
+
 
 class WatchedSampler:
     """Stands for a batch sampler, whose type and attributes it shows.
@@ -21,21 +23,26 @@ class WatchedSampler:
     def __init__(
         self, sampler: Any, start: Callable[[], None], seen: Callable[[Any], None]
     ) -> None:
-        vars(self).update(_watched=sampler, _start=start, _seen=seen)
+        own = vars(self)
+
+        def look(batch: Any) -> Any:
+            if own["_begins"]:
+                own["_begins"] = False
+                start()
+            seen(batch)
+            return batch
+
+        own.update(_watched=sampler, _begins=False, _look=entry(look, lambda batch: batch))
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:  # whoever asks for the type, Opacus among them, sees the sampler's
         return type(self._watched)
 
     def __iter__(self) -> Iterator[Any]:
-        # Not inside the generator: some samplers draw their order here.
-        return self._passing(iter(self._watched))
-
-    def _passing(self, batches: Iterator[Any]) -> Iterator[Any]:
-        self._start()
-        for batch in batches:
-            self._seen(batch)
-            yield batch
+        # Some samplers draw their order here, and what they raise is the user's.
+        batches = iter(self._watched)
+        vars(self)["_begins"] = True
+        return map(vars(self)["_look"], batches)
 
     def __len__(self) -> int:
         return len(self._watched)
@@ -75,11 +82,14 @@ class SamplerTap:
             self._holder, self._name = loader.batch_sampler, "sampler"
         self._own = unwatched(getattr(self._holder, self._name))
         # A loader that is set up refuses another sampler; this one draws the same batches.
+        self._handles = Handles()
+        self._handles.append(self)
         self._put(WatchedSampler(self._own, start, seen))
 
     def remove(self) -> None:
         """Give the loader its own sampler back."""
         self._put(self._own)
+        self._handles.forget()
 
     def _put(self, sampler: Any) -> None:
         object.__setattr__(self._holder, self._name, sampler)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
-from lightning_audit.taps.own_time import OWN_TIME
+from lightning_audit.taps.boundary import Handles, around, entry
+
+
+def _nothing(*_: Any) -> None:
+    """Nothing is to be done."""
 
 
 class StepHooks:
@@ -21,6 +24,8 @@ class StepHooks:
         enters: called when a step starts; says within how many it is, itself among them.
         arrives: called with that number when the step's gradients are made.
         leaves: called when a step is done.
+        otherwise: called in the place of ``arrives`` once the audit has failed.
+        skips: called in the place of ``leaves`` then.
     """
 
     def __init__(
@@ -29,84 +34,81 @@ class StepHooks:
         enters: Callable[[], int],
         arrives: Callable[[int], None],
         leaves: Callable[[], None],
+        otherwise: Callable[[int], None] = _nothing,
+        skips: Callable[[], None] = _nothing,
     ) -> None:
         self._optimizer = optimizer
         self._enters, self._arrives, self._leaves = enters, arrives, leaves
+        self._otherwise, self._skips = otherwise, skips
         #: Whether it tells of steps.
         self.armed = True
-        self._handles = [
-            optimizer.register_step_pre_hook(self.start),
-            optimizer.register_step_post_hook(self.end),
-        ]
+        #: Of a step that has begun, and whose gradients have not arrived.
+        self._level = 0
+        self.start = entry(self._start, self._start_failed)
+        self.end = entry(self._end, self._end_failed)
+        self._handles = Handles()
+        self._handles.append(optimizer.register_step_pre_hook(self.start))
+        self._handles.append(optimizer.register_step_post_hook(self.end))
 
-    def start(self, *_: Any) -> Any:
+    def _start(self, *given: Any) -> Any:
         """A step starts."""
         if self.armed:
-            began = time.perf_counter()
-            self._arrives(self._enters())
-            OWN_TIME.seconds += time.perf_counter() - began
+            self._level = self._enters()
+            return self._begin(self._level, self._arrives, given)
+        return None
 
-    def end(self, *_: Any) -> None:
+    def _start_failed(self, *given: Any) -> Any:
+        """A step starts, or has started, and the audit has failed."""
+        if self.armed:
+            return self._begin(self._level or self._enters(), self._otherwise, given)
+        return None
+
+    def _begin(self, level: int, arrives: Callable[[int], None], given: tuple[Any, ...]) -> Any:
+        arrives(level)
+        self._level = 0
+
+    def _end(self, *_: Any) -> None:
         """A step is done."""
         if self.armed:
-            began = time.perf_counter()
             self._leaves()
-            OWN_TIME.seconds += time.perf_counter() - began
+
+    def _end_failed(self, *_: Any) -> None:
+        if self.armed:
+            self._skips()
 
     def remove(self) -> None:
         """Take the hooks off."""
-        for handle in self._handles:
-            handle.remove()
+        self._handles.remove()
 
 
 class ClosureHooks(StepHooks):
     """Tells of steps that make their gradients in a closure, or in the step of a class's parent.
 
-    Where an optimizer's class overrides ``step``, the steps of its parents are told as well.
-
-    Args:
-        optimizer: the optimizer that updates the parameters.
-        enters: as `StepHooks` has it.
-        arrives: as `StepHooks` has it; where a closure is given, called each time that it is done.
-        leaves: as `StepHooks` has it.
+    Where an optimizer's class overrides ``step``, the steps of its parents are told as well. Where
+    a closure is given, ``arrives`` is called each time that it is done.
     """
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        enters: Callable[[], int],
-        arrives: Callable[[int], None],
-        leaves: Callable[[], None],
-    ) -> None:
-        super().__init__(optimizer, enters, arrives, leaves)
+    def __init__(self, optimizer: torch.optim.Optimizer, *calls: Callable[..., Any]) -> None:
+        super().__init__(optimizer, *calls)
         if not is_torchs(steps_of(type(optimizer))[0]):
+            self._handles.append(_Parents(optimizer))
             _watch_parents(optimizer, self)
 
-    def start(self, *given: Any) -> Any:
-        """A step starts; its arguments, with a closure that tells when its gradients are made."""
-        if not self.armed:
-            return None
+    def _begin(self, level: int, arrives: Callable[[int], None], given: tuple[Any, ...]) -> Any:
+        """Call ``arrives``, or give the step's arguments with a closure that does."""
         _, args, kwargs = given
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
-            return super().start()
-        level = self._enters()
-
-        def observed(*a: Any, **k: Any) -> Any:
-            loss = closure(*a, **k)
-            began = time.perf_counter()
-            self._arrives(level)
-            OWN_TIME.seconds += time.perf_counter() - began
-            return loss
-
+            return super()._begin(level, arrives, given)
+        self._level = 0
+        observed = around(
+            closure,
+            after=lambda *_, **__: arrives(level),
+            otherwise=lambda *_, **__: self._otherwise(level),
+        )
         if len(args) > 1:
             return (args[0], observed, *args[2:]), kwargs
         return args, {**kwargs, "closure": observed}
-
-    def remove(self) -> None:
-        """Take the hooks off."""
-        super().remove()
-        _unwatch(self._optimizer)
 
 
 def steps_of(kind: type) -> list[Any]:
@@ -138,6 +140,21 @@ def _watch_parents(optimizer: torch.optim.Optimizer, hooks: ClosureHooks) -> Non
             _unwatched[parent] = (step, watched)
             parent.step = watched  # type: ignore[attr-defined]
     _hooks[optimizer] = hooks
+
+
+class _Parents:
+    """The hooks on the steps of an optimizer's parent classes.
+
+    Args:
+        optimizer: the optimizer.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def remove(self) -> None:
+        """Take them off."""
+        _unwatch(self._optimizer)
 
 
 def _unwatch(optimizer: torch.optim.Optimizer) -> None:

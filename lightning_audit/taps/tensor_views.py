@@ -74,20 +74,28 @@ def add_along(
         directions: directions over the layout, ``[n]``.
         weights: what they are multiplied by, ``[n]``.
     """
+    writes: list[tuple[Any, ...]] = []
+    puts: list[tuple[Any, ...]] = []
     for j, parts in by_tensor(directions).items():
         tensor = tensors[j]
         if tensor is None:
             continue
         entries = numpy_view(tensor)
         if entries is not None:
-            for row, part in parts:
-                entries[part.index] += (weights[row] * part.value).astype(entries.dtype)
+            writes += [
+                (entries, part.index, (weights[row] * part.value).astype(entries.dtype))
+                for row, part in parts
+            ]
             continue
         rows, index, value = _joined(parts)
         if not tensor.dim():
             tensor = tensor.reshape(1)  # the same memory, which can be indexed
         at = torch.unravel_index(torch.from_numpy(index).to(tensor.device), tensor.shape)
         added = torch.from_numpy(weights[rows] * value).to(tensor.device, tensor.dtype)
+        puts.append((tensor, at, added))
+    for entries, index, amount in writes:  # all or nothing: a failure above has changed nothing
+        entries[index] += amount
+    for tensor, at, added in puts:
         tensor.index_put_(at, added, accumulate=True)
 
 

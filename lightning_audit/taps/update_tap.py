@@ -58,6 +58,10 @@ class UpdateTap(GradientTap):
         """Whether the gradient of a step was read, and the update is under way."""
         return self._at_cut or (not self.trial and self._left is not None)
 
+    def reads_at(self, level: int) -> bool:
+        """See `GradientTap.reads_at`."""
+        return self._level in (None, level)
+
     def read(self, taken: FloatArray | None) -> bool:
         """See `GradientTap.read`; where the noise is shown once, it is shown in every step."""
         finite = super().read(taken)

@@ -101,8 +101,9 @@ def test_trouble_with_the_count_ends_no_training(
 
     monkeypatch.setattr("lightning_audit.callbacks.claim_budget.steps_within", fail)
     report = trained(tmp_path, PrivateModule(), on_violation="warn")
-    assert report.steps == PLANNED
-    assert "could not be counted" in caplog.text
+    assert report.verdict.outcome == "INCONCLUSIVE"
+    assert report.pass_blockers[0].startswith("the audit failed: ZeroDivisionError")
+    assert "left the training" in caplog.text
 
 
 def test_noise_that_falls_is_counted_as_it_is(tmp_path: Path) -> None:

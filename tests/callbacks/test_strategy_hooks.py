@@ -10,7 +10,7 @@ import pytest
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from torch import nn
 
-from lightning_audit.callbacks.strategy_hooks import StrategyHook, show_batches
+from lightning_audit.callbacks.strategy_hooks import show_batches
 from lightning_audit.results.refusal import UnauditableTraining
 
 
@@ -19,38 +19,6 @@ class Strategy:
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> Any:
         return None if batch is None else 2 * batch
-
-
-def one_more(inner: Any) -> Any:
-    return lambda batch: 1 + inner(batch)
-
-
-def test_a_hook_is_called_instead_and_leaves_nothing_behind() -> None:
-    strategy = Strategy()
-    hook = StrategyHook(strategy, "training_step", one_more)
-    assert strategy.training_step(3) == 7
-    hook.remove()
-    assert strategy.training_step(3) == 6
-    assert vars(strategy) == {}
-
-
-def test_what_stood_there_before_is_put_back() -> None:
-    strategy = Strategy()
-    strategy.training_step = own = lambda batch: batch + 1
-    hook = StrategyHook(strategy, "training_step", one_more)
-    assert strategy.training_step(3) == 5
-    hook.remove()
-    assert strategy.training_step is own
-
-
-def test_a_hook_under_one_of_somebody_elses_does_nothing_more_when_it_is_removed() -> None:
-    strategy = Strategy()
-    hook = StrategyHook(strategy, "training_step", one_more)
-    inner = strategy.training_step
-    strategy.training_step = theirs = lambda batch: -inner(batch)
-    hook.remove()
-    assert strategy.training_step is theirs
-    assert strategy.training_step(3) == -6
 
 
 # ------------------------------------------------------------------ batches

@@ -8,6 +8,7 @@ from opacus.optimizers import DPOptimizer
 from torch import nn
 
 from lightning_audit.dpsgd.cut import divisor_at_cut, watch_cut
+from lightning_audit.dpsgd.protocol import StepClaim
 
 SIGMA, BATCH = 1.0, 64
 
@@ -68,7 +69,7 @@ def test_what_the_noisy_sum_was_divided_by_is_told(
     seen: list[float] = []
 
     def look() -> None:
-        seen.append(divisor_at_cut(optimizer, optimizer.params, SIGMA, BATCH))
+        seen.append(divisor_at_cut(optimizer, optimizer.params, StepClaim(SIGMA, 1.0, BATCH)))
 
     hook = watch_cut(optimizer, look)
     optimizer.pre_step()
@@ -85,4 +86,4 @@ def test_several_processes_release_what_they_have_added_up() -> None:
     optimizer.reduce_gradients()
     hook.remove()
     assert seen == [True]
-    assert divisor_at_cut(optimizer, optimizer.params, SIGMA, BATCH) == BATCH
+    assert divisor_at_cut(optimizer, optimizer.params, StepClaim(SIGMA, 1.0, BATCH)) == BATCH

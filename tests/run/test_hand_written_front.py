@@ -19,7 +19,7 @@ def bare() -> Iterator[BareByHand]:
     front = HandWrittenFront(made.session)
     front.open_to(made.net)
     yield made
-    front.close()
+    front.remove()
 
 
 def test_a_step_that_asks_gets_the_canaries_whose_coins_are_in_and_reads_as_they_say(
@@ -71,7 +71,7 @@ def test_between_batches_and_when_closed_nobody_is_given_anything() -> None:
     assert lightning_audit.released(gradient, module=bare.net) is gradient
     assert not bare.session.way.is_shown
     bare.session.start_batch()
-    front.close()
+    front.remove()
     assert lightning_audit.per_sample(samples, module=bare.net) is samples
     bare.update(gradient)
     assert bare.column("coins").sum() == 0

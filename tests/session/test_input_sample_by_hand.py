@@ -138,7 +138,7 @@ def test_the_signal_is_the_clipped_norm_of_the_canarys_own_gradient(
 
     class _Norm(pl.Callback):
         def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-            norms.append(audit._run.session.oversize)
+            norms.append(audit._run.session.source.oversize)
 
     trainer.callbacks.insert(0, _Norm())
     trainer.fit(module)

@@ -1,0 +1,301 @@
+"""The audit's own exceptions end no training and give no pass; the user's pass untouched."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from injected_faults import (
+    TRAININGS,
+    Called,
+    Faults,
+    Injected,
+    hooks_left,
+    train,
+    try_one,
+)
+from training_support import PrivateModule, fit, report_in, trainer_for
+
+from lightning_audit import InconclusiveAudit, PrivacyAudit, PrivacyViolation
+from lightning_audit.canaries import Mislabeled
+from lightning_audit.taps.boundary import Boundary
+from lightning_audit.testing.faulty.faulty_noise import HalfNoise
+
+#: Functions of each way in which a step is audited, with the training that calls them.
+PLACES = [
+    ("prefilled", "write_parts"),
+    ("prefilled", "swap_rows"),
+    ("copied", "exchange"),
+    ("ghost", "_look_at"),
+    ("by hand", "write_rows"),
+    ("input", "_own_direction"),
+    ("split", "inject_part"),
+    ("prefilled", "divisor_at_cut"),
+    ("by hand", "_observe"),
+    ("prefilled", "put_back"),
+]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Trainings without an audit, by name."""
+    return cache(lambda name: train(tmp_path_factory.mktemp("plain"), name))
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(("name", "function"), PLACES)
+def test_a_fault_leaves_the_training_as_it_is_without_an_audit(
+    tmp_path: Path, plain: Any, caplog: pytest.LogCaptureFixture, name: str, function: str
+) -> None:
+    assert try_one(tmp_path, name, plain(name), Faults(named=function), caplog) == []
+
+
+def at_random(
+    directory: Path, plain: Any, caplog: pytest.LogCaptureFixture, name: str, number: int
+) -> list[str]:
+    """What is not as it must be after faults at random calls, with the call."""
+    counting, rng = Faults(), random.Random(number)
+    whole = train(directory / "whole", name, counting)
+    assert torch.allclose(whole.weights, plain(name).weights, rtol=0.0, atol=1e-6)
+    found = []
+    for run in range(number):
+        kind = rng.choice([Injected, MemoryError, KeyError])
+        faults = Faults(counting.choose(rng), kind)
+        wrong = try_one(directory / str(run), name, plain(name), faults, caplog)
+        found += [f"{faults.place} at call {faults.at}: {item}" for item in wrong]
+    return found
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", TRAININGS)
+def test_faults_at_random_calls_end_no_training(
+    tmp_path: Path, plain: Any, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    assert at_random(tmp_path, plain, caplog, name, 3) == []
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", TRAININGS)
+def test_two_hundred_faults_at_random_calls_end_no_training(
+    tmp_path: Path, plain: Any, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    assert at_random(tmp_path, plain, caplog, name, 29) == []
+
+
+# ------------------------------------------------------------------ the report
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("12 GB"), OSError(errno.EMFILE, "too many open files")], ids=repr
+)
+def test_a_report_that_cannot_be_built_gives_no_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def build_report(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("lightning_audit.run.audit_run.build_report", build_report)
+    report = fit(tmp_path, PrivateModule(), PrivacyAudit(seed=1, examinations=0), max_steps=64)
+    assert report.verdict.outcome == "INCONCLUSIVE"
+    assert report.verdict.summary.startswith(f"the audit failed: {type(error).__name__} in run.")
+    assert str(error) not in report.to_json()
+
+
+def test_a_violation_that_was_found_before_stays_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def close(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("lightning_audit.session.recorder.Recorder.close", close)
+    with pytest.raises(PrivacyViolation, match="noise scale too small"):
+        trainer_for(tmp_path, PrivacyAudit(seed=1), max_steps=32).fit(
+            PrivateModule(optimizer_class=HalfNoise)
+        )
+    report = report_in(tmp_path)
+    assert report.verdict.outcome == "VIOLATION"
+    assert any(note.startswith("the audit failed: MemoryError") for note in report.notes)
+
+
+def test_on_inconclusive_holds_for_a_failed_audit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("lightning_audit.run.audit_run.AuditRun.start", start)
+    audit = PrivacyAudit(seed=1, on_inconclusive="raise")
+    with pytest.raises(InconclusiveAudit, match="the audit failed: MemoryError"):
+        trainer_for(tmp_path, audit, max_steps=4).fit(PrivateModule())
+    monkeypatch.undo()
+    assert fit(tmp_path, PrivateModule(), audit, max_steps=64).verdict.outcome == "PASS"
+
+
+def test_a_failed_set_up_is_reported_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("lightning_audit.run.audit_run.RunLints", fails)
+    report = fit(tmp_path, PrivateModule(), PrivacyAudit(seed=1), max_steps=4)
+    assert report.verdict.summary.startswith("the audit failed: MemoryError in run.audit_run")
+
+
+@pytest.mark.parametrize(
+    ("view", "words"),
+    [
+        ("lightning_audit.callbacks.outcome.print_report", "printing the report failed"),
+        ("lightning_audit.callbacks.outcome.send_report_figure", "drawing the report's figure"),
+    ],
+)
+def test_a_view_that_fails_leaves_the_verdict_and_adds_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, view: str, words: str
+) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("0.123")
+
+    monkeypatch.setattr(view, fails)
+    report = fit(tmp_path, PrivateModule(), PrivacyAudit(seed=1), max_steps=64)
+    assert report.verdict.outcome == "PASS"
+    assert any(words in note for note in report.notes)
+    assert "0.123" not in "".join(report.notes)
+
+
+def test_neither_log_nor_report_holds_an_exceptions_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def conceal(*_: Any) -> None:
+        raise ValueError("the third record is 0.123")
+
+    monkeypatch.setattr("lightning_audit.session.audit_session.AuditSession.conceal", conceal)
+    with caplog.at_level(logging.INFO):
+        report = fit(tmp_path, PrivateModule(), PrivacyAudit(seed=1), max_steps=4)
+    assert "the audit failed (ValueError in " in caplog.text
+    assert "0.123" not in caplog.text + report.to_json()
+
+
+def test_a_checkpoint_of_a_failed_audit_resumes_without_a_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def conceal(*_: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        target = "lightning_audit.session.audit_session.AuditSession.conceal"
+        patched.setattr(target, conceal)
+        trainer = trainer_for(tmp_path, PrivacyAudit(seed=1), max_epochs=1)
+        module = Kept()
+        trainer.fit(module)
+        trainer.save_checkpoint(tmp_path / "x.ckpt")
+    trainer_for(tmp_path, PrivacyAudit(seed=1), max_epochs=3).fit(
+        Kept(), ckpt_path=tmp_path / "x.ckpt", weights_only=True
+    )
+    assert report_in(tmp_path).verdict.outcome == "INCONCLUSIVE"
+
+
+class Kept(PrivateModule):
+    """Private from the start, so that a checkpoint's names are those of the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.private = super().configure_optimizers()
+
+    def configure_optimizers(self) -> Any:
+        return self.private
+
+
+# ------------------------------------------------------------------ the user's own
+
+
+class Theirs(Exception):
+    """An exception of the user's code."""
+
+
+class InTrainingStep(Called):
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if batch_idx == 3:
+            raise self.error
+        return super().training_step(batch, batch_idx)
+
+
+class InAddNoise(PrivateModule):
+    def configure_optimizers(self) -> Any:
+        module = self
+
+        class Fails(HalfNoise):
+            def add_noise(self) -> None:
+                raise module.error
+
+        self.optimizer_class = Fails
+        return super().configure_optimizers()
+
+
+class InInnerStep(PrivateModule):
+    def configure_optimizers(self) -> Any:
+        module = self
+
+        class Fails(torch.optim.SGD):
+            def step(self, closure: Any = None) -> None:
+                raise module.error
+
+        self.inner = lambda params: Fails(params, lr=0.1)
+        return super().configure_optimizers()
+
+
+class InDataSet(PrivateModule):
+    def train_dataloader(self) -> Any:
+        loader = super().train_dataloader()
+
+        def collate(_: Any) -> None:
+            raise self.error
+
+        loader.collate_fn = collate
+        return loader
+
+
+@pytest.mark.parametrize("kind", [InTrainingStep, InAddNoise, InInnerStep, InDataSet])
+@pytest.mark.parametrize("of", [Theirs, MemoryError])
+def test_the_users_exception_reaches_the_user_as_the_same_object(
+    tmp_path: Path, kind: type[PrivateModule], of: type[Exception]
+) -> None:
+    module = kind()
+    module.error = error = of("theirs")
+    canaries = [Mislabeled(amplitude=100.0)] if kind is InTrainingStep else None
+    with pytest.raises(of, match="theirs") as raised:
+        trainer_for(tmp_path, PrivacyAudit(seed=1, canaries=canaries), max_steps=8).fit(module)
+    assert raised.value is error
+    assert hooks_left(module) == []
+    assert report_in(tmp_path).verdict.pass_blockers[0].startswith("the training broke off")
+
+
+def test_an_interrupt_in_the_audits_code_passes_with_the_canaries_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = PrivateModule(mode="functorch")
+    sizes: list[set[int]] = []
+
+    def count_batch(planner: Any) -> None:
+        raise SystemExit(3)
+
+    def on_exception(*_: Any) -> None:
+        sizes.append({len(p.grad_sample) for p in module.parameters()})
+
+    monkeypatch.setattr("lightning_audit.session.step_planner.StepPlanner.count_batch", count_batch)
+    monkeypatch.setattr(Boundary, "leave", _then(Boundary.leave, on_exception))
+    with pytest.raises(SystemExit):
+        trainer_for(tmp_path, PrivacyAudit(seed=1), max_steps=4).fit(module)
+    assert len(sizes[0]) == 1
+    assert hooks_left(module) == []
+
+
+def _then(one: Any, other: Any) -> Any:
+    def both(*args: Any) -> None:
+        one(*args)
+        other(*args)
+
+    return both
