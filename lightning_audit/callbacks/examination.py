@@ -20,7 +20,7 @@ from lightning_audit.dpsgd.manual import stated_claim
 from lightning_audit.dpsgd.opacus import private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep
 from lightning_audit.examine.questions import QUESTIONS
-from lightning_audit.examine.step_examiner import examine_step, source_of_step
+from lightning_audit.examine.step_examiner import Examined, examine_step, source_of_step
 from lightning_audit.replay.step_watch import StepWatch, TakenStep
 from lightning_audit.run.optimizer_refusals import hand_written_step
 from lightning_audit.run_checks.replay_answers import Answer
@@ -132,9 +132,8 @@ class Examination(Callback):
         self._steps += 1
         self._forget()
         if self._steps >= self.after:
-            answers = self._examine(trainer, pl_module, taken)
-            small = all("is too small" in answer.reason for answer in answers.values())
-            self.answers = {} if small else answers
+            found = self._examine(trainer, pl_module, taken)
+            self.answers = {} if found.waits else found.answers
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let go of the training."""
@@ -148,17 +147,17 @@ class Examination(Callback):
 
     # ------------------------------------------------------------------ the step
 
-    def _examine(self, trainer: Any, module: Any, taken: TakenStep) -> Mapping[str, Answer]:
+    def _examine(self, trainer: Any, module: Any, taken: TakenStep) -> Examined:
         private = [o for o in map(private_optimizer, trainer.optimizers) if o is not None]
         if len(private) > 1:
             reason = f"{len(private)} private optimizers step together"
-            return {name: Answer(reason=reason) for name in QUESTIONS}
+            return Examined({name: Answer(reason=reason) for name in QUESTIONS})
         step = self._adapter(trainer, module)
         accumulated = 1 if any(taken.skips) else len(taken.batches)
         claim = step.claim(accumulated) if self.claim is None else stated_claim(self.claim)
         user = LightningStep(trainer, module, self)
         self.where = source_of_step(step.optimizer, module)
-        return examine_step(user, step, claim, taken, seed=self.seed).answers
+        return examine_step(user, step, claim, taken, seed=self.seed)
 
     def _adapter(self, trainer: Any, module: Any) -> DPSGDStep:
         private = next(filter(None, map(private_optimizer, trainer.optimizers)), None)

@@ -54,7 +54,7 @@ def examine_clipping(
         replaced: whether zeros take the place of the gradient, so that there are as many.
     """
     count = rows(batch)
-    usual = replay.run([batch], seed)
+    usual = replay.usual([batch], seed)
     if reason := why_no_rows(usual, count, by_opacus=replay.clips_by_opacus):
         return Answer(reason=reason)
     if reason := too_coarse(replay.rounding(usual), tolerated):
@@ -65,7 +65,7 @@ def examine_clipping(
     asked = 0
     start = begin % TRIALS
     for trial in itertools.islice(_endless(crafted), start, start + trials):
-        if not replay.in_time:
+        if not replay.has_left(2):
             break
         one, other = _pair(given, trial, seed, replaced=replaced)
         if one.error or other.error:

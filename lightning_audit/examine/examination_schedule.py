@@ -7,10 +7,8 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-#: What the first examination may take, in times of one step, and later ones of the time since.
-FIRST_STEP_TIMES, LATER_SHARE = 80.0, 0.03
-#: Part of that after which no replay begins, for it has to end as well.
-_STOP = 0.75
+#: Steps that the first examination may replay, and what later ones take of the time since.
+FIRST_REPLAYS, LATER_SHARE = 80, 0.03
 #: Crafted gradients of one examination, where that is so: so many fit in.
 _TRIALS_IN_TIME = 8
 #: A step that never comes.
@@ -24,7 +22,7 @@ class Schedule:
         wanted: "auto" for one examination at once and later ones within a share of the time, or
             how many there are, each of all questions and as long as it needs.
         seed: of the steps.
-        usual: what each question takes, in times of one step. Later examinations ask one, the first
+        usual: steps that each question replays. Later examinations ask one, the first
             of those that were asked least.
     """
 
@@ -39,13 +37,15 @@ class Schedule:
         self._pressing = ""
         #: Number of the next step that is examined, from 1.
         self.due = 1 if self._left else NEVER
-        #: Of each question, seconds that it will take; of a step, that it took. Empty at first.
+        #: Of each question, seconds that it will take; of a replayed step. Empty at first.
         self._costs: dict[str, float] = {}
         self._step = 0.0
         self._since, self._spent = 0.0, 0.0
 
-    def step_times(self, now: float) -> float | None:
-        """What the next examination may take, in times of one step; None for what it needs.
+    def budget(self, now: float) -> int | None:
+        """Steps that the next examination may replay; None for as many as it needs.
+
+        The first one may replay as many on every machine.
 
         Args:
             now: of a clock, in seconds.
@@ -53,12 +53,19 @@ class Schedule:
         if not self._auto or self._pressing:
             return None
         if not self._costs:
-            return _STOP * FIRST_STEP_TIMES
-        return self._allowed(now) / self._step if self._step > 0.0 else None
+            return FIRST_REPLAYS
+        if not self._step > 0.0:
+            return None
+        return max(int(self._allowed(now) / self._step), int(self._usual[self._next]))
 
     def _allowed(self, now: float) -> float:
         """Seconds that the next of the later examinations may take."""
         return LATER_SHARE * (now - self._since) - self._spent
+
+    @property
+    def _next(self) -> str:
+        """The first of the questions that were asked least."""
+        return min(self._asked, key=lambda one: self._asked[one])
 
     @property
     def trials(self) -> int | None:
@@ -75,8 +82,7 @@ class Schedule:
             return list(self._usual)
         if self._pressing:
             return [self._pressing]
-        name = min(self._asked, key=lambda one: self._asked[one])
-        return [name] if self._costs[name] <= self._allowed(now) else []
+        return [self._next] if self._costs[self._next] <= self._allowed(now) else []
 
     def note(
         self,
@@ -85,7 +91,7 @@ class Schedule:
         seconds: float,
         now: float,
         *,
-        step_seconds: float = 0.0,
+        replayed: int = 0,
         late: Collection[str] = (),
     ) -> None:
         """An examination was made.
@@ -95,8 +101,8 @@ class Schedule:
             names: of the questions.
             seconds: that it took.
             now: of the clock, when it was over.
-            step_seconds: what one step takes.
-            late: names of the questions for which no time was left.
+            replayed: steps in it.
+            late: names of the questions for which no replays were left.
         """
         first = not self._costs
         if not self._auto:
@@ -108,9 +114,9 @@ class Schedule:
         for name in names:
             self._asked[name] += name not in late
         if first:
-            self._since, self._step = now, step_seconds
-            self._costs = {name: times * step_seconds for name, times in self._usual.items()}
-            if not step_seconds > 0.0:  # nothing could be replayed
+            self._since, self._step = now, seconds / max(replayed, 1)
+            self._costs = {name: steps * self._step for name, steps in self._usual.items()}
+            if not replayed:
                 self._costs = dict.fromkeys(self._usual, seconds / len(names))
         else:
             self._spent += seconds

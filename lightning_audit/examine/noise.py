@@ -78,7 +78,7 @@ def examine_noise(replay: StepReplay, batch: Any, seed: int) -> Answer:
     if not sigma > 0.0:
         return Answer(reason="no noise is claimed")
     count = rows(batch)
-    usual = replay.run([batch], seed)
+    usual = replay.usual([batch], seed)
     if reason := why_no_rows(usual, count, by_opacus=replay.clips_by_opacus):
         return Answer(reason=reason)
     size = sum(replay.sizes)
@@ -107,7 +107,7 @@ class _Examination:
         self._zeros = torch.zeros(count, self._size, dtype=self._type)
         self._given = RowsReplay(replay, batch, self._zeros, seed)
         self._entries = NoiseEntries.of(
-            replay.layout, _LOOKED_AT_SOON if replay.hurried else _LOOKED_AT
+            replay.layout, _LOOKED_AT_SOON if replay.limited else _LOOKED_AT
         )
         generator = torch.Generator().manual_seed(seed)
         dense = torch.randn(self._size, generator=generator, dtype=torch.float64)
@@ -155,7 +155,7 @@ class _Examination:
 
     def _wanted(self) -> int:
         """How many draws are made."""
-        if self._replay.hurried:
+        if self._replay.limited:
             return _FEW_DRAWS
         return MORE_DRAWS if self._given.alone and self._size <= _CHEAP else DRAWS
 
@@ -164,7 +164,7 @@ class _Examination:
     def _draws(self, count: int, begin: int = 0) -> list[torch.Tensor]:
         found: list[torch.Tensor] = []
         for number in range(begin, begin + count):
-            if not self._replay.in_time and len(found) >= LEAST_DRAWS:
+            if not self._replay.has_left(1) and len(found) >= LEAST_DRAWS:
                 break
             release = self._release(self._zeros, number)
             if release is not None:

@@ -33,7 +33,7 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
     """
     if replay.adapts:
         return Answer(reason="the clipping norm is adapted by counts that are not at the cut")
-    base = replay.run(batches, seed)
+    base = replay.usual(batches, seed)
     first = replay.run(batches, seed, released=base, then=batches)
     again = replay.run(batches, seed, released=base, then=batches)
     if first.error or differing(first, again, base):
@@ -41,7 +41,7 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
     found: list[Finding] = []
     asked = 0
     for name, row in (("first", 0), ("last", -1)):
-        if not replay.in_time:
+        if not replay.has_left(2):
             break
         other = replay.run(_without(batches, row), seed, released=base, then=batches)
         if other.error or len(other.releases) != len(base.releases):

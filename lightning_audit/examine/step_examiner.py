@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
+import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.examine.clipping import TRIALS
-from lightning_audit.examine.questions import QUESTIONS, Asked, ask
+from lightning_audit.examine.questions import NOT_REPEATED, QUESTIONS, Asked, ask
+from lightning_audit.replay.forked import ForkFailed, in_a_fork, may_fork
+from lightning_audit.replay.other_threads import training_thread
+from lightning_audit.replay.own_reach import CannotSeparate
+from lightning_audit.replay.replay import ANOTHER_DREW, NONE_LEFT
 from lightning_audit.replay.step_replay import StepReplay
 from lightning_audit.replay.step_watch import TakenStep
 from lightning_audit.replay.training_state import CannotKeep, TrainingState, room_for
@@ -22,6 +27,18 @@ from lightning_audit.run_checks.replay_answers import Answer
 
 _log = logging.getLogger(__name__)
 _FULL_PRECISION = ("32-true", "64-true")
+#: Seconds that a replay may take, beside so many times the seconds of the step on one processor.
+_PATIENCE, _SLOWER = 60.0, 20.0
+#: Steps to wait while another thread may train.
+_WAIT = 16
+#: An examination sets generators that all threads share.
+_ONE_AT_A_TIME = threading.Lock()
+_ANOTHER = "another examination is under way in this process"
+_THREAD = "thread {thread!r} of this process may train or draw random numbers meanwhile"
+_MOVED = (
+    "a step was replayed and gave other bits: state that a replay cannot put back may have moved, "
+    "and the training with it"
+)
 #: Packages whose code is not the user's.
 _LIBRARIES = ("torch", "opacus", "pytorch_lightning", "lightning", "lightning_fabric")
 
@@ -42,6 +59,10 @@ class UserStep(Protocol):
         """In which the training computes, by Lightning's names."""
 
     @property
+    def logged(self) -> Collection[str]:
+        """Names of what the step logged when it was taken again."""
+
+    @property
     def aside(self) -> Sequence[object]:
         """Objects of which nothing is kept."""
 
@@ -59,16 +80,40 @@ class Examined:
     Args:
         answers: to the questions, by the names of their checks.
         seconds: that it took.
-        step_times: the same in times of the shortest replayed step, by the processor's time.
-        step_seconds: of that step; 0 if none was replayed.
-        late: names of the questions for which no time was left.
+        steps: that were replayed.
+        step_times: the seconds in times of the shortest replayed step, by the processor's time.
+        late: names of the questions for which no replays were left.
+        waits: steps until one may be replayed; 0 if this one was.
+        ends: whether no other step may be replayed.
+        logged: names of what ``training_step`` logs.
+        notes: remarks for the report.
     """
 
     answers: Mapping[str, Answer]
-    seconds: float
-    step_times: float
-    step_seconds: float = 0.0
+    seconds: float = 0.0
+    steps: int = 0
+    step_times: float = 0.0
     late: tuple[str, ...] = ()
+    waits: int = 0
+    ends: bool = False
+    logged: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Order:
+    """An examination to be made; see `examine_step`."""
+
+    user: UserStep
+    step: DPSGDStep
+    claim: StepClaim
+    taken: TakenStep
+    seed: int
+    names: Collection[str]
+    replaced: bool
+    trials: int
+    earlier_trials: int
+    budget: int | None
 
 
 def examine_step(
@@ -82,9 +127,12 @@ def examine_step(
     replaced: bool = False,
     trials: int = TRIALS,
     earlier_trials: int = 0,
-    step_times: float | None = None,
+    budget: int | None = None,
 ) -> Examined:
     """Ask questions of a step that was taken; nothing that goes wrong is raised.
+
+    The step is replayed in a fork of the process where one can train, and else in this process,
+    which is then put back. Where another thread may train, it is not replayed.
 
     Args:
         user: takes the step again.
@@ -96,39 +144,87 @@ def examine_step(
         replaced: whether neighbours have a record replaced, and none more or less.
         trials: crafted gradients to put in at the most.
         earlier_trials: those that earlier examinations put in.
-        step_times: what it may take, in times of one step; None for as long as it needs.
+        budget: steps that may be replayed; None for as many as are needed.
     """
-    begun, work = time.perf_counter(), time.thread_time()
+    order = _Order(user, step, claim, taken, seed, names, replaced, trials, earlier_trials, budget)
+    begun = time.perf_counter()
+    if not _ONE_AT_A_TIME.acquire(blocking=False):
+        return replace(_none(names, _ANOTHER), waits=_WAIT)
+    try:
+        if thread := training_thread():
+            return replace(_none(names, _THREAD.format(thread=thread)), waits=_WAIT)
+        found = _examined(order, user.module.parameters())
+    finally:
+        _ONE_AT_A_TIME.release()
+    return replace(found, seconds=time.perf_counter() - begun)
+
+
+def _examined(order: _Order, params: Iterable[torch.Tensor]) -> Examined:
+    if not may_fork(params):
+        return _here(order)
+    patience = _PATIENCE + _SLOWER * torch.get_num_threads() * order.taken.seconds
+    try:
+        return in_a_fork(partial(_in_the_fork, order), patience)
+    except CannotSeparate as error:
+        _log.info("the step is replayed in the training's own process: %s", error)
+        return _here(order)
+    except ForkFailed as error:
+        return replace(_none(order.names, f"it was not replayed: {error}"), ends=True)
+
+
+def _here(order: _Order) -> Examined:
+    """Examine in the training's own process."""
+    found = _in_the_fork(order)
+    if any(answer.reason == NOT_REPEATED for answer in found.answers.values()):
+        found = replace(found, notes=(*found.notes, _MOVED), ends=True)
+    for note in found.notes:
+        _log.warning(note)
+    return found
+
+
+def _in_the_fork(order: _Order, beat: Callable[[], None] = lambda: None) -> Examined:
+    """Examine, and put everything back."""
+    work, user, names = time.thread_time(), order.user, order.names
     try:
         state = TrainingState(
             user.roots(), user.aside, room_for(user.module.parameters(), user.optimizers)
         )
     except CannotKeep as error:
-        return _none(names, str(error), begun)
+        return _none(names, str(error))
     except Exception as error:  # the examination's own troubles end no training
-        _log.exception("the state of the training could not be kept")
-        return _none(names, f"{type(error).__name__}: {error}", begun)
-    replay = StepReplay(user.take, user.module, step, claim, state, taken.skips, step_times, work)
+        return _none(names, f"{type(error).__name__}: {error}")
+    taken = order.taken
+    replay = StepReplay(
+        user.take, user.module, order.step, order.claim, state, taken.skips, order.budget, beat
+    )
     low = user.precision not in _FULL_PRECISION
-    asked = Asked(replay, taken.batches, seed, low, replaced, trials, earlier_trials)
+    asked = Asked(
+        *(replay, taken.batches, order.seed, low),
+        *(order.replaced, order.trials, order.earlier_trials),
+    )
     try:
         answers = ask(asked, names)
     except Exception as error:
         _log.exception("the step could not be examined")
-        return _none(names, f"{type(error).__name__}: {error}", begun)
+        answers = dict(_none(names, f"{type(error).__name__}: {error}").answers)
     finally:
         state.put_back()
-    for lost in state.lost:
-        _log.warning("the training is not as it was before the examination: %s", lost)
-    times = (time.thread_time() - work) / max(replay.step_seconds, 1e-9)
-    late = tuple(name for name, answer in answers.items() if answer.reason == replay.no_time)
-    step_seconds = replay.step_seconds if math.isfinite(replay.step_seconds) else 0.0
-    return Examined(answers, time.perf_counter() - begun, times, step_seconds, late)
+    notes = [f"the training is not as it was before the examination: {lost}" for lost in state.lost]
+    notes += [f"{ANOTHER_DREW}: they were left as they are"] * bool(replay.stopped)
+    return Examined(
+        answers,
+        steps=replay.steps,
+        step_times=(time.thread_time() - work) / max(replay.step_seconds, 1e-9),
+        late=tuple(name for name, answer in answers.items() if answer.reason == NONE_LEFT),
+        waits=int(all("is too small" in answer.reason for answer in answers.values())),
+        ends=bool(replay.stopped),
+        logged=tuple(user.logged),
+        notes=tuple(notes),
+    )
 
 
-def _none(names: Collection[str], reason: str, begun: float) -> Examined:
-    answers = {name: Answer(reason=reason) for name in names}
-    return Examined(answers, time.perf_counter() - begun, 0.0)
+def _none(names: Collection[str], reason: str) -> Examined:
+    return Examined({name: Answer(reason=reason) for name in names})
 
 
 def source_of_step(optimizer: Any, module: torch.nn.Module) -> str:

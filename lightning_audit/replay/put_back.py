@@ -72,19 +72,55 @@ def refill(held: Any, items: list[Any]) -> None:
     held.update(items) if isinstance(held, set) else held.extend(items)
 
 
-def global_generators() -> PutBack:
-    """What sets the generators of torch, numpy and Python to where they are now."""
-    own, numpy, python = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    devices = torch.cuda.get_rng_state_all() if uses_cuda() else []
+class GlobalGenerators:
+    """The generators of torch, numpy and Python, which all threads of a process share.
 
-    def put_back() -> None:
+    They are put back only if no other thread has drawn from them: its next draws would be its
+    last ones again.
+    """
+
+    def __init__(self) -> None:
+        #: Whether another thread has drawn.
+        self.shared = False
+        self._kept = self._states()
+        self._left: list[Any] | None = None
+
+    @staticmethod
+    def _states() -> list[Any]:
+        devices = torch.cuda.get_rng_state_all() if uses_cuda() else []
+        return [np.random.get_state(), random.getstate(), torch.get_rng_state(), *devices]
+
+    def look(self) -> None:
+        """See whether another thread has drawn since they were put back."""
+        self.shared = self.shared or not _same_states(self._states(), self._kept)
+
+    def leave(self) -> None:
+        """A replay has drawn its last number: whatever is drawn from now on is another thread's."""
+        self._left = self._states()
+
+    def put_back(self) -> None:
+        """Set them to where they were at first, unless another thread has drawn."""
+        left, self._left = self._left, None
+        if left is not None:
+            self.shared = self.shared or not _same_states(self._states(), left)
+        if self.shared:
+            return
+        numpy, python, own, *devices = self._kept
         torch.set_rng_state(own)
         np.random.set_state(numpy)
         random.setstate(python)
         if devices:
             torch.cuda.set_rng_state_all(devices)
 
-    return put_back
+
+def _same_states(one: list[Any], other: list[Any]) -> bool:
+    (kind, keys, *place), python, *torchs = one
+    (its_kind, its_keys, *its_place), its_python, *its_torchs = other
+    return (
+        (kind, place, python) == (its_kind, its_place, its_python)
+        and bool(np.array_equal(keys, its_keys))
+        and all(map(torch.equal, torchs, its_torchs))
+    )
 
 
 def generator_state(generator: Any) -> PutBack:

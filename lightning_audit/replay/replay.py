@@ -8,6 +8,16 @@ from typing import Any
 
 import torch
 
+#: Why nothing more is replayed.
+NONE_LEFT = "no replays were left for it; examinations=1 makes as many as it needs"
+ANOTHER_DREW = (
+    "another thread drew from the global generators of random numbers while a step was replayed"
+)
+
+
+class Stopped(Exception):
+    """No more steps may be replayed; the message says why."""
+
 
 @dataclass
 class Replay:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from lightning_audit.replay.put_back import same_bits
 from lightning_audit.replay.replay import Replay
 
 #: Entries that are few when it is asked whether they lie on a lattice.
@@ -32,6 +33,14 @@ def equal_releases(one: Replay, other: Replay) -> bool:
     """Whether two replays released the same, bit for bit."""
     return len(one.releases) == len(other.releases) and all(
         map(torch.equal, one.releases, other.releases)
+    )
+
+
+def equal_after(one: Replay, other: Replay) -> bool:
+    """Whether two replays left the same behind, bit for bit."""
+    return one.after.keys() == other.after.keys() and all(
+        same_bits(mine.view(torch.int64), other.after[name].view(torch.int64))
+        for name, mine in one.after.items()
     )
 
 

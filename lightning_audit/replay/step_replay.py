@@ -7,7 +7,6 @@ What is released is read at the cut, where the noise is in; then everything is p
 from __future__ import annotations
 
 import contextlib
-import statistics
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ from lightning_audit.dpsgd.opacus import private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.replay.hand_written_replay import HandWrittenReplay
 from lightning_audit.replay.left_behind import left_behind
-from lightning_audit.replay.replay import Replay, count_rows
+from lightning_audit.replay.replay import ANOTHER_DREW, NONE_LEFT, Replay, Stopped, count_rows
 from lightning_audit.replay.step_watch import copied
 from lightning_audit.replay.training_state import TrainingState
 from lightning_audit.taps.method_hook import MethodHook
@@ -47,9 +46,8 @@ class StepReplay:
         skips: of each physical batch, whether the optimizer's step was skipped behind it, as
             Opacus' batch memory manager has it; of the last one not. Empty where the step's own
             code says which are skipped.
-        step_times: what the replays may take, in times of one step; None for as long as they need.
-        begun: when the examination began, as `time.thread_time` has it, which does not count what
-            waits or other programs take; None for now.
+        budget: steps that may be replayed; None for as many as are needed.
+        beat: is called after each replay.
     """
 
     def __init__(
@@ -60,17 +58,16 @@ class StepReplay:
         claim: StepClaim,
         state: TrainingState,
         skips: Sequence[bool] = (),
-        step_times: float | None = None,
-        begun: float | None = None,
+        budget: int | None = None,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
-        #: Why nothing is asked where the time is spent.
-        self.no_time = "no time was left for it; examinations=1 takes as long as it needs"
+        self._budget, self._beat, self._usual = budget, beat, dict[tuple[int, ...], Replay]()
+        #: Steps that were replayed, and the shortest of them in seconds of the processor.
+        self.steps, self.step_seconds = 0, float("inf")
         #: Of each call of the optimizer's step, whether it is skipped; empty if none is.
         self.skips = list(skips) if any(skips) else []
-        self._take_step = take_step
-        self._module = module
-        self._step = step
-        self._claim = claim
+        self._take_step, self._module = take_step, module
+        self._step, self._claim = step, claim
         self._state = state
         self._private = private_optimizer(step.optimizer)
         #: Types of the trained tensors, and entries of each.
@@ -78,11 +75,13 @@ class StepReplay:
         self.sizes = [p.numel() for p in step.params]
         #: The trained tensors, and the claimed noise over the clipping norm.
         self.layout, self.noise_multiplier = step.layout, claim.noise_multiplier
-        self._step_times = step_times
-        self._begun = time.thread_time() if begun is None else begun
-        #: Duration of the shortest step that was replayed, and of all replays, in seconds.
-        self.step_seconds = float("inf")
-        self._took: list[float] = []
+
+    def usual(self, batches: Sequence[Any], seed: int) -> Replay:
+        """The step as it is, replayed once however often it is asked for, with what it left."""
+        key = (seed, *map(id, batches))
+        if key not in self._usual:
+            self._usual[key] = self.run(batches, seed, look=True)
+        return self._usual[key]
 
     def run(
         self,
@@ -94,6 +93,7 @@ class StepReplay:
         then: Sequence[Any] = (),
         keep: bool = False,
         alone: bool = False,
+        look: bool = False,
     ) -> Replay:
         """Replay a step, and put everything back.
 
@@ -108,7 +108,15 @@ class StepReplay:
             keep: whether the per-sample gradients are kept.
             alone: whether ``rows`` are clipped and noised without the rest of the step, which one
                 of Opacus' optimizers can do.
+            look: whether it is read what the step leaves behind, as it is where another follows.
+
+        Raises:
+            Stopped: no more may be replayed.
         """
+        self._state.shared.look()
+        if self.stopped or not self.has_left(1 + bool(then)):
+            raise Stopped(self.stopped or NONE_LEFT)
+        self.steps += 1 + bool(then)
         found, self._later, self._keep = Replay(), False, keep
         begun = time.thread_time()
         try:
@@ -121,40 +129,38 @@ class StepReplay:
                 else:
                     self._take_step([copied(batch) for batch in batches])
                     self.step_seconds = min(self.step_seconds, time.thread_time() - begun)
-                found.after = left_behind(self._module, self._step.optimizer) if then else {}
+                if then or look:
+                    found.after = left_behind(self._module, self._step.optimizer)
                 self._later = True
                 self._announce(len(then))
                 self._take_step([copied(batch) for batch in then])
         except Exception as error:
             found.error = f"{type(error).__name__}: {error}"
-            frames = traceback.extract_tb(error.__traceback__)
+            frames = [f for f in traceback.extract_tb(error.__traceback__) if f.name != "_refuse"]
             found.where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         finally:
+            self._state.shared.leave()
             self._state.put_back()
-            self._took.append(time.thread_time() - begun)
+        self._beat()
         return found
 
     @property
-    def hurried(self) -> bool:
-        """Whether there is a limit to what the examination may take."""
-        return self._step_times is not None
+    def limited(self) -> bool:
+        """Whether only so many steps may be replayed."""
+        return self._budget is not None
 
-    @property
-    def in_time(self) -> bool:
-        """Whether two replays more are within what the examination may take."""
-        return self.has_time_for(2)
-
-    def has_time_for(self, replays: int) -> bool:
-        """Whether so many replays are within what is left of what the examination may take."""
-        if self._step_times is None:
-            return True
-        spent = time.thread_time() - self._begun
-        usual = statistics.median(self._took) if self._took else 0.0
-        return spent + replays * usual <= self._step_times * self.step_seconds
+    def has_left(self, steps: int) -> bool:
+        """Whether so many steps may still be replayed."""
+        return self._budget is None or self.steps + steps <= self._budget
 
     def why_none(self, what: str) -> str:
-        """Why nothing was replayed."""
-        return f"no {what} could be replayed" if self.in_time else self.no_time
+        """Why none was replayed."""
+        return f"no {what} could be replayed" if self.has_left(2) else NONE_LEFT
+
+    @property
+    def stopped(self) -> str:
+        """Why no more may be replayed, or empty."""
+        return ANOTHER_DREW if self._state.shared.shared else ""
 
     @property
     def lost(self) -> str:
@@ -169,8 +175,7 @@ class StepReplay:
     def rounding(self, seen: Replay) -> float:
         """Norm of what rounding adds to the difference of two releases, in clipping norms.
 
-        Each entry of a release is rounded to its own size, twice for a difference; that error is
-        independent of the difference, so that their squares add up.
+        Each entry is rounded to its own size, twice for a difference, independently of it.
         """
         return self.rounding_of(torch.cat(seen.releases)) if seen.releases else 0.0
 

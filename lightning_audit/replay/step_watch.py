@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,10 +21,12 @@ class TakenStep:
     Args:
         batches: its physical batches, as they were before the step.
         calls: of each call of the optimizer's step, whether it was skipped.
+        seconds: from the first batch to the end of the optimizer's step.
     """
 
     batches: list[Any] = field(default_factory=list)
     calls: list[bool] = field(default_factory=list)
+    seconds: float = 0.0
 
     @property
     def skips(self) -> list[bool]:
@@ -45,6 +48,7 @@ class StepWatch:
     def __init__(self, step: DPSGDStep) -> None:
         self._taken = TakenStep()
         self._stepped = False
+        self._begun = time.perf_counter()
         self._hooks: list[Any] = [step.inner.register_step_post_hook(self._note_step)]
         private: Any = private_optimizer(step.optimizer)
         if private is not None:
@@ -70,6 +74,7 @@ class StepWatch:
 
     def _note_step(self, *_: Any) -> None:
         self._stepped = True
+        self._taken.seconds = time.perf_counter() - self._begun
 
 
 def copied(batch: Any) -> Any:

@@ -26,9 +26,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lightning_audit.replay.put_back import (
+    GlobalGenerators,
     PutBack,
     generator_state,
-    global_generators,
     refill,
     refill_dict,
     same_bits,
@@ -108,7 +108,9 @@ class TrainingState:
         self._room, self._iterators = room, iterators
         self._known: dict[int, object] = {id(each): each for each in not_followed}
         self._tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._back: list[PutBack] = [global_generators()]
+        #: Generators that other threads may draw from.
+        self.shared = GlobalGenerators()
+        self._back: list[PutBack] = []
         todo: deque[object] = deque(roots)
         while todo:
             todo.extend(self._keep(todo.popleft()))
@@ -126,6 +128,7 @@ class TrainingState:
                 put()
             except Exception as error:  # an attribute that cannot be set
                 self._lose(f"{type(error).__name__}: {error}")
+        self.shared.put_back()
 
     def _lose(self, what: str) -> None:
         if what not in self.lost:

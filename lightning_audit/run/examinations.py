@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -34,12 +34,6 @@ _BEGINS_ANEW = (
 _SEES = "sees more than the releases, and no epsilon covers that"
 
 
-class LoggingStep(UserStep, Protocol):
-    """The user's step, which tells what it logs."""
-
-    logged: dict[str, None]
-
-
 class Examinations:
     """Examines steps of a run between two batches.
 
@@ -59,7 +53,7 @@ class Examinations:
     ) -> None:
         self._config, self._optimizers = config, optimizers
         self._log, self._coupling, self._notes = course.examined, course.coupling, course.notes
-        self._user: LoggingStep | None = None
+        self._user: UserStep | None = None
         #: Collects the batches of the step that is examined next.
         self.watch: StepWatch | None = None
         wanted = 0 if ranks.several else config.examinations
@@ -74,7 +68,7 @@ class Examinations:
         #: Keeps the noise of the steps behind an examination.
         self.behind: SuccessiveSteps | None = None
 
-    def open_to(self, user: LoggingStep) -> None:
+    def open_to(self, user: UserStep) -> None:
         """Take steps of this training."""
         self._user = user
 
@@ -141,33 +135,39 @@ class Examinations:
                 replaced=config.adjacency == "replace_one",
                 trials=self.schedule.trials or TRIALS,
                 earlier_trials=self._log.asked("replay.clipping"),
-                step_times=self.schedule.step_times(time.perf_counter()),
+                budget=self.schedule.budget(time.perf_counter()),
             )
         answers = found.answers
-        if all("is too small" in answer.reason for answer in answers.values()):
-            self.schedule.postpone(steps)
+        if found.waits:
+            self._log.off = next((answer.reason for answer in answers.values()), "")
+            self.schedule.postpone(steps + found.waits - 1)
             return
+        self._log.off = ""
         self.schedule.note(
             steps,
             names,
             found.seconds,
             time.perf_counter(),
-            step_seconds=found.step_seconds,
+            replayed=found.steps,
             late=found.late,
         )
+        for note in found.notes:
+            self._notes.add(note)
+        if found.ends:
+            self.schedule.end()
         if not self._log.where:
             self._log.where = source_of_step(session.step.optimizer, user.module)
         self._log.take(steps - 1, answers)
         if found.step_times > 0.0:
-            self._log.spend(found.seconds, found.step_times)
+            self._log.spend(found.seconds, found.step_times, found.steps)
         if (answer := answers.get("replay.noise")) is not None and answer.kept is not None:
             self._let_go()
             if not by_design:
                 self.behind = SuccessiveSteps(session.step, answer.kept)
         if (answer := answers.get("coupling")) is not None:
             self._coupling.take(steps - 1, answer)
-        if user.logged:
-            shown = ", ".join(f"`{name}`" for name in list(user.logged)[:5])
+        if found.logged:
+            shown = ", ".join(f"`{name}`" for name in found.logged[:5])
             self._notes.add(_BY_TRAINING.format(names=shown) + _SEES)
 
     def look_at_changes(self) -> None:

@@ -178,17 +178,23 @@ class ExaminationLog:
                     if not any(known.startswith(f"{name}: ") for known in self.notes)
                 ]
 
-    def spend(self, seconds: float, step_times: float) -> None:
+    def spend(self, seconds: float, step_times: float, replays: int) -> None:
         """Take in what an examination cost.
 
         Args:
             seconds: that it took.
             step_times: the same in times of a step.
+            replays: steps that were replayed.
         """
         if self.cost:
             self.cost["later"] += seconds
         else:
-            self.cost = {"first": seconds, "first_step_times": step_times, "later": 0.0}
+            self.cost = {
+                "first": seconds,
+                "first_replays": float(replays),
+                "first_step_times": step_times,
+                "later": 0.0,
+            }
 
     def results(self, significance: float) -> list[CheckResult]:
         """Results of the checks by replay.

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_audit.examine.examination_schedule import (
-    FIRST_STEP_TIMES,
+    FIRST_REPLAYS,
     LATER_SHARE,
     NEVER,
     Schedule,
 )
 
-#: In times of one step.
+#: In replayed steps.
 USUAL = {"a": 1.0, "b": 2.0, "c": 3.0}
 QUESTIONS = list(USUAL)
 
@@ -35,7 +35,7 @@ def test_none_are_made_where_none_are_wanted() -> None:
 @given(count=st.integers(1, 8), seed=st.integers(0, 1000))
 def test_as_many_as_are_wanted_the_first_at_once(count: int, seed: int) -> None:
     schedule = Schedule(count, seed, USUAL)
-    assert schedule.step_times(0.0) is None
+    assert schedule.budget(0.0) is None
     found = steps_of(schedule, NEVER - 1)
     assert len(found) == count
     assert found[0] == 1
@@ -52,7 +52,7 @@ def test_later_ones_are_rarer(seed: int) -> None:
 
 def test_the_first_asks_everything_and_later_ones_one_question_in_turns() -> None:
     schedule = Schedule("auto", 0, USUAL)
-    assert schedule.step_times(0.0) == 0.75 * FIRST_STEP_TIMES
+    assert schedule.budget(0.0) == FIRST_REPLAYS
     asked = []
     for step in range(4):
         names = schedule.next_questions(float(step))
@@ -63,7 +63,7 @@ def test_the_first_asks_everything_and_later_ones_one_question_in_turns() -> Non
 
 def test_later_ones_take_no_more_than_their_share_of_the_time() -> None:
     schedule, now, spent = Schedule("auto", 0, USUAL), 0.0, 0.0
-    schedule.note(1, QUESTIONS, 3.0, now, step_seconds=1.0)
+    schedule.note(1, QUESTIONS, 3.0, now, replayed=3)
     for step in range(2, 5000):
         now += 1.0
         if step < schedule.due:
@@ -71,7 +71,7 @@ def test_later_ones_take_no_more_than_their_share_of_the_time() -> None:
         names = schedule.next_questions(now)
         if names:
             spent += USUAL[names[0]]
-            left = schedule.step_times(now)
+            left = schedule.budget(now)
             assert left is not None
             assert left >= USUAL[names[0]]
             schedule.note(step, names, USUAL[names[0]], now)
@@ -83,14 +83,14 @@ def test_later_ones_take_no_more_than_their_share_of_the_time() -> None:
 
 def test_what_had_no_time_is_asked_before_the_others() -> None:
     schedule = Schedule("auto", 0, USUAL)
-    schedule.note(1, QUESTIONS, 3.0, 0.0, step_seconds=0.1, late=["c"])
+    schedule.note(1, QUESTIONS, 3.0, 0.0, replayed=30, late=["c"])
     assert schedule.next_questions(0.29 / LATER_SHARE) == []
     assert schedule.next_questions(0.31 / LATER_SHARE) == ["c"]
 
 
 def test_a_question_that_broke_off_for_want_of_time_waits_for_twice_as_much() -> None:
     schedule = Schedule("auto", 0, USUAL)
-    schedule.note(1, QUESTIONS, 3.0, 0.0, step_seconds=0.1, late=["c"])
+    schedule.note(1, QUESTIONS, 3.0, 0.0, replayed=30, late=["c"])
     schedule.note(2, ["c"], 0.5, 0.31 / LATER_SHARE, late=["c"])
     assert schedule.next_questions(1.49 / LATER_SHARE) == []
     assert schedule.next_questions(1.51 / LATER_SHARE) == ["c"]
@@ -98,7 +98,7 @@ def test_a_question_that_broke_off_for_want_of_time_waits_for_twice_as_much() ->
 
 def test_a_resumed_run_goes_on_where_it_was() -> None:
     schedule = Schedule("auto", 0, USUAL)
-    schedule.note(1, QUESTIONS, 0.3, 0.0, step_seconds=0.1)
+    schedule.note(1, QUESTIONS, 0.3, 0.0, replayed=3)
     again = Schedule("auto", 0, USUAL)
     again.load(schedule.state(), 100.0)
     assert again.due == schedule.due
@@ -110,7 +110,7 @@ def test_a_resumed_run_goes_on_where_it_was() -> None:
 @pytest.mark.parametrize("wanted", ["auto", 3])
 def test_a_question_that_is_pressing_is_asked_of_the_next_step(wanted: int | str) -> None:
     schedule = Schedule(wanted, 0, USUAL)
-    schedule.note(1, QUESTIONS, 0.3, 0.0, step_seconds=0.1)
+    schedule.note(1, QUESTIONS, 0.3, 0.0, replayed=3)
     schedule.due = 500
     schedule.hasten("b")
     assert schedule.due == 1

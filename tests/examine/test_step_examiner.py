@@ -32,9 +32,9 @@ def test_some_questions_may_be_asked_alone() -> None:
     assert set(examined(PlainStep(), names=["replay.release"]).answers) == {"replay.release"}
 
 
-def test_what_takes_no_time_asks_nothing_and_says_so() -> None:
-    found = examined(PlainStep(), step_times=0.0)
-    assert "no time was left" in found.answers["replay.clipping"].reason
+def test_what_has_no_replays_asks_nothing_and_says_so() -> None:
+    found = examined(PlainStep(), budget=0)
+    assert "no replays were left" in found.answers["replay.clipping"].reason
 
 
 def test_a_batch_that_is_too_small_is_not_asked() -> None:

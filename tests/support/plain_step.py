@@ -28,6 +28,7 @@ class PlainStep:
 
     precision = "32-true"
     aside: Sequence[object] = ()
+    logged: Sequence[str] = ()
 
     def __init__(
         self,
