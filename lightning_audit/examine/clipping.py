@@ -59,7 +59,7 @@ def examine_clipping(
         return Answer(reason=reason)
     if reason := too_coarse(replay.rounding(usual), tolerated):
         return Answer(reason=reason)
-    crafted = CraftedGradients(replay.sizes, count, seed)
+    crafted = CraftedGradients(replay.sizes, count, seed, replay.dtype)
     given = RowsReplay(replay, batch, next(crafted.trials()).rows, seed)
     found: list[Finding] = []
     asked = 0

@@ -47,7 +47,7 @@ class Trial:
 
 def alone(gradient: torch.Tensor, batch: int) -> Trial:
     """A gradient, ``[d]``, behind rows of zeros."""
-    rows = torch.zeros(batch, len(gradient), dtype=torch.float64)
+    rows = gradient.new_zeros(batch, len(gradient))
     rows[-1] = gradient
     return Trial(f"norm {float(gradient.norm()):.3g} C, alone", rows, batch - 1)
 
@@ -66,10 +66,13 @@ class CraftedGradients:
         sizes: entries of each tensor.
         batch: records of a usual batch.
         seed: of directions.
+        dtype: of the gradients: what is put in is rounded to the parameters' own types.
     """
 
-    def __init__(self, sizes: Sequence[int], batch: int, seed: int) -> None:
-        self._sizes = list(sizes)
+    def __init__(
+        self, sizes: Sequence[int], batch: int, seed: int, dtype: torch.dtype = torch.float64
+    ) -> None:
+        self._sizes, self._type = list(sizes), dtype
         self._size = sum(sizes)
         self._batch = max(min(batch, _ENTRIES // (2 * self._size) - 1), 2)
         self._random = torch.Generator().manual_seed(seed)
@@ -100,16 +103,16 @@ class CraftedGradients:
 
     def _of_shapes(self) -> Iterator[Trial]:
         """Gradients that are flat, lie in one tensor, or in one entry."""
-        flat = torch.ones(self._size, dtype=torch.float64) / self._size**0.5
+        flat = torch.ones(self._size, dtype=self._type) / self._size**0.5
         yield self._among("the same in all entries, norm 3 C", 3.0 * flat, -1)
         for norm in (30.0, 1.5):
-            spike = torch.zeros(self._size, dtype=torch.float64)
+            spike = torch.zeros(self._size, dtype=self._type)
             spike[self._size // 2] = norm
             yield self._among(f"in one entry, norm {norm:g} C", spike, 0)
         starts = torch.tensor([0, *self._sizes]).cumsum(0).tolist()
         chosen = torch.linspace(0, len(self._sizes) - 1, min(6, len(self._sizes))).round().int()
         for tensor in dict.fromkeys(chosen.tolist()):
-            alone = torch.zeros(self._size, dtype=torch.float64)
+            alone = torch.zeros(self._size, dtype=self._type)
             alone[starts[tensor] : starts[tensor + 1]] = 1.0
             yield self._among(
                 f"in tensor {tensor} alone, norm 30 C", 30.0 * alone / alone.norm(), tensor
@@ -119,13 +122,13 @@ class CraftedGradients:
         """One gradient among equal, opposite, tiny, huge or no ones."""
         one, many = self._dense(1)[0], self._batch
         signs = torch.tensor([1.0, -1.0] * many)[:many, None]
-        tiny, huge = 0.01 * self._dense(many), OVERSIZE * self._dense(many)
+        tiny, huge = self._dense(many, 0.01), self._dense(many, OVERSIZE)
         yield Trial("one of equal ones, norm 3 C", 3.0 * one.repeat(many, 1), many - 1)
         yield Trial("huge among tiny ones", torch.cat([huge[:1], tiny[1:]]), 0)
         between = huge.clone()
         between[many // 2] = tiny[0]  # without it, those behind it come to other places
         yield Trial("tiny among huge ones", between, many // 2)
-        yield Trial("one of opposite ones, norm 3 C", 3.0 * one * signs.double(), 0)
+        yield Trial("one of opposite ones, norm 3 C", 3.0 * one * signs.to(self._type), 0)
         yield Trial("huge one of tiny ones, last", torch.cat([tiny[1:], huge[:1]]), many - 1)
         yield against_others(one, many)
         yield alone(OVERSIZE * one, many)
@@ -134,20 +137,20 @@ class CraftedGradients:
         """Batches of two, and of more than twice the usual size."""
         two, many = self._dense(2), 2 * self._batch + 2
         yield Trial("one of two, norm 3 C", torch.stack([3.0 * two[0], 0.9 * two[1]]), 0)
-        yield Trial("first of a batch twice as large, norm 0.9 C", 0.9 * self._dense(many), 0)
+        yield Trial("first of a batch twice as large, norm 0.9 C", self._dense(many, 0.9), 0)
         yield Trial("the smaller of two", torch.stack([3.0 * two[0], 0.9 * two[1]]), 1)
-        yield Trial("last of a batch twice as large, norm 3 C", 3.0 * self._dense(many), -1)
+        yield Trial("last of a batch twice as large, norm 3 C", self._dense(many, 3.0), -1)
 
     # ------------------------------------------------------------------ gradients
 
     def _among(self, name: str, gradient: torch.Tensor, at: int) -> Trial:
         """A gradient among usual ones of half the clipping norm."""
         at %= self._batch
-        rows = 0.5 * self._dense(self._batch)
+        rows = self._dense(self._batch, 0.5)
         rows[at] = gradient
         return Trial(name, rows, at)
 
-    def _dense(self, count: int) -> torch.Tensor:
-        """Random unit vectors, ``[count, d]``."""
-        rows = torch.randn(count, self._size, generator=self._random, dtype=torch.float64)
-        return torch.nn.functional.normalize(rows, dim=1)
+    def _dense(self, count: int, norm: float = 1.0) -> torch.Tensor:
+        """Random vectors of one norm, ``[count, d]``."""
+        rows = torch.randn(count, self._size, generator=self._random, dtype=self._type)
+        return rows.mul_(norm / rows.norm(dim=1, keepdim=True))  # in place: there may be no room

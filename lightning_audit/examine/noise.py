@@ -102,8 +102,7 @@ class _Examination:
     def __init__(self, replay: StepReplay, batch: Any, count: int, seed: int, sigma: float) -> None:
         self._replay, self._seed, self._sigma = replay, seed, sigma
         self._count, self._size = count, sum(replay.sizes)
-        # Double where a parameter is: what is put in is rounded to the parameters' own types.
-        self._type = torch.float64 if torch.float64 in replay.dtypes else torch.float32
+        self._type = replay.dtype
         self._zeros = torch.zeros(count, self._size, dtype=self._type)
         self._given = RowsReplay(replay, batch, self._zeros, seed)
         self._entries = NoiseEntries.of(

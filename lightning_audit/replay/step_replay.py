@@ -70,8 +70,11 @@ class StepReplay:
         self._step, self._claim = step, claim
         self._state = state
         self._private = private_optimizer(step.optimizer)
-        #: Types of the trained tensors, and entries of each.
+        #: Whether only so many steps may be replayed.
+        self.limited = budget is not None
+        #: Types of the trained tensors, that of what is put in, and entries of each tensor.
         self.dtypes = [p.dtype for p in step.params]
+        self.dtype = torch.float64 if torch.float64 in self.dtypes else torch.float32
         self.sizes = [p.numel() for p in step.params]
         #: The trained tensors, and the claimed noise over the clipping norm.
         self.layout, self.noise_multiplier = step.layout, claim.noise_multiplier
@@ -144,11 +147,6 @@ class StepReplay:
         self._beat()
         return found
 
-    @property
-    def limited(self) -> bool:
-        """Whether only so many steps may be replayed."""
-        return self._budget is not None
-
     def has_left(self, steps: int) -> bool:
         """Whether so many steps may still be replayed."""
         return self._budget is None or self.steps + steps <= self._budget
@@ -191,7 +189,7 @@ class StepReplay:
 
     @property
     def clips_alone(self) -> bool:
-        """Whether clipping and noise can be had without a forward and a backward pass."""
+        """Whether it clips and adds noise without a forward and a backward pass."""
         return self._private is not None and all(
             isinstance(getattr(p, "grad_sample", None), torch.Tensor) for p in self._step.params
         )

@@ -195,6 +195,10 @@ class TrainingState:
     def _keep_tensor(self, tensor: torch.Tensor) -> Iterator[object]:
         if tensor.is_inference() or tensor.layout != torch.strided or tensor.device.type == "meta":
             return
+        if getattr(tensor, "_processed", False):
+            # Per-sample gradients that Opacus has clipped, and refuses to use again: large, and
+            # nothing writes into them.
+            return
         self._take_room(tensor.numel() * tensor.element_size())
         self._tensors.append((tensor, tensor.detach().clone()))
         if tensor.is_leaf:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from lightning_audit.replay.put_back import refill, refill_dict, same_bits, set_atoms, set_slot
+from lightning_audit.replay.put_back import (
+    GlobalGenerators,
+    refill,
+    refill_dict,
+    same_bits,
+    set_atoms,
+    set_slot,
+)
 
 
 class Upper(dict[str, int]):
@@ -82,3 +93,25 @@ def test_bits_are_compared_and_not_values_alone() -> None:
     assert same_bits(torch.ones(2), torch.ones(2))
     assert not same_bits(torch.ones(2), torch.ones(3))
     assert not same_bits(torch.tensor([float("nan")]), torch.tensor([float("nan")]))
+
+
+@pytest.mark.parametrize(
+    "draw", [lambda: torch.rand(1), np.random.random, random.random], ids=["torch", "numpy", "own"]
+)
+@pytest.mark.parametrize("when", ["before a replay", "behind it", "never"])
+def test_global_generators_that_another_thread_moved_are_left_alone(
+    draw: Callable[[], object], when: str
+) -> None:
+    generators = GlobalGenerators()
+    before = repr(GlobalGenerators._states())
+    if when == "before a replay":
+        draw()
+    generators.look()
+    draw()  # of the replay
+    generators.leave()
+    if when == "behind it":
+        draw()
+    now = repr(GlobalGenerators._states())
+    generators.put_back()
+    assert generators.shared == (when != "never")
+    assert repr(GlobalGenerators._states()) == (before if when == "never" else now)
