@@ -14,6 +14,7 @@ from lightning_audit.examine.noise import examine_noise
 from lightning_audit.examine.record_independence import examine_independence
 from lightning_audit.examine.record_sensitivity import examine_sensitivity, tolerance
 from lightning_audit.examine.release_use import examine_release
+from lightning_audit.replay.random_places import same_numbers
 from lightning_audit.replay.replay import NONE_LEFT, Stopped
 from lightning_audit.replay.replay_distance import equal_after, equal_releases
 from lightning_audit.replay.step_replay import StepReplay
@@ -190,6 +191,6 @@ def _unsteady(asked: Asked) -> str:
     """Why a replay tells nothing of the next one, or empty."""
     base = asked.replay.usual(asked.batches, asked.seed)
     again = asked.replay.run(asked.batches, asked.seed, look=True)
-    same = equal_releases(base, again) and equal_after(base, again)
+    same = equal_releases(base, again) and same_numbers(base, again) and equal_after(base, again)
     base.after = {}
     return "" if same else NOT_REPEATED
