@@ -29,7 +29,7 @@ MOST_ENTRIES = 50_000_000
 #: Why nothing is asked of a step that is another one when it runs again.
 NOT_REPEATED = (
     "the step, repeated from the same state, gives other bits: it keeps state that a replay cannot "
-    "put back, draws from the system's entropy, or computes in no fixed order"
+    "put back, draws random numbers that cannot be set, or computes in no fixed order"
 )
 _NOT_SURE = (
     "it cannot be told where the noise is in; show it: "

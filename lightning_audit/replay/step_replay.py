@@ -77,6 +77,7 @@ class StepReplay:
         self.sizes = [p.numel() for p in step.params]
         #: The trained tensors, and the claimed noise over the clipping norm.
         self.layout, self.noise_multiplier = step.layout, claim.noise_multiplier
+        self.clipping_norm = claim.max_grad_norm
 
     def usual(self, batches: Sequence[Any], seed: int) -> Replay:
         """The step as it is, replayed once however often it is asked for, with what it left."""

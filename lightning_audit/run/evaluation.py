@@ -135,7 +135,6 @@ def build_report(
         environment={name: _version(name) for name in _LIBRARIES},
         notes=(
             *facts.notes,
-            *facts.examined.notes,
             *_notes(sessions, facts, config, verdict, not_run),
         ),
         record=records[0] if records else None,

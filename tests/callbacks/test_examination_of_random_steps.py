@@ -21,7 +21,7 @@ _IN_PARTS = {"coupling", "replay.clipping", "replay.noise"}
 NOT_ASKED = {
     "by hand, noise that cannot be set": ALL,
     "by hand, rows() first": _IN_PARTS,
-    "rows dropped behind the clipping": set(),
+    "by hand, draws for rows that are not zero": {"replay.clipping"},
 }
 
 

@@ -81,13 +81,14 @@ class FreshGenerator(Trains):
         return super().training_step((x + 0.3 * torch.as_tensor(noise).to(x), y), batch_idx)
 
 
-class FixedGenerator(Trains):
-    """A generator that no replay sees, made in each step of the step's number."""
+class SeededGenerator(Trains):
+    """A generator that is made in each step, of a seed that torch draws."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         x, y = batch
-        noise = np.random.default_rng(self.global_step).normal(size=tuple(x.shape))
-        return super().training_step((x + 0.3 * torch.as_tensor(noise).to(x), y), batch_idx)
+        own = torch.Generator().manual_seed(int(torch.randint(2**40, ())))
+        x = x + 0.3 * torch.randn(x.shape, generator=own)
+        return super().training_step((x, y), batch_idx)
 
 
 # ------------------------------------------------------------------ Opacus, random clipping
@@ -231,6 +232,25 @@ class DrawsThrownAway(ByHand):
         return super().factors(norms)
 
 
+class DropsAndNoise(ByHand):
+    """One generator, made in each step, leaves rows out and draws the noise."""
+
+    def factors(self, norms: torch.Tensor) -> torch.Tensor:
+        self.fresh = torch.Generator().manual_seed(int(torch.randint(2**40, ())))
+        return super().factors(norms) * (torch.rand(len(norms), generator=self.fresh) < 0.8)
+
+    def noise(self, like: torch.Tensor) -> torch.Tensor:
+        return torch.randn(like.shape, generator=self.fresh)
+
+
+class DrawsOfContent(ByHand):
+    """Numbers behind the hand-over for rows that are not zero alone."""
+
+    def factors(self, norms: torch.Tensor) -> torch.Tensor:
+        torch.rand(int((norms > 0).sum()))
+        return super().factors(norms)
+
+
 class OneByOne(ByHand):
     """Each record is augmented, handed over and clipped by itself."""
 
@@ -315,7 +335,7 @@ CORRECT: dict[str, Callable[[], Trains]] = {
     "augmentation by an own generator": _net(ByOwnGenerator),
     "records left out by an own random.Random": _net(Thinned),
     "augmentation by a fresh generator": _net(FreshGenerator),
-    "augmentation by a fresh generator with a seed": _net(FixedGenerator),
+    "augmentation by a fresh generator of a drawn seed": _net(SeededGenerator),
     "rows dropped behind the clipping": lambda: Trains(mlp(), private=Dropped),
     "Opacus with noise of os.urandom": lambda: Trains(mlp(), private=NoiseOfTheSystem),
     "logarithms, roots and arc sines": _net(Prices),
@@ -324,6 +344,8 @@ CORRECT: dict[str, Callable[[], Trains]] = {
     "by hand, augmentation by NumPy": NumpyByHand,
     "by hand, rows dropped behind the hand-over": DrawsOfRows,
     "by hand, draws thrown away": DrawsThrownAway,
+    "by hand, rows dropped and noise by a fresh generator": DropsAndNoise,
+    "by hand, draws for rows that are not zero": DrawsOfContent,
     "by hand, record by record": OneByOne,
     "by hand, in chunks": Chunks,
     "by hand, rows() first": RowsFirst,
