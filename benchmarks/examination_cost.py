@@ -48,6 +48,7 @@ def run(steps: int = 3000) -> dict[str, object]:
             report, seconds = trained(name, batch_size, steps)
             cost = report.examination_cost
             where = f"{name}, batch {batch_size}"
+            results[f"{where}, first, replays"] = int(cost["first_replays"])
             results[f"{where}, first, step times"] = round(cost["first_step_times"], 1)
             results[f"{where}, later, % of the time since"] = round(
                 100 * cost["later"] / seconds, 2

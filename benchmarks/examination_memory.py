@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 
 from lightning_audit import PrivacyAudit
 
-_STEPS, _RECORDS, _BATCH = 3, 512, 32
+_STEPS, _RECORDS, _BATCH = 2, 512, 32
 #: Large tensors go back to the system at once, as in `memory.py`.
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": "131072"}
 
@@ -90,7 +90,7 @@ def _in_a_process(examinations: str) -> tuple[dict[str, object], int]:
         while process.poll() is None:
             with contextlib.suppress(OSError):  # one of them has just ended
                 peak = max(peak, _memory(process.pid))
-            time.sleep(0.03)
+            time.sleep(0.1)
         assert process.stdout is not None
         return json.loads(process.stdout.read().splitlines()[-1]), peak
 

@@ -22,6 +22,7 @@ NAMES = (
     "epoch_cost",
     "overhead",
     "examination_cost",
+    "examination_memory",
     "whole_runs",
     "step_crossings",
     "two_processes",

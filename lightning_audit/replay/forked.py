@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection, Pipe
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -63,7 +63,10 @@ def in_a_fork(work: Callable[[Beat], Result], patience: float) -> Result:
     with warnings.catch_warnings():
         # Threads of OpenMP and of helpers; the fork uses neither.
         warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
+        try:
+            child = os.fork()
+        except OSError as error:
+            raise CannotSeparate(f"the process cannot be forked: {error}") from error
     if child == 0:
         _run(work, sender)
     sender.close()
@@ -105,19 +108,21 @@ def _end(child: int, *, kill: bool) -> int:
         return 0
 
 
-def _run(work: Callable[[Beat], Any], sender: Connection) -> NoReturn:
-    """The life of the fork."""
+def _run(work: Callable[[Beat], Any], sender: Connection) -> None:
+    """All that the fork does; it does not return."""
 
     def send(what: str, value: Any = None) -> None:
         # Not `Connection.send`, which puts tensors into shared memory.
         sender.send_bytes(pickle.dumps((what, value)))
 
     try:
-        _settle(sender.fileno())
+        try:
+            _settle(sender.fileno())
+        except Exception as error:
+            send(_SHARES, str(error))
+            return
         send(_READY)
         send(_DONE, work(lambda: send(_BEAT)))
-    except CannotSeparate as error:
-        send(_SHARES, str(error))
     except BaseException as error:
         send(_FAILED, f"{type(error).__name__}: {error}")
     finally:

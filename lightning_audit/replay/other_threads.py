@@ -11,8 +11,8 @@ import sys
 import threading
 from types import FrameType
 
-#: Packages whose threads neither train nor draw random numbers.
-_HELPERS = frozenset(
+#: The standard library, and packages whose threads neither train nor draw random numbers.
+_HARMLESS = sys.stdlib_module_names | frozenset(
     (
         *("IPython", "debugpy", "ipykernel", "pydevd", "_pydev_bundle", "_pydevd_bundle"),
         *("rich", "tornado", "tqdm", "traitlets", "zmq", "execnet", "fsspec", "grpc", "ray"),
@@ -20,8 +20,8 @@ _HELPERS = frozenset(
         *("sentry_sdk", "swanlab", "tensorboard", "tensorboardX", "wandb"),
     )
 )
-#: The same of torch, by their full names.
-_HELPER_MODULES = ("torch.utils.data._utils.", "torch._inductor.")
+#: Modules of torch that run threads of their own, whatever they call.
+_THREADS_OF_TORCH = ("torch.utils.data._utils.", "torch._inductor.")
 
 
 def training_thread() -> str:
@@ -40,11 +40,9 @@ def _is_helper(frame: FrameType | None) -> bool:
     # Below these calls a function written in C has no frame of its own, such as `torch.normal`.
     if frame is None or frame.f_code.co_name == "run":
         return False
+    modules: list[str] = []
     while frame is not None:
-        name = str(frame.f_globals.get("__name__"))
-        package = name.partition(".")[0]
-        known = package in sys.stdlib_module_names or package in _HELPERS
-        if not known and not name.startswith(_HELPER_MODULES):
-            return False
+        modules.append(str(frame.f_globals.get("__name__")))
         frame = frame.f_back
-    return True
+    packages = {name.partition(".")[0] for name in modules}
+    return packages <= _HARMLESS or any(name.startswith(_THREADS_OF_TORCH) for name in modules)

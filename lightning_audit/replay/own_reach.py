@@ -7,7 +7,6 @@ are opened again or copied, shared memory is copied, and what would reach furthe
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import mmap
 import os
 import re
@@ -121,6 +120,8 @@ def _own_files(kept: int, left: int) -> None:
 
 def _own_file(number: int, left: int) -> int:
     """Open a file again in the place of a descriptor; one that is written to is copied."""
+    import fcntl  # not on Windows, where nothing is forked
+
     flags, place = fcntl.fcntl(number, fcntl.F_GETFL), os.lseek(number, 0, os.SEEK_CUR)
     access = flags & os.O_ACCMODE
     try:
