@@ -31,6 +31,8 @@ NOT_REPEATED = (
     "the step, repeated from the same state, gives other bits: it keeps state that a replay cannot "
     "put back, draws random numbers that cannot be set, or computes in no fixed order"
 )
+_RANDOM_NORM = "the clipping norm of a step depends on random numbers"
+_OTHER_SEED = 9_115_027
 _NOT_SURE = (
     "it cannot be told where the noise is in; show it: "
     "grads = lightning_audit.released(grads, module=self)"
@@ -158,7 +160,7 @@ def ask(asked: Asked, names: Collection[str] = tuple(QUESTIONS)) -> dict[str, An
 def _obstacle(asked: Asked) -> str:
     """Why nothing can be asked, or empty."""
     try:
-        return _unfit(asked) or _unsteady(asked)
+        return _unfit(asked) or _unsteady(asked) or _random_norm(asked)
     except Stopped as stopped:
         return str(stopped)
 
@@ -194,3 +196,12 @@ def _unsteady(asked: Asked) -> str:
     same = equal_releases(base, again) and same_numbers(base, again) and equal_after(base, again)
     base.after = {}
     return "" if same else NOT_REPEATED
+
+
+def _random_norm(asked: Asked) -> str:
+    """Why a release has no unit: its clipping norm is another one under other random numbers."""
+    stated = asked.replay.usual(asked.batches, asked.seed).stated
+    if stated == 1.0:
+        return ""
+    other = asked.replay.run(asked.batches, asked.seed + _OTHER_SEED).stated
+    return "" if other == stated else _RANDOM_NORM

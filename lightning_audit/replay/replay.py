@@ -34,6 +34,8 @@ class Replay:
             are asked for.
         marks: where all generators of random numbers were, one number at each place of the step:
             "start", each "clipping" and "noise", and the "cut".
+        stated: the clipping norm that Opacus' optimizer states when noise is added, over the
+            claimed one.
         counts: what an optimizer that adapts its clipping norm releases beside its gradients.
         after: what the step left behind that later steps read or a checkpoint holds, by name.
         later: releases of a second step on the same batches; empty where none was asked for.
@@ -48,6 +50,7 @@ class Replay:
     norms: list[torch.Tensor] = field(default_factory=list)
     gradients: list[torch.Tensor] = field(default_factory=list)
     marks: list[tuple[str, int]] = field(default_factory=list)
+    stated: float = 1.0
     counts: dict[str, Any] = field(default_factory=dict)
     after: dict[str, torch.Tensor] = field(default_factory=dict)
     later: list[torch.Tensor] = field(default_factory=list)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -288,9 +287,13 @@ class StepReplay:
                 found.counts = {n: getattr(private, n) for n in _COUNTS if hasattr(private, n)}
             reads([p.grad for p in params], norm / divisor)
 
+        def before_noise() -> None:
+            found.stated = float(private.max_grad_norm) / norm
+            places.passes("noise")
+
         return [
             MethodHook(private, "pre_step", before=before_clipping),
-            MethodHook(private, "add_noise", before=partial(places.passes, "noise")),
+            MethodHook(private, "add_noise", before=before_noise),
             watch_cut(private, noise_is_in),
         ]
 

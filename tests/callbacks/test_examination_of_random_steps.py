@@ -20,6 +20,7 @@ ALL = {"replay.sensitivity", "replay.release", "coupling", "replay.clipping", "r
 _IN_PARTS = {"coupling", "replay.clipping", "replay.noise"}
 NOT_ASKED = {
     "by hand, noise that cannot be set": ALL,
+    "a clipping norm that is drawn": ALL,
     "by hand, rows() first": _IN_PARTS,
     "by hand, draws for rows that are not zero": {"replay.clipping"},
 }

@@ -116,6 +116,14 @@ class NoiseOfTheSystem(DPOptimizer):
         super().add_noise()
 
 
+class RandomNorm(Trains):
+    """The clipping norm of a step, and the noise with it, is drawn before its data are read."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.trainer.optimizers[0].max_grad_norm = float(0.5 + torch.rand(()))
+        return super().training_step(batch, batch_idx)
+
+
 # ------------------------------------------------------------------ inputs with a domain
 
 
@@ -338,6 +346,7 @@ CORRECT: dict[str, Callable[[], Trains]] = {
     "augmentation by a fresh generator of a drawn seed": _net(SeededGenerator),
     "rows dropped behind the clipping": lambda: Trains(mlp(), private=Dropped),
     "Opacus with noise of os.urandom": lambda: Trains(mlp(), private=NoiseOfTheSystem),
+    "a clipping norm that is drawn": _net(RandomNorm),
     "logarithms, roots and arc sines": _net(Prices),
     "codes among floats": lambda: CodesAmongFloats(CodesAmongFloats.Net()),
     "by hand": ByHand,
