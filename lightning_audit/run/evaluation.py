@@ -141,7 +141,6 @@ def build_report(
         environment={name: _version(name) for name in _LIBRARIES},
         notes=(
             *facts.notes,
-            *facts.examined.notes,
             *numbers_of_data(findings.all),
             *_notes(sessions, facts, config, verdict, not_run),
         ),
