@@ -123,16 +123,10 @@ class StepReplay:
         self.steps += 1 + bool(then)
         found, self._later, self._keep = Replay(), False, keep
         places = RandomPlaces(self._state, seed, found)
-        begun = time.thread_time()
         try:
             with self._watched(found, places, rows, released), self._state.entropy:
                 places.begin()
-                self._announce(len(batches))
-                if alone and rows is not None:
-                    self._clip(rows)
-                else:
-                    self._take_step([copied(batch) for batch in batches])
-                    self.step_seconds = min(self.step_seconds, time.thread_time() - begun)
+                self._take_first(batches, rows if alone else None)
                 if then or look:
                     found.after = left_behind(self._module, self._step.optimizer)
                 if then:
@@ -149,6 +143,16 @@ class StepReplay:
             self._state.put_back()
         self._beat()
         return found
+
+    def _take_first(self, batches: Sequence[Any], rows: torch.Tensor | None) -> None:
+        """Take the step on its batches, or let ``rows`` alone be clipped and noised."""
+        begun = time.thread_time()
+        self._announce(len(batches))
+        if rows is not None:
+            self._clip(rows)
+            return
+        self._take_step([copied(batch) for batch in batches])
+        self.step_seconds = min(self.step_seconds, time.thread_time() - begun)
 
     def has_left(self, steps: int) -> bool:
         """Whether so many steps may still be replayed."""
