@@ -40,12 +40,10 @@ class StepReplay:
         take_step: takes the user's step on batches, as the training does.
         module: the user's module.
         step: the adapter of its private optimizer.
-        claim: what is claimed of a step, read before one is replayed: faulty code may change what
-            the optimizer states.
+        claim: what is claimed of a step, read before any replay: faulty code may change it.
         state: the training, to which it is put back after each replay.
-        skips: of each physical batch, whether the optimizer's step was skipped behind it, as
-            Opacus' batch memory manager has it; of the last one not. Empty where the step's own
-            code says which are skipped.
+        skips: of each physical batch, whether the optimizer's step was skipped after it, as Opacus'
+            batch memory manager does; empty where the step's own code decides that.
         budget: steps that may be replayed; None for as many as are needed.
         beat: is called after each replay.
     """
@@ -68,8 +66,7 @@ class StepReplay:
         self.skips = list(skips) if any(skips) else []
         self._take_step, self._module = take_step, module
         self._step, self._claim = step, claim
-        self._state = state
-        self._private = private_optimizer(step.optimizer)
+        self._state, self._private = state, private_optimizer(step.optimizer)
         #: Whether only so many steps may be replayed.
         self.limited = budget is not None
         #: Types of the trained tensors, that of what is put in, and entries of each tensor.

@@ -159,9 +159,11 @@ def segment_state(
     sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig
 ) -> dict[str, Any]:
     """What a checkpoint holds of the checks that restart behind it."""
-    seen = results_by_place(sessions, facts, config, unknown_epsilons(config)) if sessions else []
+    if not sessions:
+        return facts.earlier.state([], [])
+    seen = results_by_place(sessions, facts, config, unknown_epsilons(config))
     levels = [*(session.monitor.significance for session in sessions), config.significance]
-    return facts.earlier.state(seen, levels[-len(seen) :])
+    return facts.earlier.state(seen, levels)
 
 
 def _least_power(powers: Sequence[Mapping[str, Power]]) -> dict[str, dict[str, Any]]:

@@ -3,7 +3,7 @@
 Each draws random numbers where practitioners draw them, and each is (epsilon, delta)-differentially
 private as it claims: no record's gradient depends on another record, each is clipped, Gaussian
 noise of sigma times the clipping norm is added to the sum once in a step, batches are Poisson, and
-nothing else of the records reaches the weights. `TODAY.md` says what the audit says of them.
+nothing else of the records reaches the weights.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Train a kind with and without the audit; `python -m correct_kinds.run` prints what it says.
 
-In `tests/support`, optionally with a seed and names of kinds behind it. `TODAY.md` is made of it.
+In `tests/support`, optionally with a seed and names of kinds after it.
 """
 
 from __future__ import annotations
