@@ -65,7 +65,9 @@ def shown(check: CheckResult, significance: float) -> CheckResult:
     if log_e is not None:
         log_e = coarse(log_e, -math.log(check.share * significance))
     if check.status in VOID:
-        digits = _needed(known, check.evidence)
+        # What rests on public parts alone is public: a loader's type, and what it costs.
+        private = not {*check.evidence, "message"} <= {*known.public}
+        digits = _needed(known, check.evidence) if private else _ALL
         message = _rounded_text(check.message, digits)
         evidence = _rounded(check.evidence, digits, known.public)
     else:

@@ -40,7 +40,7 @@ def test_violation_stops_the_training_and_is_raised_in_on_fit_end(tmp_path: Path
     with pytest.raises(PrivacyViolation) as raised:
         trainer.fit(module)
     names = [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)]
-    assert names[-2:] == ["on_fit_end", "raise_for"]
+    assert names[-2:] == ["tell", "raise_for"]
     assert hooks.seen == ["epoch_end", "train_end", "fit_end"]
     assert trainer.global_step < 20
     assert raised.value.report.complete

@@ -269,7 +269,7 @@ def test_sound_hand_written_training_is_not_accused(tmp_path: Path, kind: type) 
 def test_what_cannot_be_compared_says_why(tmp_path: Path) -> None:
     report = fit(tmp_path, OneByOne(), audit(claim=CLAIM), max_steps=2)
     assert status(report, "coupling") == "not_run"
-    assert "0 per-sample gradients" in coupling(report).message
+    assert "other than one per-sample gradient of each" in coupling(report).message
 
 
 # ------------------------------------------------------------------ limits
@@ -301,7 +301,7 @@ def test_a_training_step_that_fails_on_copies_trains_on(tmp_path: Path) -> None:
 
     report = fit(tmp_path, Distinct(layers(), dataset=digits()), audit(), max_steps=2)
     assert report.steps == 2
-    assert coupling(report).message == "not asked: ValueError: a record comes twice"
+    assert coupling(report).message == "not asked: ValueError"
 
 
 class Resumable(PrivateModule):

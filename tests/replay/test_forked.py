@@ -15,6 +15,7 @@ import torch
 
 from lightning_audit.replay.forked import ForkFailed, in_a_fork, may_fork
 from lightning_audit.replay.own_reach import CannotSeparate
+from lightning_audit.taps.boundary import FailedElsewhere
 
 Beat = Callable[[], None]
 
@@ -91,18 +92,18 @@ def _cannot_be_sent(beat: Beat) -> Any:
     ("work", "why"),
     [
         (_hangs, "no replay ended within 1 s"),
-        (_raises, "ValueError: wrong"),
-        (_exits, "SystemExit: 3"),
+        (_raises, "ValueError in"),
+        (_exits, "SystemExit in"),
         (_crashes, "ended by signal 11"),
-        (_killed, "ReachesOut: the step calls os.kill"),
-        (_cannot_be_sent, "ickl"),
+        (_killed, "ReachesOut in"),
+        (_cannot_be_sent, r"Error in replay\.forked\.send"),
     ],
 )
 def test_what_gives_no_result_says_why_and_leaves_no_process(
     work: Callable[[Beat], Any], why: str
 ) -> None:
     begun = time.monotonic()
-    with pytest.raises(ForkFailed, match=why):
+    with pytest.raises((ForkFailed, FailedElsewhere), match=why):
         in_a_fork(work, 1.0)
     assert time.monotonic() - begun < 10.0
     assert no_children()

@@ -598,6 +598,10 @@ REFUSED: tuple[tuple[str, str], ...] = (
         "one optimizer with parameter groups, one process, or gradient canaries",
     ),
     ("several audits in one Trainer", "one audit"),
+    (
+        "one audit in two Trainers that fit at the same time",
+        "an audit for each Trainer",
+    ),
     ("strategies that shard parameters (FSDP, DeepSpeed)", "`strategy='ddp'`"),
     ("hand-written DP-SGD or input canaries in several processes", "`devices=1`"),
     ("input canaries under per-layer or adaptive clipping", "gradient canaries"),
