@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from neighbours import Kind, differences, neighbours
+from artefacts import differences
+from neighbours import Kind, neighbours
 from stages import staged
 from torch.utils.data import TensorDataset
 from training_matrix import COMPARED, ROWS, Row
