@@ -62,9 +62,10 @@ def read_metrics(directory: Path) -> dict[str, Any]:
 
 
 def read_checkpoints(directory: Path) -> list[dict[str, Any]]:
-    """States of the audit in a folder's checkpoints, earliest first."""
-    found = sorted(directory.glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
-    held = [torch.load(path, weights_only=True)["callbacks"] for path in found]
+    """States of the audit in a folder's checkpoints, by their names."""
+    held = [
+        torch.load(path, weights_only=True)["callbacks"] for path in sorted(directory.glob("*"))
+    ]
     return [state for one in held for key, state in one.items() if key.startswith("PrivacyAudit")]
 
 

@@ -31,7 +31,6 @@ from opacus.utils.adaptive_clipping.adaptive_clipping_utils import (
     DPTensorFastGradientAdaptiveClipping,
 )
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
-from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import BatchSampler, TensorDataset
@@ -43,8 +42,8 @@ from lightning_audit import InconclusiveAudit, PrivacyAudit, PrivacyViolation
 Kind = Literal["replaced", "removed"]
 #: Of so few records each is drawn often.
 RECORDS = 96
-#: Checkpoints of a training, beside the state at its end.
-SAVED = 6
+#: Audited steps between two checkpoints.
+BETWEEN = 4
 _COUNTS = ("unclipped_num", "sample_size")
 
 
@@ -143,20 +142,17 @@ def _train(
     more: Mapping[str, Any],
     resumes: bool,
 ) -> Artefacts:
-    # A step of several batches is counted by Lightning as several, and so is one of two optimizers.
-    limit = max(row.trainer.get("max_steps", 120) * steps // 120, steps)
     saved, exceptions, console = directory / "checkpoints", [], io.StringIO()
     # Files of a run that stops and goes on are those of its last part.
-    for last in [limit // 2, limit] if resumes else [limit]:
+    for last in [steps // 2, steps] if resumes else [steps]:
         module, audit = _made(row, seed, changed, more)
         releases.audit = audit
         loggers = [CSVLogger(directory, "csv"), TensorBoardLogger(directory, "board")]
-        saver = ModelCheckpoint(saved, save_top_k=-1, every_n_train_steps=max(limit // SAVED, 1))
-        arguments = {**row.trainer, "max_steps": last, "logger": loggers}
-        trainer = trainer_for(
-            directory, _Seeds(releases, seed), audit, saver, enable_checkpointing=True, **arguments
-        )
-        before = max(saved.glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns, default=None)
+        course = _Course(releases, seed, saved, last)
+        # Lightning counts parts of batches, the updates of several optimizers, or no step at all.
+        arguments = {**row.trainer, "max_steps": -1, "max_epochs": 1000, "logger": loggers}
+        trainer = trainer_for(directory, course, audit, **arguments)
+        before = max(saved.glob("*.ckpt"), default=None)
         with _released(releases), _printed(console):
             try:
                 trainer.fit(module, ckpt_path=before, weights_only=True if before else None)
@@ -198,11 +194,19 @@ def _of_few_records(audit: Mapping[str, Any]) -> dict[str, Any]:
     return {**audit, "claim": dataclasses.replace(claim, sample_rate=rate)}
 
 
-class _Seeds(pl.Callback):
-    """Gives each batch random numbers of its own, whatever the batch before drew."""
+class _Course(pl.Callback):
+    """Saves checkpoints, ends the training, and gives each batch random numbers of its own.
 
-    def __init__(self, releases: Releases, seed: int) -> None:
-        self._releases, self._seed = releases, seed
+    Args:
+        releases: of the training.
+        seed: of the random numbers.
+        saved: where the checkpoints go, one after every `BETWEEN` audited steps.
+        last: audited steps of the training.
+    """
+
+    def __init__(self, releases: Releases, seed: int, saved: Path, last: int) -> None:
+        self._releases, self._seed, self._saved, self._last = releases, seed, saved, last
+        self._steps = 0
 
     def on_save_checkpoint(self, trainer: Any, module: Any, checkpoint: Any) -> None:
         """Give weights the names that they have before Opacus wraps their module."""
@@ -212,6 +216,16 @@ class _Seeds(pl.Callback):
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
         if self._releases.live:
             torch.manual_seed(10**6 * (self._seed + 1) + 1000 * trainer.current_epoch + batch_idx)
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        audit = self._releases.audit
+        run = audit._run if audit is not None else None
+        if run is None or run.optimizers.steps // len(run.sessions or [0]) == self._steps:
+            return
+        self._steps = run.optimizers.steps // len(run.sessions)
+        if self._steps % BETWEEN == 0:
+            trainer.save_checkpoint(self._saved / f"{self._steps:04d}.ckpt")
+        trainer.should_stop = trainer.should_stop or self._steps >= self._last
 
 
 @contextlib.contextmanager
