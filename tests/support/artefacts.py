@@ -51,13 +51,16 @@ class Artefacts:
 
 
 def read_metrics(directory: Path) -> dict[str, Any]:
-    """What the loggers hold, by logger; the times at which it was written left out."""
-    tables = [path.read_text() for path in sorted(directory.glob("csv/*/metrics.csv"))]
+    """What the loggers hold, by logger, without the clock and Lightning's count of batches."""
+    tables = []
+    for path in sorted(directory.glob("csv/*/metrics.csv")):
+        rows = csv.DictReader(io.StringIO(path.read_text()))
+        tables.append([{k: v for k, v in row.items() if k != "step"} for row in rows])
     boards = []
     for events in sorted(directory.glob("board/*/events*")):
         board = EventAccumulator(str(events)).Reload()
         tags = board.Tags()["scalars"]
-        boards.append({t: [(event.step, event.value) for event in board.Scalars(t)] for t in tags})
+        boards.append({tag: [event.value for event in board.Scalars(tag)] for tag in tags})
     return {"csv": tables, "board": boards}
 
 
@@ -138,13 +141,12 @@ def _without_coarse(held: dict[str, Any]) -> dict[str, Any]:
         for check in report["checks"]
     ]
     epochs = [{**row, "e_value": None} for row in report["epochs"]]
-    tables = [list(csv.DictReader(io.StringIO(table))) for table in held["metrics"]["csv"]]
     boards = [{**board, _E_VALUE: None} for board in held["metrics"]["board"]]
     return {
         **held,
         "report.json": {**report, "checks": checks, "epochs": epochs},
         "metrics": {
-            "csv": [[{**row, _E_VALUE: None} for row in rows] for rows in tables],
+            "csv": [[{**row, _E_VALUE: None} for row in rows] for rows in held["metrics"]["csv"]],
             "board": boards,
         },
         "console": [_E_VALUES.sub("", line) for line in held["console"]],
