@@ -8,7 +8,6 @@ module that it, or a function that it names, uses.
 from __future__ import annotations
 
 import functools
-import random
 import sys
 import types
 from collections.abc import Iterator
@@ -105,37 +104,16 @@ class FrozenNoise:
     ) -> tuple[Floats, Floats, bool]:
         """Two releases from one state, and whether as many random numbers were drawn."""
         state.seed(first[1])
-        one, drawn = self._released(first[0]), _positions(state)
+        one, drawn = self._released(first[0]), state.mark()
         state.put_back()
         state.seed(second[1])
         other = self._released(second[0])
-        return one, other, drawn == _positions(state)
+        return one, other, drawn == state.mark()
 
 
 def _state_of(roots: list[object]) -> TrainingState:
     # What counts its calls by an iterator shows it, for equal calls release different values.
     return TrainingState(roots, iterators=True)
-
-
-def _positions(state: TrainingState) -> list[object]:
-    """Where all generators are; equal after two calls only if these drew as much."""
-    found: list[object] = [torch.get_rng_state().numpy().tobytes(), random.getstate()]
-    found += _of_numpy(np.random.get_state())
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        found += [device.numpy().tobytes() for device in torch.cuda.get_rng_state_all()]
-    for generator in state.generators:
-        if isinstance(generator, torch.Generator):
-            found.append(generator.get_state().cpu().numpy().tobytes())
-        elif isinstance(generator, np.random.RandomState):
-            found += _of_numpy(generator.get_state())
-        else:
-            found.append(repr(generator.bit_generator.state))
-    return found
-
-
-def _of_numpy(state: Any) -> list[object]:
-    _, keys, *rest = state
-    return [keys.tobytes(), *rest]
 
 
 def _roots(privatize: object) -> list[object]:

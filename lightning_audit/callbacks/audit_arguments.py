@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from lightning_audit import _validate
@@ -21,6 +22,11 @@ class AuditArguments:
     """The arguments of a `PrivacyAudit` as attributes; all of them are in `config`."""
 
     config: AuditConfig
+    report_dir: str | Path | None
+
+    def directory(self, trainer: Any) -> Path:
+        """Where report and observations of a Trainer's training go."""
+        return Path(self.report_dir or Path(trainer.default_root_dir) / "audit")
 
     @property
     def claimed_epsilon(self) -> float | None:

@@ -157,7 +157,7 @@ def end_failed(audit: Any, trainer: Any, *_: Any) -> None:
     if run is not None:
         run.report = report
     elif trainer.is_global_zero and not trainer.fast_dev_run:
-        own = ReportFiles(audit._directory(trainer))  # the audit failed before it had one
+        own = ReportFiles(audit.directory(trainer))  # the audit failed before it had one
     attempt(partial(_save, report, own if run is None else run.files))
     if own is not None:
         attempt(own.release)

@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.callbacks import audit_arguments as arguments
 from lightning_audit.callbacks import outcome
-from lightning_audit.callbacks._namespaces import (
-    MisconfigurationException,
-    guarded,
-    of_its_run,
-)
+from lightning_audit.callbacks._namespaces import MisconfigurationException, guarded, of_its_run
 from lightning_audit.callbacks.lightning_step import LightningStep
 from lightning_audit.callbacks.preview import Preview, preview
 from lightning_audit.callbacks.same_training import OneFit, goes_on, note_end
@@ -174,7 +170,7 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         self._ended, self._stopping = False, Stopping(self.on_violation)
         audits = sum(isinstance(callback, PrivacyAudit) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         refuse_trainer(trainer, audits)
-        self._run = run = AuditRun(self.config, trainer, self._directory(trainer))
+        self._run = run = AuditRun(self.config, trainer, self.directory(trainer))
         self._boundary.stays = run.ranks.several
         run.take_directory(again=again)
         if again:
@@ -330,9 +326,6 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
     def _close(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._release()
         note_end(trainer, pl_module, self._kept)
-
-    def _directory(self, trainer: Trainer) -> str | Path:
-        return self.report_dir or Path(trainer.default_root_dir) / "audit"
 
     def _end(self, run: AuditRun, trainer: Trainer) -> None:
         self._ended = True

@@ -163,27 +163,6 @@ def taken(batch: Any, chosen: Sequence[int]) -> Any:
     return _pytree.tree_unflatten(tensors, _pytree.tree_structure(batch))
 
 
-def with_scaled_row(batch: Any, row: int, factor: float) -> Any:
-    """A batch with one sample more: a copy of one whose floating point numbers are multiplied.
-
-    Args:
-        batch: tensors with the samples first, in tuples, lists, dicts or named tuples.
-        row: number of the sample.
-        factor: what its numbers are multiplied by.
-
-    Returns:
-        New tensors in the same containers.
-
-    Raises:
-        ValueError: the batch holds anything else.
-    """
-    longer = taken(batch, [*range(rows(batch)), row])
-    for tensor in leaves(longer):
-        if tensor.is_floating_point():
-            tensor[-1] *= factor
-    return longer
-
-
 def _is_label(tensor: torch.Tensor) -> bool:
     whole = not tensor.is_floating_point() and not tensor.is_complex()
     return tensor.dim() == 1 and whole and tensor.dtype != torch.bool

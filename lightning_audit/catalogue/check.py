@@ -65,7 +65,7 @@ class Check:
             nothing does but what is undecided, as of every check.
         faults: the rules by which it names a fault alone; the first that applies counts.
         private: whether its numbers are computed from un-noised data (clipped sums, noise alone,
-            batches, records, replays); see `verdict.disclosure` for what is shown of them. No
+            batches, records, replays); see `catalogue.disclosure` for what is shown of them. No
             checkpoint holds them: the check restarts at each resume, see `Evidence`.
         fine: message of a private check where nothing is wrong.
         public: names of those parts of a private check that are functions of settings, coins and

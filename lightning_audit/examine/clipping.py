@@ -7,22 +7,18 @@ which is to be at most the clipping norm.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from lightning_audit.canaries.sample_batches import rows
 from lightning_audit.examine.crafted_gradients import CraftedGradients, Trial
-from lightning_audit.replay.replay import Replay
-from lightning_audit.replay.replay_distance import (
-    distance,
-    on_a_lattice,
-    shift_by_more_draws,
-    too_coarse,
-)
+from lightning_audit.examine.replayed_pair import MORE, SHIFTED, Judged, hands_all_over, judge
+from lightning_audit.replay.replay import Replay, Stopped
+from lightning_audit.replay.replay_distance import too_coarse
 from lightning_audit.replay.rows_replay import RowsReplay, why_no_rows
 from lightning_audit.replay.step_replay import StepReplay
 from lightning_audit.run_checks.replay_answers import Answer
@@ -51,7 +47,8 @@ def examine_clipping(
         seed: of the replays and of the gradients.
         trials: how many gradients are left out, at the most.
         begin: trials that earlier examinations made, with which this one goes on.
-        replaced: whether zeros take the place of the gradient, so that there are as many.
+        replaced: whether zeros take the place of the gradient, so that there are as many; they do,
+            too, where one less shifts random numbers.
     """
     count = rows(batch)
     usual = replay.usual([batch], seed)
@@ -62,35 +59,44 @@ def examine_clipping(
     crafted = CraftedGradients(replay.sizes, count, seed, replay.dtype)
     given = RowsReplay(replay, batch, next(crafted.trials()).rows, seed)
     found: list[Finding] = []
-    asked = 0
+    asked, shifted, zeros = 0, 0, replaced
     start = begin % TRIALS
-    for trial in itertools.islice(_endless(crafted), start, start + trials):
-        if not replay.has_left(2):
-            break
-        one, other = _pair(given, trial, seed, replaced=replaced)
-        if one.error or other.error:
-            continue
-        asked += 1
-        far = distance(one, other)
-        if far > 1.0 + tolerated and on_a_lattice(torch.cat(one.releases)):
-            pair = partial(_pair, given, trial, replaced=replaced)
-            far = shift_by_more_draws(pair, seed)
-        if far > 1.0 + tolerated:
-            left = trial.rows[trial.left_out]
-            parts = sum(bool(part.any()) for part in torch.split(left, replay.sizes))
-            alone = parts == 1 < len(replay.sizes)
-            whole = float(left.norm())
-            found.append(Finding(trial.name, far, 1.0, whole=whole, in_one_tensor=alone))
-    return Answer(asked, tuple(found), "" if asked else replay.why_none("crafted gradient"))
+    with contextlib.suppress(Stopped):  # what was found by then stands
+        for trial in itertools.islice(_endless(crafted), start, start + trials):
+            judged = _judge(given, trial, seed, 1.0 + tolerated, zeros=zeros)
+            if judged.shifted and not zeros:
+                zeros = True
+                judged = _judge(given, trial, seed, 1.0 + tolerated, zeros=zeros)
+            shifted += judged.shifted
+            if not judged.tells:
+                continue
+            if judged.far > 1.0 + tolerated:
+                if not found and not given.alone and not hands_all_over(replay, batch, seed):
+                    return Answer(reason=MORE)
+                found.append(_finding(trial, judged.far, replay.sizes))
+            asked += 1
+    why = SHIFTED if shifted else replay.why_none("crafted gradient")
+    return Answer(asked, tuple(found), "" if asked else why)
+
+
+def _judge(given: RowsReplay, trial: Trial, seed: int, allowed: float, *, zeros: bool) -> Judged:
+    """Judge the step with the gradients of a trial, and without the one or with zeros for it."""
+    without = trial.with_zeros if zeros else trial.neighbour
+
+    def draw(seed: int) -> list[Replay]:
+        return [given.run(rows, seed) for rows in (trial.rows, without)]
+
+    return judge(draw, seed, allowed, by_row=zeros)
+
+
+def _finding(trial: Trial, far: float, sizes: Sequence[int]) -> Finding:
+    left = trial.rows[trial.left_out]
+    parts = sum(bool(part.any()) for part in torch.split(left, list(sizes)))
+    whole, alone = float(left.norm()), parts == 1 < len(sizes)
+    return Finding(trial.name, far, 1.0, whole=whole, in_one_tensor=alone)
 
 
 def _endless(crafted: CraftedGradients) -> Iterator[Trial]:
     """Trials of all families, again and again, with other directions."""
     while True:
         yield from crafted.trials()
-
-
-def _pair(given: RowsReplay, trial: Trial, seed: int, *, replaced: bool) -> list[Replay]:
-    """The step with the gradients of a trial, and without the one."""
-    without = trial.with_zeros if replaced else trial.neighbour
-    return [given.run(rows, seed) for rows in (trial.rows, without)]

@@ -16,7 +16,9 @@ import torch
 
 from lightning_audit.canaries.sample_batches import rows
 from lightning_audit.examine.noise_entries import NoiseEntries
+from lightning_audit.examine.replayed_pair import MORE, hands_all_over
 from lightning_audit.layout import FloatArray
+from lightning_audit.replay.random_places import same_numbers
 from lightning_audit.replay.replay import Replay
 from lightning_audit.replay.replay_distance import on_a_lattice
 from lightning_audit.replay.rows_replay import RowsReplay, why_no_rows
@@ -44,6 +46,8 @@ _FEW_DRAWS, _CHEAP = 4, 20_000
 _LOOKED_AT, _LOOKED_AT_SOON = 200_000, 5_000
 #: Norm of gradients that are added up unclipped, and of one that is clipped, in clipping norms.
 _SMALL, _LARGE = 0.05, 30.0
+#: What gradients are multiplied by, so that they are others.
+_LESS = 0.97
 #: Relative difference of two numbers that are equal up to rounding.
 _EQUAL = 1e-3
 #: Smallest range of the draws of an entry that has noise, over the claimed noise.
@@ -100,7 +104,7 @@ class _Examination:
     """
 
     def __init__(self, replay: StepReplay, batch: Any, count: int, seed: int, sigma: float) -> None:
-        self._replay, self._seed, self._sigma = replay, seed, sigma
+        self._replay, self._batch, self._seed, self._sigma = replay, batch, seed, sigma
         self._count, self._size = count, sum(replay.sizes)
         self._type = replay.dtype
         self._zeros = torch.zeros(count, self._size, dtype=self._type)
@@ -111,6 +115,8 @@ class _Examination:
         generator = torch.Generator().manual_seed(seed)
         dense = torch.randn(self._size, generator=generator, dtype=torch.float64)
         self._direction = dense / dense.norm()
+        #: The first draw of the noise, and the last replay that released something.
+        self._first = self._last = Replay()
 
     def answer(self) -> Answer:
         """Draw, and test."""
@@ -149,8 +155,14 @@ class _Examination:
         return self._told(seen, len(draws), kept)
 
     def _told(self, seen: Mapping[str, Seen], draws: int, kept: Any = None) -> Answer:
+        of_records = seen.get(OF_RECORDS, NOTHING).log_e > 0.0
+        if of_records and not self._given.alone and not self._hands_all_over():
+            return Answer(reason=MORE)
         look = NoiseLook(seen, draws, self._entries.count)
         return Answer(draws, look.findings, noise=look, kept=kept)
+
+    def _hands_all_over(self) -> bool:
+        return hands_all_over(self._replay, self._batch, self._seed)
 
     def _wanted(self) -> int:
         """How many draws are made."""
@@ -167,17 +179,26 @@ class _Examination:
                 break
             release = self._release(self._zeros, number)
             if release is not None:
+                self._first = self._last if number == 0 else self._first
                 found.append(release)
         return found
 
     def _release(self, gradients: torch.Tensor, number: int = 0) -> torch.Tensor | None:
         """What is released of these gradients by the random numbers of a draw, ``[d]``."""
-        return _one(self._given.run(gradients, self._seed + number * _APART))
+        replay = self._given.run(gradients, self._seed + number * _APART)
+        release = _one(replay)
+        if release is not None:
+            self._last = replay
+        return release
 
     def _small_sum(self, number: int = 0) -> torch.Tensor | None:
         """The release of equal gradients below the clipping norm."""
-        rows = (_SMALL * self._direction).to(self._type).repeat(self._count, 1)
-        return self._release(rows, number)
+        return self._release(self._small_rows, number)
+
+    @property
+    def _small_rows(self) -> torch.Tensor:
+        row: torch.Tensor = (_SMALL * self._direction).to(self._type)
+        return row.repeat(self._count, 1)
 
     # ------------------------------------------------------------------ what is read
 
@@ -234,20 +255,42 @@ class _Examination:
             other = self._release(gradients)
             if other is None:
                 continue
-            far = float((other - draw).norm()) / max(float(draw.norm()), 1e-30)
-            if far > _SAME and self._varies(gradients, other - draw):
+            if what == "gradients":
+                by_draws = self._draws_for_rows(gradients, other)
+            else:
+                by_draws = not same_numbers(self._first, self._last) or _independent(draw, other)
+            far = float(self._across(other - draw).norm()) / max(float(draw.norm()), 1e-30)
+            if not by_draws and far > _SAME and self._varies(gradients, other - draw):
                 return Seen(CERTAIN, f"it depends on {what}, where their sum is the same")
         return None
+
+    def _draws_for_rows(self, gradients: torch.Tensor, release: torch.Tensor) -> bool:
+        """Whether the last release has other noise because its rows are not zero.
+
+        A step may draw numbers for such rows alone; then others that are not zero have that noise.
+        """
+        last = self._last
+        if same_numbers(self._first, last):
+            return False
+        other = self._release(_LESS * gradients)
+        if other is None or not same_numbers(last, self._last):
+            return False
+        return float(self._across(other - release).norm()) <= _SAME * float(release.norm())
+
+    def _across(self, change: torch.Tensor) -> torch.Tensor:
+        """A change of a release without its part along the gradients: rows left out at random."""
+        along: torch.Tensor = (change @ self._direction) * self._direction
+        return change - along
 
     def _of_other_sums(self, draw: torch.Tensor) -> Seen | None:
         """Whether gradients that are small beside the noise have noise of their own."""
         other = self._small_sum()
         if other is None or not bool(draw.any()):
             return None
-        added = other - draw
-        across = float((added - (added @ self._direction) * self._direction).norm())
         small = self._count * _SMALL < 0.1 * float(draw.norm())
-        if not small or across < 0.5 * float(draw.norm()):
+        if not small or float(self._across(other - draw).norm()) < 0.5 * float(draw.norm()):
+            return None
+        if self._draws_for_rows(self._small_rows, other):
             return None
         return Seen(CERTAIN, "it is another one beside other gradients")
 
@@ -268,7 +311,18 @@ class _Examination:
         one, other = self._release(gradients, 1), self._release(self._zeros, 1)
         if one is None or other is None:
             return False
-        return float((one - other - change).norm()) > 0.1 * float(change.norm())
+        again = self._across(one - other)
+        change = self._across(change)
+        return float((again - change).norm()) > 0.1 * float(change.norm())
+
+
+def _independent(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two draws are as large as each other and nothing alike: other random numbers."""
+    norms = float(one.norm()), float(other.norm())
+    if not min(norms) > 0.0:
+        return False
+    alike = abs(float(one @ other)) < 0.5 * norms[0] * norms[1]
+    return alike and abs(norms[1] / norms[0] - 1.0) < 5.0 / math.sqrt(len(one))
 
 
 def _one(replay: Replay) -> torch.Tensor | None:

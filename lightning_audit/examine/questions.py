@@ -14,6 +14,7 @@ from lightning_audit.examine.noise import examine_noise
 from lightning_audit.examine.record_independence import examine_independence
 from lightning_audit.examine.record_sensitivity import examine_sensitivity, tolerance
 from lightning_audit.examine.release_use import examine_release
+from lightning_audit.replay.random_places import same_numbers
 from lightning_audit.replay.replay import NONE_LEFT, Stopped
 from lightning_audit.replay.replay_distance import equal_after, equal_releases
 from lightning_audit.replay.step_replay import StepReplay
@@ -29,8 +30,10 @@ MOST_ENTRIES = 50_000_000
 TOO_SMALL = "the batch is too small"
 NOT_REPEATED = (
     "the step, repeated from the same state, gives other bits: it keeps state that a replay cannot "
-    "put back, draws from the system's entropy, or computes in no fixed order"
+    "put back, draws random numbers that cannot be set, or computes in no fixed order"
 )
+_RANDOM_NORM = "the clipping norm of a step depends on random numbers"
+_OTHER_SEED = 9_115_027
 _NOT_SURE = (
     "it cannot be told where the noise is in; show it: "
     "grads = lightning_audit.released(grads, module=self)"
@@ -158,7 +161,7 @@ def ask(asked: Asked, names: Collection[str] = tuple(QUESTIONS)) -> dict[str, An
 def _obstacle(asked: Asked) -> str:
     """Why nothing can be asked, or empty."""
     try:
-        return _unfit(asked) or _unsteady(asked)
+        return _unfit(asked) or _unsteady(asked) or _random_norm(asked)
     except Stopped as stopped:
         return str(stopped)
 
@@ -191,6 +194,15 @@ def _unsteady(asked: Asked) -> str:
     """Why a replay tells nothing of the next one, or empty."""
     base = asked.replay.usual(asked.batches, asked.seed)
     again = asked.replay.run(asked.batches, asked.seed, look=True)
-    same = equal_releases(base, again) and equal_after(base, again)
+    same = equal_releases(base, again) and same_numbers(base, again) and equal_after(base, again)
     base.after = {}
     return "" if same else NOT_REPEATED
+
+
+def _random_norm(asked: Asked) -> str:
+    """Why a release has no unit: its clipping norm is another one under other random numbers."""
+    stated = asked.replay.usual(asked.batches, asked.seed).stated
+    if stated == 1.0:
+        return ""
+    other = asked.replay.run(asked.batches, asked.seed + _OTHER_SEED).stated
+    return "" if other == stated else _RANDOM_NORM

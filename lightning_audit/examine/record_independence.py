@@ -49,8 +49,7 @@ def examine_independence(replay: StepReplay, batch: Any, tolerated: float, seed:
         return Answer(reason=_NO_NUMBERS)
     if change <= tolerated:
         return Answer(asked=1)
-    drawn = first.drawn, second.drawn
-    if drawn[0] is None or drawn[1] is None or not torch.equal(drawn[0], drawn[1]):
+    if first.drawn is None or first.drawn != second.drawn:
         return Answer(reason=_DRAWS)
     again = replay.run([mixed], seed, keep=True)
     unsteady = largest_change(_together(second), _together(again), made)

@@ -2,61 +2,43 @@
 
 The step is replayed on its batch and on the batch without one record, with the same random
 numbers, so that the noise of both is the same and their difference is the record's part. DP-SGD
-promises that it is at most the clipping norm, whatever the record.
+promises that it is at most the clipping norm, whatever the record. Where one record less shifts the
+random numbers of the others, another one takes its place, and zeros that of its gradient.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from lightning_audit.canaries.sample_batches import leaves, rows, taken, with_scaled_row
-from lightning_audit.replay.replay import Replay
-from lightning_audit.replay.replay_distance import (
-    distance,
-    on_a_lattice,
-    shift_by_more_draws,
-    too_coarse,
-)
+from lightning_audit.canaries.sample_batches import rows, taken
+from lightning_audit.examine.made_up_records import made_up_records
+from lightning_audit.examine.replayed_pair import SHIFTED, Draw, Judged, hands_all_over, judge
+from lightning_audit.replay.random_places import same_numbers
+from lightning_audit.replay.replay import Replay, Stopped
+from lightning_audit.replay.replay_distance import distance, too_coarse
+from lightning_audit.replay.rows_replay import why_no_rows
 from lightning_audit.replay.step_replay import StepReplay
 from lightning_audit.run_checks.replay_answers import Answer
 from lightning_audit.run_checks.replay_findings import Finding
 
-#: What an outlier's inputs are multiplied by.
-_OUTLIER = 1e4
-#: Relative difference of two norms that are one gradient's.
-_SAME_NORM = 1e-4
 _NO_RECORD = (
     "no record of the batch changes the release: the step takes its records elsewhere, or their "
     "gradients are zero"
 )
-_OTHER_DRAWS = "other records draw other random numbers when one is replaced"
 #: Random records of each physical batch, beside the first, the last and the largest.
 _RANDOM = 2
-
-
-@dataclass(frozen=True)
-class Neighbour:
-    """A batch that differs in one record.
-
-    Args:
-        name: what differs.
-        batches: the physical batches.
-        moved: how many clipped gradients may differ: 1 where a record is left out or put in, 2
-            where another takes its place.
-        made_up: whether it may be that no record of the data is like it.
-    """
-
-    name: str
-    batches: tuple[Any, ...]
-    moved: int
-    made_up: bool = False
+#: Records of each physical batch where replays are counted and each takes several.
+_FEW = 4
+#: How far a release may move when the gradients of its records are given back, in clipping norms.
+_GIVEN_BACK = 1e-3
+#: Least cosine of what a replaced record moves under two seeds, where its gradient is random.
+_RANDOM_GRADIENT = 0.5
 
 
 def tolerance(dtypes: Sequence[torch.dtype], *, low_precision: bool) -> float:
@@ -91,95 +73,151 @@ def examine_sensitivity(
     base = replay.usual(batches, seed)
     if reason := too_coarse(replay.rounding(base), tolerated):
         return Answer(reason=reason)
-    found, asked, unlike, moves = [], 0, 0, False
-    records = sum(map(rows, batches))
-    for neighbour in _neighbours(batches, base, random.Random(seed), replaced or base.drew):
-        if not replay.has_left(1):
-            break
-        other = replay.run(neighbour.batches, seed)
-        if other.error:
-            continue  # a batch that the user's code does not take tells nothing of privacy
-        far = distance(base, other)
-        too_far = far > neighbour.moved + tolerated
-        if too_far and base.drew and moved_rows(base, other) * records > base.rows:
-            unlike += 1  # the other records may have other random numbers, and so other gradients
-            continue
-        asked += 1
-        moves = moves or far > 0.0
-        if too_far and on_a_lattice(torch.cat(base.releases)):
-            far = shift_by_more_draws(partial(_both, replay, batches, neighbour), seed)
-        if far > neighbour.moved + tolerated:
-            found.append(Finding(neighbour.name, far, neighbour.moved, neighbour.made_up))
-    if asked and not moves:
-        return Answer(reason=_NO_RECORD)
-    found.sort(key=lambda finding: -finding.size)
-    why = _OTHER_DRAWS if unlike else replay.why_none("neighbour of the batch")
-    reason = "" if asked else why
-    real, made_up = ([f for f in found if f.made_up == kind] for kind in (False, True))
-    return Answer(asked, tuple(real), reason, tuple(made_up))
+    examination = _Examination(replay, batches, tolerated, seed, replaced=replaced)
+    with contextlib.suppress(Stopped):  # what was found by then stands
+        examination.ask()
+    return examination.answer()
 
 
-def moved_rows(one: Replay, other: Replay) -> float:
-    """How many per-sample gradients of one replay are not in another, by their norms.
+class _Examination:
+    """One examination of the sensitivity; see `examine_sensitivity`."""
 
-    Infinite where none are formed.
-    """
-    if not one.norms or not other.norms:
-        return math.inf
-    left = torch.cat(other.norms).sort().values.tolist()
-    moved, place = 0, 0
-    for norm in torch.cat(one.norms).sort().values.tolist():
-        while place < len(left) and left[place] < norm * (1.0 - _SAME_NORM):
-            place += 1
-        if place < len(left) and left[place] <= norm * (1.0 + _SAME_NORM):
-            place += 1
-        else:
-            moved += 1
-    return moved
+    def __init__(
+        self,
+        replay: StepReplay,
+        batches: Sequence[Any],
+        tolerated: float,
+        seed: int,
+        *,
+        replaced: bool,
+    ) -> None:
+        self._replay, self._batches, self._seed = replay, list(batches), seed
+        self._tolerated, self._by_definition = tolerated, replaced
+        self._base = replay.usual(batches, seed)
+        #: Whether a record is replaced, and none left out or put in.
+        self._replaced = replaced or self._base.drew
+        #: The gradients of the records, once it is known that they can be given back.
+        self._given: torch.Tensor | None = None
+        self._tried = replaced or len(batches) > 1 or bool(replay.skips)
+        self._found: list[Finding] = []
+        self._asked, self._shifted, self._moves = 0, 0, False
 
+    def ask(self) -> None:
+        """Replay the step without records of each kind, and with records that are made up."""
+        rng, start = random.Random(self._seed), 0
+        norms = torch.cat(self._base.norms) if self._base.norms else torch.zeros(0)
+        for place, batch in enumerate(self._batches):
+            end = start + rows(batch)
+            own = norms[start:end] if len(norms) >= end > start else None
+            chosen = _chosen(rows(batch), own, rng) if rows(batch) > 1 else {}
+            for name, row in list(chosen.items())[: self._most]:
+                where = f"the {name} record"
+                where += f" of physical batch {place + 1}" * (len(self._batches) > 1)
+                self._leave_out(place, row, where)
+            start = end
+        if not self._by_definition and rows(self._batches[-1]):
+            made = made_up_records(self._replay, self._batches, self._seed)
+            for name, longer in made:
+                self._put_in(name, longer)
 
-def _both(
-    replay: StepReplay, batches: Sequence[Any], neighbour: Neighbour, seed: int
-) -> list[Replay]:
-    return [replay.run(each, seed) for each in (batches, neighbour.batches)]
+    def answer(self) -> Answer:
+        """What came of it."""
+        if self._asked and not self._moves:
+            return Answer(reason=_NO_RECORD)
+        why = SHIFTED if self._shifted else self._replay.why_none("neighbour of the batch")
+        found = sorted(self._found, key=lambda finding: -finding.size)
+        return Answer(self._asked, tuple(found), "" if self._asked else why)
 
+    @property
+    def _most(self) -> int | None:
+        return _FEW if self._replay.limited and self._replaced else None
 
-def _neighbours(
-    batches: Sequence[Any], base: Replay, rng: random.Random, replaced: bool
-) -> Iterator[Neighbour]:
-    """Batches that differ in one record: it is replaced, or left out or put in."""
-    norms = torch.cat(base.norms) if base.norms else torch.zeros(0)
-    start = 0
-    for place, batch in enumerate(batches):
-        count = rows(batch)
-        if count < 2:
-            start += count
-            continue
-        own = norms[start : start + count] if len(norms) >= start + count else None
-        for name, row in _chosen(count, own, rng).items():
-            where = f"the {name} record" + (f" of physical batch {place + 1}" * (len(batches) > 1))
-            if replaced:
-                order = list(range(count))
-                order[row] = (row + count // 2) % count
-                yield _changed(f"another in the place of {where}", batches, place, order, moved=2)
-            else:
-                order = [other for other in range(count) if other != row]
-                yield _changed(f"without {where}", batches, place, order, moved=1)
-        start += count
-    last, count = len(batches) - 1, rows(batches[-1])
-    made_up = is_bounded(batches[-1])
-    for factor in (_OUTLIER, -_OUTLIER):
-        if replaced or not count:
-            break
-        outlier = with_scaled_row(batches[last], 0, factor)
-        name = f"with one more record, the first with inputs times {factor:g}"
-        yield Neighbour(name, (*batches[:last], outlier), moved=1, made_up=made_up)
+    # ------------------------------------------------------------------ neighbours
 
+    def _leave_out(self, place: int, row: int, where: str) -> None:
+        """Leave a record out; where that shifts random numbers, replace it, and zero its row."""
+        count = rows(self._batches[place])
+        if not self._replaced:
+            others = [other for other in range(count) if other != row]
+            if not self._judge(f"without {where}", self._pair(place, others), 1).shifted:
+                return
+            self._replaced = True
+        order = list(range(count))
+        order[row] = (row + count // 2) % count
+        self._judge(f"another in the place of {where}", self._pair(place, order), 2)
+        self._zero(row, where)
 
-def is_bounded(batch: Any) -> bool:
-    """Whether inputs look as if they had bounds, as pixels have."""
-    tensors = [t for t in leaves(batch) if t.is_floating_point() and t.numel()]
-    return all(bool(t.min() >= -1.0) and bool(t.max() <= 255.0) for t in tensors)
+    def _zero(self, row: int, where: str) -> None:
+        """Zero the gradient of a record where it is handed over."""
+        if not self._tried:
+            self._tried, self._given = True, self._own_gradients()
+        given = self._given
+        if given is None:
+            return
+        zeroed = given.clone()
+        zeroed[row] = 0.0
+
+        def draw(seed: int) -> list[Replay]:
+            return [self._replay.run(self._batches, seed, rows=each) for each in (given, zeroed)]
+
+        self._judge(f"with zeros in the place of the gradient of {where}", draw, 1, by_row=True)
+
+    def _put_in(self, name: str, longer: Any) -> None:
+        """Put a record in behind the others, or in the place of the first."""
+        last, count = len(self._batches) - 1, rows(self._batches[-1])
+        if not self._replaced:
+            named = f"with one more record, {name}"
+            pair = self._pair(last, range(count + 1), longer)
+            if not self._judge(named, pair, 1, made_up=True).shifted:
+                return
+            self._replaced = True
+        pair = self._pair(last, [count, *range(1, count)], longer)
+        named = f"another in the place of the first record, {name}"
+        self._judge(named, pair, 2, made_up=True)
+
+    def _pair(self, place: int, order: Sequence[int], batch: Any = None) -> Draw:
+        """The step, and the step with one physical batch of other records."""
+        changed = list(self._batches)
+        changed[place] = taken(self._batches[place] if batch is None else batch, order)
+
+        def draw(seed: int) -> list[Replay]:
+            first = self._base
+            if seed != self._seed:
+                first = self._replay.run(self._batches, seed)
+            return [first, self._replay.run(changed, seed)]
+
+        return draw
+
+    def _own_gradients(self) -> torch.Tensor | None:
+        """The gradients of the records in clipping norms, ``[n, d]``, if they can be given back."""
+        replay, batches, seed, base = self._replay, self._batches, self._seed, self._base
+        if why_no_rows(base, rows(batches[0]), by_opacus=replay.clips_by_opacus):
+            return None
+        seen = replay.run(batches, seed, keep=True)
+        if seen.error or not same_numbers(seen, base):
+            return None
+        given = torch.cat(seen.gradients) / replay.clipping_norm
+        same = replay.run(batches, seed, rows=given)
+        if same.error or not same_numbers(same, base) or distance(same, base) > _GIVEN_BACK:
+            return None
+        return given if hands_all_over(replay, batches[0], seed) else None
+
+    # ------------------------------------------------------------------ one pair
+
+    def _judge(
+        self, name: str, draw: Draw, moved: int, *, made_up: bool = False, by_row: bool = False
+    ) -> Judged:
+        allowed = moved + self._tolerated
+        least = _RANDOM_GRADIENT if self._base.drew and moved > 1 else 0.0
+        judged = judge(draw, self._seed, allowed, by_row=by_row, least_cosine=least)
+        self._shifted += judged.shifted
+        # A record that is made up may be outside of what the step's code takes.
+        if judged.tells and (math.isfinite(judged.far) or not made_up):
+            self._asked += 1
+            self._moves = self._moves or judged.far > 0.0
+            if judged.far > allowed:
+                self._found.append(Finding(name, judged.far, moved))
+        return judged
 
 
 def _chosen(count: int, norms: torch.Tensor | None, rng: random.Random) -> dict[str, int]:
@@ -195,10 +233,3 @@ def _chosen(count: int, norms: torch.Tensor | None, rng: random.Random) -> dict[
         if row not in distinct.values():
             distinct[name] = row
     return distinct
-
-
-def _changed(
-    name: str, batches: Sequence[Any], place: int, order: list[int], moved: int
-) -> Neighbour:
-    changed = [taken(b, order) if number == place else b for number, b in enumerate(batches)]
-    return Neighbour(name, tuple(changed), moved)

@@ -7,12 +7,14 @@ record without noise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from lightning_audit.canaries.sample_batches import rows, taken
+from lightning_audit.examine.replayed_pair import SHIFTED
+from lightning_audit.replay.random_places import same_numbers
 from lightning_audit.replay.replay import Replay
 from lightning_audit.replay.step_replay import StepReplay
 from lightning_audit.run_checks.replay_answers import Answer
@@ -39,19 +41,27 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
     if first.error or differing(first, again, base):
         return Answer(reason="the step is not the same when it runs again")
     found: list[Finding] = []
-    asked = 0
+    asked, shifted = 0, 0
     for name, row in (("first", 0), ("last", -1)):
         if not replay.has_left(2):
             break
-        other = replay.run(_without(batches, row), seed, released=base, then=batches)
+        for named, neighbour in _neighbours(batches, row):
+            what = named.format(name)
+            other = replay.run(neighbour, seed, released=base, then=batches)
+            if other.error or same_numbers(first, other):
+                break
         if other.error or len(other.releases) != len(base.releases):
+            continue
+        if not same_numbers(first, other):
+            shifted += 1
             continue
         asked += 1
         found += [
-            Finding(f"{what}, without the {name} record", far, 0.0)
-            for what, far in differing(first, other, base).items()
+            Finding(f"{where}, {what}", far, 0.0)
+            for where, far in differing(first, other, base).items()
         ]
-    return Answer(asked, tuple(found), "" if asked else replay.why_none("neighbour of the batch"))
+    why = SHIFTED if shifted else replay.why_none("neighbour of the batch")
+    return Answer(asked, tuple(found), "" if asked else why)
 
 
 def differing(one: Replay, other: Replay, base: Replay) -> dict[str, float]:
@@ -90,9 +100,15 @@ def _kind(name: str) -> str:
     return name.partition(" of ")[0]
 
 
-def _without(batches: Sequence[Any], row: int) -> list[Any]:
-    """The batches without a record of the last one that has two."""
+def _neighbours(batches: Sequence[Any], row: int) -> Iterator[tuple[str, list[Any]]]:
+    """The batches without a record of the last one that has two, then with another for it."""
     place = max(number for number, batch in enumerate(batches) if rows(batch) > 1)
     count = rows(batches[place])
-    kept = [other for other in range(count) if other != row % count]
-    return [taken(b, kept) if number == place else b for number, b in enumerate(batches)]
+    row %= count
+    replaced = list(range(count))
+    replaced[row] = (row + count // 2) % count
+    for what, kept in (
+        ("without the {} record", [other for other in range(count) if other != row]),
+        ("with another in the place of the {} record", replaced),
+    ):
+        yield what, [taken(b, kept) if number == place else b for number, b in enumerate(batches)]

@@ -14,7 +14,15 @@ from types import FrameType
 #: The standard library, and packages whose threads neither train nor draw random numbers.
 _HARMLESS = sys.stdlib_module_names | frozenset(
     (
-        *("IPython", "debugpy", "ipykernel", "pydevd", "_pydev_bundle", "_pydevd_bundle"),
+        *(
+            "lightning_audit",
+            "IPython",
+            "debugpy",
+            "ipykernel",
+            "pydevd",
+            "_pydev_bundle",
+            "_pydevd_bundle",
+        ),
         *("rich", "tornado", "tqdm", "traitlets", "zmq", "execnet", "fsspec", "grpc", "ray"),
         *("aim", "clearml", "codecarbon", "comet_ml", "mlflow", "neptune", "prometheus_client"),
         *("sentry_sdk", "swanlab", "tensorboard", "tensorboardX", "wandb"),

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 PutBack = Callable[[], None]
+Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 #: Values that are changed by giving a name another one.
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
@@ -86,6 +87,22 @@ class GlobalGenerators:
         self._left: list[Any] | None = None
 
     @staticmethod
+    def seed(number: int) -> None:
+        """Set them to a state that ``number`` gives."""
+        # Not `torch.manual_seed`, which queues calls for devices that are not there.
+        torch.default_generator.manual_seed(number)
+        if uses_cuda():
+            torch.cuda.manual_seed_all(number)
+        np.random.seed(number % 2**32)
+        random.seed(number)
+
+    @classmethod
+    def mark(cls) -> int:
+        """Where they are, as one number."""
+        numpy, python, *torchs = cls._states()
+        return hash((_numpy_mark(numpy), python, *(t.numpy().tobytes() for t in torchs)))
+
+    @staticmethod
     def _states() -> list[Any]:
         devices = torch.cuda.get_rng_state_all() if uses_cuda() else []
         return [np.random.get_state(), random.getstate(), torch.get_rng_state(), *devices]
@@ -123,15 +140,46 @@ def _same_states(one: list[Any], other: list[Any]) -> bool:
     )
 
 
-def generator_state(generator: Any) -> PutBack:
+def generator_state(generator: Generator) -> PutBack:
     """What sets a generator of random numbers to where it is now."""
     if isinstance(generator, torch.Generator):
         state = generator.get_state()
         return lambda: _discard(generator.set_state(state))
     if isinstance(generator, np.random.RandomState):
         return functools.partial(generator.set_state, generator.get_state())
+    if isinstance(generator, random.Random):
+        return functools.partial(generator.setstate, generator.getstate())
     bits = generator.bit_generator
     return functools.partial(setattr, bits, "state", bits.state)
+
+
+def seed_generator(generator: Generator, number: int) -> None:
+    """Set a generator of random numbers to a state that ``number`` gives."""
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(number)
+    elif isinstance(generator, np.random.RandomState):
+        generator.seed(number % 2**32)
+    elif isinstance(generator, random.Random):
+        generator.seed(number)
+    else:
+        bits = generator.bit_generator
+        bits.state = type(bits)(number).state
+
+
+def generator_mark(generator: Generator) -> int:
+    """Where a generator of random numbers is, as one number."""
+    if isinstance(generator, torch.Generator):
+        return hash(generator.get_state().numpy().tobytes())
+    if isinstance(generator, np.random.RandomState):
+        return _numpy_mark(generator.get_state())
+    if isinstance(generator, random.Random):
+        return hash(generator.getstate())
+    return hash(repr(generator.bit_generator.state))
+
+
+def _numpy_mark(state: Any) -> int:
+    kind, keys, *place = state
+    return hash((kind, keys.tobytes(), *place))
 
 
 def uses_cuda() -> bool:

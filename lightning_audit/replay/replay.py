@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from lightning_audit.files.printable import nearby
+from lightning_audit.replay.own_reach import ReachesOut
 
 #: Why nothing more is replayed.
 NONE_LEFT = "no replays were left for it; examinations=1 makes as many as it needs"
@@ -31,8 +35,10 @@ class Replay:
         norms: their norms in units of the clipping norm, ``[rows]``; empty where none is formed.
         gradients: those per-sample gradients, of each physical batch, ``[n, d]``; only where they
             are asked for.
-        drawn: state of torch's generator when the gradients came to be clipped.
-        drew: whether a generator was used before the gradients came to be clipped.
+        marks: where all generators of random numbers were, one number at each place of the step:
+            "start", each "clipping" and "noise", and the "cut".
+        stated: the clipping norm that Opacus' optimizer states when noise is added, over the
+            claimed one.
         counts: what an optimizer that adapts its clipping norm releases beside its gradients.
         after: what the step left behind that later steps read or a checkpoint holds, by name.
         later: releases of a second step on the same batches; empty where none was asked for.
@@ -46,14 +52,30 @@ class Replay:
     parts: int = 0
     norms: list[torch.Tensor] = field(default_factory=list)
     gradients: list[torch.Tensor] = field(default_factory=list)
-    drawn: torch.Tensor | None = None
-    drew: bool = False
+    marks: list[tuple[str, int]] = field(default_factory=list)
+    stated: float = 1.0
     counts: dict[str, Any] = field(default_factory=dict)
     after: dict[str, torch.Tensor] = field(default_factory=dict)
     later: list[torch.Tensor] = field(default_factory=list)
     sure: bool = True
     error: str = ""
     where: str = ""
+
+    @property
+    def drawn(self) -> int | None:
+        """The mark when the gradients came to be clipped; None where none did."""
+        return next((mark for place, mark in self.marks if place == "clipping"), None)
+
+    @property
+    def drew(self) -> bool:
+        """Whether random numbers were drawn before the gradients came to be clipped."""
+        return self.drawn is not None and self.drawn != self.marks[0][1]
+
+    def fail(self, error: Exception) -> None:
+        """Take in what the user's code raised; the text of an exception may hold values of data."""
+        self.error = str(error) if isinstance(error, ReachesOut) else type(error).__name__
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.name != "_refuse"]
+        self.where = f"{nearby(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
 
 
 def count_rows(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,10 +18,10 @@ from lightning_audit.dpsgd.cut import divisor_at_cut, watch_cut
 from lightning_audit.dpsgd.hand_over import diverted
 from lightning_audit.dpsgd.opacus import private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
-from lightning_audit.files.printable import nearby
 from lightning_audit.replay.hand_written_replay import HandWrittenReplay
 from lightning_audit.replay.left_behind import left_behind
 from lightning_audit.replay.own_reach import ReachesOut
+from lightning_audit.replay.random_places import RandomPlaces
 from lightning_audit.replay.replay import ANOTHER_DREW, NONE_LEFT, Replay, Stopped, count_rows
 from lightning_audit.replay.step_watch import copied
 from lightning_audit.replay.training_state import TrainingState
@@ -30,8 +29,6 @@ from lightning_audit.taps.boundary import entry, raised_in_audit
 from lightning_audit.taps.method_hook import MethodHook
 from lightning_audit.taps.step_hooks import is_torchs
 
-#: Apart from one another, so that no two places of a step get the same numbers.
-_AT_CLIPPING, _AT_NOISE = 1_000_003, 2_000_003
 #: Of Opacus' adaptive clipping: how many gradients were not clipped, noise included, of how many.
 _COUNTS = ("unclipped_num", "sample_size")
 
@@ -81,6 +78,7 @@ class StepReplay:
         self.sizes = [p.numel() for p in step.params]
         #: The trained tensors, and the claimed noise over the clipping norm.
         self.layout, self.noise_multiplier = step.layout, claim.noise_multiplier
+        self.clipping_norm = claim.max_grad_norm
 
     def usual(self, batches: Sequence[Any], seed: int) -> Replay:
         """The step as it is, replayed once however often it is asked for, with what it left."""
@@ -105,8 +103,8 @@ class StepReplay:
 
         Args:
             batches: the physical batches of the logical one.
-            seed: of every generator, set when the step begins, again when its gradients come to be
-                clipped, and again when noise is added.
+            seed: of every generator, set when the step begins, when its gradients come to be
+                clipped, when noise is added, at the cut, and when a second step begins.
             rows: per-sample gradients in units of the clipping norm that take the place of those
                 of the last batch, ``[n, d]``.
             released: of which the releases take the place of this one's, behind the cut.
@@ -124,35 +122,37 @@ class StepReplay:
             raise Stopped(self.stopped or NONE_LEFT)
         self.steps += 1 + bool(then)
         found, self._later, self._keep = Replay(), False, keep
-        begun = time.thread_time()
+        places = RandomPlaces(self._state, seed, found)
         try:
-            with self._watched(found, seed, rows, released):
-                self._state.seed(seed)
-                self._drawn = torch.get_rng_state()
-                self._announce(len(batches))
-                if alone and rows is not None:
-                    self._clip(rows)
-                else:
-                    self._take_step([copied(batch) for batch in batches])
-                    self.step_seconds = min(self.step_seconds, time.thread_time() - begun)
+            with self._watched(found, places, rows, released), self._state.entropy:
+                places.begin()
+                self._take_first(batches, rows if alone else None)
                 if then or look:
                     found.after = left_behind(self._module, self._step.optimizer)
-                self._later = True
-                self._announce(len(then))
-                self._take_step([copied(batch) for batch in then])
+                if then:
+                    self._later = True
+                    places.begin_second()
+                    self._announce(len(then))
+                    self._take_step([copied(batch) for batch in then])
         except Exception as error:
-            own = isinstance(error, ReachesOut)
-            if raised_in_audit(error) and not own:
+            if raised_in_audit(error) and not isinstance(error, ReachesOut):
                 raise
-            # Its text may hold values of the data.
-            found.error = str(error) if own else type(error).__name__
-            frames = [f for f in traceback.extract_tb(error.__traceback__) if f.name != "_refuse"]
-            found.where = f"{nearby(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+            found.fail(error)
         finally:
             self._state.shared.leave()
             self._state.put_back()
         self._beat()
         return found
+
+    def _take_first(self, batches: Sequence[Any], rows: torch.Tensor | None) -> None:
+        """Take the step on its batches, or let ``rows`` alone be clipped and noised."""
+        begun = time.thread_time()
+        self._announce(len(batches))
+        if rows is not None:
+            self._clip(rows)
+            return
+        self._take_step([copied(batch) for batch in batches])
+        self.step_seconds = min(self.step_seconds, time.thread_time() - begun)
 
     def has_left(self, steps: int) -> bool:
         """Whether so many steps may still be replayed."""
@@ -222,21 +222,20 @@ class StepReplay:
 
     @contextlib.contextmanager
     def _watched(
-        self, found: Replay, seed: int, rows: torch.Tensor | None, released: Replay | None
+        self,
+        found: Replay,
+        places: RandomPlaces,
+        rows: torch.Tensor | None,
+        released: Replay | None,
     ) -> Iterator[None]:
         for part in self._module.modules():
             if isinstance(part, _DropoutNd):
                 part.training = False  # the mask of a record that moves would be another one
-        clipped = 0
 
         def clips() -> None:
-            nonlocal clipped
-            if not clipped:
-                found.drawn = torch.get_rng_state()
-                found.drew = not torch.equal(self._drawn, found.drawn)
-            clipped += 1
-            found.parts = clipped
-            self._state.seed(seed + clipped * _AT_CLIPPING)
+            found.parts += not self._later
+            # By hand, records may come one by one.
+            places.passes("clipping", once=self._private is None)
 
         def reads(
             grads: Sequence[torch.Tensor | None], unit: float, *, again: bool = False
@@ -245,6 +244,7 @@ class StepReplay:
             if again:
                 seen.pop()
             seen.append(self._flat(grads) / unit)
+            places.passes("cut")
             if self._later:
                 return
             number = len(seen)
@@ -255,7 +255,7 @@ class StepReplay:
 
         with contextlib.ExitStack() as stack:
             if self._private is not None:
-                hooks = self._opacus_hooks(found, seed, rows, clips, reads)
+                hooks = self._opacus_hooks(found, places, rows, clips, reads)
             else:
                 source = HandWrittenReplay(
                     self._step, found, rows, self._claim, clips, reads, keep=self._keep
@@ -269,7 +269,7 @@ class StepReplay:
     def _opacus_hooks(
         self,
         found: Replay,
-        seed: int,
+        places: RandomPlaces,
         rows: torch.Tensor | None,
         clips: Callable[[], None],
         reads: Callable[..., None],
@@ -294,12 +294,9 @@ class StepReplay:
                 found.counts = {n: getattr(private, n) for n in _COUNTS if hasattr(private, n)}
             reads([p.grad for p in params], norm / divisor)
 
-        noises = 0
-
         def before_noise() -> None:
-            nonlocal noises
-            noises += 1
-            self._state.seed(seed + noises * _AT_NOISE)
+            found.stated = float(private.max_grad_norm) / norm
+            places.passes("noise")
 
         return [
             MethodHook(private, "pre_step", before=before_clipping),

@@ -25,17 +25,20 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from lightning_audit.replay.own_entropy import OwnEntropy
 from lightning_audit.replay.put_back import (
+    Generator,
     GlobalGenerators,
     PutBack,
+    generator_mark,
     generator_state,
     refill,
     refill_dict,
     same_bits,
+    seed_generator,
     set_atoms,
     set_grad,
     set_slot,
-    uses_cuda,
 )
 from lightning_audit.taps.boundary import attempt, raised_in_audit
 
@@ -105,12 +108,12 @@ class TrainingState:
         #: What could not be put back, in words.
         self.lost: list[str] = []
         #: Generators that the training holds itself, in the order in which they were found.
-        self.generators: list[torch.Generator | np.random.Generator | np.random.RandomState] = []
+        self.generators: list[Generator] = []
         self._room, self._iterators = room, iterators
         self._known: dict[int, object] = {id(each): each for each in not_followed}
         self._tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
-        #: Generators that other threads may draw from.
-        self.shared = GlobalGenerators()
+        #: Generators that other threads may draw from, and the entropy of a replay.
+        self.shared, self.entropy = GlobalGenerators(), OwnEntropy()
         self._back: list[PutBack] = []
         todo: deque[object] = deque(roots)
         while todo:
@@ -144,21 +147,15 @@ class TrainingState:
 
     def seed(self, number: int) -> None:
         """Set every generator, the training's own among them, to a state that ``number`` gives."""
-        # Not `torch.manual_seed`, which queues calls for devices that are not there.
-        torch.default_generator.manual_seed(number)
-        if uses_cuda():
-            torch.cuda.manual_seed_all(number)
-        np.random.seed(number % 2**32)
-        random.seed(number)
+        self.shared.seed(number)
+        self.entropy.seed(number + 15_485_863)
         for place, generator in enumerate(self.generators, start=1):
-            own = number + 7919 * place
-            if isinstance(generator, torch.Generator):
-                generator.manual_seed(own)
-            elif isinstance(generator, np.random.RandomState):
-                generator.seed(own % 2**32)
-            else:
-                bits = generator.bit_generator
-                bits.state = type(bits)(own).state
+            seed_generator(generator, number + 7919 * place)
+
+    def mark(self) -> int:
+        """Where all generators are, as one number; the same after as many draws from each."""
+        own = map(generator_mark, self.generators)
+        return hash((self.shared.mark(), self.entropy.mark(), *own))
 
     # ------------------------------------------------------------------ one object
 
@@ -170,7 +167,9 @@ class TrainingState:
         match item:
             case torch.Tensor():
                 yield from self._keep_tensor(item)
-            case torch.Generator() | np.random.Generator() | np.random.RandomState():
+            case random.SystemRandom():
+                """It has no state; its entropy is the audit's own in a replay."""
+            case _ if isinstance(item, _GENERATORS):
                 self.generators.append(item)
                 self._back.append(generator_state(item))
             case Iterator() if not isinstance(item, (io.IOBase, *weakref.ProxyTypes)):
@@ -180,8 +179,6 @@ class TrainingState:
                     f"the training holds an iterator ({type(item).__name__}), which cannot be put "
                     "back; hold what it iterates over, and a number"
                 )
-            case random.Random():
-                self._back.append(functools.partial(item.setstate, item.getstate()))
             case np.ndarray():
                 self._keep_array(item)
             case dict() | list() | set() | deque():

@@ -11,6 +11,7 @@ from typing import Any
 
 from lightning_audit.accounting.phases import Phase, leaking
 from lightning_audit.accounting.spending import epsilon_at_ratio
+from lightning_audit.catalogue.disclosure import numbers_of_data
 from lightning_audit.catalogue.noise_checks import NOISE_MEAN
 from lightning_audit.catalogue.registry import REGISTRY, shared_log_e
 from lightning_audit.checks.monitor import AuditMonitor
@@ -27,7 +28,6 @@ from lightning_audit.run.findings import Findings, results_by_place, unknown_eps
 from lightning_audit.run.run_epsilons import Epsilons, run_history
 from lightning_audit.run.run_facts import RunFacts
 from lightning_audit.session.audit_session import AuditSession
-from lightning_audit.verdict.disclosure import numbers_of_data
 from lightning_audit.verdict.judge import judge, seen_of, worst
 from lightning_audit.verdict.pass_blockers import MECHANISM_ALONE, NOT_ENDED, blockers_of_run
 from lightning_audit.verdict.power_model import PowerModel
@@ -141,7 +141,6 @@ def build_report(
         environment={name: _version(name) for name in _LIBRARIES},
         notes=(
             *facts.notes,
-            *facts.examined.notes,
             *numbers_of_data(findings.all),
             *_notes(sessions, facts, config, verdict, not_run),
         ),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from lightning_audit.accounting.spending import epsilon_claim
 from lightning_audit.catalogue.claim_checks import NOT_COMPOSED
+from lightning_audit.catalogue.disclosure import shown
 from lightning_audit.catalogue.ledger_checks import LEDGER_STEPS
 from lightning_audit.catalogue.registry import REGISTRY, in_order
 from lightning_audit.checks.integrity import (
@@ -42,7 +43,6 @@ from lightning_audit.run_checks.loader_sampling import (
 )
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.ranks import Ranks
-from lightning_audit.verdict.disclosure import shown
 from lightning_audit.verdict.judge import acknowledge
 
 #: Largest part of the time since the last one that an epoch's end may take, once it was looked at.

@@ -11,6 +11,7 @@ from lightning_audit.catalogue.evidence import evidence_in
 from lightning_audit.dpsgd.accountant_link import AccountantLink
 from lightning_audit.lints.loader_facts import LoaderFacts
 from lightning_audit.lints.noise_draws import equal_draws
+from lightning_audit.record.earlier_segments import EarlierSegments
 from lightning_audit.run_checks.batch_sampling import BatchCheck
 from lightning_audit.run_checks.ledger import Ledger
 from lightning_audit.run_checks.record_coupling import Coupling
@@ -18,7 +19,6 @@ from lightning_audit.run_checks.replay_answers import ExaminationLog
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.ranks import Ranks
 from lightning_audit.taps.own_time import RunTime
-from lightning_audit.verdict.earlier_segments import EarlierSegments
 
 if TYPE_CHECKING:
     from lightning_audit.run.audited_optimizers import AuditedOptimizers

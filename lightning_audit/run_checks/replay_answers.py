@@ -32,7 +32,6 @@ class Answer:
     Args:
         asked: neighbours that were replayed.
         findings: those that are too far off, the farthest first.
-        notes: those that are too far off, and unlike any record that may be in the data.
         noise: what was seen of the noise; None where it was another question.
         kept: what steps to come are held against, in memory alone; None if nothing is.
         reason: why the question was not asked; empty where it was.
@@ -41,7 +40,6 @@ class Answer:
     asked: int = 0
     findings: tuple[Finding, ...] = ()
     reason: str = ""
-    notes: tuple[Finding, ...] = ()
     noise: NoiseLook | None = None
     kept: Any = None
 
@@ -122,7 +120,6 @@ class ExaminationLog:
         off: why none is, or empty.
         where: file of the user's optimizer or step.
         between_epochs: epochs between which weights changed, where no replay goes.
-        notes: remarks on what was seen.
         cost: see `AuditReport.examination_cost`.
     """
 
@@ -130,7 +127,6 @@ class ExaminationLog:
     off: str = ""
     where: str = ""
     between_epochs: int = 0
-    notes: list[str] = field(default_factory=list)
     cost: dict[str, float] = field(default_factory=dict)
     noise: NoiseLog = field(default_factory=NoiseLog)
     _told: dict[str, _Told] = field(
@@ -164,12 +160,6 @@ class ExaminationLog:
                 self.noise.take(step, answer.noise, answer.reason)
             if (told := self._told.get(name)) is not None:
                 _add(told, step, answer)
-                self.notes += [
-                    f"{name}: {note.name}, the release moves by more than clipping allows; inputs "
-                    "have bounds, so that no record need be like it"
-                    for note in answer.notes[:1]
-                    if not any(known.startswith(f"{name}: ") for known in self.notes)
-                ]
 
     def spend(self, seconds: float, step_times: float, replays: int) -> None:
         """Take in what an examination cost.
@@ -235,13 +225,12 @@ class ExaminationLog:
             "steps": list(self.steps),
             "where": self.where,
             "between_epochs": self.between_epochs,
-            "notes": list(self.notes),
             "cost": dict(self.cost),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint's state."""
-        self.steps, self.notes = list(state["steps"]), list(state["notes"])
+        self.steps = list(state["steps"])
         self.cost = dict(state["cost"])
         self.where, self.between_epochs = state["where"], state["between_epochs"]
 

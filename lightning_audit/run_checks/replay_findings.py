@@ -15,7 +15,6 @@ class Finding:
         size: of a release, norm of the difference over the clipping norm; of what a step leaves
             behind, the relative difference. Infinite where it has no size.
         allowed: what the definition allows.
-        made_up: whether the record is one with scaled inputs, and inputs have bounds.
         whole: norm of a crafted gradient over the clipping norm; None for a record.
         in_one_tensor: whether all of that gradient is in one of several tensors.
     """
@@ -23,7 +22,6 @@ class Finding:
     name: str
     size: float
     allowed: float
-    made_up: bool = False
     whole: float | None = None
     in_one_tensor: bool = False
 

@@ -318,7 +318,7 @@ class AuditSession:
     # ------------------------------------------------------------------ going on
 
     def state(self) -> dict[str, Any]:
-        """What `load` needs; see `verdict.earlier_segments` for what is not in it."""
+        """What `load` needs; see `record.earlier_segments` for what is not in it."""
         recorder = self.recorder.state()  # feeds the steps that wait, before entries are counted
         return {
             "recorder": recorder,

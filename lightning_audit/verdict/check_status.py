@@ -6,9 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
+from lightning_audit.catalogue.disclosure import VOID
 from lightning_audit.catalogue.registry import REGISTRY
 from lightning_audit.results.audit_report import AuditReport, CheckResult
-from lightning_audit.verdict.disclosure import VOID
 from lightning_audit.verdict.pass_blockers import OutcomeSettings
 
 #: Relative difference of e-value and threshold within which the last bit may decide.

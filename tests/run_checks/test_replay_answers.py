@@ -66,14 +66,6 @@ def test_a_reason_stays_with_its_question() -> None:
     assert result(log, "replay.clipping").status == "ok"
 
 
-def test_what_is_unlike_any_record_is_a_note() -> None:
-    log = ExaminationLog()
-    for step in range(2):
-        log.take(step, {"replay.sensitivity": Answer(3, notes=(FAR,))})
-    assert result(log, "replay.sensitivity").status == "ok"
-    assert len(log.notes) == 1
-
-
 def test_a_state_holds_when_steps_were_examined_and_nothing_of_what_was_seen() -> None:
     log = ExaminationLog(where="here", between_epochs=2)
     log.take(3, {"replay.clipping": Answer(5, (FAR,))})

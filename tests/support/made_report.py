@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
+from lightning_audit.catalogue.disclosure import shown
 from lightning_audit.catalogue.registry import REGISTRY, group
 from lightning_audit.results.audit_report import (
     AuditReport,
@@ -18,7 +19,6 @@ from lightning_audit.results.audit_report import (
     Power,
     Verdict,
 )
-from lightning_audit.verdict.disclosure import shown
 from lightning_audit.verdict.pass_blockers import OutcomeSettings, Resolution
 
 STEPS, CANARIES, DELTA, SIGNIFICANCE = 100, 8, 1e-5, 1e-3

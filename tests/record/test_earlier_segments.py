@@ -11,8 +11,8 @@ from lightning_audit.catalogue.evidence import Evidence
 from lightning_audit.catalogue.noise_checks import NOISE, NOISE_ENTRIES
 from lightning_audit.catalogue.registry import REGISTRY
 from lightning_audit.catalogue.step_checks import COUPLING
+from lightning_audit.record.earlier_segments import EarlierSegments
 from lightning_audit.results.audit_report import CheckResult
-from lightning_audit.verdict.earlier_segments import EarlierSegments
 
 SIGNIFICANCE = 1e-3
 LEVEL = -math.log(NOISE_ENTRIES.share * SIGNIFICANCE)

@@ -5,12 +5,12 @@ import math
 
 import pytest
 
+from lightning_audit.catalogue.disclosure import coarse, numbers_of_data, shown
 from lightning_audit.catalogue.noise_checks import NOISE, NOISE_EXCESS, NOISE_SHAPE, NOISE_WHOLE
 from lightning_audit.catalogue.registry import REGISTRY
 from lightning_audit.catalogue.reuse_checks import REUSE_FORECAST
 from lightning_audit.catalogue.step_checks import CLIPPING_NORM, COUPLING
 from lightning_audit.results.audit_report import CheckResult
-from lightning_audit.verdict.disclosure import coarse, numbers_of_data, shown
 
 SIGNIFICANCE = 1e-3
 LN10 = math.log(10.0)
