@@ -17,10 +17,10 @@ from training_support import PrivateModule, fit, violation
 
 import lightning_audit
 from lightning_audit import PrivacyAudit
+from lightning_audit.catalogue.disclosure import shown
 from lightning_audit.catalogue.registry import REGISTRY
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.testing.faults import FAULTS
-from lightning_audit.verdict.disclosure import shown
 
 #: Of one check and pair of trainings at most: an e-value crosses a power of ten now and then.
 PAIRS, MOST = 20, 1
