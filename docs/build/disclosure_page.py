@@ -52,7 +52,7 @@ _FIELDS: Sequence[tuple[str, str, str]] = (
     ("`report.json`", "`settings`, `environment`, `claimed_epsilon`, `delta`", "public"),
     ("`report.json`", "`created`, `audit_cost`, `examination_cost`", "public (the clock)"),
     ("`report.json`", "`evidence.where`, paths in `advice`", "public; never an absolute path"),
-    ("`observations.bin`, `observations.npz`", "every field", "public"),
+    ("`observations.bin`, `observations.npz`", "every field", "public; see below"),
     ("metrics of the loggers", "`audit/e_value`", "coarse where a private check's is the largest"),
     ("metrics of the loggers", "every other one", "public; verdict (`audit/violated`)"),
     ("figure", "all of it", "public, verdict"),
@@ -67,8 +67,53 @@ _FIELDS: Sequence[tuple[str, str, str]] = (
     ("checkpoint", "sums and e-values of releases, first releases, counts of steps", "public"),
     ("checkpoint", "`segments`", "as `checks` of the report"),
     ("checkpoint", "`accountant`, `config`, `lints`, `course`, others", "public; verdict"),
+    ("checkpoint", "`trained_batches`", "public: at most the number of steps"),
+    ("checkpoint", "norms of an input canary's gradient", "of a record; see below"),
     ("checkpoint", "`examinations`", "public (coins, the clock)"),
 )
+
+_RECORD = """## The record, column by column
+
+Of a step whose noise was added, and of the audit's own coins:
+"""
+#: Columns of the record, and what each is a function of.
+_COLUMNS: Sequence[tuple[str, str]] = (
+    ("`step`, `epoch`", "counts of steps and epochs"),
+    (
+        "`canaries`",
+        "`every_n_steps` and the coins; whether canaries could enter. In a batch that a memory "
+        "manager may split, `EARLIER` is what was drawn, whatever parts the batch had",
+    ),
+    ("`replaced`", "the gradient that was read and the one that the update used"),
+    (
+        "`noise_multiplier`, `max_grad_norm`, `scale`, `sample_rate`",
+        "what is claimed; adaptive clipping norms follow released counts",
+    ),
+    ("`coins`", "the audit's seed"),
+    (
+        "`readings`",
+        "the released gradient, canaries taken out, and the coins; fresh noise of the audit's own "
+        "generator where the release is exactly zero",
+    ),
+    (
+        "`tensor_squares`, `lag_*`, `epoch_*`, `broadcast_*`, `pair_*`",
+        "the released gradient at the witnesses, filled in the same way",
+    ),
+)
+
+_DECIDED = """## Where the data decide by necessity
+
+- An input canary is made of a record of the first batch (`Crafted`: of that batch). Its readings,
+  the bounds that follow from them, `power`, and the norms in a checkpoint are functions of that
+  record too. Gradient canaries, the default, use no record.
+- No input canary enters an empty batch, so the record shows which batches were empty. Gradient
+  canaries enter empty batches too.
+- A step is examined once its batch has three records: the number of an examined step says that
+  batches since it was due had fewer.
+- A training that takes no step on an empty batch shows that itself; a note says so.
+- Lightning counts physical batches of a memory manager, in its part of a checkpoint and as the
+  `step` of a logger. Their number follows the sizes of batches, with an audit or without.
+"""
 
 
 def _table(head: str, rows: Sequence[Sequence[str]]) -> str:
@@ -93,6 +138,9 @@ def markdown() -> str:
             _HEAD,
             "## Fields\n",
             _table("| artefact | field | what it is |", _FIELDS),
+            _RECORD,
+            _table("| column of the record | function of |", _COLUMNS),
+            _DECIDED,
             "## Private checks\n",
             "Where it is not violated, such a check shows its status, a fixed sentence, and:\n",
             _table("| check | e-value | public parts of its evidence |", rows),

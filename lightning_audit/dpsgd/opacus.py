@@ -284,6 +284,10 @@ class OpacusStep(DPSGDStep):
         """False while a batch memory manager takes a physical batch of a larger logical one."""
         return not self.optimizer._check_skip_next_step(pop_next=False)
 
+    def splits_batches(self) -> bool:
+        """Whether a batch memory manager says of each physical batch if others follow."""
+        return bool(self.optimizer._step_skip_queue)
+
 
 def _clip_shares(optimizer: DPOptimizer) -> list[float | None]:
     """Each tensor's clipping norm over that of the gradient; None where there is only the one."""

@@ -161,3 +161,7 @@ class DPSGDStep(ABC):
     def final_step_of_batch(self) -> bool:
         """Whether the coming call of ``step`` ends a logical batch."""
         return True
+
+    def splits_batches(self) -> bool:
+        """Whether logical batches may be split, also where the present one is not."""
+        return False

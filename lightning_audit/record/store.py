@@ -45,7 +45,8 @@ FLUSH_EVERY = 1000
 _LONGEST_HEADER = 2**24
 _MOST_LAGS = 10**6
 
-#: Values of the column `canaries`; EARLIER: in an earlier part of a split batch than the last.
+#: Values of the column `canaries`; EARLIER: drawn to enter an earlier part of a split batch
+#: than the last.
 NOT_PLANNED, INJECTED, DROPPED, EARLIER = 0, 1, 2, 3
 #: Those of steps whose coins count.
 ENTERED = (INJECTED, EARLIER)

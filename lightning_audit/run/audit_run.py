@@ -168,7 +168,7 @@ class AuditRun:
         """What a checkpoint holds of the audit: tensors and plain values."""
         return self.optimizers.state(
             lints=self.lints.state(),
-            course=self._course.state(),
+            course=self._course.state(max((s.recorder.steps for s in self.sessions), default=0)),
             examinations=self.examinations.state(),
             segments=segment_state(self.sessions, self.facts, self.config),
         )

@@ -293,14 +293,19 @@ class RunCourse:
         self.earlier.load(state, step)
         self.earlier.number(evidence_in([*tested, self.examined]))
 
-    def state(self) -> dict[str, Any]:
-        """What a run that goes on after a stop cannot find out again."""
+    def state(self, steps: int) -> dict[str, Any]:
+        """What a run that goes on after a stop cannot find out again.
+
+        Args:
+            steps: of the private optimizer that took most. More batches than steps are parts of
+                batches, whose number tells how many records there were.
+        """
         return {
             "notes": list(self.notes.sentences),
             "comparison": self.comparison.state(),
             "epochs": [dict(row) for row in self.epochs],
             "resumed": self.resumed,
-            "trained_batches": self.trained_batches,
+            "trained_batches": min(self.trained_batches, steps),
         }
 
     def load(self, state: dict[str, Any]) -> None:

@@ -84,6 +84,7 @@ class GradientRows(CanarySource):
         """Put in what was laid out, or append it."""
         planner = self._planner
         self._parts.ended()
+        meant = self._meant_earlier  # before the optimizer forgets that it was signalled
         if self._runs_again is not None:
             self._inject_again()
             return
@@ -95,6 +96,8 @@ class GradientRows(CanarySource):
             if claim is None:
                 return
             planner.plan = self._late(claim)
+        if meant:
+            planner.plan = replace(planner.plan, meant=True)
         planner.entered = planner.plan
 
     def inject_part(self) -> None:
@@ -186,7 +189,7 @@ class GradientRows(CanarySource):
         number, plan, part = planner.recorder.steps, planner.flip(claim), -1
         if claim.accumulated > 1 and self._parts_are_equal:
             part = draw_part(claim.accumulated, planner.rng)
-            plan = replace(plan, earlier=part >= 0)
+            plan = replace(plan, earlier=part >= 0, meant=part >= 0)
         try:
             # Also where all coins say "out": whether a step counts must not depend on its coins.
             planner.step.inject(plan.rows, planner.norm(claim), part)
@@ -218,6 +221,16 @@ class GradientRows(CanarySource):
             or (self._parts_are_equal and self._parts.chosen(planner.chance(_PART)))
         )
         return chosen and planner.layout_holds() and not planner.recorder.clipping_is_broken
+
+    @property
+    def _meant_earlier(self) -> bool:
+        """Whether the canaries were drawn to enter an earlier part, if the batch has several.
+
+        The record says this, and not which part they entered: that would tell how many parts, and
+        so about how many records, the batch had.
+        """
+        splits = self._parts_are_equal and self._planner.step.splits_batches()
+        return splits and draw_part(self._parts.usual, self._planner.chance(_PART)) >= 0
 
     @property
     def _parts_are_equal(self) -> bool:

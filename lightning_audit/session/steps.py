@@ -48,7 +48,8 @@ class PlannedStep:
         located: the directions among the entries that are read.
         prepared: whether the rows were laid out before the backward pass and wait to be put in.
         adds: whether this process adds the canaries, rather than another one.
-        earlier: whether they enter an earlier part of a split batch than the last.
+        earlier: whether they are in an earlier part of a split batch than the last.
+        meant: whether they were drawn to enter an earlier part, which the batch may not have.
         first: whether they were laid out for the first of the step's backward passes, of which
             there may be several.
         asked: whether the training's own code asked for them.
@@ -64,6 +65,7 @@ class PlannedStep:
     prepared: bool = False
     adds: bool = True
     earlier: bool = False
+    meant: bool = False
     first: bool = False
     asked: bool = False
     turn: int = 0
@@ -71,8 +73,8 @@ class PlannedStep:
 
     @property
     def recorded(self) -> int:
-        """What the record says of the canaries."""
-        earlier = self.earlier or (self.first and self.claim.accumulated > 1)
+        """What the record says of the canaries: what was drawn, whatever parts the batch had."""
+        earlier = self.meant or (self.first and self.claim.accumulated > 1)
         return EARLIER if earlier and self.status == INJECTED else self.status
 
     @property

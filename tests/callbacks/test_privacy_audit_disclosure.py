@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
-from neighbours import Kind, differences, neighbours
+from artefacts import differences
+from neighbours import Kind, neighbours
 from stages import staged
 from torch.utils.data import TensorDataset
 from training_matrix import COMPARED, ROWS, Row
@@ -15,7 +17,9 @@ from training_support import PrivateModule, fit, violation
 
 import lightning_audit
 from lightning_audit import PrivacyAudit
+from lightning_audit.catalogue.disclosure import shown
 from lightning_audit.catalogue.registry import REGISTRY
+from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.testing.faults import FAULTS
 
 #: Of one check and pair of trainings at most: an e-value crosses a power of ten now and then.
@@ -49,12 +53,18 @@ def test_artefacts_of_neighbours_with_the_same_releases_are_equal(
     assert not any(check["status"] == "violated" for check in one.report["checks"])
 
 
+#: A coarse field is looked at in pairs of these trainings in turn.
+TRAINED = [ROWS[0], *COMPARED[1:4]]
+
+
 @pytest.mark.nightly
 def test_a_coarse_field_seldom_differs_between_neighbours(tmp_path: Path) -> None:
     differ: Counter[str] = Counter()
     for seed in range(PAIRS):
-        kind: Kind = "removed" if seed % 2 else "replaced"
-        one, other = neighbours(tmp_path / str(seed), ROWS[0], kind, seed=seed)
+        kind: Kind = "removed" if seed // len(TRAINED) % 2 else "replaced"
+        row = TRAINED[seed % len(TRAINED)]
+        one, other = neighbours(tmp_path / str(seed), row, kind, seed=seed, examinations=1)
+        assert differences(one, other) == []
         for a, b in zip(one.report["checks"], other.report["checks"], strict=True):
             differ[a["name"]] += a["log_e_value"] != b["log_e_value"]
     assert max(differ.values()) <= MOST, differ
@@ -93,6 +103,47 @@ def test_one_value_of_a_record_is_not_read_off_the_norm_of_the_clipped_sum(tmp_p
         private = {check.name: check.public for check in REGISTRY.values() if check.private}
         for name in private.keys() & told[0].keys():
             assert {*told[0][name]} <= {*private[name]}
+
+
+@pytest.fixture(scope="module")
+def computed_and_shown(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[dict[str, dict[str, object]], str]:
+    """What the checks of a correct training compute, by name, and the text of its report."""
+    computed: dict[str, dict[str, object]] = {}
+
+    def watched(check: CheckResult, significance: float) -> CheckResult:
+        computed[check.name] = dict(check.evidence)
+        return shown(check, significance)
+
+    directory = tmp_path_factory.mktemp("shown")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lightning_audit.run.findings.shown", watched)
+        fit(directory, PrivateModule(), PrivacyAudit(seed=1, examinations=1), max_steps=20)
+    return computed, (directory / "audit" / "report.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("check", "number"),
+    [
+        ("noise.excess", "sum_norm_over_terms"),
+        ("noise.excess", "ratio"),
+        ("noise.mean", "positive"),
+        ("noise.mean", "negative"),
+        ("noise.whole", "added_ratio"),
+        ("reuse.recurrence", "difference_ratio"),
+        ("coupling", "change"),
+    ],
+)
+def test_a_number_of_the_data_that_is_computed_is_not_in_the_report(
+    computed_and_shown: tuple[dict[str, dict[str, object]], str], check: str, number: str
+) -> None:
+    computed, text = computed_and_shown
+    assert number in computed[check]
+    (found,) = (c for c in json.loads(text)["checks"] if c["name"] == check)
+    assert found["status"] == "ok"
+    assert number not in found["evidence"]
+    assert number == "ratio" or f'"{number}"' not in text
 
 
 def test_places_in_a_report_are_not_absolute_paths(

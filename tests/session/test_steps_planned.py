@@ -60,10 +60,12 @@ def test_rows_turn_and_the_middle_one_is_shorter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "earlier", "recorded"),
+    ("status", "meant", "recorded"),
     [(INJECTED, False, INJECTED), (INJECTED, True, EARLIER), (DROPPED, True, DROPPED)],
 )
-def test_the_record_tells_canaries_of_an_earlier_part(
-    status: int, earlier: bool, recorded: int
+def test_the_record_says_which_part_was_drawn_and_not_which_one_was_entered(
+    status: int, meant: bool, recorded: int
 ) -> None:
-    assert replace(PLAN, status=status, earlier=earlier).recorded == recorded
+    for earlier in (False, True):
+        plan = replace(PLAN, status=status, earlier=earlier, meant=meant)
+        assert plan.recorded == recorded

@@ -12,12 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import csv
 import dataclasses
 import io
-import json
 import logging
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -28,33 +25,26 @@ from uuid import UUID
 import pytest
 import pytorch_lightning as pl
 import torch
+from artefacts import Artefacts, read_audit, read_checkpoints, read_metrics
 from opacus.optimizers import DPOptimizer
 from opacus.utils.adaptive_clipping.adaptive_clipping_utils import (
     DPTensorFastGradientAdaptiveClipping,
 )
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import BatchSampler, TensorDataset
 from training_matrix import Row
 from training_support import trainer_for
 
 from lightning_audit import InconclusiveAudit, PrivacyAudit, PrivacyViolation
-from lightning_audit.catalogue.registry import REGISTRY
 
 Kind = Literal["replaced", "removed"]
 #: Of so few records each is drawn often.
 RECORDS = 96
-#: Fields of a report that the clock decides.
-_BY_THE_CLOCK = ("created", "audit_cost", "examination_cost")
+#: Audited steps between two checkpoints.
+BETWEEN = 4
 _COUNTS = ("unclipped_num", "sample_size")
-#: What the clock decides of the printed report.
-_TIMES = re.compile(r"^the audit took .*$|\(written [^)]*\)", re.MULTILINE)
-_E_VALUE = "audit/e_value"
-#: E-values of private checks as the console prints them.
-_PRIVATE = "|".join(re.escape(c.name) for c in REGISTRY.values() if c.private)
-_E_VALUES = re.compile(rf"(?<=│ )(?:{_PRIVATE}) .*?e = [^│]*│")
 
 
 @dataclass
@@ -100,27 +90,6 @@ class Releases:
         return Releases(self.gradients, forced=True, left_out=left_out)
 
 
-@dataclass
-class Artefacts:
-    """What leaves the process of an audited training.
-
-    Args:
-        report: report.json as it was read.
-        record: bytes of every file of observations, by name.
-        metrics: of CSVLogger and TensorBoard.
-        console: what was printed and logged.
-        exception: message of what was raised, or empty.
-        state: of the callback, as a checkpoint holds it.
-    """
-
-    report: dict[str, Any]
-    record: dict[str, bytes]
-    metrics: dict[str, Any]
-    console: str
-    exception: str
-    state: dict[str, Any]
-
-
 def neighbours(
     directory: Path,
     row: Row,
@@ -129,6 +98,7 @@ def neighbours(
     seed: int = 0,
     steps: int = 24,
     change: Callable[[TensorDataset, int], None] | None = None,
+    resumes: bool = False,
     **audit: Any,
 ) -> tuple[Artefacts, Artefacts]:
     """Train twice, on neighbouring data with the same releases.
@@ -140,17 +110,18 @@ def neighbours(
         seed: of data, training and audit.
         steps: of each training.
         change: replaces the values of a record; by default they grow and its label changes.
+        resumes: whether the training stops half-way, and goes on from its last checkpoint.
         audit: further arguments of the audit.
 
     Returns:
         The artefacts of both.
     """
     first = Releases()
-    one = _train(directory / "one", row, seed, steps, first, None, audit)
+    one = _train(directory / "one", row, seed, steps, first, None, audit, resumes)
     record, _ = first.drawn.most_common(1)[0]
     second = first.second(record if kind == "removed" else None)
     changed = None if kind == "removed" else (record, change or _other_values)
-    other = _train(directory / "other", row, seed, steps, second, changed, audit)
+    other = _train(directory / "other", row, seed, steps, second, changed, audit, resumes)
     assert second._next == len(first.gradients), "the second training took other steps"
     return one, other
 
@@ -169,7 +140,40 @@ def _train(
     releases: Releases,
     changed: tuple[int, Callable[[TensorDataset, int], None]] | None,
     more: Mapping[str, Any],
+    resumes: bool,
 ) -> Artefacts:
+    saved, exceptions, console = directory / "checkpoints", [], io.StringIO()
+    # Files of a run that stops and goes on are those of its last part.
+    for last in [steps // 2, steps] if resumes else [steps]:
+        module, audit = _made(row, seed, changed, more)
+        releases.audit = audit
+        loggers = [CSVLogger(directory, "csv"), TensorBoardLogger(directory, "board")]
+        course = _Course(releases, seed, saved, last)
+        # Lightning counts parts of batches, the updates of several optimizers, or no step at all.
+        arguments = {**row.trainer, "max_steps": -1, "max_epochs": 1000, "logger": loggers}
+        trainer = trainer_for(directory, course, audit, **arguments)
+        before = max(saved.glob("*.ckpt"), default=None)
+        with _released(releases), _printed(console):
+            try:
+                trainer.fit(module, ckpt_path=before, weights_only=True if before else None)
+            except (PrivacyViolation, InconclusiveAudit) as error:
+                exceptions.append(str(error))
+    return Artefacts(
+        **read_audit(directory / "audit"),
+        metrics=read_metrics(directory),
+        console=console.getvalue().replace(str(directory), ""),
+        exception="\n".join(exceptions),
+        checkpoints=[*read_checkpoints(saved), audit.state_dict()],
+    )
+
+
+def _made(
+    row: Row,
+    seed: int,
+    changed: tuple[int, Callable[[TensorDataset, int], None]] | None,
+    more: Mapping[str, Any],
+) -> tuple[pl.LightningModule, PrivacyAudit]:
+    """The module of a row over few records, and its audit."""
     torch.manual_seed(seed)
     module = row.module()
     first = 61 * seed % (len(module.dataset) - RECORDS + 1)
@@ -178,31 +182,7 @@ def _train(
         changed[1](data, changed[0])
     module.dataset = data
     arguments = {"claimed_epsilon": 1000.0, "seed": seed + 1, "examinations": 2}
-    audit = PrivacyAudit(**{**arguments, **_of_few_records(row.audit), **more})
-    directory.mkdir(parents=True)
-    loggers = [CSVLogger(directory, "csv"), TensorBoardLogger(directory, "board")]
-    # A step of several batches is counted by Lightning as several, and so is one of two optimizers.
-    limit = row.trainer.get("max_steps", 120) * steps // 120
-    arguments = {**row.trainer, "max_steps": max(limit, steps), "logger": loggers}
-    releases.audit = audit
-    trainer = trainer_for(directory, _Seeds(releases, seed), audit, **arguments)
-    console, exception = io.StringIO(), ""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_released(releases))
-        stack.enter_context(_printed(console))
-        try:
-            trainer.fit(module)
-        except (PrivacyViolation, InconclusiveAudit) as error:
-            exception = str(error)
-    folder = directory / "audit"
-    return Artefacts(
-        report=json.loads((folder / "report.json").read_text()),
-        record={p.name: p.read_bytes() for p in sorted(folder.iterdir()) if "obs" in p.name},
-        metrics=_metrics(directory),
-        console=console.getvalue().replace(str(directory), ""),
-        exception=exception,
-        state=audit.state_dict(),
-    )
+    return module, PrivacyAudit(**{**arguments, **_of_few_records(row.audit), **more})
 
 
 def _of_few_records(audit: Mapping[str, Any]) -> dict[str, Any]:
@@ -214,15 +194,38 @@ def _of_few_records(audit: Mapping[str, Any]) -> dict[str, Any]:
     return {**audit, "claim": dataclasses.replace(claim, sample_rate=rate)}
 
 
-class _Seeds(pl.Callback):
-    """Gives each batch random numbers of its own, whatever the batch before drew."""
+class _Course(pl.Callback):
+    """Saves checkpoints, ends the training, and gives each batch random numbers of its own.
 
-    def __init__(self, releases: Releases, seed: int) -> None:
-        self._releases, self._seed = releases, seed
+    Args:
+        releases: of the training.
+        seed: of the random numbers.
+        saved: where the checkpoints go, one after every `BETWEEN` audited steps.
+        last: audited steps of the training.
+    """
+
+    def __init__(self, releases: Releases, seed: int, saved: Path, last: int) -> None:
+        self._releases, self._seed, self._saved, self._last = releases, seed, saved, last
+        self._steps = 0
+
+    def on_save_checkpoint(self, trainer: Any, module: Any, checkpoint: Any) -> None:
+        """Give weights the names that they have before Opacus wraps their module."""
+        held = checkpoint["state_dict"].items()
+        checkpoint["state_dict"] = {name.replace("_module.", ""): value for name, value in held}
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
         if self._releases.live:
             torch.manual_seed(10**6 * (self._seed + 1) + 1000 * trainer.current_epoch + batch_idx)
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        audit = self._releases.audit
+        run = audit._run if audit is not None else None
+        if run is None or run.optimizers.steps // len(run.sessions or [0]) == self._steps:
+            return
+        self._steps = run.optimizers.steps // len(run.sessions)
+        if self._steps % BETWEEN == 0:
+            trainer.save_checkpoint(self._saved / f"{self._steps:04d}.ckpt")
+        trainer.should_stop = trainer.should_stop or self._steps >= self._last
 
 
 @contextlib.contextmanager
@@ -308,74 +311,3 @@ def _printed(console: io.StringIO) -> Iterator[None]:
     finally:
         for log in logs:
             log.removeHandler(handler)
-
-
-def _metrics(directory: Path) -> dict[str, Any]:
-    """What the loggers hold, by logger; the times at which it was written left out."""
-    (table,) = directory.glob("csv/*/metrics.csv")
-    (events,) = directory.glob("board/*/events*")
-    board = EventAccumulator(str(events)).Reload()
-    scalars = {
-        tag: [(event.step, event.value) for event in board.Scalars(tag)]
-        for tag in board.Tags()["scalars"]
-    }
-    return {"csv": table.read_text(), "board": scalars}
-
-
-# ------------------------------------------------------------------ comparing
-
-
-def differences(one: Artefacts, other: Artefacts, coarse: bool = False) -> list[str]:
-    """Where two trainings' artefacts differ beside what the clock decides.
-
-    Args:
-        one: of the first training.
-        other: of its neighbour.
-        coarse: whether fields that are declared `coarse` count as well.
-    """
-    found: list[str] = []
-    _compare(_public(one, coarse), _public(other, coarse), "", found)
-    return found
-
-
-def _public(artefacts: Artefacts, coarse: bool) -> dict[str, Any]:
-    held = {
-        "report.json": {k: v for k, v in artefacts.report.items() if k not in _BY_THE_CLOCK},
-        "record": artefacts.record,
-        "metrics": artefacts.metrics,
-        "console": _TIMES.sub("", artefacts.console).splitlines(),
-        "exception": artefacts.exception,
-    }
-    return held if coarse else _without_coarse(held)
-
-
-def _without_coarse(held: dict[str, Any]) -> dict[str, Any]:
-    """What is left where e-values of private numbers are left out."""
-    report = held["report.json"]
-    checks = [
-        {**check, "log_e_value": None} if REGISTRY[check["name"]].private else check
-        for check in report["checks"]
-    ]
-    epochs = [{**row, "e_value": None} for row in report["epochs"]]
-    rows = list(csv.DictReader(io.StringIO(held["metrics"]["csv"])))
-    board = {k: v for k, v in held["metrics"]["board"].items() if k != _E_VALUE}
-    return {
-        **held,
-        "report.json": {**report, "checks": checks, "epochs": epochs},
-        "metrics": {"csv": [{**row, _E_VALUE: None} for row in rows], "board": board},
-        "console": [_E_VALUES.sub("", line) for line in held["console"]],
-    }
-
-
-def _compare(one: Any, other: Any, place: str, found: list[str]) -> None:
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in dict.fromkeys([*one, *other]):
-            _compare(one.get(key), other.get(key), f"{place}/{key}", found)
-    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        for number, (a, b) in enumerate(zip(one, other, strict=True)):
-            name = a.get("name", number) if isinstance(a, dict) else number
-            _compare(a, b, f"{place}/{name}", found)
-    elif one != other:
-        if isinstance(one, bytes) and isinstance(other, bytes):
-            one, other = f"{len(one)} bytes", f"{len(other)} other bytes"
-        found.append(f"{place}: {one!r} / {other!r}")

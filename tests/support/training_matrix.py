@@ -185,10 +185,14 @@ class WholeBatches(BatchSplittingSampler):
 class Physical(PrivateModule):
     """Opacus' batch memory manager: physical batches of at most eight records."""
 
+    largest: ClassVar = 8
+
     def train_dataloader(self) -> Any:
         logical = super().train_dataloader()
         sampler = WholeBatches(
-            sampler=logical.batch_sampler, max_batch_size=8, optimizer=self.trainer.optimizers[0]
+            sampler=logical.batch_sampler,
+            max_batch_size=self.largest,
+            optimizer=self.trainer.optimizers[0],
         )
         return DataLoader(logical.dataset, batch_sampler=sampler, collate_fn=logical.collate_fn)
 
