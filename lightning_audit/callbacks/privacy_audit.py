@@ -28,6 +28,7 @@ from lightning_audit.results.refusal import UnauditableTraining
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.checkpoint import verified
 from lightning_audit.session.input_sample import join_batches
+from lightning_audit.session.ranks import Ranks
 from lightning_audit.taps.boundary import Boundary, attempt
 from lightning_audit.verdict.exemptions import Allow
 from lightning_audit.verdict.pass_blockers import Resolution
@@ -138,13 +139,14 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         #: State of a checkpoint from which the next training goes on, or of the last one.
         self._kept: dict[str, Any] = {}
         self._run: AuditRun | None = None
+        self._ranks: Ranks | None = None
         self._report: AuditReport | None = None
         self._ended, self._stopping = False, Stopping(self.on_violation)
         self._boundary = Boundary(*_DELIBERATE)
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle holds: the report and the audit's state, not the training."""
-        kept = {"_report": self.report, "_kept": self.state_dict(), "_run": None}
+        kept = {"_report": self.report, "_kept": self.state_dict(), "_run": None, "_ranks": None}
         fresh = {"_boundary": Boundary(*_DELIBERATE), "_stopping": Stopping(self.on_violation)}
         return super().__getstate__() | kept | fresh
 
@@ -157,25 +159,25 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         """The report of the latest training; None before the first epoch has ended."""
         return self._run.report if self._run is not None else self._report
 
+    @guarded(outcome.not_begun)
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse what cannot be audited, before anything is trained."""
         if stage == "fit":
             self.take(trainer)
             attempt(self._release)  # a training that was broken off without a teardown
-            self._run = None
+            self._run = self._ranks = None
             self._boundary.begin()
             self._begin(trainer, pl_module)
 
-    @guarded(outcome.left)
     def _begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._ranks = Ranks.of(trainer)
         again = goes_on(trainer, pl_module, self._kept)
         if not again:
             self._report, self._kept = None, {}
         self._ended, self._stopping = False, Stopping(self.on_violation)
         audits = sum(isinstance(callback, PrivacyAudit) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         refuse_trainer(trainer, audits)
-        self._run = run = AuditRun(self.config, trainer, self._directory(trainer))
-        self._boundary.stays = run.ranks.several
+        self._run = run = AuditRun(self.config, trainer, self._ranks, self._directory(trainer))
         run.take_directory(again=again)
         if again:
             run.keep(verified(self._kept), self._report)
@@ -290,6 +292,7 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         due = ends_with_this_epoch(trainer) or monitors(trainer, self.log_prefix)
         metrics, report = run.end_epoch(trainer.current_epoch, pl_module, due=due)
         named = {f"{self.log_prefix}/{name}": value for name, value in metrics.items()}
+        run.ranks.meet()  # Lightning adds up over the processes what all of them log
         pl_module.log_dict(named, sync_dist=run.ranks.several)
         self._stopping.respond(report, trainer, run)
 
@@ -337,7 +340,6 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
     def _end(self, run: AuditRun, trainer: Trainer) -> None:
         self._ended = True
         run.end()
-        outcome.share_failure(self, run, trainer)
         outcome.send(run, trainer, f"{self.log_prefix}/report")
 
     def _release(self) -> None:
