@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +33,10 @@ _SIZE, _HEAD = 1024, 3
 _LAST, _MORE, _FAILED = range(3)
 
 
+class Unreachable(Exception):
+    """Another process is gone, or says nothing for longer than its group allows."""
+
+
 class Ranks:
     """This process among those that train together.
 
@@ -45,9 +49,6 @@ class Ranks:
         talk: whether the processes can reach each other.
         boundary: of the audit, whose failure the others learn; None for that of now.
     """
-
-    #: The world whose processes talk over a group, and the group.
-    _opened: ClassVar[tuple[Any, Any] | None] = None
 
     def __init__(
         self,
@@ -63,6 +64,7 @@ class Ranks:
         self.several, self.is_first = count > 1, rank == 0
         #: Whether the processes can still reach each other.
         self.talk = talk and self.several
+        self._opened: Any = None
         self._farewell: Any = None
         self._boundary = boundary or current()
         if self._boundary is not None and self.talk:
@@ -99,7 +101,7 @@ class Ranks:
         own, rows = _written(_FAILED, f"{line}:{failure}".encode()), self._rows()
         work = distributed.all_gather(rows, own, group=self._group(), async_op=True)
         self._farewell = (work, own, rows)  # kept until it is sent
-        self.talk, Ranks._opened = False, None
+        self.talk = False
 
     # ------------------------------------------------------------------ called by all
 
@@ -115,7 +117,7 @@ class Ranks:
             return entered and not self.several
         try:
             return all(told == b"1" for told in self._told(b"1" if entered else b"0"))
-        except RuntimeError:  # the training's own communication says so next
+        except Unreachable:  # the training's own communication says so next
             self.part()
             return False
 
@@ -168,11 +170,15 @@ class Ranks:
         while more:
             own = _written(_MORE if len(data) > room else _LAST, data[:room])
             data, rows = data[room:], self._rows()
-            distributed.all_gather(rows, own, group=self._group())
+            group = self._group()
+            try:
+                distributed.all_gather(rows, own, group=group)
+            except RuntimeError as error:
+                raise Unreachable from error
             kinds = [int(row[0]) for row in rows]
             said = [_read(row) for row in rows]
             if _FAILED in kinds:
-                self.talk, Ranks._opened = False, None
+                self.talk = False
                 rank = kinds.index(_FAILED)
                 line, _, failure = said[rank].decode().partition(":")
                 raise FailedElsewhere(f"{failure}, in the process of rank {rank}", int(line))
@@ -184,11 +190,13 @@ class Ranks:
         return [torch.empty(_SIZE, dtype=torch.uint8) for _ in range(self.count)]
 
     def _group(self) -> Any:
-        """The group over which the processes of this world talk; the first call opens it."""
-        world = distributed.group.WORLD
-        if Ranks._opened is None or Ranks._opened[0] is not world:
-            Ranks._opened = (world, distributed.new_group(backend="gloo"))
-        return Ranks._opened[1]
+        """The group over which the processes talk; the first message opens it.
+
+        It is of this training alone: a last message that nobody met must not reach the next one.
+        """
+        if self._opened is None:
+            self._opened = distributed.new_group(backend="gloo")
+        return self._opened
 
 
 def _written(kind: int, data: bytes) -> torch.Tensor:
