@@ -318,6 +318,7 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         self, run: AuditRun, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Leave the user's training as it was found, and what was recorded readable."""
+        run.ranks.part()  # other processes may be elsewhere, or gone
         if run.optimizers.attached and not self._ended:
             run.break_off(f"the training broke off with {type(exception).__name__}")
             self._end(run, trainer)
@@ -331,7 +332,7 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
             self._close(trainer, pl_module)
 
     def _close(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._release()
+        self._release(meet=True)
         note_end(trainer, pl_module, self._kept)
 
     def _directory(self, trainer: Trainer) -> str | Path:
@@ -342,7 +343,7 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         run.end()
         outcome.send(run, trainer, f"{self.log_prefix}/report")
 
-    def _release(self) -> None:
+    def _release(self, *, meet: bool = False) -> None:
         """Keep no optimizer and no file, but what a checkpoint after the training holds."""
         if (run := self._run) is None:
             return
@@ -350,6 +351,8 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         self._unhook(run)
         run.optimizers.close_records()  # which its end has closed, if it had one
         self._report, self._kept = run.report, run.state()
+        if meet:
+            run.ranks.meet()
         if run.files is not None:
             run.files.release()
         self._run = None

@@ -312,9 +312,8 @@ class AuditRun:
         )
 
     def break_off(self, why: str) -> None:
-        """The training ends before its time, and other processes may be gone."""
+        """The training ends before its time."""
         self._course.break_off = why
-        self.ranks.part()
 
     def detach(self) -> None:
         """Take all hooks off."""
