@@ -18,6 +18,7 @@ from lightning_audit.stats._arguments import delta_or_zero
 from lightning_audit.stats.membership import epsilon_star as statistics
 from lightning_audit.stats.membership.epsilon_star import Empirical, Parametric
 from lightning_audit.stats.membership.epsilon_star_null import PermutationNull, epsilon_star_null
+from lightning_audit.taps.boundary import where
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -174,6 +175,8 @@ class EpsilonStar(OneFit):
             found = self._found(trainer.current_epoch, train, population)
         except ValueError as error:
             _log.warning("no Epsilon* after epoch %d: %s", trainer.current_epoch, error)
+        except Exception as error:  # the statistic's own trouble ends no training
+            _log.warning("no Epsilon* after epoch %d: %s:%d", trainer.current_epoch, *where(error))
         else:
             self.history.append(found)
             values["value"], values["at_clip"] = found.star.value, float(found.star.at_clip)

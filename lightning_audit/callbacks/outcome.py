@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from lightning_audit.callbacks._namespaces import MisconfigurationException
 from lightning_audit.callbacks.figures import send_report_figure, send_report_files
 from lightning_audit.callbacks.preview import preview_of
 from lightning_audit.record.report_directory import REPORT_NAME
@@ -18,13 +19,17 @@ from lightning_audit.results.audit_report import (
     PrivacyViolation,
     describe,
 )
+from lightning_audit.results.refusal import UnauditableTraining
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.report_files import ReportFiles
 from lightning_audit.session.audit_session import AuditSession
+from lightning_audit.session.ranks import Ranks
 from lightning_audit.taps.boundary import attempt, where
 from lightning_audit.verdict.failed_audit import failed_report
 
 _log = logging.getLogger(__name__)
+#: Exceptions that the audit raises on purpose, which end a training.
+DELIBERATE = (UnauditableTraining, MisconfigurationException, PrivacyViolation, InconclusiveAudit)
 
 
 def view(run: AuditRun, what: str, show: Callable[[], None]) -> None:
@@ -71,6 +76,7 @@ def tell(run: AuditRun, on_violation: str) -> None:
     report = run.report
     if report is None:
         return
+    run.ranks.meet()  # an audit that failed behind the report is said to have failed
     printed = partial(show, report, run.files, run.sessions)
     run.ranks.from_first(lambda: view(run, "printing the report", printed))
     if not run.trial:
@@ -137,16 +143,20 @@ def left(audit: Any, *_: Any, **__: Any) -> None:
         audit: the `PrivacyAudit`.
     """
     run = audit._run
-    if audit._boundary.stays:
-        return
     if run is not None and any(session.rescue.in_transit for session in run.sessions):
         return
     audit._boundary.remove_hooks()
 
 
+def not_begun(audit: Any, trainer: Any, *_: Any) -> None:
+    """In the place of the set-up: the other processes learn that the audit failed in this one."""
+    if audit._ranks is None:  # it failed before it could have told them
+        attempt(lambda: Ranks.of(trainer, audit._boundary).leave())
+    left(audit)
+
+
 def end_failed(audit: Any, trainer: Any, *_: Any) -> None:
     """In the place of the training's end: write what was found before the failure."""
-    audit._boundary.stays = False
     left(audit)
     run, audit._ended = audit._run, True
     config = audit.config if run is None else run.config
@@ -161,14 +171,6 @@ def end_failed(audit: Any, trainer: Any, *_: Any) -> None:
     attempt(partial(_save, report, own if run is None else run.files))
     if own is not None:
         attempt(own.release)
-
-
-def share_failure(audit: Any, run: AuditRun, trainer: Any) -> None:
-    """At the training's end: a failure in one process is one of the audit in all of them."""
-    boundary = audit._boundary
-    if run.ranks.talk and any(r[0] for r in run.ranks.gathered([bool(boundary.failure)])):
-        boundary.failure = boundary.failure or "another process"
-        end_failed(audit, trainer)
 
 
 def fit_end_failed(audit: Any, trainer: Any, *_: Any) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.callbacks import audit_arguments as arguments
 from lightning_audit.callbacks import outcome
-from lightning_audit.callbacks._namespaces import MisconfigurationException, guarded, of_its_run
+from lightning_audit.callbacks._namespaces import guarded, of_its_run
 from lightning_audit.callbacks.lightning_step import LightningStep
 from lightning_audit.callbacks.preview import Preview, preview
 from lightning_audit.callbacks.same_training import OneFit, goes_on, note_end
@@ -19,19 +19,17 @@ from lightning_audit.callbacks.trainer_refusals import refuse_trainer
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.config.audit_config import AuditConfig
-from lightning_audit.results.audit_report import AuditReport, InconclusiveAudit, PrivacyViolation
-from lightning_audit.results.refusal import UnauditableTraining
+from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.checkpoint import verified
 from lightning_audit.session.input_sample import join_batches
+from lightning_audit.session.ranks import Ranks
 from lightning_audit.taps.boundary import Boundary, attempt
 from lightning_audit.verdict.exemptions import Allow
 from lightning_audit.verdict.pass_blockers import Resolution
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
-
-_DELIBERATE = (UnauditableTraining, MisconfigurationException, PrivacyViolation, InconclusiveAudit)
 
 
 class PrivacyAudit(arguments.AuditArguments, OneFit):
@@ -129,19 +127,22 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
             bounds=bounds,
             **arguments.allowed(allow),
         )
-        self.report_dir = report_dir
-        self.log_prefix = log_prefix
+        self.report_dir, self.log_prefix = report_dir, log_prefix
         #: State of a checkpoint from which the next training goes on, or of the last one.
         self._kept: dict[str, Any] = {}
         self._run: AuditRun | None = None
+        self._ranks: Ranks | None = None
         self._report: AuditReport | None = None
         self._ended, self._stopping = False, Stopping(self.on_violation)
-        self._boundary = Boundary(*_DELIBERATE)
+        self._boundary = Boundary(*outcome.DELIBERATE)
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle holds: the report and the audit's state, not the training."""
-        kept = {"_report": self.report, "_kept": self.state_dict(), "_run": None}
-        fresh = {"_boundary": Boundary(*_DELIBERATE), "_stopping": Stopping(self.on_violation)}
+        kept = {"_report": self.report, "_kept": self.state_dict(), "_run": None, "_ranks": None}
+        fresh = {
+            "_boundary": Boundary(*outcome.DELIBERATE),
+            "_stopping": Stopping(self.on_violation),
+        }
         return super().__getstate__() | kept | fresh
 
     def preview(self, trainer: Trainer, model: LightningModule, **data: Any) -> Preview:
@@ -158,20 +159,20 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         if stage == "fit":
             self.take(trainer)
             attempt(self._release)  # a training that was broken off without a teardown
-            self._run = None
+            self._run = self._ranks = None
             self._boundary.begin()
             self._begin(trainer, pl_module)
 
-    @guarded(outcome.left)
+    @guarded(outcome.not_begun)
     def _begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._ranks = Ranks.of(trainer)
         again = goes_on(trainer, pl_module, self._kept)
         if not again:
             self._report, self._kept = None, {}
         self._ended, self._stopping = False, Stopping(self.on_violation)
         audits = sum(isinstance(callback, PrivacyAudit) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         refuse_trainer(trainer, audits)
-        self._run = run = AuditRun(self.config, trainer, self.directory(trainer))
-        self._boundary.stays = run.ranks.several
+        self._run = run = AuditRun(self.config, trainer, self._ranks, self.directory(trainer))
         run.take_directory(again=again)
         if again:
             run.keep(verified(self._kept), self._report)
@@ -286,6 +287,7 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         due = ends_with_this_epoch(trainer) or monitors(trainer, self.log_prefix)
         metrics, report = run.end_epoch(trainer.current_epoch, pl_module, due=due)
         named = {f"{self.log_prefix}/{name}": value for name, value in metrics.items()}
+        run.ranks.meet()  # Lightning adds up over the processes what all of them log
         pl_module.log_dict(named, sync_dist=run.ranks.several)
         self._stopping.respond(report, trainer, run)
 
@@ -311,6 +313,7 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         self, run: AuditRun, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Leave the user's training as it was found, and what was recorded readable."""
+        run.ranks.part()  # other processes may be elsewhere, or gone
         if run.optimizers.attached and not self._ended:
             run.break_off(f"the training broke off with {type(exception).__name__}")
             self._end(run, trainer)
@@ -324,16 +327,15 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
             self._close(trainer, pl_module)
 
     def _close(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._release()
+        self._release(meet=True)
         note_end(trainer, pl_module, self._kept)
 
     def _end(self, run: AuditRun, trainer: Trainer) -> None:
         self._ended = True
         run.end()
-        outcome.share_failure(self, run, trainer)
         outcome.send(run, trainer, f"{self.log_prefix}/report")
 
-    def _release(self) -> None:
+    def _release(self, *, meet: bool = False) -> None:
         """Keep no optimizer and no file, but what a checkpoint after the training holds."""
         if (run := self._run) is None:
             return
@@ -341,6 +343,8 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         self._unhook(run)
         run.optimizers.close_records()  # which its end has closed, if it had one
         self._report, self._kept = run.report, run.state()
+        if meet:
+            run.ranks.meet()
         if run.files is not None:
             run.files.release()
         self._run = None

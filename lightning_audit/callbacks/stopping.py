@@ -72,7 +72,7 @@ class Stopping:
                 budget.counts = False
                 self.respond(run.look(composed=True), trainer, run)
         elif budget.is_used_up():
-            self._stop(trainer)
+            self._stop(trainer, run)
         self.counts = budget.counts
 
     def respond(self, report: AuditReport | None, trainer: Any, run: AuditRun) -> None:
@@ -89,9 +89,10 @@ class Stopping:
             _log.error("privacy audit: %s", report.verdict.summary)
         self.told = True
         if self._ends and not run.trial:
-            self._stop(trainer)
+            self._stop(trainer, run)
 
-    def _stop(self, trainer: Any) -> None:
+    def _stop(self, trainer: Any, run: AuditRun) -> None:
+        run.ranks.meet()  # all processes stop, or none
         trainer.should_stop = True
         loop = trainer.fit_loop
         if self._least is None:  # what the training was to last at least is set aside

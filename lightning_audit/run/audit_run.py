@@ -39,11 +39,14 @@ class AuditRun:
     Args:
         config: what is claimed and asked for.
         trainer: of the training.
+        ranks: its processes.
         directory: where report and records go.
     """
 
-    def __init__(self, config: AuditConfig, trainer: Any, directory: str | Path) -> None:
-        self.ranks = Ranks.of(trainer)
+    def __init__(
+        self, config: AuditConfig, trainer: Any, ranks: Ranks, directory: str | Path
+    ) -> None:
+        self.ranks = ranks
         #: Whether this is a fast_dev_run: everything is run, nothing written, nothing failed.
         self.trial = bool(trainer.fast_dev_run)
         writes = self.ranks.is_first and not self.trial
@@ -77,7 +80,6 @@ class AuditRun:
 
         Raises:
             UnauditableTraining: nothing can be written there.
-            RuntimeError: that is so in the first process.
         """
         files = self.files
         self.ranks.from_first(lambda: files.acquire(again=again) if files is not None else None)
@@ -310,9 +312,8 @@ class AuditRun:
         )
 
     def break_off(self, why: str) -> None:
-        """The training ends before its time, and other processes may be gone."""
+        """The training ends before its time."""
         self._course.break_off = why
-        self.ranks.part()
 
     def detach(self) -> None:
         """Take all hooks off."""

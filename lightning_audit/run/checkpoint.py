@@ -72,14 +72,15 @@ def unusable_checkpoint(why: str) -> UnauditableTraining:
 
 @contextlib.contextmanager
 def refusing_what_does_not_fit() -> Iterator[None]:
-    """Refuse a checkpoint from which the audit cannot go on, whatever it is that fails."""
+    """Refuse a checkpoint whose state does not fit this training.
+
+    Memory that is short, a file or a library's own trouble are failures of the audit instead.
+    """
     try:
         yield
-    except UnauditableTraining:
-        raise
     except ValueError as error:
         raise unusable_checkpoint(str(error)) from error
-    except Exception as error:
+    except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
         what = f"{type(error).__name__}: {error}"
         why = f"the audit's state in it does not fit this training ({what}); {_OTHERWISE}"
         raise unusable_checkpoint(why) from error

@@ -149,7 +149,7 @@ class AuditSession:
 
     def start_batch(self, epoch: int = 0) -> None:
         """Forget a step that broke off, where none can be under way."""
-        self._epoch, self.rescue.behind = epoch, False
+        self._epoch, self.rescue.behind, self.rescue.agreed = epoch, False, False
         self.way.start_batch()
         self.source.start_batch()
 
@@ -188,6 +188,8 @@ class AuditSession:
         if self._ranks.several and self.recorder.steps < STEPS:
             self.draws.start(self.step.noise_state())
         self._look_at_noise()
+        if self._ranks.several and self.step.final_step_of_batch():
+            self.rescue.agreed = self.planner.agree()
 
     def _look_at_noise(self) -> None:
         """Before the first noise in this process: read the state of its generator."""
@@ -265,7 +267,7 @@ class AuditSession:
             self.planner.block_pass(lack)
         self._observe(reading)
         self.way.end_step()
-        self.rescue.behind = False
+        self.rescue.behind = self.rescue.agreed = False
 
     def _observe(self, reading: Reading) -> None:
         """Record and check a step.

@@ -42,11 +42,14 @@ class Rescue:
         self._divisor, self._claim_at_cut = divisor, claim_at_cut
         #: Whether the noise of the step under way is in, or its update has begun.
         self.behind = False
+        #: Whether the rows of the step under way stay in, since other processes count on them.
+        self.agreed = False
         if (boundary := current()) is not None:
             boundary.on_leave(self._retract)
 
     def _retract(self) -> None:
-        self._source.retract(behind=self.behind)
+        if self.behind or not self.agreed:
+            self._source.retract(behind=self.behind)
 
     @property
     def in_transit(self) -> bool:

@@ -12,7 +12,7 @@ from lightning_audit.canaries.placement import Placement
 from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.layout import FloatArray
-from lightning_audit.record.store import INJECTED, NOT_PLANNED
+from lightning_audit.record.store import DROPPED, INJECTED, NOT_PLANNED
 from lightning_audit.session.coordinates import Coordinates
 from lightning_audit.session.ranks import Ranks
 from lightning_audit.session.recorder import Recorder
@@ -31,6 +31,9 @@ _AMONG = 5
 _WITHOUT, _FROM = 20, 200
 #: Least norm of the one canary of a step that is shorter than the others, over the clipping norm.
 _SHORTEST = 1.5
+
+_NOT_IN_ALL = "no canary entered a step: it did not enter in every process"
+_ALONE = "another process could no longer be reached, so that no canary entered later steps"
 
 
 class StepPlanner:
@@ -230,6 +233,23 @@ class StepPlanner:
         if self.plan is not None and self.plan.status == INJECTED:
             self.step.withdraw()
         self.plan = self.entered = None
+
+    def agree(self) -> bool:
+        """Before a step is clipped: leave its canaries in if they entered in all processes.
+
+        Returns:
+            Whether they are in.
+        """
+        plan = self.plan
+        entered = plan is not None and plan.status == INJECTED
+        agreed = self.ranks.agreed(entered=entered)
+        if plan is not None and entered and not agreed:
+            self.note(_NOT_IN_ALL)
+            self.withdraw()
+            self.plan = replace(plan, status=DROPPED)
+        if not self.ranks.talk:
+            self.block_pass(_ALONE)
+        return agreed
 
     # ------------------------------------------------------------------ what is seen meanwhile
 

@@ -52,14 +52,12 @@ class Boundary:
         self.failure, self.line = "", 0
         #: Called when the audit leaves, latest first; each may be called more than once.
         self._undo: list[Callable[[], None]] = []
-        #: Whether a failed audit runs on to the training's end, as other processes count on it.
-        self.stays = False
         #: What `remove_hooks` removes.
         self.handles: dict[int, Handles] = {}
 
     def begin(self) -> None:
         """A training begins: nothing has failed."""
-        self.failure, self._undo, self.handles, self.stays = "", [], {}, False
+        self.failure, self._undo, self.handles = "", [], {}
 
     def on_leave(self, undo: Callable[[], None]) -> None:
         """Call ``undo`` when the audit fails or is interrupted."""
@@ -97,8 +95,7 @@ class Boundary:
             _log.debug("the audit failed", exc_info=error)
         else:
             _log.debug("the audit failed again", exc_info=error)
-        if not self.stays:
-            self.leave()
+        self.leave()
         return True
 
     def leave(self) -> None:
@@ -197,7 +194,7 @@ def entry(ours: Call, otherwise: Call = _nothing, of: Callable[[Any], Any] | Non
         boundary = made_in if of is None else of(args[0])
         if boundary is None:
             return timed(ours, args, kwargs)
-        if not boundary.failure or boundary.stays:
+        if not boundary.failure:
             try:
                 return boundary.run(ours, args, kwargs)
             except Exception as error:
@@ -235,7 +232,7 @@ def around(
     def called(*args: Any, **kwargs: Any) -> Any:
         if armed is not None and not armed():
             return own(*args, **kwargs)
-        given, failed = args, boundary is not None and boundary.failure and not boundary.stays
+        given, failed = args, boundary is not None and boundary.failure
         if boundary is None:
             given = timed(before, args, kwargs) or args
         elif not failed:
@@ -253,7 +250,7 @@ def around(
         made = None
         if boundary is None:
             made = timed(after, (result, *given), kwargs)
-        elif not boundary.failure or boundary.stays:
+        elif not boundary.failure:
             try:
                 made = boundary.run(after, (result, *given), kwargs)
             except Exception as error:

@@ -193,34 +193,6 @@ def test_a_report_that_cannot_be_written_is_refused_in_both_processes(tmp_path: 
     assert "MisconfigurationException: PrivacyAudit cannot write its report to" in said[1]
 
 
-class _Told:
-    """A strategy that gives what the first process sent."""
-
-    def __init__(self, value: object) -> None:
-        self.value = value
-
-    def broadcast(self, value: object) -> object:
-        return self.value
-
-
-def test_a_failure_of_the_first_process_reaches_the_others() -> None:
-    def fail() -> None:
-        raise OSError("disk full")
-
-    class Echo:
-        sent: object = None
-
-        def broadcast(self, value: object) -> object:
-            self.sent = value
-            return value
-
-    echo = Echo()
-    with pytest.raises(OSError, match="disk full"):
-        Ranks(0, 2, echo).from_first(fail)
-    with pytest.raises(RuntimeError, match=r"rank 0: OSError\('disk full'\)"):
-        Ranks(1, 2, _Told(echo.sent)).from_first(fail)
-
-
 def test_each_step_is_one_processs_turn_and_all_have_its_coins() -> None:
     processes = [Ranks(rank, 3) for rank in range(3)]
     for step in range(7):

@@ -19,11 +19,13 @@ def _free_port() -> int:
     return port
 
 
-def run_both(folder: Path, *scenarios: str) -> tuple[list[int], list[str]]:
+def run_both(
+    folder: Path, *scenarios: str, script: str = "two_processes.py"
+) -> tuple[list[int], list[str]]:
     """Exit codes and messages of two processes that train together."""
     shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     shared.pop("PL_GLOBAL_SEED", None)  # of tests before this one
-    command = [sys.executable, str(SUPPORT / "two_processes.py"), str(folder), *scenarios]
+    command = [sys.executable, str(SUPPORT / script), str(folder), *scenarios]
     with contextlib.ExitStack() as stack:
         outputs = [stack.enter_context(open(folder / f"out-{rank}.txt", "w")) for rank in range(2)]
         both = [

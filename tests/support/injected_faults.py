@@ -109,7 +109,22 @@ TRAININGS: dict[str, tuple[Callable[[], pl.LightningModule], Callable[[], Privac
         lambda: PrivacyAudit(seed=1, canaries=[Mislabeled(amplitude=100.0)], examinations=0),
     ),
     "split": (split, lambda: PrivacyAudit(seed=1, examinations=0)),
+    "long": (PrivateModule, lambda: PrivacyAudit(seed=1, examinations=0)),
+    "resumed": (lambda: Kept(), lambda: PrivacyAudit(seed=1, examinations=0)),
 }
+#: Steps of the long one, and the trainings that pass without a fault.
+LONG, PASSING = 64, ("long", "resumed")
+
+
+class Kept(PrivateModule):
+    """Private from the start, so that a checkpoint's names are those of the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.private = super().configure_optimizers()
+
+    def configure_optimizers(self) -> Any:
+        return self.private
 
 
 class Called(PrivateModule):
@@ -157,17 +172,34 @@ def train(directory: Path, name: str, faults: Faults | None = None, **options: A
     module = make()
     audit = audited() if faults is not None else None
     callbacks = [] if audit is None else [audit]
-    trainer = trainer_for(directory, *callbacks, **{"max_steps": STEPS, **options})
+    length: dict[str, Any] = {"max_steps": LONG if name == "long" else STEPS}
+    given: dict[str, Any] = {}
+    if name == "resumed":
+        given = {"ckpt_path": saved(directory, audit is not None), "weights_only": True}
+        length = {"max_epochs": 2}
+    trainer = trainer_for(directory, *callbacks, **(length | options))
     if faults is None:
-        trainer.fit(module)
+        trainer.fit(module, **given)
     else:
         with faults:
-            trainer.fit(module)
+            trainer.fit(module, **given)
     flat = torch.cat([p.detach().flatten().double() for p in module.parameters()])
     path = directory / "audit" / "report.json"
     report = AuditReport.load(path) if path.exists() else None
     states = (torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate())
     return Trained(flat, states, module, audit, report)
+
+
+def saved(directory: Path, audited: bool) -> Path:
+    """A checkpoint in the middle of a training."""
+    trainer = trainer_for(
+        directory, *([PrivacyAudit(seed=1, examinations=0)] if audited else []), max_epochs=1
+    )
+    trainer.fit(Kept())
+    path = directory / "middle.ckpt"
+    trainer.save_checkpoint(path)
+    torch.manual_seed(4)
+    return path
 
 
 def differences(plain: Trained, audited: Trained, place: str, said: str) -> list[str]:

@@ -135,7 +135,7 @@ class Memory:
     def flush(self) -> None:
         """Nothing waits."""
 
-    def close(self) -> None:
+    def close(self, *, archive: bool = True) -> None:
         """Nothing is open."""
 
 
