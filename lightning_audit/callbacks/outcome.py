@@ -24,12 +24,16 @@ from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.report_files import ReportFiles
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.ranks import Ranks
-from lightning_audit.taps.boundary import attempt, where
+from lightning_audit.taps.boundary import Boundary, attempt, where
 from lightning_audit.verdict.failed_audit import failed_report
 
 _log = logging.getLogger(__name__)
-#: Exceptions that the audit raises on purpose, which end a training.
-DELIBERATE = (UnauditableTraining, MisconfigurationException, PrivacyViolation, InconclusiveAudit)
+_DELIBERATE = (UnauditableTraining, MisconfigurationException, PrivacyViolation, InconclusiveAudit)
+
+
+def boundary() -> Boundary:
+    """A boundary which the exceptions pass that the audit raises on purpose."""
+    return Boundary(*_DELIBERATE)
 
 
 def view(run: AuditRun, what: str, show: Callable[[], None]) -> None:

@@ -24,7 +24,7 @@ from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.checkpoint import verified
 from lightning_audit.session.input_sample import join_batches
 from lightning_audit.session.ranks import Ranks
-from lightning_audit.taps.boundary import Boundary, attempt
+from lightning_audit.taps.boundary import attempt
 from lightning_audit.verdict.exemptions import Allow
 from lightning_audit.verdict.pass_blockers import Resolution
 
@@ -134,13 +134,13 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         self._ranks: Ranks | None = None
         self._report: AuditReport | None = None
         self._ended, self._stopping = False, Stopping(self.on_violation)
-        self._boundary = Boundary(*outcome.DELIBERATE)
+        self._boundary = outcome.boundary()
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle holds: the report and the audit's state, not the training."""
         kept = {"_report": self.report, "_kept": self.state_dict(), "_run": None, "_ranks": None}
         fresh = {
-            "_boundary": Boundary(*outcome.DELIBERATE),
+            "_boundary": outcome.boundary(),
             "_stopping": Stopping(self.on_violation),
         }
         return super().__getstate__() | kept | fresh
@@ -221,8 +221,6 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
             show_batches(trainer, pl_module, run)
         self._stopping.begin(trainer, run)
 
-    # ------------------------------------------------------------------ each step and epoch
-
     @of_its_run(outcome.left)
     def on_train_batch_start(
         self,
@@ -290,8 +288,6 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         run.ranks.meet()  # Lightning adds up over the processes what all of them log
         pl_module.log_dict(named, sync_dist=run.ranks.several)
         self._stopping.respond(report, trainer, run)
-
-    # ------------------------------------------------------------------ the end
 
     @of_its_run(outcome.end_failed)
     def on_train_end(self, run: AuditRun, trainer: Trainer, pl_module: LightningModule) -> None:
