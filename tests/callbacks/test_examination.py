@@ -16,6 +16,7 @@ from training_matrix import ROWS, Row
 from training_support import PrivateModule, digits, mlp, trainer_for
 
 from lightning_audit import Examination, PrivacyAudit
+from lightning_audit.examine.questions import QUESTIONS
 from lightning_audit.testing.fault import Fault
 from lightning_audit.testing.faulty_steps import OwnFactors
 from lightning_audit.testing.step_faults import OF_THE_STEP
@@ -23,19 +24,13 @@ from lightning_audit.testing.step_faults import OF_THE_STEP
 QUICK = {"`grad_sample_mode='hooks'`", "ghost, automatic optimization", "adaptive (AdaClip)"}
 #: What is not asked of a row, by a part of its name; of the others everything is.
 NOT_ASKED = {
-    "adaptive ghost": {"replay.clipping", "replay.noise", "replay.release", "coupling"},
+    "adaptive ghost": set(QUESTIONS),
     "ghost": {"replay.clipping", "replay.noise", "coupling"},
     "bf16-true": {"replay.sensitivity", "replay.clipping"},
     "accumulate_grad_batches": {"replay.clipping", "replay.noise", "coupling"},
     "a loop over samples": {"replay.clipping", "replay.noise", "coupling"},
     "hand-written DP-SGD": {"replay.clipping", "replay.noise", "coupling"},
-    "several private": {
-        "replay.sensitivity",
-        "replay.clipping",
-        "replay.noise",
-        "replay.release",
-        "coupling",
-    },
+    "several private": set(QUESTIONS),
 }
 
 
