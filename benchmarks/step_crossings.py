@@ -1,8 +1,9 @@
 """Files, calls and crossings of one audited step: how much code a stranger reads to follow it.
 
 A crossing is a call from one file of the package into another. A call from elsewhere, as a hook's
-from torch, is none. After the first hundred steps ten steps at a time go to the checks, so that a
-step that only waits is counted beside one that ends a block of ten.
+from torch, is none, and none either where it enters through `taps/boundary.py`, which wraps every
+hook: a call through it counts as one of its caller's. After the first hundred steps ten at a time
+go to the checks, so that a step that only waits is counted beside one that ends a block of ten.
 
 python benchmarks/step_crossings.py
 """
@@ -27,6 +28,7 @@ PACKAGE = str(Path(lightning_audit.__file__).parent)
 #: is one of the steps after the hundredth whose noise or weights are read, nor is the first one of
 #: those, one in five, whose canaries stand among the rows of the data.
 STEADY, BLOCK_END = 158, 160
+_BOUNDARY = "taps/boundary.py"
 
 
 class CallCount:
@@ -39,12 +41,20 @@ class CallCount:
     def count(self, frame: FrameType, event: str, _: Any) -> None:
         """Take in an event of `sys.setprofile`."""
         callee = _in_package(frame)
-        if event != "call" or callee is None:
+        if event != "call" or callee is None or callee == _BOUNDARY:
             return
         self.calls[callee] += 1
-        caller = None if frame.f_back is None else _in_package(frame.f_back)
+        caller = _caller(frame)
         if caller is not None and caller != callee:
             self.crossings[caller, callee] += 1
+
+
+def _caller(frame: FrameType) -> str | None:
+    """The file of the package that calls, through the boundary or not."""
+    back = frame.f_back
+    while back is not None and _in_package(back) == _BOUNDARY:
+        back = back.f_back
+    return None if back is None else _in_package(back)
 
 
 def _in_package(frame: FrameType) -> str | None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import functools
 import operator
+import threading
 from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from weakref import ref
 
 from lightning_audit.results.refusal import UnauditableTraining
 from lightning_audit.taps.boundary import entry
@@ -64,6 +66,50 @@ else:
         )
     ):
         """The `MisconfigurationException` of every Lightning package that is installed."""
+
+
+#: Two threads may give a callback to their Trainers at the same time.
+_TAKING = threading.Lock()
+
+
+class OneFit(Callback):
+    """A callback that is part of one fit at a time, and whose copies hold nothing of that fit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._trainer: ref[Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy or a pickle holds: all but the Trainer, and what Lightning puts here."""
+        # The module's own methods: with them a copy would hold the module.
+        held = {name: v for name, v in vars(self).items() if name not in ("log", "log_dict")}
+        return held | {"_trainer": None}
+
+    def take(self, trainer: Any) -> None:
+        """Become part of a Trainer's fit, which is about to begin.
+
+        Raises:
+            MisconfigurationException: the fit of another Trainer, with this callback, is running.
+        """
+        with _TAKING:
+            other = self._trainer() if self._trainer is not None else None
+            # One that was broken off without a teardown is running no more.
+            if other is not None and other is not trainer and _fits(other):
+                name = type(self).__name__
+                raise MisconfigurationException(
+                    f"this {name} is in use by another Trainer whose fit is still running; give "
+                    f"each Trainer its own {name}, for example copy.deepcopy() of this one."
+                )
+            self._trainer = ref(trainer)
+
+    def serves(self, trainer: Any) -> bool:
+        """Whether this is the Trainer whose fit the callback is part of."""
+        return self._trainer is not None and self._trainer() is trainer
+
+
+def _fits(trainer: Any) -> bool:
+    # By their values, since each of Lightning's two packages has enumerations of its own.
+    return bool(trainer.state.fn == "fit" and trainer.state.status == "running")
 
 
 def refused_as_lightning_does(hook: Callable[_Args, _Value]) -> Callable[_Args, _Value]:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lightning_audit import _validate
-from lightning_audit.callbacks._namespaces import MisconfigurationException
+from lightning_audit.callbacks._namespaces import MisconfigurationException, OneFit
 from lightning_audit.callbacks.record_losses import fixed_loader, losses_of
-from lightning_audit.callbacks.same_training import OneFit
 from lightning_audit.stats._arguments import delta_or_zero
 from lightning_audit.stats.membership import epsilon_star as statistics
 from lightning_audit.stats.membership.epsilon_star import Empirical, Parametric

@@ -9,11 +9,11 @@ from lightning_audit import _validate
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.callbacks._namespaces import (
     MisconfigurationException,
+    OneFit,
     refused_as_lightning_does,
 )
 from lightning_audit.callbacks.lightning_step import LightningStep
 from lightning_audit.callbacks.privacy_audit import PrivacyAudit
-from lightning_audit.callbacks.same_training import OneFit
 from lightning_audit.catalogue.registry import REGISTRY
 from lightning_audit.dpsgd.adapters import opacus_step
 from lightning_audit.dpsgd.manual import stated_claim

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.callbacks import audit_arguments as arguments
 from lightning_audit.callbacks import outcome
-from lightning_audit.callbacks._namespaces import guarded, of_its_run
+from lightning_audit.callbacks._namespaces import OneFit, guarded, of_its_run
 from lightning_audit.callbacks.lightning_step import LightningStep
 from lightning_audit.callbacks.preview import Preview, preview
-from lightning_audit.callbacks.same_training import OneFit, goes_on, note_end
+from lightning_audit.callbacks.same_training import goes_on, note_end
 from lightning_audit.callbacks.stopping import Stopping, ends_with_this_epoch, monitors
 from lightning_audit.callbacks.strategy_hooks import show_batches, watch_loaders
 from lightning_audit.callbacks.trainer_refusals import refuse_trainer

@@ -154,7 +154,9 @@ class OpacusStep(DPSGDStep):
 
     def _note(self, grown: Sequence[torch.Tensor], rows: int) -> None:
         """Take note of gradients that hold canaries behind the data's rows."""
-        self._places, self._swapped = draw_places(None, 0, 0), []
+        self._swapped = []
+        if len(self._places):
+            self._places = draw_places(None, 0, 0)
         self._rows, self._entered = rows, [weakref.ref(tensor) for tensor in grown]
 
     def _mingle(self, grown: Sequence[torch.Tensor]) -> None:

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from lightning_audit.layout import FloatArray, IndexArray
 from lightning_audit.taps.boundary import Handles, entry
-from lightning_audit.taps.gradient_reading import Reading, factor_of
-from lightning_audit.taps.tensor_views import numpy_views
+from lightning_audit.taps.gradient_reading import Reading
+from lightning_audit.taps.tensor_views import factor_of, numpy_views
 from lightning_audit.taps.weight_watch import WeightWatch
 
 

@@ -141,3 +141,22 @@ def _joined(parts: RowParts) -> tuple[IndexArray, IndexArray, FloatArray]:
         np.concatenate([part.index for _, part in parts]),
         np.concatenate([part.value for _, part in parts]),
     )
+
+
+#: How far a gradient that was multiplied by one number may be off, relative to its size.
+_PROPORTIONAL = 1e-4
+
+
+def factor_of(left: torch.Tensor, arrived: torch.Tensor) -> float | None:
+    """The one number that ``left`` was multiplied by to give ``arrived``; None if there is none.
+
+    Args:
+        left: entries of a gradient, ``[n]``.
+        arrived: the same entries later, ``[n]``.
+    """
+    square = float(left @ left)
+    if not (math.isfinite(square) and square > 0.0 and bool(torch.isfinite(arrived).all())):
+        return None
+    factor = float(left @ arrived) / square
+    rest = float((arrived - factor * left).norm())
+    return factor if factor > 0.0 and rest <= _PROPORTIONAL * float(arrived.norm()) else None
