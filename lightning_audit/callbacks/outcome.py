@@ -165,8 +165,8 @@ def end_failed(audit: Any, trainer: Any, *_: Any) -> None:
     run, audit._ended = audit._run, True
     config = audit.config if run is None else run.config
     report = failed_report(audit.report, config, config.settings(), audit._boundary.failure)
-    for store in [] if run is None else [s.store for s in run.sessions if s.store is not None]:
-        attempt(partial(store.close, archive=False))
+    if run is not None:
+        attempt(run.optimizers.close_records)
     audit._report, own = report, None
     if run is not None:
         run.report = report

@@ -128,8 +128,7 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
             **arguments.allowed(allow),
         )
         self.report_dir, self.log_prefix = report_dir, log_prefix
-        #: State of a checkpoint from which the next training goes on, or of the last one.
-        self._kept: dict[str, Any] = {}
+        self._kept: dict[str, Any] = {}  # state of a checkpoint: the next training continues it
         self._run: AuditRun | None = None
         self._ranks: Ranks | None = None
         self._report: AuditReport | None = None
@@ -158,7 +157,8 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         """Refuse what cannot be audited, before anything is trained."""
         if stage == "fit":
             self.take(trainer)
-            attempt(self._release)  # a training that was broken off without a teardown
+            if self._run is not None:  # a training that was broken off without a teardown
+                attempt(self._release)
             self._run = self._ranks = None
             self._boundary.begin()
             self._begin(trainer, pl_module)

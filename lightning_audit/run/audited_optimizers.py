@@ -84,6 +84,8 @@ class AuditedOptimizers:
         #: State of a checkpoint from which this training goes on, until it was taken up.
         self.kept: dict[str, Any] = {}
         self.attached: list[Any] = []
+        #: Records that were opened, those of sessions that could not begin among them.
+        self.stores: list[ObservationStore] = []
         self._files = files
         self._precision = precision
         self._ranks = ranks
@@ -282,9 +284,8 @@ class AuditedOptimizers:
 
     def close_records(self) -> None:
         """Leave records as they are: the run cannot go on."""
-        for session in self.sessions:
-            if session.store is not None:
-                session.store.close(archive=False)
+        for store in self.stores:
+            store.close(archive=False)
 
     def _open_store(
         self, files: ReportFiles, number: int, entries: int | None, header: RecordHeader
@@ -294,12 +295,14 @@ class AuditedOptimizers:
             if entries is not None:
                 store = ObservationStore.resume(directory, header, name, entries, number)
                 if store is not None:
+                    self.stores.append(store)
                     return store
                 self.notes.add(
                     f"the record of the first {entries} steps is not in {directory}; the checks "
                     "go on from the checkpoint's sums, the record from here"
                 )
-            return ObservationStore(directory, header, name, number)
+            self.stores.append(ObservationStore(directory, header, name, number))
+            return self.stores[-1]
 
         return files.write(record_name(number), opened, beside=number > 1)
 
