@@ -51,9 +51,15 @@ def test_facts_come_back_from_a_checkpoint_and_notes_of_since_stay() -> None:
     before.trained_batches = 40
     after.notes.add("of since")
     after.notes.add("of before")
-    after.load(json.loads(json.dumps(before.state())))
+    after.load(json.loads(json.dumps(before.state(steps=40))))
     assert after.notes.sentences == ["of before", "of since"]
     assert after.trained_batches == 40
+
+
+def test_a_checkpoint_does_not_tell_in_how_many_parts_the_batches_came() -> None:
+    course = RunCourse()
+    course.trained_batches = 43
+    assert course.state(steps=40)["trained_batches"] == 40
 
 
 def test_an_epoch_that_ends_twice_is_logged_once() -> None:
