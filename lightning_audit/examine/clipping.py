@@ -20,6 +20,7 @@ from lightning_audit.replay.replay import Replay
 from lightning_audit.replay.replay_distance import (
     distance,
     on_a_lattice,
+    rounding,
     shift_by_more_draws,
     too_coarse,
 )
@@ -57,7 +58,7 @@ def examine_clipping(
     usual = replay.usual([batch], seed)
     if reason := why_no_rows(usual, count, by_opacus=replay.clips_by_opacus):
         return Answer(reason=reason)
-    if reason := too_coarse(replay.rounding(usual), tolerated):
+    if reason := too_coarse(rounding(usual.releases, replay.dtypes), tolerated):
         return Answer(reason=reason)
     crafted = CraftedGradients(replay.sizes, count, seed, replay.dtype)
     given = RowsReplay(replay, batch, next(crafted.trials()).rows, seed)

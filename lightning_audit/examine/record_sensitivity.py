@@ -21,6 +21,7 @@ from lightning_audit.replay.replay import Replay
 from lightning_audit.replay.replay_distance import (
     distance,
     on_a_lattice,
+    rounding,
     shift_by_more_draws,
     too_coarse,
 )
@@ -89,7 +90,7 @@ def examine_sensitivity(
         replaced: whether neighbours have a record replaced, and none more or less.
     """
     base = replay.usual(batches, seed)
-    if reason := too_coarse(replay.rounding(base), tolerated):
+    if reason := too_coarse(rounding(base.releases, replay.dtypes), tolerated):
         return Answer(reason=reason)
     found, asked, unlike, moves = [], 0, 0, False
     records = sum(map(rows, batches))

@@ -29,8 +29,8 @@ class Replay:
         rows: per-sample gradients that came to be clipped; 0 where none is formed.
         parts: calls of the clipping.
         norms: their norms in units of the clipping norm, ``[rows]``; empty where none is formed.
-        gradients: those per-sample gradients, of each physical batch, ``[n, d]``; only where they
-            are asked for.
+        gradients: those per-sample gradients, of each physical batch, `folded` to ``[n, columns]``;
+            only where they are asked for.
         drawn: state of torch's generator when the gradients came to be clipped.
         drew: whether a generator was used before the gradients came to be clipped.
         counts: what an optimizer that adapts its clipping norm releases beside its gradients.
@@ -56,20 +56,47 @@ class Replay:
     where: str = ""
 
 
-def count_rows(
-    found: Replay, grads: Sequence[torch.Tensor], norm: float, *, keep: bool = False
-) -> None:
+def count_rows(found: Replay, grads: Sequence[torch.Tensor], norm: float, keep: int = 0) -> None:
     """Take in per-sample gradients that come to be clipped.
 
     Args:
         found: takes them in.
         grads: of each tensor, ``[n, *shape]``.
         norm: the clipping norm.
-        keep: whether they are kept themselves.
+        keep: columns in which they are kept themselves; 0 for not at all.
     """
     found.rows += len(grads[0])
     if keep:
-        found.gradients.append(torch.cat([g.detach().flatten(1).float() for g in grads], 1))
+        found.gradients.append(folded(grads, keep))
     # In the gradients' own precision: a copy in double would take longer than many a step.
     parts = [torch.linalg.vector_norm(g.detach().flatten(1), dim=1).double().cpu() for g in grads]
     found.norms.append(torch.stack(parts).norm(dim=0) / norm)
+
+
+@torch.no_grad()
+def folded(grads: Sequence[torch.Tensor], columns: int) -> torch.Tensor:
+    """Per-sample gradients in few columns, which take little memory and keep norms.
+
+    Entries get random signs, the same ones in each call, and go to one column after the other.
+    Norms, and those of differences, stay the same where there is a column for each entry, and else
+    up to a part of about ``columns ** -0.5``.
+
+    Args:
+        grads: of each tensor, ``[n, *shape]``.
+        columns: how many.
+
+    Returns:
+        In single precision, ``[n, columns]``.
+    """
+    signs = torch.Generator().manual_seed(0)
+    found = torch.zeros(len(grads[0]), columns, device=grads[0].device)
+    place = 0
+    for grad in grads:
+        rest = grad.detach().flatten(1)
+        while rest.shape[1]:
+            part, rest = rest[:, : columns - place], rest[:, columns - place :]
+            wide = part.shape[1]
+            sign = torch.randint(0, 2, (wide,), generator=signs, dtype=torch.int8) * 2 - 1
+            found[:, place : place + wide].addcmul_(part.float(), sign.to(found))
+            place = (place + wide) % columns
+    return found
