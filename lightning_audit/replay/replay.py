@@ -77,22 +77,24 @@ def count_rows(found: Replay, grads: Sequence[torch.Tensor], norm: float, keep: 
 def folded(grads: Sequence[torch.Tensor], columns: int) -> torch.Tensor:
     """Per-sample gradients in few columns, which take little memory and keep norms.
 
-    Entries get random signs, the same ones in each call, and go to one column after the other.
-    Norms, and those of differences, stay the same where there is a column for each entry, and else
-    up to a part of about ``columns ** -0.5``.
+    They are left as they are where there is a column for each entry. Else entries get random signs,
+    the same ones in each call, and go to one column after the other: norms, and those of
+    differences, stay up to a part of about ``columns ** -0.5``.
 
     Args:
         grads: of each tensor, ``[n, *shape]``.
-        columns: how many.
+        columns: how many at the most.
 
     Returns:
         In single precision, ``[n, columns]``.
     """
+    flat = [grad.detach().flatten(1) for grad in grads]
+    if sum(grad.shape[1] for grad in flat) <= columns:
+        return torch.cat(flat, 1).float()
     signs = torch.Generator().manual_seed(0)
     found = torch.zeros(len(grads[0]), columns, device=grads[0].device)
     place = 0
-    for grad in grads:
-        rest = grad.detach().flatten(1)
+    for rest in flat:
         while rest.shape[1]:
             part, rest = rest[:, : columns - place], rest[:, columns - place :]
             wide = part.shape[1]

@@ -46,3 +46,8 @@ def test_numbers_that_are_not_finite_stay_so() -> None:
     grads = gradients(0)
     grads[0][3, 2, 1] = torch.inf
     assert torch.isfinite(folded(grads, 50).norm(dim=1)).tolist() == [True] * 3 + [False, True]
+
+
+def test_gradients_stay_as_they_are_where_each_entry_has_a_column() -> None:
+    one = gradients(0)
+    assert torch.equal(folded(one, 1303), torch.cat([grad.flatten(1) for grad in one], 1))
