@@ -18,7 +18,7 @@ from lightning_audit.canaries.sample_batches import rows
 from lightning_audit.examine.crafted_gradients import CraftedGradients, Trial
 from lightning_audit.examine.replayed_pair import MORE, SHIFTED, Judged, hands_all_over, judge
 from lightning_audit.replay.replay import Replay, Stopped
-from lightning_audit.replay.replay_distance import too_coarse
+from lightning_audit.replay.replay_distance import rounding, too_coarse
 from lightning_audit.replay.rows_replay import RowsReplay, why_no_rows
 from lightning_audit.replay.step_replay import StepReplay
 from lightning_audit.run_checks.replay_answers import Answer
@@ -54,7 +54,7 @@ def examine_clipping(
     usual = replay.usual([batch], seed)
     if reason := why_no_rows(usual, count, by_opacus=replay.clips_by_opacus):
         return Answer(reason=reason)
-    if reason := too_coarse(replay.rounding(usual), tolerated):
+    if reason := too_coarse(rounding(usual.releases, replay.dtypes), tolerated):
         return Answer(reason=reason)
     crafted = CraftedGradients(replay.sizes, count, seed, replay.dtype)
     given = RowsReplay(replay, batch, next(crafted.trials()).rows, seed)

@@ -7,7 +7,7 @@ other gradients are put in, to see whether the noise is the same beside them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +15,12 @@ import numpy as np
 import torch
 
 from lightning_audit.canaries.sample_batches import rows
-from lightning_audit.examine.noise_entries import NoiseEntries
+from lightning_audit.examine.noise_entries import DrawsOfNoise, NoiseEntries
 from lightning_audit.examine.replayed_pair import MORE, hands_all_over
 from lightning_audit.layout import FloatArray
 from lightning_audit.replay.random_places import same_numbers
 from lightning_audit.replay.replay import Replay
-from lightning_audit.replay.replay_distance import on_a_lattice
+from lightning_audit.replay.replay_distance import rounding
 from lightning_audit.replay.rows_replay import RowsReplay, why_no_rows
 from lightning_audit.replay.step_replay import StepReplay
 from lightning_audit.run_checks.drawn_noise import (
@@ -86,8 +86,6 @@ def examine_noise(replay: StepReplay, batch: Any, seed: int) -> Answer:
     if reason := why_no_rows(usual, count, by_opacus=replay.clips_by_opacus):
         return Answer(reason=reason)
     size = sum(replay.sizes)
-    if 4 * size > _ENTRIES:
-        return Answer(reason="the gradient has too many entries")
     many = max(min(count, _ROWS, _ENTRIES // size - 2), 2)
     return _Examination(replay, batch, many, seed, sigma).answer()
 
@@ -120,32 +118,32 @@ class _Examination:
 
     def answer(self) -> Answer:
         """Draw, and test."""
-        draws = self._draws(self._wanted())
+        draws = DrawsOfNoise(self._entries)
+        self._draw(draws, self._wanted())
         if len(draws) < LEAST_DRAWS:
             return Answer(reason=self._replay.why_none("draw of the noise"))
-        if all(torch.equal(draws[0], other) for other in draws[1:]) and bool(draws[0].any()):
-            if found := self._of_other_sums(draws[0]):
+        first = draws.first
+        if draws.same and bool(first.any()):
+            if found := self._of_other_sums(first):
                 return self._told({OF_RECORDS: found}, len(draws))
             return Answer(
                 reason="its generator is seeded within the step, so that it is the same "
                 "under other random numbers"
             )
         plain = self._small_sum()
-        lattice = on_a_lattice(draws[0] - draws[1])
-        if lattice:
-            draws += self._draws(MORE_DRAWS - len(draws), begin=len(draws))
-        sum_of_rows = None if plain is None else plain - draws[0]
-        gain = self._gain(draws[0], sum_of_rows, lattice=lattice)
+        if draws.lattice:
+            self._draw(draws, MORE_DRAWS - len(draws), begin=len(draws))
+        sum_of_rows = None if plain is None else plain - first
+        gain = self._gain(first, sum_of_rows, lattice=draws.lattice)
         sigma = self._sigma * (gain or 1.0)
-        looked = [self._entries.of_release(draw / sigma) for draw in draws]
-        tensors = [np.stack(own) for own in zip(*looked, strict=True)]
+        tensors = draws.in_units_of(sigma)
         with_rows = None if plain is None else self._entries.of_release(plain / sigma)
         drawn = Draws(tensors, self._entries.names, 1.0 / self._sigma, gain is not None, with_rows)
         seen = draws_seen(drawn)
         if seen["small"].log_e > 0.0 and (shared := drawn.repeated_part):
             seen[EARLIER] = seen.pop("small")._replace(what=shared)
-        of_records = self._of_records(draws[0]) or self._of_other_sums(draws[0])
-        if gain is None and not lattice and not of_records:
+        of_records = self._of_records(first) or self._of_other_sums(first)
+        if gain is None and not draws.lattice and not of_records:
             of_records = self._along_the_sum(len(draws))
         seen |= {MISSING: self._missing(draws, sum_of_rows), OF_RECORDS: of_records or NOTHING}
         kept = None
@@ -172,16 +170,14 @@ class _Examination:
 
     # ------------------------------------------------------------------ replays
 
-    def _draws(self, count: int, begin: int = 0) -> list[torch.Tensor]:
-        found: list[torch.Tensor] = []
+    def _draw(self, draws: DrawsOfNoise, count: int, begin: int = 0) -> None:
         for number in range(begin, begin + count):
-            if not self._replay.has_left(1) and len(found) >= LEAST_DRAWS:
+            if not self._replay.has_left(1) and len(draws) >= LEAST_DRAWS:
                 break
             release = self._release(self._zeros, number)
             if release is not None:
                 self._first = self._last if number == 0 else self._first
-                found.append(release)
-        return found
+                draws.take(release)
 
     def _release(self, gradients: torch.Tensor, number: int = 0) -> torch.Tensor | None:
         """What is released of these gradients by the random numbers of a draw, ``[d]``."""
@@ -212,15 +208,15 @@ class _Examination:
         if added is None or lattice:
             return None
         norm = float(added.norm())
-        rounding = 2.0 * self._replay.rounding_of(draw)
+        rounded = 2.0 * rounding([draw], self._replay.dtypes)
         along = float(added @ self._direction)
         across = float((added - along * self._direction).norm())
-        if not norm > 4.0 * rounding or across > _EQUAL * norm + rounding:
+        if not norm > 4.0 * rounded or across > _EQUAL * norm + rounded:
             return None
         again, other = self._small_sum(1), self._release(self._zeros, 1)
         if again is None or other is None:
             return None
-        if float((again - other - added).norm()) > _EQUAL * norm + 2.0 * rounding:
+        if float((again - other - added).norm()) > _EQUAL * norm + 2.0 * rounded:
             return None
         one = self._zeros.clone()
         one[-1] = (_LARGE * self._direction).to(self._type)
@@ -229,13 +225,9 @@ class _Examination:
             return None
         return min(1.0, max(float((clipped - draw).norm()), _EQUAL))
 
-    def _missing(self, draws: Sequence[torch.Tensor], added: torch.Tensor | None) -> Seen:
+    def _missing(self, draws: DrawsOfNoise, added: torch.Tensor | None) -> Seen:
         """Entries without noise that a record moves by the same random numbers."""
-        high, low = draws[0].clone(), draws[0].clone()
-        for draw in draws[1:]:
-            torch.maximum(high, draw, out=high)
-            torch.minimum(low, draw, out=low)
-        still = high - low < _STILL * self._sigma
+        still = draws.high - draws.low < _STILL * self._sigma
         if added is None or not bool(still.any()):
             return Seen(0.0, "")
         moved = still & (added.abs() > 1e-3 * _SMALL * self._direction.abs())

@@ -1,4 +1,4 @@
-"""Which entries of a gradient the noise is looked at: all of them, or the first rows of tensors."""
+"""Which entries of a gradient the noise is looked at: all, or the first rows of tensors."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from lightning_audit.layout import FloatArray, Layout
+from lightning_audit.replay.replay_distance import on_a_lattice
 
 #: Tensors that a finding names.
 _NAMED = 3
@@ -71,3 +72,38 @@ class NoiseEntries:
 def flat(entries: Sequence[FloatArray]) -> FloatArray:
     """Entries of all tensors one after the other."""
     return np.concatenate([own.ravel() for own in entries])
+
+
+class DrawsOfNoise:
+    """What is kept of draws of the noise alone: whole ones take much memory.
+
+    Args:
+        entries: that are looked at.
+    """
+
+    def __init__(self, entries: NoiseEntries) -> None:
+        self._entries = entries
+        #: The first draw, and the largest and smallest of all, ``[d]``.
+        self.first = self.high = self.low = torch.empty(0)
+        #: The entries of each that are looked at, by tensor.
+        self.looked: list[list[FloatArray]] = []
+        #: Whether all are the same, and whether the first two are apart by steps of a lattice.
+        self.same, self.lattice = True, False
+
+    def __len__(self) -> int:
+        return len(self.looked)
+
+    def take(self, draw: torch.Tensor) -> None:
+        """Take in a draw, ``[d]``."""
+        if not self.looked:
+            self.first, self.high, self.low = draw, draw.clone(), draw.clone()
+        elif len(self) == 1:
+            self.lattice = on_a_lattice(draw - self.first)
+        self.same = self.same and torch.equal(draw, self.first)
+        torch.maximum(self.high, draw, out=self.high)
+        torch.minimum(self.low, draw, out=self.low)
+        self.looked.append(self._entries.of_release(draw))
+
+    def in_units_of(self, sigma: float) -> list[FloatArray]:
+        """Of each tensor the entries of all draws, ``[draws, rows, columns]``."""
+        return [np.stack(own) / sigma for own in zip(*self.looked, strict=True)]

@@ -17,8 +17,8 @@ from lightning_audit.replay.step_replay import StepReplay
 from lightning_audit.run_checks.replay_answers import Answer
 from lightning_audit.run_checks.replay_findings import Finding
 
-#: Entries of the gradients of a batch that are compared at the most.
-_ENTRIES = 40_000_000
+#: Entries that are kept of the gradients of a batch, and of one gradient at the least.
+_ENTRIES, _LEAST = 10_000_000, 1000
 
 _NO_NUMBERS = "the gradients of the batch are zero or not finite"
 _NOT_REPEATABLE = "the step gives other gradients when it runs again"
@@ -34,10 +34,9 @@ def examine_independence(replay: StepReplay, batch: Any, tolerated: float, seed:
         tolerated: relative change of a gradient that rounding may make.
         seed: of the replays.
     """
-    if rows(batch) * sum(replay.sizes) > _ENTRIES:
-        return Answer(reason="the gradients of the batch have too many entries")
+    keep = min(sum(replay.sizes), max(_ENTRIES // rows(batch), _LEAST))
     alone, mixed, count = copies(batch)
-    first, second = (replay.run([each], seed, keep=True) for each in (alone, mixed))
+    first, second = (replay.run([each], seed, keep=keep) for each in (alone, mixed))
     if first.error or second.error:
         return Answer(reason=first.error or second.error)
     made = first.rows
@@ -51,7 +50,7 @@ def examine_independence(replay: StepReplay, batch: Any, tolerated: float, seed:
         return Answer(asked=1)
     if first.drawn is None or first.drawn != second.drawn:
         return Answer(reason=_DRAWS)
-    again = replay.run([mixed], seed, keep=True)
+    again = replay.run([mixed], seed, keep=keep)
     unsteady = largest_change(_together(second), _together(again), made)
     if unsteady is None or unsteady > tolerated / 10:
         return Answer(reason=_NOT_REPEATABLE)

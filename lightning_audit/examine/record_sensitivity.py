@@ -21,7 +21,7 @@ from lightning_audit.examine.made_up_records import made_up_records
 from lightning_audit.examine.replayed_pair import SHIFTED, Draw, Judged, hands_all_over, judge
 from lightning_audit.replay.random_places import same_numbers
 from lightning_audit.replay.replay import Replay, Stopped
-from lightning_audit.replay.replay_distance import distance, too_coarse
+from lightning_audit.replay.replay_distance import distance, rounding, too_coarse
 from lightning_audit.replay.rows_replay import why_no_rows
 from lightning_audit.replay.step_replay import StepReplay
 from lightning_audit.run_checks.replay_answers import Answer
@@ -35,6 +35,8 @@ _NO_RECORD = (
 _RANDOM = 2
 #: Records of each physical batch where replays are counted and each takes several.
 _FEW = 4
+#: Entries of the gradients of a batch that are kept at the most to be given back.
+_KEPT = 40_000_000
 #: How far a release may move when the gradients of its records are given back, in clipping norms.
 _GIVEN_BACK = 1e-3
 #: Least cosine of what a replaced record moves under two seeds, where its gradient is random.
@@ -71,7 +73,7 @@ def examine_sensitivity(
         replaced: whether neighbours have a record replaced, and none more or less.
     """
     base = replay.usual(batches, seed)
-    if reason := too_coarse(replay.rounding(base), tolerated):
+    if reason := too_coarse(rounding(base.releases, replay.dtypes), tolerated):
         return Answer(reason=reason)
     examination = _Examination(replay, batches, tolerated, seed, replaced=replaced)
     with contextlib.suppress(Stopped):  # what was found by then stands
@@ -191,9 +193,10 @@ class _Examination:
     def _own_gradients(self) -> torch.Tensor | None:
         """The gradients of the records in clipping norms, ``[n, d]``, if they can be given back."""
         replay, batches, seed, base = self._replay, self._batches, self._seed, self._base
-        if why_no_rows(base, rows(batches[0]), by_opacus=replay.clips_by_opacus):
+        count, size = rows(batches[0]), sum(replay.sizes)
+        if why_no_rows(base, count, by_opacus=replay.clips_by_opacus) or count * size > _KEPT:
             return None
-        seen = replay.run(batches, seed, keep=True)
+        seen = replay.run(batches, seed, keep=size)
         if seen.error or not same_numbers(seen, base):
             return None
         given = torch.cat(seen.gradients) / replay.clipping_norm

@@ -25,7 +25,7 @@ class HandWrittenReplay:
         clips: Callable[[], None],
         reads: Callable[..., None],
         *,
-        keep: bool = False,
+        keep: int = 0,
     ) -> None:
         self._step, self._found, self._rows = step, found, rows
         self._claim, self._clips, self._reads = claim, clips, reads
@@ -41,7 +41,7 @@ class HandWrittenReplay:
         later = bool(self._found.after)
         tensors = list(grads.values())
         if not later:
-            count_rows(self._found, tensors, self._claim.max_grad_norm, keep=self._keep)
+            count_rows(self._found, tensors, self._claim.max_grad_norm, self._keep)
         self._clips()
         if self._rows is None or later:
             return grads

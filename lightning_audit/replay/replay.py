@@ -33,8 +33,8 @@ class Replay:
         rows: per-sample gradients that came to be clipped; 0 where none is formed.
         parts: calls of the clipping.
         norms: their norms in units of the clipping norm, ``[rows]``; empty where none is formed.
-        gradients: those per-sample gradients, of each physical batch, ``[n, d]``; only where they
-            are asked for.
+        gradients: those per-sample gradients, of each physical batch, `folded` to ``[n, columns]``;
+            only where they are asked for.
         marks: where all generators of random numbers were, one number at each place of the step:
             "start", each "clipping" and "noise", and the "cut".
         stated: the clipping norm that Opacus' optimizer states when noise is added, over the
@@ -78,20 +78,49 @@ class Replay:
         self.where = f"{nearby(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
 
 
-def count_rows(
-    found: Replay, grads: Sequence[torch.Tensor], norm: float, *, keep: bool = False
-) -> None:
+def count_rows(found: Replay, grads: Sequence[torch.Tensor], norm: float, keep: int = 0) -> None:
     """Take in per-sample gradients that come to be clipped.
 
     Args:
         found: takes them in.
         grads: of each tensor, ``[n, *shape]``.
         norm: the clipping norm.
-        keep: whether they are kept themselves.
+        keep: columns in which they are kept themselves; 0 for not at all.
     """
     found.rows += len(grads[0])
     if keep:
-        found.gradients.append(torch.cat([g.detach().flatten(1).float() for g in grads], 1))
+        found.gradients.append(folded(grads, keep))
     # In the gradients' own precision: a copy in double would take longer than many a step.
     parts = [torch.linalg.vector_norm(g.detach().flatten(1), dim=1).double().cpu() for g in grads]
     found.norms.append(torch.stack(parts).norm(dim=0) / norm)
+
+
+@torch.no_grad()
+def folded(grads: Sequence[torch.Tensor], columns: int) -> torch.Tensor:
+    """Per-sample gradients in few columns, which take little memory and keep norms.
+
+    They are left as they are where there is a column for each entry. Else entries get random signs,
+    the same ones in each call, and go to one column after the other: norms, and those of
+    differences, stay up to a part of about ``columns ** -0.5``.
+
+    Args:
+        grads: of each tensor, ``[n, *shape]``.
+        columns: how many at the most.
+
+    Returns:
+        In single precision, ``[n, columns]``.
+    """
+    flat = [grad.detach().flatten(1) for grad in grads]
+    if sum(grad.shape[1] for grad in flat) <= columns:
+        return torch.cat(flat, 1).float()
+    signs = torch.Generator().manual_seed(0)
+    found = torch.zeros(len(grads[0]), columns, device=grads[0].device)
+    place = 0
+    for rest in flat:
+        while rest.shape[1]:
+            part, rest = rest[:, : columns - place], rest[:, columns - place :]
+            wide = part.shape[1]
+            sign = torch.randint(0, 2, (wide,), generator=signs, dtype=torch.int8) * 2 - 1
+            found[:, place : place + wide].addcmul_(part.float(), sign.to(found))
+            place = (place + wide) % columns
+    return found

@@ -60,7 +60,8 @@ class StepReplay:
         beat: Callable[[], None] = lambda: None,
     ) -> None:
         self._budget, self._beat, self._usual = budget, beat, dict[tuple[int, ...], Replay]()
-        #: Steps that were replayed, and the shortest of them in seconds of the processor.
+        #: Steps that were replayed, and the shortest of them on the step's own records, in seconds
+        #: of the processor.
         self.steps, self.step_seconds = 0, float("inf")
         #: Of each call of the optimizer's step, whether it is skipped; empty if none is.
         self.skips = list(skips) if any(skips) else []
@@ -92,7 +93,7 @@ class StepReplay:
         rows: torch.Tensor | None = None,
         released: Replay | None = None,
         then: Sequence[Any] = (),
-        keep: bool = False,
+        keep: int = 0,
         alone: bool = False,
         look: bool = False,
     ) -> Replay:
@@ -106,7 +107,7 @@ class StepReplay:
                 of the last batch, ``[n, d]``.
             released: of which the releases take the place of this one's, behind the cut.
             then: batches of a second step, which is left as it is.
-            keep: whether the per-sample gradients are kept.
+            keep: columns in which the per-sample gradients are kept; 0 for not at all.
             alone: whether ``rows`` are clipped and noised without the rest of the step, which one
                 of Opacus' optimizers can do.
             look: whether it is read what the step leaves behind, as it is where another follows.
@@ -123,7 +124,7 @@ class StepReplay:
         try:
             with self._watched(found, places, rows, released), self._state.entropy:
                 places.begin()
-                self._take_first(batches, rows if alone else None)
+                self._take_first(batches, rows, alone=alone)
                 if then or look:
                     found.after = left_behind(self._module, self._step.optimizer)
                 if then:
@@ -141,15 +142,18 @@ class StepReplay:
         self._beat()
         return found
 
-    def _take_first(self, batches: Sequence[Any], rows: torch.Tensor | None) -> None:
+    def _take_first(
+        self, batches: Sequence[Any], rows: torch.Tensor | None, *, alone: bool
+    ) -> None:
         """Take the step on its batches, or let ``rows`` alone be clipped and noised."""
         begun = time.thread_time()
         self._announce(len(batches))
-        if rows is not None:
+        if alone and rows is not None:
             self._clip(rows)
             return
         self._take_step([copied(batch) for batch in batches])
-        self.step_seconds = min(self.step_seconds, time.thread_time() - begun)
+        if rows is None:  # else its batch is a small one
+            self.step_seconds = min(self.step_seconds, time.thread_time() - begun)
 
     def has_left(self, steps: int) -> bool:
         """Whether so many steps may still be replayed."""
@@ -173,18 +177,6 @@ class StepReplay:
     def adapts(self) -> bool:
         """Whether the clipping norm of a step is adapted within its backward pass."""
         return hasattr(self._step.optimizer, "_adjusted_noise_multiplier")
-
-    def rounding(self, seen: Replay) -> float:
-        """Norm of what rounding adds to the difference of two releases, in clipping norms.
-
-        Each entry is rounded to its own size, twice for a difference, independently of it.
-        """
-        return self.rounding_of(torch.cat(seen.releases)) if seen.releases else 0.0
-
-    def rounding_of(self, release: torch.Tensor) -> float:
-        """The same for one release, ``[d]``."""
-        digits = max(torch.finfo(p.dtype).eps for p in self._step.params)
-        return 0.5 * digits * float(release.norm())
 
     @property
     def clips_by_opacus(self) -> bool:
@@ -280,7 +272,7 @@ class StepReplay:
             last = [h[-1] if isinstance(h, list) and h else h for h in held]
             tensors = [h for h in last if isinstance(h, torch.Tensor)]
             if len(tensors) == len(params) and not self._later:
-                count_rows(found, tensors, norm, keep=self._keep)
+                count_rows(found, tensors, norm, self._keep)
                 if rows is not None and private._check_skip_next_step(pop_next=False) is False:
                     self._hand_over(rows)
             clips()
