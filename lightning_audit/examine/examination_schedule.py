@@ -7,8 +7,11 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-#: Steps that the first examination may replay, and what later ones take of the time since.
+#: Steps that the first examinations may replay each, and what later ones take of the time since.
 FIRST_REPLAYS, LATER_SHARE = 80, 0.03
+#: Steps of which a question is asked, where those before gave no answer, before it has to wait for
+#: time; the same where replays ran out each time.
+_TRIES, _MOST_TRIES = 3, 5
 #: Crafted gradients of one examination, where that is so: so many fit in.
 _TRIALS_IN_TIME = 8
 #: A step that never comes.
@@ -18,9 +21,12 @@ NEVER = sys.maxsize
 class Schedule:
     """Draws the steps that are examined: the first, then at random and rarer.
 
+    Which questions are asked first does not depend on the machine's speed: all of the first step,
+    within a number of replays, and those without an answer of the next steps that are drawn.
+
     Args:
-        wanted: "auto" for one examination at once and later ones within a share of the time, or
-            how many there are, each of all questions and as long as it needs.
+        wanted: "auto" for each question once and later ones within a share of the time, or how
+            many examinations there are, each of all questions and as long as it needs.
         seed: of the steps.
         usual: steps that each question replays. Later examinations ask one, the first
             of those that were asked least.
@@ -33,6 +39,8 @@ class Schedule:
         self._usual = dict(usual)
         #: How often each question was asked.
         self._asked = dict.fromkeys(usual, 0)
+        #: Those that have no answer yet and are asked whatever the time, and how often they were.
+        self._open, self._tries = list(usual), 0
         #: A question that is asked next, whatever it takes.
         self._pressing = ""
         #: Number of the next step that is examined, from 1.
@@ -45,14 +53,12 @@ class Schedule:
     def budget(self, now: float) -> int | None:
         """Steps that the next examination may replay; None for as many as it needs.
 
-        The first one may replay as many on every machine.
-
         Args:
             now: of a clock, in seconds.
         """
         if not self._auto or self._pressing:
             return None
-        if not self._costs:
+        if self._open:
             return FIRST_REPLAYS
         if not self._step > 0.0:
             return None
@@ -78,10 +84,12 @@ class Schedule:
         Args:
             now: of a clock, in seconds.
         """
-        if not self._auto or not self._costs:
+        if not self._auto:
             return list(self._usual)
         if self._pressing:
             return [self._pressing]
+        if self._open:
+            return list(self._open)
         return [self._next] if self._costs[self._next] <= self._allowed(now) else []
 
     def note(
@@ -93,6 +101,7 @@ class Schedule:
         *,
         replayed: int = 0,
         late: Collection[str] = (),
+        unanswered: Collection[str] = (),
     ) -> None:
         """An examination was made.
 
@@ -103,8 +112,8 @@ class Schedule:
             now: of the clock, when it was over.
             replayed: steps in it.
             late: names of the questions for which no replays were left.
+            unanswered: of those that this step gave no answer to for another reason.
         """
-        first = not self._costs
         if not self._auto:
             self._left -= 1
             gap = self._random.randint(1, max(2, 2 * step))
@@ -113,18 +122,24 @@ class Schedule:
             return
         for name in names:
             self._asked[name] += name not in late
-        if first:
-            self._since, self._step = now, seconds / max(replayed, 1)
+        counted = bool(self._open) and not self._pressing
+        if not self._costs:
+            self._step = seconds / max(replayed, 1)
             self._costs = {name: steps * self._step for name, steps in self._usual.items()}
             if not replayed:
                 self._costs = dict.fromkeys(self._usual, seconds / len(names))
-        else:
+        elif not counted:
             self._spent += seconds
             for name in names:
                 short = 2.0 * max(seconds, self._costs[name])
                 self._costs[name] = short if name in late else seconds
+        if counted:
+            self._tries, self._since = self._tries + 1, now
+            again = {*late, *(unanswered if self._tries < _TRIES else ())}
+            self._open = [n for n in self._open if n in again and self._tries < _MOST_TRIES]
         self._pressing = ""
-        self.due = step + self._random.randint(10, max(20, step))
+        gap = (1, 10) if self._open else (10, max(20, step))
+        self.due = step + self._random.randint(*gap)
 
     def postpone(self, step: int) -> None:
         """There is nothing to examine, or no time for it, at a step; the next one may do."""
@@ -148,6 +163,8 @@ class Schedule:
             "due": self.due,
             "left": self._left,
             "asked": dict(self._asked),
+            "open": list(self._open),
+            "tries": self._tries,
             "pressing": self._pressing,
             "costs": dict(self._costs),
             "step": self._step,
@@ -162,4 +179,5 @@ class Schedule:
         """
         self.due, self._left, self._step = state["due"], state["left"], state["step"]
         self._asked, self._pressing = dict(state["asked"]), state["pressing"]
+        self._open, self._tries = list(state["open"]), state["tries"]
         self._costs, self._since = dict(state["costs"]), now

@@ -101,6 +101,11 @@ class Examined:
     logged: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
+    @property
+    def unanswered(self) -> tuple[str, ...]:
+        """Names of the questions that were not asked, for whatever reason."""
+        return tuple(name for name, answer in self.answers.items() if answer.reason)
+
 
 @dataclass(frozen=True)
 class _Order:

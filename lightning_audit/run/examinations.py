@@ -143,6 +143,7 @@ class Examinations:
             time.perf_counter(),
             replayed=found.steps,
             late=found.late,
+            unanswered=found.unanswered,
         )
         for note in found.notes:
             self._notes.add(note)

@@ -81,19 +81,58 @@ def test_later_ones_take_no_more_than_their_share_of_the_time() -> None:
     assert spent > 10.0
 
 
-def test_what_had_no_time_is_asked_before_the_others() -> None:
+def test_what_had_no_replays_left_is_asked_soon_whatever_the_time() -> None:
     schedule = Schedule("auto", 0, USUAL)
     schedule.note(1, QUESTIONS, 3.0, 0.0, replayed=30, late=["c"])
-    assert schedule.next_questions(0.29 / LATER_SHARE) == []
-    assert schedule.next_questions(0.31 / LATER_SHARE) == ["c"]
+    assert 1 < schedule.due <= 11
+    assert schedule.next_questions(0.0) == ["c"]
+    assert schedule.budget(0.0) == FIRST_REPLAYS
+    schedule.note(schedule.due, ["c"], 3.0, 0.0)
+    assert schedule.next_questions(0.05 / LATER_SHARE) == []
+    assert schedule.next_questions(0.11 / LATER_SHARE) == ["a"]
+
+
+def test_what_a_step_cannot_answer_is_asked_of_two_more_and_then_as_time_allows() -> None:
+    schedule = Schedule("auto", 0, USUAL)
+    asked = []
+    for _ in range(3):
+        asked.append(schedule.next_questions(0.0))
+        schedule.note(schedule.due, asked[-1], 0.3, 0.0, replayed=3, unanswered=["b", "c"])
+    assert asked == [QUESTIONS, ["b", "c"], ["b", "c"]]
+    assert schedule.next_questions(0.0) == []
+
+
+@given(seed=st.integers(0, 1000), clock=st.floats(1e-3, 1e3))
+def test_questions_with_no_answer_are_asked_at_the_same_steps_on_every_machine(
+    seed: int, clock: float
+) -> None:
+    def steps(factor: float) -> list[tuple[int, list[str]]]:
+        schedule, found = Schedule("auto", seed, USUAL), []
+        for late in (["b", "c"], ["c"], []):
+            due, names = schedule.due, schedule.next_questions(factor * schedule.due)
+            schedule.note(due, names, factor, factor * due, replayed=80, late=late)
+            found.append((due, names))
+        return found
+
+    assert steps(clock) == steps(1.0)
+
+
+def test_a_question_for_which_replays_always_run_out_waits_for_time_in_the_end() -> None:
+    schedule = Schedule("auto", 0, USUAL)
+    asked = []
+    while names := schedule.next_questions(0.0):
+        asked.append(names)
+        schedule.note(schedule.due, names, 0.3, 0.0, replayed=3, late=["c"])
+    assert asked == [QUESTIONS, *4 * [["c"]]]
 
 
 def test_a_question_that_broke_off_for_want_of_time_waits_for_twice_as_much() -> None:
     schedule = Schedule("auto", 0, USUAL)
-    schedule.note(1, QUESTIONS, 3.0, 0.0, replayed=30, late=["c"])
-    schedule.note(2, ["c"], 0.5, 0.31 / LATER_SHARE, late=["c"])
+    schedule.note(1, QUESTIONS, 3.0, 0.0, replayed=30)
+    schedule.note(2, ["a"], 0.5, 1.0, late=["a"])
+    # Half a second was spent, and twice as much is needed.
     assert schedule.next_questions(1.49 / LATER_SHARE) == []
-    assert schedule.next_questions(1.51 / LATER_SHARE) == ["c"]
+    assert schedule.next_questions(1.51 / LATER_SHARE) == ["a"]
 
 
 def test_a_resumed_run_goes_on_where_it_was() -> None:
