@@ -138,8 +138,8 @@ class Schedule:
             again = {*late, *(unanswered if self._tries < _TRIES else ())}
             self._open = [n for n in self._open if n in again and self._tries < _MOST_TRIES]
         self._pressing = ""
-        gap = (1, 10) if self._open else (10, max(20, step))
-        self.due = step + self._random.randint(*gap)
+        least, most = (1, 10) if self._open else (10, max(20, step))
+        self.due = step + self._random.randint(least, most)
 
     def postpone(self, step: int) -> None:
         """There is nothing to examine, or no time for it, at a step; the next one may do."""
