@@ -39,8 +39,11 @@ def describe_examined(checks: Iterable[CheckResult]) -> str:
     unseen = [f"{', '.join(names)} ({why})" for why, names in reasons.items()]
     if any(check.evidence.get("between_epochs") for check in asked.values()):
         unseen.append("what changes the weights between epochs")
-    left = "; ".join(unseen)
-    if not asked:
-        return f"no step was examined by replay: {'; '.join(reasons)}" if by_name else ""
-    line = "examined by replay: " + ", ".join(_OF[name] for name in asked)
-    return f"{line}; not asked: {left}" if left else line
+    examined = "examined by replay: " + ", ".join(_OF[name] for name in asked)
+    return "; ".join(
+        [
+            *["by canaries and noise"] * bool(reasons),
+            *[examined] * bool(asked),
+            *[f"not examined: {'; '.join(unseen)}"] * bool(unseen),
+        ]
+    )

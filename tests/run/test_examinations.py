@@ -95,7 +95,10 @@ def test_a_pass_begins_with_what_was_examined(tmp_path: Path) -> None:
 @pytest.mark.heavy
 def test_what_is_not_asked_says_why(tmp_path: Path) -> None:
     report = fit(tmp_path, private(), audit(examinations=0), max_steps=300)
-    assert report.verdict.summary.startswith("no step was examined by replay: examinations=0; ")
+    assert report.verdict.summary.startswith(
+        "by canaries and noise; not examined: sensitivity, clipping, release, noise, coupling "
+        "(examinations=0); "
+    )
     assert {status(report, name) for name in NAMES} == {"not_run"}
 
 

@@ -37,8 +37,8 @@ def test_what_was_not_asked_has_its_reason_and_equal_reasons_stand_once() -> Non
     coupling.take(0, none)
     log.between_epochs = 1
     assert line(log, coupling) == (
-        "examined by replay: records; not asked: clipping, noise, coupling (no "
-        "per-sample gradients are formed); release (optimizer state does not fit)"
+        "by canaries and noise; examined by replay: records; not examined: clipping, noise, "
+        "coupling (no per-sample gradients are formed); release (optimizer state does not fit)"
     )
 
 
@@ -50,5 +50,8 @@ def test_weights_that_change_between_epochs_are_named() -> None:
 
 def test_where_nothing_was_examined_it_says_so() -> None:
     log = ExaminationLog(off="examinations=0")
-    assert line(log, Coupling()) == "no step was examined by replay: examinations=0"
+    assert line(log, Coupling()) == (
+        "by canaries and noise; not examined: sensitivity, clipping, release, noise, coupling "
+        "(examinations=0)"
+    )
     assert describe_examined([]) == ""
