@@ -11,6 +11,7 @@ from typing import Any
 from lightning_audit.callbacks._namespaces import MisconfigurationException
 from lightning_audit.callbacks.figures import send_report_figure, send_report_files
 from lightning_audit.callbacks.preview import preview_of
+from lightning_audit.callbacks.stopping import monitored
 from lightning_audit.record.report_directory import REPORT_NAME
 from lightning_audit.report.console import print_report
 from lightning_audit.results.audit_report import (
@@ -150,6 +151,19 @@ def left(audit: Any, *_: Any, **__: Any) -> None:
     if run is not None and any(session.rescue.in_transit for session in run.sessions):
         return
     audit._boundary.remove_hooks()
+
+
+def epoch_left(audit: Any, trainer: Any, pl_module: Any) -> None:
+    """In the place of an epoch's end: what other callbacks monitor keeps its value."""
+    left(audit)
+    attempt(partial(_keep_monitored, audit.log_prefix, trainer, pl_module))
+
+
+def _keep_monitored(prefix: str, trainer: Any, pl_module: Any) -> None:
+    """Give the last value, or 0.0, to callbacks, not to loggers; without one they raise."""
+    known = trainer.callback_metrics
+    values = {name: float(known.get(name, 0.0)) for name in monitored(trainer, prefix)}
+    pl_module.log_dict(values, logger=False)
 
 
 def not_begun(audit: Any, trainer: Any, *_: Any) -> None:

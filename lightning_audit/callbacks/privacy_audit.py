@@ -13,7 +13,7 @@ from lightning_audit.callbacks._namespaces import OneFit, guarded, of_its_run
 from lightning_audit.callbacks.lightning_step import LightningStep
 from lightning_audit.callbacks.preview import Preview, preview
 from lightning_audit.callbacks.same_training import goes_on, note_end
-from lightning_audit.callbacks.stopping import Stopping, ends_with_this_epoch, monitors
+from lightning_audit.callbacks.stopping import Stopping, ends_with_this_epoch, monitored
 from lightning_audit.callbacks.strategy_hooks import show_batches, watch_loaders
 from lightning_audit.callbacks.trainer_refusals import refuse_trainer
 from lightning_audit.canaries.gradient import GradientCanary
@@ -277,12 +277,12 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         if run.look_is_due or self._stopping.counts:
             self._stopping.end_batch(trainer, run)
 
-    @of_its_run(outcome.left)
+    @of_its_run(outcome.epoch_left)
     def on_train_epoch_end(
         self, run: AuditRun, trainer: Trainer, pl_module: LightningModule
     ) -> None:
         """Log the bounds where they are due; ask the training to stop when the claim is false."""
-        due = ends_with_this_epoch(trainer) or monitors(trainer, self.log_prefix)
+        due = ends_with_this_epoch(trainer) or bool(monitored(trainer, self.log_prefix))
         metrics, report = run.end_epoch(trainer.current_epoch, pl_module, due=due)
         named = {f"{self.log_prefix}/{name}": value for name, value in metrics.items()}
         run.ranks.meet()  # Lightning adds up over the processes what all of them log

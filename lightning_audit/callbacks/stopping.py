@@ -12,11 +12,11 @@ from lightning_audit.run.audit_run import AuditRun
 _log = logging.getLogger(__name__)
 
 
-def monitors(trainer: Any, prefix: str) -> bool:
-    """Whether another callback or a schedule goes by what is logged under a prefix."""
+def monitored(trainer: Any, prefix: str) -> list[str]:
+    """What another callback or a schedule goes by of what is logged under a prefix."""
     schedules = [config.monitor for config in trainer.lr_scheduler_configs]
     watched = [getattr(callback, "monitor", None) for callback in trainer.callbacks]
-    return any(str(name).startswith(f"{prefix}/") for name in (*watched, *schedules))
+    return [name for name in map(str, (*watched, *schedules)) if name.startswith(f"{prefix}/")]
 
 
 def ends_with_this_epoch(trainer: Any) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from injected_faults import (
     PASSING,
@@ -22,6 +23,7 @@ from injected_faults import (
     train,
     try_one,
 )
+from pytorch_lightning.callbacks import ModelCheckpoint
 from training_support import PrivateModule, fit, report_in, trainer_for
 
 from lightning_audit import InconclusiveAudit, PrivacyAudit, PrivacyViolation
@@ -293,3 +295,23 @@ def _then(one: Any, other: Any) -> Any:
         other(*args)
 
     return both
+
+
+@pytest.mark.parametrize("function", ["start_batch", "end_epoch"])
+def test_callbacks_that_monitor_the_audit_go_on_when_it_fails(
+    tmp_path: Path, function: str
+) -> None:
+    logger = pl.loggers.CSVLogger(tmp_path)
+    audit = PrivacyAudit(seed=1, examinations=0)
+    stopping = pl.callbacks.EarlyStopping("audit/epsilon_lower", mode="max", patience=9)
+    best = ModelCheckpoint(tmp_path / "best", monitor="audit/epsilon_spent", mode="max")
+    callbacks = [stopping, audit, best]
+    trainer = trainer_for(
+        tmp_path, *callbacks, max_epochs=3, logger=logger, enable_checkpointing=True
+    )
+    with Faults(named=function):
+        trainer.fit(PrivateModule())
+    assert trainer.current_epoch == 3
+    assert audit.report.verdict.outcome == "INCONCLUSIVE"
+    metrics = Path(logger.log_dir) / "metrics.csv"
+    assert not metrics.exists() or "audit/" not in metrics.read_text()

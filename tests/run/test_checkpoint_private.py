@@ -117,7 +117,7 @@ def following(held: list[dict[str, float]], counted: list[float]) -> set[str]:
 def test_no_number_of_successive_checkpoints_follows_the_sizes_of_batches(tmp_path: Path) -> None:
     sizes = _Sizes()
     saver = ModelCheckpoint(
-        tmp_path,
+        tmp_path / "checkpoints",
         "{step:04d}",
         auto_insert_metric_name=False,
         save_top_k=-1,
@@ -126,7 +126,7 @@ def test_no_number_of_successive_checkpoints_follows_the_sizes_of_batches(tmp_pa
     callbacks = (sizes, PrivacyAudit(seed=1, examinations=0), saver)
     trainer = trainer_for(tmp_path, *callbacks, enable_checkpointing=True, max_steps=SEEN)
     trainer.fit(PrivateModule())
-    held = [numbers(state) for state in read_checkpoints(tmp_path)]
+    held = [numbers(state) for state in read_checkpoints(tmp_path / "checkpoints")]
     counted = [float(size) for size in sizes.sizes]
     assert len(held) == len(counted) == SEEN
     assert following(held, counted) == set()
