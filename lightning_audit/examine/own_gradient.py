@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lightning_audit.replay.other_threads import training_thread
 from lightning_audit.replay.put_back import GlobalGenerators, PutBack
 from lightning_audit.taps.boundary import undoing
 
@@ -19,13 +20,16 @@ def undisturbed(module: torch.nn.Module, *, hooks: bool = False) -> Iterator[Non
     """Run passes through a module that leave it, and every global generator, as they were.
 
     What the module logs is dropped, and buffers such as running statistics are put back. The mode
-    of the modules is left, so that the passes compute what training does.
+    of the modules is left, so that the passes compute what training does. Where another thread may
+    train, generators are not put back: it would draw its last numbers again.
 
     Args:
         module: the user's module.
         hooks: whether Opacus' hooks are on, which fill in per-sample gradients.
     """
-    back = [GlobalGenerators().put_back, _buffers(module)]
+    back = [_buffers(module)]
+    if not training_thread():
+        back.append(GlobalGenerators().put_back)
     with contextlib.ExitStack() as stack:
         for put_back in back:
             stack.enter_context(undoing(put_back))

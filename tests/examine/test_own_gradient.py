@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,22 @@ def test_opacus_hooks_are_off_inside_and_on_again_after(wrapped: bool) -> None:
     assert direction is not None
     for p, part in zip(net.parameters(), direction.parts, strict=True):
         assert torch.allclose(p.grad_sample[-1], direction.norm * part, atol=1e-6)
+
+
+def test_another_thread_that_trains_draws_no_number_twice() -> None:
+    module, ended = _Module(_net()), threading.Event()
+    other = threading.Thread(target=lambda: ended.wait(), name="study")
+    other.start()
+    try:
+        with undisturbed(module):
+            theirs = torch.rand(1)  # as the other thread draws it meanwhile
+        assert torch.rand(1) != theirs
+    finally:
+        ended.set()
+        other.join()
+    with undisturbed(module):
+        own = torch.rand(1)
+    assert torch.rand(1) == own
 
 
 def test_running_statistics_are_put_back() -> None:
