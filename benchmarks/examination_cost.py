@@ -8,7 +8,7 @@ import time
 import pytorch_lightning as pl
 import torch
 from overhead import BATCH_SIZES, NETS
-from support import Classifier, quiet, trainer
+from support import Classifier, counted_replays, quiet, trainer
 
 from lightning_audit import AuditReport, PrivacyAudit
 
@@ -45,10 +45,11 @@ def run(steps: int = 3000) -> dict[str, object]:
     results: dict[str, object] = {}
     for name in NETS:
         for batch_size in BATCH_SIZES:
-            report, seconds = trained(name, batch_size, steps)
+            with counted_replays() as replays:
+                report, seconds = trained(name, batch_size, steps)
             cost = report.examination_cost
             where = f"{name}, batch {batch_size}"
-            results[f"{where}, first, replays"] = int(cost["first_replays"])
+            results[f"{where}, first, replays"] = replays[0]
             results[f"{where}, first, step times"] = round(cost["first_step_times"], 1)
             results[f"{where}, later, % of the time since"] = round(
                 100 * cost["later"] / seconds, 2

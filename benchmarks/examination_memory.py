@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
-from support import Classifier, quiet, trainer
+from support import Classifier, counted_replays, quiet, trainer
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -55,12 +55,14 @@ def train(examinations: str) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         number = examinations if examinations == "auto" else int(examinations)
         audit = PrivacyAudit(report_dir=folder, on_violation="warn", seed=0, examinations=number)
-        trainer(_STEPS, steps, audit).fit(module)
+        with counted_replays() as replays:
+            trainer(_STEPS, steps, audit).fit(module)
     assert audit.report is not None
     checks = {
         c.name: c.message for c in audit.report.checks if c.name.startswith(("replay", "coup"))
     }
-    return {"cost": dict(audit.report.examination_cost), "steps": steps.seconds, "checks": checks}
+    cost = dict(audit.report.examination_cost)
+    return {"cost": cost, "replays": replays[:1], "steps": steps.seconds, "checks": checks}
 
 
 def _family(pid: int) -> list[int]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -16,6 +18,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from lightning_audit.examine.step_examiner import Examined
+from lightning_audit.run import examinations
 from lightning_audit.testing.faulty.faulty_noise import ScaledNoise
 
 DELTA = 1e-5
@@ -204,3 +208,21 @@ def trainer(steps: int, *callbacks: pl.Callback) -> pl.Trainer:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
+
+
+@contextlib.contextmanager
+def counted_replays() -> Iterator[list[int]]:
+    """How many steps each examination within replays, which no report tells."""
+    counts: list[int] = []
+    make = examinations.examine_step
+
+    def examine_step(*given: Any, **named: Any) -> Examined:
+        found = make(*given, **named)
+        counts.append(found.steps)
+        return found
+
+    examinations.examine_step = examine_step  # type: ignore[assignment]
+    try:
+        yield counts
+    finally:
+        examinations.examine_step = make

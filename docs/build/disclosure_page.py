@@ -69,7 +69,7 @@ _FIELDS: Sequence[tuple[str, str, str]] = (
     ("checkpoint", "`accountant`, `config`, `lints`, `course`, others", "public; verdict"),
     ("checkpoint", "`trained_batches`", "public: at most the number of steps"),
     ("checkpoint", "norms of an input canary's gradient", "of a record; see below"),
-    ("checkpoint", "`examinations`", "public (coins, the clock)"),
+    ("checkpoint", "`examinations`", "public; a resumed training is examined anew"),
 )
 
 _RECORD = """## The record, column by column

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 #: Steps that the first examinations may replay each, and what later ones take of the time since.
 FIRST_REPLAYS, LATER_SHARE = 80, 0.03
@@ -156,28 +155,3 @@ class Schedule:
         self.due = 1
         if self._auto and name in self._costs:
             self._pressing = name
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint holds; the clock begins anew."""
-        return {
-            "due": self.due,
-            "left": self._left,
-            "asked": dict(self._asked),
-            "open": list(self._open),
-            "tries": self._tries,
-            "pressing": self._pressing,
-            "costs": dict(self._costs),
-            "step": self._step,
-        }
-
-    def load(self, state: Mapping[str, Any], now: float) -> None:
-        """Go on from a checkpoint's state: what was examined first is not examined again.
-
-        Args:
-            state: of a schedule that was asked for the same.
-            now: of the clock, in seconds.
-        """
-        self.due, self._left, self._step = state["due"], state["left"], state["step"]
-        self._asked, self._pressing = dict(state["asked"]), state["pressing"]
-        self._open, self._tries = list(state["open"]), state["tries"]
-        self._costs, self._since = dict(state["costs"]), now

@@ -10,7 +10,7 @@ import numpy as np
 
 from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.examine.clipping import TRIALS
-from lightning_audit.examine.examination_schedule import NEVER, Schedule
+from lightning_audit.examine.examination_schedule import Schedule
 from lightning_audit.examine.questions import USUAL
 from lightning_audit.examine.step_examiner import UserStep, examine_step, source_of_step
 from lightning_audit.examine.successive_steps import SuccessiveSteps
@@ -25,10 +25,6 @@ _WAIT = 16
 _OFF = "examinations=0"
 _RANKS = "several processes train, and a step is replayed in one only"
 _BY_TRAINING = "training_step logs {names}, computed of records without noise: whoever reads them "
-_BEGINS_ANEW = (
-    "the noise of the steps before the checkpoint was kept in memory alone: it was not compared "
-    "with that of the steps behind it"
-)
 _SEES = "sees more than the releases, and no epsilon covers that"
 
 
@@ -62,7 +58,6 @@ class Examinations:
         self._names: list[str] = []
         #: Epochs between which weights were seen to change, and whether they did within one.
         self._between, self._moves = 0, False
-        self._number = 0
         #: Keeps the noise of the steps behind an examination.
         self.behind: SuccessiveSteps | None = None
 
@@ -111,7 +106,7 @@ class Examinations:
         self.look_behind(steps, now=True)
         user, names = self._user, self._names
         assert user is not None  # before the training starts no step is taken
-        config, self._number = self._config, self._number + 1
+        config = self._config
         accumulated = 1 if any(taken.skips) else len(taken.batches)
         claim = session.planner.claim(accumulated)
         by_design = config.claim.noise_coefficients if config.claim else None
@@ -123,7 +118,7 @@ class Examinations:
                 session.step,
                 claim,
                 taken,
-                seed=_seed(config.coin_seed, self._number),
+                seed=_seed(config.coin_seed, steps),
                 names=names,
                 replaced=config.adjacency == "replace_one",
                 trials=self.schedule.trials or TRIALS,
@@ -153,7 +148,7 @@ class Examinations:
             self._log.where = source_of_step(session.step.optimizer, user.module)
         self._log.take(steps - 1, answers)
         if found.step_times > 0.0:
-            self._log.spend(found.seconds, found.step_times, found.steps)
+            self._log.spend(found.seconds, found.step_times)
         if (answer := answers.get("replay.noise")) is not None and answer.kept is not None:
             self._let_go()
             if not by_design:
@@ -216,24 +211,14 @@ class Examinations:
     # ------------------------------------------------------------------ going on
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds."""
-        return {
-            "log": self._log.state(),
-            "schedule": self.schedule.state(),
-            "number": self._number,
-            "behind": self.behind is not None,
-        }
+        """What a checkpoint holds; when steps were examined depends on the sizes of batches."""
+        return self._log.state()
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's state."""
-        self._log.load(state["log"])
-        self._number = state["number"]
-        if state["behind"]:
-            self._notes.add(_BEGINS_ANEW)
-        if self.schedule.due != NEVER:
-            self.schedule.load(state["schedule"], time.perf_counter())
+        """Go on from a checkpoint's state: the coming steps are examined like the first ones."""
+        self._log.load(state)
 
 
 def _seed(seed: int, number: int) -> int:
-    """A seed for each examination, all of the audit's one."""
+    """A seed for the examination of each step, from 1, and of the schedule, 0."""
     return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])

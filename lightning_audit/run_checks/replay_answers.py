@@ -161,23 +161,17 @@ class ExaminationLog:
             if (told := self._told.get(name)) is not None:
                 _add(told, step, answer)
 
-    def spend(self, seconds: float, step_times: float, replays: int) -> None:
-        """Take in what an examination cost.
+    def spend(self, seconds: float, step_times: float) -> None:
+        """Take in what an examination cost; how many steps it replayed depends on batches' sizes.
 
         Args:
             seconds: that it took.
             step_times: the same in times of a step.
-            replays: steps that were replayed.
         """
         if self.cost:
             self.cost["later"] += seconds
         else:
-            self.cost = {
-                "first": seconds,
-                "first_replays": float(replays),
-                "first_step_times": step_times,
-                "later": 0.0,
-            }
+            self.cost = {"first": seconds, "first_step_times": step_times, "later": 0.0}
 
     def results(self, significance: float) -> list[CheckResult]:
         """Results of the checks by replay.
@@ -220,18 +214,11 @@ class ExaminationLog:
         )
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds: when steps were examined, and nothing of what was seen."""
-        return {
-            "steps": list(self.steps),
-            "where": self.where,
-            "between_epochs": self.between_epochs,
-            "cost": dict(self.cost),
-        }
+        """What a checkpoint holds: nothing of which steps were examined, nor of what was seen."""
+        return {"where": self.where, "between_epochs": self.between_epochs}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint's state."""
-        self.steps = list(state["steps"])
-        self.cost = dict(state["cost"])
         self.where, self.between_epochs = state["where"], state["between_epochs"]
 
 

@@ -135,17 +135,6 @@ def test_a_question_that_broke_off_for_want_of_time_waits_for_twice_as_much() ->
     assert schedule.next_questions(1.51 / LATER_SHARE) == ["a"]
 
 
-def test_a_resumed_run_goes_on_where_it_was() -> None:
-    schedule = Schedule("auto", 0, USUAL)
-    schedule.note(1, QUESTIONS, 0.3, 0.0, replayed=3)
-    again = Schedule("auto", 0, USUAL)
-    again.load(schedule.state(), 100.0)
-    assert again.due == schedule.due
-    assert 1 < again.due < NEVER
-    assert again.next_questions(100.0) == []
-    assert again.next_questions(100.01 + 0.1 / LATER_SHARE) == ["a"]
-
-
 @pytest.mark.parametrize("wanted", ["auto", 3])
 def test_a_question_that_is_pressing_is_asked_of_the_next_step(wanted: int | str) -> None:
     schedule = Schedule(wanted, 0, USUAL)

@@ -73,4 +73,4 @@ def test_a_correct_training_is_examined_with_a_fork_and_without(
     examined, report = trained(tmp_path / "with", "global variable", 2)
     assert examined == without
     assert not any(text.startswith("not asked: ") for text in reasons(report))
-    assert report.examination_cost["first_replays"] > 0
+    assert report.examination_cost["first"] > 0.0

@@ -18,7 +18,7 @@ from lightning_audit.catalogue.registry import REGISTRY
 #: Fields of a report that the clock decides.
 _BY_THE_CLOCK = ("created", "audit_cost", "examination_cost")
 #: Of a checkpoint: names of a run, what the clock decides, and a digest of all of it.
-_CLOCK_OF_STATE = re.compile(r"/(checksum|examinations/log/cost|examinations/schedule)(/|$)")
+_CLOCK_OF_STATE = re.compile(r"/(checksum)(/|$)")
 #: What the clock decides of the printed report.
 _TIMES = re.compile(r"^the audit took .*$|\(written [^)]*\)", re.MULTILINE)
 _E_VALUE = "audit/e_value"
