@@ -76,9 +76,9 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         log_prefix: first part of the names of the logged metrics.
         seed: of the coins; None to draw one, which the report holds once the training has ended.
         examinations: steps that are examined by replay, which tests the definition of DP-SGD and
-            leaves the training as it would have been: "auto" for the first step (at most 80 step
-            times) and later ones (at most 3 % of the time since), 0 for none, or a number of them,
-            each as long as it needs. What the step writes elsewhere, to a file, is written again.
+            leaves the training as it would have been: "auto" for the first step (at most 80
+            replays) and later ones (at most 3 % of the time since), 0 for none, or a number in
+            each fit, without a limit of time. On a GPU a step's own files are written again.
 
     Raises:
         ValueError: an argument is outside its range, or, when training starts, a canary names a

@@ -111,7 +111,7 @@ class Schedule:
             now: of the clock, when it was over.
             replayed: steps in it.
             late: names of the questions for which no replays were left.
-            unanswered: of those that this step gave no answer to for another reason.
+            unanswered: of those that this step gave no answer to, for whatever reason.
         """
         if not self._auto:
             self._left -= 1

@@ -162,7 +162,7 @@ class ExaminationLog:
                 _add(told, step, answer)
 
     def spend(self, seconds: float, step_times: float) -> None:
-        """Take in what an examination cost; how many steps it replayed depends on batches' sizes.
+        """Take in the time of an examination; its replays follow the sizes of batches.
 
         Args:
             seconds: that it took.

@@ -17,8 +17,8 @@ from lightning_audit.catalogue.registry import REGISTRY
 
 #: Fields of a report that the clock decides.
 _BY_THE_CLOCK = ("created", "audit_cost", "examination_cost")
-#: Of a checkpoint: names of a run, what the clock decides, and a digest of all of it.
-_CLOCK_OF_STATE = re.compile(r"/(checksum)(/|$)")
+#: Of a checkpoint: a digest of all of it.
+_DIGEST_OF_STATE = re.compile(r"/checksum(/|$)")
 #: What the clock decides of the printed report.
 _TIMES = re.compile(r"^the audit took .*$|\(written [^)]*\)", re.MULTILINE)
 _E_VALUE = "audit/e_value"
@@ -92,7 +92,7 @@ def flat(state: Any, place: str = "") -> dict[str, Any]:
 
 
 def public_state(state: dict[str, Any], *, coarse: bool = False) -> dict[str, Any]:
-    """Values of an audit's state by their places, beside what the clock decides.
+    """Values of an audit's state by their places, without the digest.
 
     Args:
         state: as a checkpoint holds it.
@@ -101,7 +101,7 @@ def public_state(state: dict[str, Any], *, coarse: bool = False) -> dict[str, An
     return {
         place: repr(value)
         for place, value in flat(state).items()
-        if not _CLOCK_OF_STATE.search(place) and (coarse or not _E_VALUES_OF_STATE.search(place))
+        if not _DIGEST_OF_STATE.search(place) and (coarse or not _E_VALUES_OF_STATE.search(place))
     }
 
 
