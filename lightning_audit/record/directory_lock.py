@@ -109,7 +109,7 @@ def lock_of(directory: Path) -> DirectoryLock | None:
         except OSError:  # a file system without locks
             os.close(descriptor)
             return _marked(directory)
-        lock = DirectoryLock(directory, path, descriptor, by_lock=True)
+        lock = _lock(directory, path, descriptor, by_lock=True)
         if lock.holds:
             return lock
         lock.release()  # the directory was removed and made again in between
@@ -121,7 +121,15 @@ def _marked(directory: Path) -> DirectoryLock | None:
         descriptor = _opened(path, os.O_EXCL)
     except FileExistsError:
         return None
-    return DirectoryLock(directory, path, descriptor, by_lock=False)
+    return _lock(directory, path, descriptor, by_lock=False)
+
+
+def _lock(directory: Path, path: Path, descriptor: int, *, by_lock: bool) -> DirectoryLock:
+    try:
+        return DirectoryLock(directory, path, descriptor, by_lock=by_lock)
+    except BaseException:
+        _let_go(descriptor, None if by_lock else path)
+        raise
 
 
 def _opened(path: Path, more: int = 0) -> int:

@@ -80,7 +80,9 @@ class Boundary:
         """Take the audit out of the training, unless an exception is deliberate.
 
         Returns:
-            Whether it was taken out; if not, the exception is to be raised.
+            Whether the caller goes on without it. If not, the exception is to be raised: it is
+            deliberate, or the caller is itself called by the audit, in a pass of its own through
+            the user's module, which must end here.
         """
         if isinstance(error, self._passes):
             return False
@@ -96,7 +98,7 @@ class Boundary:
         else:
             _log.debug("the audit failed again", exc_info=error)
         self.leave()
-        return True
+        return _current.get() is not self
 
     def leave(self) -> None:
         """Undo what the audit has under way in the training."""

@@ -62,9 +62,11 @@ def test_more_epochs_go_on_with_the_audit_that_the_callback_holds(
 @pytest.mark.whole_report
 def test_more_epochs_give_the_report_of_one_long_training(tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    trainer_for(whole, PrivacyAudit(seed=1), max_epochs=3).fit(StepwiseModule())
+    # Each fit is examined anew, at other steps: `test_a_resumed_training_is_examined_anew`.
+    audits = [PrivacyAudit(seed=1, examinations=0) for _ in (whole, parts)]
+    trainer_for(whole, audits[0], max_epochs=3).fit(StepwiseModule())
     module = StepwiseModule()
-    trainer = trainer_for(parts, PrivacyAudit(seed=1), max_epochs=1)
+    trainer = trainer_for(parts, audits[1], max_epochs=1)
     trainer.fit(module)
     for epochs in (2, 3):
         trainer.fit_loop.max_epochs = epochs

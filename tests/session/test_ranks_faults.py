@@ -45,21 +45,25 @@ def both_trained(factory: pytest.TempPathFactory, worker: str, cases: list[str])
 
 def wrong_in(folder: Path, case: str) -> list[str]:
     """What of a training with a fault in one process is not as it must be."""
-    found, failed = [], int(case[0])
+    found, failed, own = [], int(case[0]), folder / case.replace(":", "-")
+    at_fault = json.loads((own / f"told-{failed}.json").read_text())
+    place, notes = at_fault["place"], at_fault["notes"]
+    # A view that fails leaves the verdict.
+    of_a_view = any(" failed (" in note and place in note for note in notes)
     plain = np.load(folder / "plain" / "weights-0.npy")
     for rank in range(2):
-        own = folder / case.replace(":", "-")
         told = json.loads((own / f"told-{rank}.json").read_text())
         weights = np.load(own / f"weights-{rank}.npy")
         off = np.linalg.norm(weights - plain)
         if not off <= 1e-6 * np.linalg.norm(plain):
             found.append(f"rank {rank}: weights are off by {off:g}")
         found += told["hooks"]
-        place = json.loads((own / f"told-{failed}.json").read_text())["place"]
         if not place:
             found.append("no fault was raised")
         where = "" if rank == failed else f", in the process of rank {failed}"
         summary = told["summary"]
+        if of_a_view:
+            continue
         if told["outcome"] != "INCONCLUSIVE" or not summary.startswith("the audit failed: "):
             found.append(f"rank {rank}: {told['outcome']}: {summary}")
         elif not summary.endswith(f"{place}{where}"):

@@ -87,6 +87,21 @@ def test_a_call_of_the_users_runs_once_whatever_fails_around_it() -> None:
         rescued.assert_called_once_with(2, 1)
 
 
+@pytest.mark.parametrize("make", [entry, lambda ours: around(lambda: None, ours)])
+def test_a_pass_of_the_audits_own_ends_where_a_hook_in_it_fails(make: object) -> None:
+    boundary, went_on = Boundary(), []
+
+    def own_pass() -> None:
+        hook()
+        went_on.append(1)
+
+    hook = inside(boundary, make, fails)
+    outer = inside(boundary, entry, own_pass, lambda: "as without an audit")
+    assert outer() == "as without an audit"
+    assert boundary.failure == "MemoryError in taps.boundary.timed"
+    assert not went_on
+
+
 def test_what_is_under_way_is_undone_latest_first() -> None:
     boundary, undone = Boundary(), []
 
