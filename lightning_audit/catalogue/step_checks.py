@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lightning_audit.accounting.margin import exceeds
 from lightning_audit.catalogue.check import MEASURED, Check, FaultRule
+from lightning_audit.catalogue.replay_checks import not_asked_yet
 
 NO_DP = Check(
     "no_dp",
@@ -121,6 +122,7 @@ COUPLING = Check(
     "a record's gradient depends on the others in its batch",
     always=True,
     wrong=lambda seen: seen["step"] is not None,
+    blocks=not_asked_yet,
     private=True,
     fine="no record's gradient depended on the others in its batch",
     faults=(

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 from lightning_audit.canaries.sample_batches import rows
+from lightning_audit.catalogue.replay_checks import NONE_LEFT
 from lightning_audit.examine.clipping import TRIALS, examine_clipping
 from lightning_audit.examine.noise import examine_noise
 from lightning_audit.examine.record_independence import examine_independence
 from lightning_audit.examine.record_sensitivity import examine_sensitivity, tolerance
 from lightning_audit.examine.release_use import examine_release
 from lightning_audit.replay.random_places import same_numbers
-from lightning_audit.replay.replay import NONE_LEFT, Stopped
+from lightning_audit.replay.replay import Stopped
 from lightning_audit.replay.replay_distance import equal_after, equal_releases
 from lightning_audit.replay.step_replay import StepReplay
 from lightning_audit.run_checks.record_coupling import tolerance_of

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from lightning_audit.catalogue.replay_checks import NONE_LEFT
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.examine.clipping import TRIALS
 from lightning_audit.examine.questions import NOT_REPEATED, QUESTIONS, TOO_SMALL, Asked, ask
@@ -20,7 +21,7 @@ from lightning_audit.files.printable import nearby
 from lightning_audit.replay.forked import ForkFailed, in_a_fork, may_fork
 from lightning_audit.replay.other_threads import training_thread
 from lightning_audit.replay.own_reach import CannotSeparate
-from lightning_audit.replay.replay import ANOTHER_DREW, NONE_LEFT
+from lightning_audit.replay.replay import ANOTHER_DREW
 from lightning_audit.replay.step_replay import StepReplay
 from lightning_audit.replay.step_watch import TakenStep
 from lightning_audit.replay.training_state import CannotKeep, TrainingState, room_for

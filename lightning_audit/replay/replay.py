@@ -13,7 +13,6 @@ from lightning_audit.files.printable import nearby
 from lightning_audit.replay.own_reach import ReachesOut
 
 #: Why nothing more is replayed.
-NONE_LEFT = "no replays were left for it; examinations=1 makes as many as it needs"
 ANOTHER_DREW = (
     "another thread drew from the global generators of random numbers while a step was replayed"
 )

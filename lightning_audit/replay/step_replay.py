@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.nn.modules.dropout import _DropoutNd
 
+from lightning_audit.catalogue.replay_checks import NONE_LEFT
 from lightning_audit.dpsgd.cut import divisor_at_cut, watch_cut
 from lightning_audit.dpsgd.hand_over import diverted
 from lightning_audit.dpsgd.opacus import private_optimizer
@@ -22,7 +23,7 @@ from lightning_audit.replay.hand_written_replay import HandWrittenReplay
 from lightning_audit.replay.left_behind import left_behind
 from lightning_audit.replay.own_reach import ReachesOut
 from lightning_audit.replay.random_places import RandomPlaces
-from lightning_audit.replay.replay import ANOTHER_DREW, NONE_LEFT, Replay, Stopped, count_rows
+from lightning_audit.replay.replay import ANOTHER_DREW, Replay, Stopped, count_rows
 from lightning_audit.replay.step_watch import copied
 from lightning_audit.replay.training_state import TrainingState
 from lightning_audit.taps.boundary import entry, raised_in_audit

@@ -4,8 +4,10 @@ import pytest
 from declared import fault_of
 
 from lightning_audit.catalogue.check import Check
+from lightning_audit.catalogue.noise_examination import REPLAY_NOISE
 from lightning_audit.catalogue.registry import entailed, group
 from lightning_audit.catalogue.replay_checks import (
+    NONE_LEFT,
     REPLAY_CLIPPING,
     REPLAY_RELEASE,
     REPLAY_SENSITIVITY,
@@ -38,3 +40,13 @@ def test_they_are_a_group_of_certainties_that_cost_no_significance() -> None:
 def test_records_that_are_coupled_explain_what_their_replays_show() -> None:
     (rule,) = COUPLING.faults
     assert set(group("replay")) <= set(entailed(rule))
+
+
+@pytest.mark.parametrize("check", [*ALL, REPLAY_NOISE, COUPLING], ids=lambda check: check.name)
+def test_a_question_that_can_still_be_asked_stands_in_the_way_of_a_pass(check: Check) -> None:
+    assert check.blocks is not None
+    blocker = check.blocks(check.not_run(f"not asked: {NONE_LEFT}"))
+    assert blocker.startswith(f"{check.name} was not examined yet")
+    assert "10 more steps" in blocker
+    assert not check.blocks(check.not_run("not asked: examinations=0"))
+    assert not check.blocks(check.not_run("not asked: no per-sample gradients are formed"))

@@ -21,6 +21,7 @@ from two_nets import TwoNets
 
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
 from lightning_audit.canaries import Mislabeled
+from lightning_audit.examine import examination_schedule
 from lightning_audit.examine.examination_schedule import NEVER
 from lightning_audit.run.examinations import Examinations
 from lightning_audit.run.run_facts import RunCourse
@@ -100,6 +101,17 @@ def test_what_is_not_asked_says_why(tmp_path: Path) -> None:
         "(examinations=0); "
     )
     assert {status(report, name) for name in NAMES} == {"not_run"}
+
+
+@pytest.mark.parametrize(("steps", "blocked"), [(1, True), (40, False)])
+def test_a_question_that_no_step_had_replays_for_blocks_a_pass_until_one_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, *, blocked: bool
+) -> None:
+    monkeypatch.setattr(examination_schedule, "FIRST_REPLAYS", 40)
+    report = fit(tmp_path, private(), audit(examinations="auto"), max_steps=steps)
+    waiting = [b for b in report.verdict.pass_blockers if "was not examined yet" in b]
+    assert [b.partition(" ")[0] for b in waiting] == ["replay.noise"] * blocked
+    assert status(report, "replay.noise") == ("not_run" if blocked else "ok")
 
 
 def test_nothing_that_was_measured_leaves_a_correct_training(tmp_path: Path) -> None:
