@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_audit.catalogue.check import Check, FaultRule, Group
-from lightning_audit.catalogue.replay_checks import not_asked_yet
+from lightning_audit.catalogue.replay_checks import unanswered
 
 
 def _rule(
@@ -32,7 +32,7 @@ REPLAY_NOISE = Check(
     group="channel",
     needs="the noise of no step was examined",
     always=True,
-    blocks=not_asked_yet,
+    blocks=unanswered,
     private=True,
     fine="the noise of replayed steps is as claimed at every entry",
     # Where a check of the steps tells the same fault, it has the same name.

@@ -7,16 +7,45 @@ from lightning_audit.results.audit_report import CheckResult
 
 #: Why a question was not asked that one of the next steps may be asked.
 NONE_LEFT = "no replays were left for it; examinations=1 makes as many as it needs"
+#: Why questions have no answer that a change of the training's code would give them.
+NOT_SHOWN = (
+    "it cannot be told where the noise is in; show it: "
+    "grads = lightning_audit.released(grads, module=self)"
+)
+NOISED_BESIDE = (
+    "what a step leaves behind shows a record, under noise of its own that is not the release's"
+)
+NOISE_ON_WEIGHTS = (
+    "the gradient has no noise where the update begins, and the weights have some behind it"
+)
+NO_RECORD = (
+    "no record of the batch changes the release: the step takes its records elsewhere, or their "
+    "gradients are zero"
+)
+OTHER_ROWS = "other than one gradient of each record comes to be clipped"
+
+#: What to do about a reason with which no run passes.
+_TO_DO = {
+    NONE_LEFT: "it was not examined yet: train about 10 more steps, or state examinations=1, which "
+    "examines everything at once",
+    NOT_SHOWN: "it was not examined, and by hand the noisy gradient is to be shown before more is "
+    "done to it: grads = lightning_audit.released(grads, module=self)",
+    NOISED_BESIDE: f"{NOISED_BESIDE}; if a noisy gradient is kept before it is processed, show it: "
+    "grads = lightning_audit.released(grads, module=self); if it is another release, account for "
+    "it and state allow=['replay.release']",
+    NOISE_ON_WEIGHTS: f"{NOISE_ON_WEIGHTS}; add it to the gradient before the update, or show the "
+    "noisy gradient: grads = lightning_audit.released(grads, module=self)",
+    NO_RECORD: f"{NO_RECORD}; train on the records of the batch that training_step is given",
+    OTHER_ROWS: f"{OTHER_ROWS}; make one gradient of all rows of a record before it is clipped",
+}
 
 
-def not_asked_yet(check: CheckResult) -> str:
-    """Why a run that could be asked a question, and was not yet, does not pass; else empty."""
-    if check.status != "not_run" or not check.message.endswith(NONE_LEFT):
+def unanswered(check: CheckResult) -> str:
+    """What stands in the way of a pass where a question has no answer and could have one."""
+    if check.status != "not_run":
         return ""
-    return (
-        f"{check.name} was not examined yet: the steps so far left no replays for it; train about "
-        "10 more steps, or state examinations=1, which examines everything at once"
-    )
+    to_do = (to_do for reason, to_do in _TO_DO.items() if check.message.endswith(reason))
+    return next((f"{check.name}: {what}" for what in to_do), "")
 
 
 REPLAY_SENSITIVITY = Check(
@@ -26,7 +55,7 @@ REPLAY_SENSITIVITY = Check(
     group="replay",
     always=True,
     wrong=lambda seen: seen["findings"] > 0,
-    blocks=not_asked_yet,
+    blocks=unanswered,
     private=True,
     fine="no record that was left out, put in or replaced moves the release by more than clipping "
     "allows",
@@ -49,7 +78,7 @@ REPLAY_CLIPPING = Check(
     group="replay",
     always=True,
     wrong=lambda seen: seen["findings"] > 0,
-    blocks=not_asked_yet,
+    blocks=unanswered,
     private=True,
     fine="no crafted gradient adds more than the clipping norm",
     faults=(
@@ -70,7 +99,7 @@ REPLAY_RELEASE = Check(
     group="replay",
     always=True,
     wrong=lambda seen: seen["findings"] > 0,
-    blocks=not_asked_yet,
+    blocks=unanswered,
     private=True,
     fine="after the same release the training goes on in the same way with a record and without it",
     public=("between_epochs",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_audit.accounting.margin import exceeds
 from lightning_audit.catalogue.check import MEASURED, Check, FaultRule
-from lightning_audit.catalogue.replay_checks import not_asked_yet
+from lightning_audit.catalogue.replay_checks import unanswered
 
 NO_DP = Check(
     "no_dp",
@@ -122,7 +122,7 @@ COUPLING = Check(
     "a record's gradient depends on the others in its batch",
     always=True,
     wrong=lambda seen: seen["step"] is not None,
-    blocks=not_asked_yet,
+    blocks=unanswered,
     private=True,
     fine="no record's gradient depended on the others in its batch",
     faults=(
@@ -169,6 +169,7 @@ EPSILON = Check(
     share=0.1,
     group="leakage",
     always=True,
+    doubtful=True,
     wrong=lambda seen: (
         seen["epsilon_lower"] is not None
         and exceeds(seen["epsilon_lower"], seen["claimed_epsilon"])

@@ -229,14 +229,18 @@ class _CanariesSeen:
         self.shift = sensitivity.shift / share
         self.error = max(sensitivity.shift_error, 1e-12) / share
         each = np.maximum(released, 1e-9)
+        #: Noise over the claim along each canary.
+        self._noise = monitor.canary_noise.ratios()
         self._each, self._errors = sensitivity.shifts() / each, sensitivity.shift_errors() / each
 
     def shrank_with(self, noise: float, *, at_cut: bool) -> bool:
         """Whether they came out smaller as the noise did, rather than that it alone is small."""
         seen = np.isfinite(self._each) & np.isfinite(self._errors)
         lower = self._each[seen] - (_ERRORS + 1.0) * self._errors[seen]
-        # A mask can hide some canaries; one that comes out whole beside small noise is enough.
-        if np.any(lower > max(noise, 0.5)):
+        # A mask can hide some canaries; one that comes out whole beside small noise is enough,
+        # unless it and the noise along it are what a projection leaves of both.
+        beside = np.where(self._noise[seen] < _WHOLE, self._noise[seen], noise)
+        if np.any(lower > np.maximum(np.maximum(beside, noise), 0.5)):
             return False
         fault = ((self.shift - noise) ** 2 - (self.shift - 1.0) ** 2) / (2.0 * self.error**2)
         return fault < -_CLEAR if at_cut else fault < _CLEAR

@@ -32,11 +32,14 @@ class ReleaseProcessing:
         self._past: deque[FloatArray] = deque(maxlen=_LAGS)
         self._before: FloatArray | None = None
         self._steps = self._unexplained = 0
+        #: Of each step, by its number, whether it was not explained.
+        self._which = bytearray()
 
-    def update(self, release: FloatArray, used: FloatArray | None) -> None:
+    def update(self, step: int, release: FloatArray, used: FloatArray | None) -> None:
         """Take in a step.
 
         Args:
+            step: its number, from 0.
             release: entries of the noisy gradient, ``[n]``.
             used: the same entries of the gradient when the update was done; None where it is the
                 release times one number.
@@ -45,6 +48,8 @@ class ReleaseProcessing:
         kept = release if used is None else used
         if used is not None and not self._explains(release, used):
             self._unexplained += 1
+            self._which.extend(bytes(max(0, step + 1 - len(self._which))))
+            self._which[step] = 1
         self._past.appendleft(release)
         self._before = kept
 
@@ -72,3 +77,7 @@ class ReleaseProcessing:
     def followed(self) -> bool:
         """Whether nearly all gradients were explained."""
         return self._unexplained <= max(_FEW, _SHARE * self._steps)
+
+    def was_unexplained(self, step: int) -> bool:
+        """Whether the gradient of a step was not explained."""
+        return step < len(self._which) and bool(self._which[step])

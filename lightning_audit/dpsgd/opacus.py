@@ -101,7 +101,7 @@ class OpacusStep(DPSGDStep):
         self._earlier_lost = False
         shares = _clip_shares(optimizer)
         self.layout: Layout = [
-            TensorSlot(_own_name(names.get(id(p), f"parameter_{j}")), tuple(p.shape), shares[j])
+            TensorSlot(own_name(names.get(id(p), f"parameter_{j}")), tuple(p.shape), shares[j])
             for j, p in enumerate(self.params)
         ]
 
@@ -323,7 +323,7 @@ def _like(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     return new
 
 
-def _own_name(name: str) -> str:
+def own_name(name: str) -> str:
     """A parameter's name without the level that Opacus' GradSampleModule puts in."""
     return ".".join(part for part in name.split(".") if part != "_module")
 

@@ -15,8 +15,17 @@ from typing import Any
 import torch
 
 from lightning_audit.canaries.sample_batches import rows
+from lightning_audit.catalogue.replay_checks import NOT_SHOWN
 from lightning_audit.examine.crafted_gradients import CraftedGradients, Trial
-from lightning_audit.examine.replayed_pair import MORE, SHIFTED, Judged, hands_all_over, judge
+from lightning_audit.examine.replayed_pair import (
+    MORE,
+    SHIFTED,
+    Draw,
+    Judged,
+    hands_all_over,
+    is_processed,
+    judge,
+)
 from lightning_audit.replay.replay import Replay, Stopped
 from lightning_audit.replay.replay_distance import rounding, too_coarse
 from lightning_audit.replay.rows_replay import RowsReplay, why_no_rows
@@ -73,6 +82,10 @@ def examine_clipping(
             if judged.far > 1.0 + tolerated:
                 if not found and not given.alone and not hands_all_over(replay, batch, seed):
                     return Answer(reason=MORE)
+                if not usual.shown and is_processed(
+                    _pair(given, trial, zeros=zeros), replay, seed, 1
+                ):
+                    return Answer(reason=NOT_SHOWN)
                 found.append(_finding(trial, judged.far, replay.sizes))
             asked += 1
     why = SHIFTED if shifted else replay.why_none("crafted gradient")
@@ -81,12 +94,16 @@ def examine_clipping(
 
 def _judge(given: RowsReplay, trial: Trial, seed: int, allowed: float, *, zeros: bool) -> Judged:
     """Judge the step with the gradients of a trial, and without the one or with zeros for it."""
+    return judge(_pair(given, trial, zeros=zeros), seed, allowed, by_row=zeros)
+
+
+def _pair(given: RowsReplay, trial: Trial, *, zeros: bool) -> Draw:
     without = trial.with_zeros if zeros else trial.neighbour
 
     def draw(seed: int) -> list[Replay]:
         return [given.run(rows, seed) for rows in (trial.rows, without)]
 
-    return judge(draw, seed, allowed, by_row=zeros)
+    return draw
 
 
 def _finding(trial: Trial, far: float, sizes: Sequence[int]) -> Finding:

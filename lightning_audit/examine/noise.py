@@ -15,12 +15,13 @@ import numpy as np
 import torch
 
 from lightning_audit.canaries.sample_batches import rows
+from lightning_audit.catalogue.replay_checks import NOISE_ON_WEIGHTS
 from lightning_audit.examine.noise_entries import DrawsOfNoise, NoiseEntries
 from lightning_audit.examine.replayed_pair import MORE, hands_all_over
 from lightning_audit.layout import FloatArray
 from lightning_audit.replay.random_places import same_numbers
 from lightning_audit.replay.replay import Replay
-from lightning_audit.replay.replay_distance import rounding
+from lightning_audit.replay.replay_distance import hidden_by_noise, rounding
 from lightning_audit.replay.rows_replay import RowsReplay, why_no_rows
 from lightning_audit.replay.step_replay import StepReplay
 from lightning_audit.run_checks.drawn_noise import (
@@ -46,6 +47,8 @@ _FEW_DRAWS, _CHEAP = 4, 20_000
 _LOOKED_AT, _LOOKED_AT_SOON = 200_000, 5_000
 #: Norm of gradients that are added up unclipped, and of one that is clipped, in clipping norms.
 _SMALL, _LARGE = 0.05, 30.0
+#: Updates that tell how much noise the weights have.
+_ON_WEIGHTS = 5
 #: What gradients are multiplied by, so that they are others.
 _LESS = 0.97
 #: Relative difference of two numbers that are equal up to rounding.
@@ -145,7 +148,10 @@ class _Examination:
         of_records = self._of_records(first) or self._of_other_sums(first)
         if gain is None and not draws.lattice and not of_records:
             of_records = self._along_the_sum(len(draws))
-        seen |= {MISSING: self._missing(draws, sum_of_rows), OF_RECORDS: of_records or NOTHING}
+        missing = self._missing(draws, sum_of_rows)
+        if missing.log_e > 0.0 and self._is_on_weights(self._still(draws)):
+            return Answer(reason=NOISE_ON_WEIGHTS)
+        seen |= {MISSING: missing, OF_RECORDS: of_records or NOTHING}
         kept = None
         if gain is not None:
             flat = np.concatenate([own.reshape(len(own), -1) for own in tensors], axis=1)
@@ -158,6 +164,20 @@ class _Examination:
             return Answer(reason=MORE)
         look = NoiseLook(seen, draws, self._entries.count)
         return Answer(draws, look.findings, noise=look, kept=kept)
+
+    def _is_on_weights(self, still: torch.Tensor) -> bool:
+        """Whether the weights have the noise that the gradient lacks, behind the update."""
+        one = self._zeros.clone()
+        one[-1] = (_LARGE * self._direction).to(self._type)
+        self._replay.allow(1 + _ON_WEIGHTS)
+        first, *draws = [
+            self._given.weights(rows, self._seed + number * _APART)
+            for rows, number in [(one, 0), *((self._zeros, n) for n in range(_ON_WEIGHTS))]
+        ]
+        known = [own[still] for own in draws if own is not None]
+        if first is None or len(known) < len(draws):
+            return False
+        return hidden_by_noise(first[still] - known[0], known, self._sigma, 1.0)
 
     def _hands_all_over(self) -> bool:
         return hands_all_over(self._replay, self._batch, self._seed)
@@ -225,9 +245,13 @@ class _Examination:
             return None
         return min(1.0, max(float((clipped - draw).norm()), _EQUAL))
 
+    def _still(self, draws: DrawsOfNoise) -> torch.Tensor:
+        """Which entries have no noise, ``[d]``."""
+        return draws.high - draws.low < _STILL * self._sigma
+
     def _missing(self, draws: DrawsOfNoise, added: torch.Tensor | None) -> Seen:
         """Entries without noise that a record moves by the same random numbers."""
-        still = draws.high - draws.low < _STILL * self._sigma
+        still = self._still(draws)
         if added is None or not bool(still.any()):
             return Seen(0.0, "")
         moved = still & (added.abs() > 1e-3 * _SMALL * self._direction.abs())

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from lightning_audit.canaries.sample_batches import rows
-from lightning_audit.catalogue.replay_checks import NONE_LEFT
+from lightning_audit.catalogue.replay_checks import NONE_LEFT, NOT_SHOWN
 from lightning_audit.examine.clipping import TRIALS, examine_clipping
 from lightning_audit.examine.noise import examine_noise
 from lightning_audit.examine.record_independence import examine_independence
@@ -35,10 +35,6 @@ NOT_REPEATED = (
 )
 _RANDOM_NORM = "the clipping norm of a step depends on random numbers"
 _OTHER_SEED = 9_115_027
-_NOT_SURE = (
-    "it cannot be told where the noise is in; show it: "
-    "grads = lightning_audit.released(grads, module=self)"
-)
 
 
 @dataclass(frozen=True)
@@ -185,7 +181,7 @@ def _unfit(asked: Asked) -> str:
     if len(base.releases) > 1:
         return f"the batch makes {len(base.releases)} steps"
     if not base.sure:
-        return _NOT_SURE
+        return NOT_SHOWN
     if not all(bool(torch.isfinite(release).all()) for release in base.releases):
         return "what the step releases is not finite"
     return ""

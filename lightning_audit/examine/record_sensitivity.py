@@ -17,8 +17,16 @@ from typing import Any
 import torch
 
 from lightning_audit.canaries.sample_batches import rows, taken
+from lightning_audit.catalogue.replay_checks import NO_RECORD, NOT_SHOWN
 from lightning_audit.examine.made_up_records import made_up_records
-from lightning_audit.examine.replayed_pair import SHIFTED, Draw, Judged, hands_all_over, judge
+from lightning_audit.examine.replayed_pair import (
+    SHIFTED,
+    Draw,
+    Judged,
+    hands_all_over,
+    is_processed,
+    judge,
+)
 from lightning_audit.replay.random_places import same_numbers
 from lightning_audit.replay.replay import Replay, Stopped
 from lightning_audit.replay.replay_distance import distance, rounding, too_coarse
@@ -27,10 +35,6 @@ from lightning_audit.replay.step_replay import StepReplay
 from lightning_audit.run_checks.replay_answers import Answer
 from lightning_audit.run_checks.replay_findings import Finding
 
-_NO_RECORD = (
-    "no record of the batch changes the release: the step takes its records elsewhere, or their "
-    "gradients are zero"
-)
 #: Random records of each physical batch, beside the first, the last and the largest.
 _RANDOM = 2
 #: Records of each physical batch where replays are counted and each takes several.
@@ -103,6 +107,8 @@ class _Examination:
         self._tried = replaced or len(batches) > 1 or bool(replay.skips)
         self._found: list[Finding] = []
         self._asked, self._shifted, self._moves = 0, 0, False
+        #: Whether what is read is no release, but what was made of one.
+        self._processed = False
 
     def ask(self) -> None:
         """Replay the step without records of each kind, and with records that are made up."""
@@ -124,8 +130,10 @@ class _Examination:
 
     def answer(self) -> Answer:
         """What came of it."""
+        if self._processed:
+            return Answer(reason=NOT_SHOWN)
         if self._asked and not self._moves:
-            return Answer(reason=_NO_RECORD)
+            return Answer(reason=NO_RECORD)
         why = SHIFTED if self._shifted else self._replay.why_none("neighbour of the batch")
         found = sorted(self._found, key=lambda finding: -finding.size)
         return Answer(self._asked, tuple(found), "" if self._asked else why)
@@ -220,6 +228,8 @@ class _Examination:
             self._moves = self._moves or judged.far > 0.0
             if judged.far > allowed:
                 self._found.append(Finding(name, judged.far, moved))
+                if not (self._base.shown or self._processed):
+                    self._processed = is_processed(draw, self._replay, self._seed, moved)
         return judged
 
 

@@ -7,15 +7,17 @@ record without noise.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from lightning_audit.canaries.sample_batches import rows, taken
+from lightning_audit.catalogue.replay_checks import NOISED_BESIDE
 from lightning_audit.examine.replayed_pair import SHIFTED
 from lightning_audit.replay.random_places import same_numbers
 from lightning_audit.replay.replay import Replay
+from lightning_audit.replay.replay_distance import hidden_by_noise
 from lightning_audit.replay.step_replay import StepReplay
 from lightning_audit.run_checks.replay_answers import Answer
 from lightning_audit.run_checks.replay_findings import Finding
@@ -23,6 +25,11 @@ from lightning_audit.run_checks.replay_findings import Finding
 #: How far the releases of two second steps may be apart, in clipping norms and as a part of their
 #: size: their weights and batches are the same, so that they differ by rounding at the most.
 _ROUNDING, _OF_SIZE = 5e-5, 1e-6
+_NEXT = "the next step's gradient"
+#: Draws that tell how much noise is beside what a record changes. What is computed of a release, as
+#: by Adam, may show a record by so many times what the release does.
+_DRAWS, _PROCESSED = 4, 2.0
+_OTHER_NOISE = 6_700_417
 
 
 def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> Answer:
@@ -40,13 +47,19 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
     again = replay.run(batches, seed, released=base, then=batches)
     if first.error or differing(first, again, base):
         return Answer(reason="the step is not the same when it runs again")
+
+    def draw(number: int) -> Replay:
+        noise = seed + number * _OTHER_NOISE
+        return replay.run(batches, seed, released=base, then=batches, before_cut=noise)
+
     found: list[Finding] = []
     asked, shifted = 0, 0
+    hidden = True
     for name, row in (("first", 0), ("last", -1)):
         if not replay.has_left(2):
             break
-        for named, neighbour in _neighbours(batches, row):
-            what = named.format(name)
+        for allowed, named, neighbour in _neighbours(batches, row):
+            what, moved = named.format(name), allowed
             other = replay.run(neighbour, seed, released=base, then=batches)
             if other.error or same_numbers(first, other):
                 break
@@ -56,12 +69,55 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
             shifted += 1
             continue
         asked += 1
-        found += [
-            Finding(f"{where}, {what}", far, 0.0)
-            for where, far in differing(first, other, base).items()
-        ]
+        differ = differing(first, other, base)
+        found += [Finding(f"{where}, {what}", far, 0.0) for where, far in differ.items()]
+        if differ and hidden:
+            hidden = _hidden(replay, first, other, differ, moved, draw)
+    if found and hidden:
+        return Answer(reason=NOISED_BESIDE)
     why = SHIFTED if shifted else replay.why_none("neighbour of the batch")
-    return Answer(asked, tuple(found), "" if asked else why)
+    alone = bool(asked) and not found and replay.has_left(2)
+    alone = alone and not differing(first, draw(1), base)
+    return Answer(asked, tuple(found), "" if asked else why, alone=alone)
+
+
+def _hidden(
+    replay: StepReplay,
+    one: Replay,
+    other: Replay,
+    differ: Iterable[str],
+    moved: int,
+    draw: Callable[[int], Replay],
+) -> bool:
+    """Whether noise of its own hides a record in all that differs, as a release's noise would.
+
+    Args:
+        replay: of the step.
+        one: with the record.
+        other: without it.
+        differ: what differs between them.
+        moved: clipping norms that a record may move a release by.
+        draw: replays the step with the release of `one` and other noise, by a number.
+    """
+    replay.allow(2 * _DRAWS)
+    draws = [one, *(draw(number) for number in range(1, 1 + _DRAWS))]
+    if any(each.error for each in draws):
+        return False
+    for kind in differ:
+        mine, theirs, *more = [_values(each, kind) for each in (one, other, *draws)]
+        if len({len(values) for values in (mine, theirs, *more)}) > 1:
+            return False
+        allowed = _PROCESSED * moved
+        if not hidden_by_noise(mine - theirs, more, replay.noise_multiplier, allowed):
+            return False
+    return True
+
+
+def _values(replay: Replay, kind: str) -> torch.Tensor:
+    """All that a replay left behind of a kind."""
+    if kind == _NEXT:
+        return torch.cat(replay.later)
+    return torch.cat([value for name, value in replay.after.items() if _kind(name) == kind])
 
 
 def differing(one: Replay, other: Replay, base: Replay) -> dict[str, float]:
@@ -89,7 +145,7 @@ def differing(one: Replay, other: Replay, base: Replay) -> dict[str, float]:
         far = float((torch.cat(one.later) - torch.cat(other.later)).norm())
         size = float(torch.cat(one.later).norm())
         if far > _ROUNDING + _OF_SIZE * size:
-            found["the next step's gradient"] = far
+            found[_NEXT] = far
     return found
 
 
@@ -100,15 +156,22 @@ def _kind(name: str) -> str:
     return name.partition(" of ")[0]
 
 
-def _neighbours(batches: Sequence[Any], row: int) -> Iterator[tuple[str, list[Any]]]:
-    """The batches without a record of the last one that has two, then with another for it."""
+def _neighbours(batches: Sequence[Any], row: int) -> Iterator[tuple[int, str, list[Any]]]:
+    """The batches without a record of the last one that has two, then with another for it.
+
+    Each with the clipping norms that it may move a release by, and what it is.
+    """
     place = max(number for number, batch in enumerate(batches) if rows(batch) > 1)
     count = rows(batches[place])
     row %= count
     replaced = list(range(count))
     replaced[row] = (row + count // 2) % count
-    for what, kept in (
-        ("without the {} record", [other for other in range(count) if other != row]),
-        ("with another in the place of the {} record", replaced),
+    for moved, what, kept in (
+        (1, "without the {} record", [other for other in range(count) if other != row]),
+        (2, "with another in the place of the {} record", replaced),
     ):
-        yield what, [taken(b, kept) if number == place else b for number, b in enumerate(batches)]
+        yield (
+            moved,
+            what,
+            [taken(b, kept) if number == place else b for number, b in enumerate(batches)],
+        )

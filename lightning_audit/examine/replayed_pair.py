@@ -16,7 +16,12 @@ import torch
 from lightning_audit.canaries.sample_batches import rows, taken
 from lightning_audit.replay.random_places import same_numbers
 from lightning_audit.replay.replay import Replay
-from lightning_audit.replay.replay_distance import distance, on_a_lattice, shift_by_more_draws
+from lightning_audit.replay.replay_distance import (
+    distance,
+    hidden_by_noise,
+    on_a_lattice,
+    shift_by_more_draws,
+)
 from lightning_audit.replay.step_replay import StepReplay
 
 #: Replays a pair under a seed.
@@ -34,6 +39,9 @@ _LEAST, _DEVIATIONS = 0.05, 4.0
 #: Below so many entries a cosine tells nothing: the differences are the same up to a tenth of them,
 #: under so many seeds.
 _FEW, _SAME, _SEEDS = 25, 0.1, 3
+#: Pairs that tell how much noise is beside a record's part, and times that a function of the noisy
+#: gradient that is no multiple of it may show a record more than it does.
+_PAIRS, _BENT = 5, 3.0
 #: Relative rounding of equal sums, and least cosine of what a training adds of its records.
 _ROUNDING, _ADDED = 1e-3, 0.3
 
@@ -87,6 +95,29 @@ def judge(
     return Judged(far, shifted=not moves or is_noise(cosine, len(torch.cat(one.releases))))
 
 
+def is_processed(draw: Draw, replay: StepReplay, seed: int, moved: int) -> bool:
+    """Whether a pair is apart because more was done to correct noisy gradients, as far as seen.
+
+    Args:
+        draw: replays the pair.
+        replay: of the step.
+        seed: of the replays.
+        moved: clipping norms that a record may move a release by.
+    """
+    replay.allow(2 * _PAIRS)
+    pairs = [draw(seed + number * _SECOND) for number in range(_PAIRS)]
+    if any(each.error or not each.releases for pair in pairs for each in pair):
+        return False
+    gaps = [_gap(*pair) for pair in pairs]
+    if any(gap.shape != gaps[0].shape or not bool(torch.isfinite(gap).all()) for gap in gaps):
+        return False
+    # What a sum and its noise are multiplied with leaves a record's part the same vector.
+    linear = all(float((gap - gaps[0]).norm()) <= _SAME * float(gaps[0].norm()) for gap in gaps)
+    allowed = moved * (1.0 if linear else _BENT)
+    releases = [one.release for one, _ in pairs]
+    return hidden_by_noise(gaps[0], releases, replay.noise_multiplier, allowed)
+
+
 def is_noise(cosine: float, size: int) -> bool:
     """Whether two vectors of so many entries with such a cosine may be independent.
 
@@ -118,7 +149,7 @@ def _alike(one: Replay, other: Replay, draw: Draw, seed: int) -> tuple[float, fl
 
 
 def _gap(one: Replay, other: Replay) -> torch.Tensor:
-    return torch.cat(one.releases) - torch.cat(other.releases)
+    return one.release - other.release
 
 
 def hands_all_over(replay: StepReplay, batch: Any, seed: int) -> bool:

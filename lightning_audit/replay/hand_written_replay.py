@@ -68,5 +68,5 @@ class HandWrittenReplay:
         for name, place in places.items():
             if place is not None:
                 tensors[place] = grads[name]
-        self.shown = True
+        self.shown = self._found.shown = True
         self._reads(tensors, self._claim.max_grad_norm / self._claim.scale)

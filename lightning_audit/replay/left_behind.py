@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lightning_audit.dpsgd.opacus import chain
+from lightning_audit.dpsgd.opacus import chain, own_name
 
 #: Attributes of Opacus' optimizers that decide the next step. What a class of the user's own adds
 #: may be there to be looked at only; what it decides shows in the next step.
@@ -20,9 +20,9 @@ def left_behind(module: torch.nn.Module, optimizer: Any) -> dict[str, torch.Tens
         module: the user's module.
         optimizer: its private optimizer.
     """
-    names = {id(p): name for name, p in module.named_parameters()}
+    names = {id(p): own_name(name) for name, p in module.named_parameters()}
     kept: dict[str, Any] = {
-        f"{'parameters' if id(v) in names else 'buffers'} of {name}": v
+        f"{'parameters' if id(v) in names else 'buffers'} of {own_name(name)}": v
         for name, v in module.state_dict(keep_vars=True).items()
     }
     for each in chain(optimizer):

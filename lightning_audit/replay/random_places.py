@@ -23,16 +23,20 @@ class RandomPlaces:
         state: of the training; it sets and marks all generators.
         seed: of the replay.
         found: takes the marks of the first step.
+        before_cut: seed of what the first step draws before its cut, where it is another one.
     """
 
-    def __init__(self, state: TrainingState, seed: int, found: Replay) -> None:
+    def __init__(
+        self, state: TrainingState, seed: int, found: Replay, before_cut: int | None = None
+    ) -> None:
         self._state, self._seed, self._found = state, seed, found
+        self._before_cut = seed if before_cut is None else before_cut
         self._passed = Counter[str]()
         self._second = False
 
     def begin(self) -> None:
         """The first step begins."""
-        self._state.seed(self._seed)
+        self._state.seed(self._before_cut)
         self._found.marks.append(("start", self._state.mark()))
 
     def begin_second(self) -> None:
@@ -54,7 +58,8 @@ class RandomPlaces:
             return
         if not self._second:
             self._found.marks.append((place, self._state.mark()))
-        self._state.seed(self._seed + self._passed[place] * _APART[place])
+        seed = self._seed if self._second or place == "cut" else self._before_cut
+        self._state.seed(seed + self._passed[place] * _APART[place])
 
 
 def same_numbers(one: Replay, other: Replay) -> bool:

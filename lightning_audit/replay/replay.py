@@ -42,6 +42,7 @@ class Replay:
         after: what the step left behind that later steps read or a checkpoint holds, by name.
         later: releases of a second step on the same batches; empty where none was asked for.
         sure: whether what was read is where the noise is in.
+        shown: whether Opacus or the user's code showed it, so that nothing was done to it before.
         error: what the user's code raised; empty if nothing.
         where: the line of it.
     """
@@ -57,8 +58,14 @@ class Replay:
     after: dict[str, torch.Tensor] = field(default_factory=dict)
     later: list[torch.Tensor] = field(default_factory=list)
     sure: bool = True
+    shown: bool = False
     error: str = ""
     where: str = ""
+
+    @property
+    def release(self) -> torch.Tensor:
+        """The releases of all steps in one tensor; empty where none was taken."""
+        return torch.cat(self.releases) if self.releases else torch.zeros(0)
 
     @property
     def drawn(self) -> int | None:

@@ -58,6 +58,27 @@ def rounding(releases: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]) ->
     return 0.5 * digits * math.hypot(*(float(release.norm()) for release in releases))
 
 
+def hidden_by_noise(
+    change: torch.Tensor, draws: Sequence[torch.Tensor], sigma: float, allowed: float
+) -> bool:
+    """Whether a record's change has noise beside it that hides it as a release's noise would.
+
+    In any unit: of what is computed of a release, change and noise have the same. The noise is that
+    of the entries that change, by their squares, and is known to within three standard errors.
+
+    Args:
+        change: what a record moves, ``[d]``.
+        draws: the same values under several random numbers, ``[d]`` each.
+        sigma: the claimed noise over the clipping norm.
+        allowed: clipping norms that a record may move a release by.
+    """
+    weights = change.square() / change.square().sum().clamp(min=1e-300)
+    variance = float(weights @ torch.stack(list(draws)).var(dim=0))
+    freedom = (len(draws) - 1) / float(weights.square().sum())
+    ratio = float(change.norm()) / max(math.sqrt(variance), 1e-300)
+    return ratio * sigma <= allowed * (1.0 + 3.0 / math.sqrt(2.0 * freedom))
+
+
 def too_coarse(rounding: float, tolerated: float) -> str:
     """Why rounding hides the sensitivity, or empty.
 

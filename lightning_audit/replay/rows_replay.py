@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from lightning_audit.canaries.sample_batches import rows, taken
+from lightning_audit.catalogue.replay_checks import OTHER_ROWS
 from lightning_audit.replay.replay import Replay
 from lightning_audit.replay.replay_distance import equal_releases
 from lightning_audit.replay.step_replay import StepReplay
@@ -36,9 +37,19 @@ class RowsReplay:
         """Replay the step with gradients in units of the clipping norm, ``[n, d]``."""
         return self._run(gradients, seed, alone=self.alone)
 
-    def _run(self, gradients: torch.Tensor, seed: int, *, alone: bool) -> Replay:
+    def weights(self, gradients: torch.Tensor, seed: int) -> torch.Tensor | None:
+        """The weights behind the whole step with these gradients, ``[d]``; None if not all are."""
+        replay = self._run(gradients, seed, alone=False, look=True)
+        names = [f"parameters of {slot.name}" for slot in self._replay.layout]
+        if replay.error or not all(name in replay.after for name in names):
+            return None
+        return torch.cat([replay.after[name] for name in names])
+
+    def _run(
+        self, gradients: torch.Tensor, seed: int, *, alone: bool, look: bool = False
+    ) -> Replay:
         batch = _of_size(self._batch, len(gradients))
-        return self._replay.run([batch], seed, rows=gradients, alone=alone)
+        return self._replay.run([batch], seed, rows=gradients, alone=alone, look=look)
 
 
 def why_no_rows(usual: Replay, count: int, *, by_opacus: bool) -> str:
@@ -52,7 +63,7 @@ def why_no_rows(usual: Replay, count: int, *, by_opacus: bool) -> str:
     if not usual.rows:
         return "no per-sample gradients are formed, or the training does not hand them over"
     if usual.rows != count:
-        return "other than one gradient of each record comes to be clipped"
+        return OTHER_ROWS
     if usual.parts > 1 and by_opacus:
         return "the batch is clipped in several parts"
     return ""

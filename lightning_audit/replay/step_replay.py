@@ -97,6 +97,7 @@ class StepReplay:
         keep: int = 0,
         alone: bool = False,
         look: bool = False,
+        before_cut: int | None = None,
     ) -> Replay:
         """Replay a step, and put everything back.
 
@@ -112,6 +113,7 @@ class StepReplay:
             alone: whether ``rows`` are clipped and noised without the rest of the step, which one
                 of Opacus' optimizers can do.
             look: whether it is read what the step leaves behind, as it is where another follows.
+            before_cut: seed of what the first step draws before its cut; None for ``seed``.
 
         Raises:
             Stopped: no more may be replayed.
@@ -120,8 +122,8 @@ class StepReplay:
         if self.stopped or not self.has_left(1 + bool(then)):
             raise Stopped(self.stopped or NONE_LEFT)
         self.steps += 1 + bool(then)
-        found, self._later, self._keep = Replay(), False, keep
-        places = RandomPlaces(self._state, seed, found)
+        found, self._later, self._keep = Replay(shown=self.clips_by_opacus), False, keep
+        places = RandomPlaces(self._state, seed, found, before_cut)
         try:
             with self._watched(found, places, rows, released), self._state.entropy:
                 places.begin()
@@ -159,6 +161,11 @@ class StepReplay:
     def has_left(self, steps: int) -> bool:
         """Whether so many steps may still be replayed."""
         return self._budget is None or self.steps + steps <= self._budget
+
+    def allow(self, steps: int) -> None:
+        """Let so many more steps be replayed: a finding is made sure of whatever is left."""
+        if self._budget is not None:
+            self._budget += steps
 
     def why_none(self, what: str) -> str:
         """Why none was replayed."""

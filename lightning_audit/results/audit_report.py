@@ -147,10 +147,10 @@ class OptimizerSeen:
         lost_steps: steps with a failed injection or a gradient that is not finite.
         noiseless_steps: steps without noise, of which nothing is claimed.
         oversize: norm of the canaries over the clipping norm.
-        shift_lower: lower 95 % limit of a canary's own signal, in units of the clipping norm; None
-            or -inf if it was not seen.
+        shift_lower: lower 95 % limit of a canary's signal in clipping norms; None, -inf if unseen.
         power: what the steps could have shown, by part of the resolution; empty while they go on.
         pass_blockers: what else stands in the way of a pass, in sentences.
+        released: share of the canaries' square norms on released entries; 1 if not known.
     """
 
     label: str
@@ -163,6 +163,7 @@ class OptimizerSeen:
     shift_lower: float | None
     power: Mapping[str, Power]
     pass_blockers: tuple[str, ...] = ()
+    released: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -189,8 +190,7 @@ class AuditReport:
         created: when the report was written, in ISO 8601 with the zone.
         complete: False while the run is going on, or if it broke off.
         operating_points: how well the coins were guessed, at several thresholds.
-        other_records: file names of the observations of further private optimizers; steps,
-            observations, history and operating points are those of all of them.
+        other_records: those of further private optimizers; all counts are of all of them.
         optimizers: for each private optimizer what the verdict rests on beside the checks.
         pass_blockers: what else stands in the way of a pass, in sentences.
         audit_cost: see `RunTime.cost`.

@@ -105,8 +105,9 @@ def build_report(
             session.monitor,
             power,
             session.source.oversize,
-            session.pass_blockers(),
+            session.pass_blockers(facts.examined.alone),
             optimizer.label,
+            float(session.recorder.released.canaries.mean()) if session.at_cut else 1.0,
         )
         for session, power, optimizer in zip(sessions, powers, facts.optimizers, strict=True)
     )

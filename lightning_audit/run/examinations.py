@@ -58,6 +58,8 @@ class Examinations:
         self._names: list[str] = []
         #: Epochs between which weights were seen to change, and whether they did within one.
         self._between, self._moves = 0, False
+        #: Whether what is done to releases was seen not to be followed.
+        self._lost = False
         #: Keeps the noise of the steps behind an examination.
         self.behind: SuccessiveSteps | None = None
 
@@ -160,15 +162,20 @@ class Examinations:
             self._notes.add(_BY_TRAINING.format(names=shown) + _SEES)
 
     def look_at_changes(self) -> None:
-        """Where weights begin to change behind a step's end, ask of the next one what it uses."""
+        """Where weights begin to change behind a step's end, ask of the next one what it uses.
+
+        The same where what is done to releases cannot be followed.
+        """
         self._session()
         marks = [s.way.tap.weights.fingerprint for s in self._optimizers.sessions]
         between, within = sum(m.between for m in marks), sum(m.within for m in marks)
         if between > self._between:
             self._log.between_epochs += between - self._between
             self._between = between
-        if within and not self._moves:
-            self._moves = True
+        lost = any(not s.recorder.is_followed(self._log.alone) for s in self._optimizers.sessions)
+        news = (within > 0 and not self._moves, lost and not self._lost)
+        self._moves, self._lost = self._moves or within > 0, self._lost or lost
+        if any(news):
             self.schedule.hasten("replay.release")
 
     def _session(self) -> AuditSession | None:

@@ -156,7 +156,10 @@ def _results_of_run(
         checks.append(noise_shared_result(len(set(begun)) < len(begun)))
     checks += facts.examined.results(config.significance)
     checks.append(facts.coupling.result(facts.examined.off))
-    checks.append(epsilon_result(epsilons, config))
+    epsilon = epsilon_result(epsilons, config)
+    # Readings without the noise that is on the weights bound nothing.
+    moved = any(session.releases.weights_move for session in sessions)
+    checks.append(undecided(epsilon) if moved and epsilon.status == "violated" else epsilon)
     checks.append(
         accounting_result(
             epsilons.epsilon_spent,

@@ -34,6 +34,8 @@ class Answer:
         findings: those that are too far off, the farthest first.
         noise: what was seen of the noise; None where it was another question.
         kept: what steps to come are held against, in memory alone; None if nothing is.
+        alone: whether all that a step leaves behind was seen to follow from its release alone,
+            whatever the step's own noise is.
         reason: why the question was not asked; empty where it was.
     """
 
@@ -42,6 +44,7 @@ class Answer:
     reason: str = ""
     noise: NoiseLook | None = None
     kept: Any = None
+    alone: bool = False
 
     def describe(self) -> str:
         """What came of it, in a line."""
@@ -128,6 +131,8 @@ class ExaminationLog:
     where: str = ""
     between_epochs: int = 0
     cost: dict[str, float] = field(default_factory=dict)
+    #: Steps of which all that is left behind follows from their release alone.
+    alone: list[int] = field(default_factory=list)
     noise: NoiseLog = field(default_factory=NoiseLog)
     _told: dict[str, _Told] = field(
         default_factory=lambda: {name: _Told() for name in REPLAY_CHECKS}
@@ -156,6 +161,8 @@ class ExaminationLog:
         if step not in self.steps:
             self.steps.append(step)
         for name, answer in answers.items():
+            if answer.alone:
+                self.alone.append(step)
             if name == REPLAY_NOISE.name:
                 self.noise.take(step, answer.noise, answer.reason)
             if (told := self._told.get(name)) is not None:

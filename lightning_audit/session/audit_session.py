@@ -66,10 +66,8 @@ class AuditSession:
         self._epoch = 0
         #: What the noisy sum was divided by where it was read; None for what is stated.
         self._divided_by: float | None = None
-        #: Whether an earlier part of the step was clipped.
-        self._split = False
-        #: Whether the step's code had asked for canaries before it was read.
-        self._asked = False
+        #: Whether an earlier part of the step was clipped, and its code had asked for canaries.
+        self._split = self._asked = False
         #: Checksum of all that was read; equal in all processes if they share their gradients.
         self.checksum = 0
         self.lost, self.draws = LostSteps(), NoiseDraws()
@@ -97,10 +95,15 @@ class AuditSession:
         """The record on disk, if one is kept."""
         return self.recorder.store
 
-    def pass_blockers(self) -> list[str]:
-        """What stands in the way of a pass, in sentences."""
+    @property
+    def at_cut(self) -> bool:
+        """Whether every step was read where its noise is known to be in."""
         shown = self.way.is_shown or shows_its_noise(self.step.optimizer)
-        own = self.recorder.pass_blockers(at_cut=shown and not self.releases.late)
+        return shown and not self.releases.late
+
+    def pass_blockers(self, alone: Sequence[int] = ()) -> list[str]:
+        """What stands in the way of a pass, in sentences; see `Recorder.pass_blockers`."""
+        own = self.recorder.pass_blockers(at_cut=self.at_cut, alone=alone)
         return [*self.planner.pass_blockers, *own, *self.source.pass_blockers()]
 
     # ------------------------------------------------------------------ hooks

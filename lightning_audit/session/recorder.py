@@ -107,18 +107,30 @@ class Recorder:
         self.digest()
         return self._noise.shrinks_with_batch
 
-    def pass_blockers(self, *, at_cut: bool) -> list[str]:
+    def pass_blockers(self, *, at_cut: bool, alone: Sequence[int] = ()) -> list[str]:
         """What of the releases stands in the way of a pass, in sentences.
 
         Args:
             at_cut: whether every step was read where its noise is known to be in.
+            alone: steps that were replayed and used their release alone.
         """
-        self.digest()
-        if not self._processing.followed and self.header.signal == 1.0:
+        if not self.is_followed(alone):
             return [_NOT_FOLLOWED]
         if not at_cut and self.released.tensors.min() < 1.0:
             return [f"{ZEROS}; {SHOW_THE_RELEASE}"]
         return []
+
+    def is_followed(self, alone: Sequence[int]) -> bool:
+        """Whether what is done to releases was followed, or is what a replay saw to use them alone.
+
+        Args:
+            alone: steps that were replayed and used their release alone.
+        """
+        self.digest()
+        processing = self._processing
+        if processing.followed or self.header.signal != 1.0:
+            return True
+        return any(map(processing.was_unexplained, alone))
 
     def take(self, step: ObservedStep) -> None:
         """Take in a step."""
@@ -172,7 +184,7 @@ class Recorder:
             if (used := step.used) is not None:
                 self._use.update(int(entry["step"]), step.coins, used.rest, used.used, used.moved)
             if (made := step.followed) is not None:
-                self._processing.update(made.release, made.used)
+                self._processing.update(int(entry["step"]), made.release, made.used)
             if self.store is not None:
                 self.store.append(entry)
 

@@ -101,5 +101,6 @@ def _without_e_value(check: CheckResult, wrong: str) -> Iterator[str]:
         return
     if check.status == "not_run" and not found:
         return
-    if check.status != (wrong if found else "ok"):
+    unsure = ("undecided",) if REGISTRY[check.name].doubtful else ()
+    if check.status not in ((wrong, *unsure) if found else ("ok",)):
         yield f"is {check.status}, its evidence says {wrong if found else 'ok'}"

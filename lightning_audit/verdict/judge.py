@@ -47,6 +47,7 @@ def seen_of(
     oversize: float,
     pass_blockers: Sequence[str] = (),
     label: str = "",
+    released: float = 1.0,
 ) -> OptimizerSeen:
     """What the verdict rests on of one private optimizer, beside its checks.
 
@@ -56,6 +57,7 @@ def seen_of(
         oversize: norm of the canaries over the clipping norm.
         pass_blockers: what else stands in the way of a pass, in sentences.
         label: names it where there are others.
+        released: see `OptimizerSeen`.
     """
     return OptimizerSeen(
         label=label,
@@ -68,6 +70,7 @@ def seen_of(
         shift_lower=monitor.sensitivity.shift_lower,
         power=power,
         pass_blockers=tuple(pass_blockers),
+        released=released,
     )
 
 

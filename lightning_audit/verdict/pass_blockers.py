@@ -221,10 +221,11 @@ def _of_canaries(seen: OptimizerSeen, resolution: Resolution) -> list[str]:
                 f"{reached.power:.0%} power against {violation}, {TARGET:.0%} needed: {need}"
             )
     shift = seen.shift_lower
-    if shift is None or not shift > _LIVE:
+    needed = _LIVE * seen.released
+    if shift is None or not shift > needed:
         limit = "unknown" if shift is None else f"{shift:.2f}"
         blockers.append(
-            f"the canaries' signal was not detected (lower 95 % limit {limit}, above {_LIVE} "
+            f"the canaries' signal was not detected (lower 95 % limit {limit}, above {needed:.2g} "
             "needed): train more steps, or look for code that removes it before the update"
         )
     return blockers

@@ -15,9 +15,9 @@ N = 200
 def followed(process: Callable[..., np.ndarray | None], steps: int = 60) -> bool:
     """Whether releases of noise beside data are followed; they get the data and the noise too."""
     rng, seen, state = np.random.default_rng(1), ReleaseProcessing(), {}
-    for _ in range(steps):
+    for step in range(steps):
         data, noise = 0.3 * rng.normal(size=N), rng.normal(size=N)
-        seen.update(data + noise, process(data + noise, data=data, noise=noise, state=state))
+        seen.update(step, data + noise, process(data + noise, data=data, noise=noise, state=state))
     return seen.followed
 
 
@@ -80,5 +80,6 @@ def test_a_few_steps_that_are_not_followed_are_let_go() -> None:
     rng, seen = np.random.default_rng(2), ReleaseProcessing()
     for step in range(200):
         release = rng.normal(size=N)
-        seen.update(release, rng.normal(size=N) if step % 25 == 0 else None)
+        seen.update(step, release, rng.normal(size=N) if step % 25 == 0 else None)
     assert seen.followed
+    assert [step for step in range(300) if seen.was_unexplained(step)] == [*range(0, 200, 25)]

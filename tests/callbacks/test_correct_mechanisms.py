@@ -1,0 +1,166 @@
+"""Correct mechanisms beside plain DP-SGD pass or say which line to add; faults behind them do not.
+
+`support/correct_mechanisms` says what each is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import correct_mechanisms as mechanisms
+import pytest
+import pytorch_lightning as pl
+import torch
+from correct_mechanisms import mechanism
+from hand_written_support import CLAIM, HandWritten
+from stages import staged
+from training_support import fit, status
+
+from lightning_audit import AuditReport, PrivacyAudit
+
+Build = Callable[[], pl.LightningModule]
+SHOW = "lightning_audit.released(grads, module=self)"
+
+
+def run(folder: Path, build: Build, seed: int = 1, steps: int = 100) -> AuditReport:
+    torch.manual_seed(seed)
+    module = build()
+    claim = CLAIM if isinstance(module, HandWritten) else None
+    audit = PrivacyAudit(seed=seed, claim=claim, on_violation="warn", examinations="auto")
+    return fit(folder, module, audit, max_steps=steps)
+
+
+def _of(name: str, build: Callable[..., pl.LightningModule], *parts: object) -> tuple[str, Build]:
+    return name, lambda: build(*parts)
+
+
+#: What passes once there were steps enough.
+PASS = [
+    _of(f"{p.__name__}-{where}", mechanism, mechanisms.plain, p, where)
+    for p in (mechanisms.momentum, mechanisms.muon, mechanisms.adam, mechanisms.with_public)
+    for where in ("private", "inner", "shown")
+] + [
+    _of(f"{r.__name__}-shown", mechanism, r)
+    for r in (mechanisms.random_mask, mechanisms.block_cyclic, mechanisms.discrete)
+]
+#: What ends INCONCLUSIVE, with the line to add.
+LINE = [
+    *(
+        _of(f"{p.__name__}-hidden", mechanism, mechanisms.plain, p, "hidden")
+        for p in (mechanisms.momentum, mechanisms.muon, mechanisms.adam, mechanisms.with_public)
+    ),
+    *(
+        _of(f"{r.__name__}-{where}", mechanism, r, mechanisms.nothing, where)
+        for r in (
+            mechanisms.block_cyclic,
+            mechanisms.own_mask,
+            mechanisms.subspace,
+            mechanisms.random_mask,
+        )
+        for where in ("private", "hidden")
+    ),
+    _of("weights-by-hand", mechanisms.NoiseOnWeights),
+    (
+        "weights-by-opacus",
+        lambda: mechanisms.ByOpacus(optimizer_class=mechanisms.NoiseOnWeightsInStep),
+    ),
+    _of("mean-by-hand", mechanisms.RunningMean),
+    _of("mean-by-opacus", mechanisms.RunningMeanByOpacus),
+    _of("subspace-shown", mechanism, mechanisms.subspace),
+]
+
+
+def _less(kind: type, **body: object) -> Callable[[], pl.LightningModule]:
+    return lambda: type(kind.__name__, (kind,), body)()
+
+
+def _by_opacus(kind: type, **body: object) -> Callable[[], pl.LightningModule]:
+    made = type(kind.__name__, (kind,), body)
+    return lambda: mechanisms.ByOpacus(optimizer_class=made)
+
+
+#: Faults, with a check that each violates.
+FAULTS: list[tuple[str, Build, str]] = [
+    ("half-noise-on-weights", _less(mechanisms.NoiseOnWeights, share=0.5), "replay.noise"),
+    ("no-noise-on-weights", _less(mechanisms.NoiseOnWeights, share=0.0), "replay.noise"),
+    (
+        "half-noise-on-weights-opacus",
+        _by_opacus(mechanisms.NoiseOnWeightsInStep, share=0.5),
+        "replay.noise",
+    ),
+    ("raw-mean", _less(mechanisms.RunningMean, noise_of_mean=0.0), "replay.release"),
+    ("quiet-mean", _less(mechanisms.RunningMean, noise_of_mean=0.05), "replay.release"),
+    ("raw-mean-opacus", _less(mechanisms.RunningMeanByOpacus, noise_of_mean=0.0), "replay.release"),
+    ("raw-momentum-hidden", mechanisms.RawMomentum, "replay.release"),
+    ("long-clip-hidden", mechanisms.LongClip, "replay.clipping"),
+    *(
+        (
+            f"half-{p.__name__}-{where}",
+            _of("", mechanism, mechanisms.plain, p, where, 0.5)[1],
+            "noise",
+        )
+        for p, where in (
+            (mechanisms.muon, "private"),
+            (mechanisms.adam, "inner"),
+            (mechanisms.with_public, "shown"),
+        )
+    ),
+    *(
+        (
+            f"half-{r.__name__}-shown",
+            _of("", mechanism, r, mechanisms.nothing, "shown", 0.5)[1],
+            "noise",
+        )
+        for r in (mechanisms.block_cyclic, mechanisms.random_mask, mechanisms.discrete)
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "build"), staged(PASS[::4], [case for j, case in enumerate(PASS) if j % 4])
+)
+@pytest.mark.heavy_one_in(2)
+def test_a_correct_mechanism_passes(tmp_path: Path, name: str, build: Build) -> None:
+    report = run(tmp_path, build, steps=300)
+    assert report.verdict.outcome == "PASS", (name, report.verdict)
+
+
+@pytest.mark.parametrize(
+    ("name", "build"), staged(LINE[::4], [case for j, case in enumerate(LINE) if j % 4])
+)
+@pytest.mark.heavy_one_in(2)
+def test_what_the_audit_cannot_tell_of_a_correct_mechanism_names_the_line_to_add(
+    tmp_path: Path, name: str, build: Build
+) -> None:
+    report = run(tmp_path, build)
+    assert report.verdict.outcome == "INCONCLUSIVE", (name, report.verdict)
+    assert any(SHOW in blocker for blocker in report.verdict.pass_blockers), report.verdict
+
+
+@pytest.mark.parametrize(
+    ("name", "build", "check"), staged(FAULTS[::4], [c for j, c in enumerate(FAULTS) if j % 4])
+)
+@pytest.mark.heavy_one_in(2)
+def test_a_fault_behind_a_mechanism_is_found(
+    tmp_path: Path, name: str, build: Build, check: str
+) -> None:
+    report = run(tmp_path, build)
+    assert report.verdict.outcome == "VIOLATION", (name, report.verdict)
+    assert status(report, check) == "violated", report.verdict
+
+
+@pytest.mark.parametrize("since", [0, 60])
+def test_noise_that_is_taken_back_behind_the_cut_does_not_pass(tmp_path: Path, since: int) -> None:
+    report = run(tmp_path, _by_opacus(mechanisms.TakesNoiseBack, since=since), steps=300)
+    assert report.verdict.outcome != "PASS", report.verdict
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(2, 5))
+@pytest.mark.parametrize(("name", "build"), PASS + LINE)
+def test_no_correct_mechanism_is_accused_with_any_seed(
+    tmp_path: Path, name: str, build: Build, seed: int
+) -> None:
+    report = run(tmp_path, build, seed)
+    assert report.verdict.outcome != "VIOLATION", (name, report.verdict)
