@@ -127,6 +127,14 @@ REPLAY_NOISE = Check(
             12,
         ),
         _rule(
+            ("scale",),
+            "noise_too_small",
+            "noise scale too small: every tensor has less noise than claimed",
+            "compare the standard deviation of the noise that is drawn (Opacus: in add_noise) with "
+            "noise_multiplier * max_grad_norm",
+            12,
+        ),
+        _rule(
             ("small",),
             "noise_too_small_at_entries",
             "noise of some entries: it is smaller than claimed",

@@ -26,9 +26,9 @@ OTHER_ROWS = "other than one gradient of each record comes to be clipped"
 
 #: What to do about a reason with which no run passes.
 _TO_DO = {
-    NONE_LEFT: "it was not examined yet: train about 10 more steps, or state examinations=1, which "
+    NONE_LEFT: "not examined yet; train about 10 more steps, or state examinations=1, which "
     "examines everything at once",
-    NOT_SHOWN: "it was not examined, and by hand the noisy gradient is to be shown before more is "
+    NOT_SHOWN: "not examined; by hand the noisy gradient is to be shown before more is "
     "done to it: grads = lightning_audit.released(grads, module=self)",
     NOISED_BESIDE: f"{NOISED_BESIDE}; if a noisy gradient is kept before it is processed, show it: "
     "grads = lightning_audit.released(grads, module=self); if it is another release, account for "

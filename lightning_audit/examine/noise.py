@@ -21,12 +21,14 @@ from lightning_audit.examine.replayed_pair import MORE, hands_all_over
 from lightning_audit.layout import FloatArray
 from lightning_audit.replay.random_places import same_numbers
 from lightning_audit.replay.replay import Replay
-from lightning_audit.replay.replay_distance import hidden_by_noise, rounding
+from lightning_audit.replay.replay_distance import hidden_by_noise, independent, rounding
 from lightning_audit.replay.rows_replay import RowsReplay, why_no_rows
 from lightning_audit.replay.step_replay import StepReplay
 from lightning_audit.run_checks.drawn_noise import (
     CERTAIN,
     NOTHING,
+    SCALE,
+    SMALL,
     Draws,
     Seen,
     contrasts,
@@ -143,8 +145,9 @@ class _Examination:
         with_rows = None if plain is None else self._entries.of_release(plain / sigma)
         drawn = Draws(tensors, self._entries.names, 1.0 / self._sigma, gain is not None, with_rows)
         seen = draws_seen(drawn)
-        if seen["small"].log_e > 0.0 and (shared := drawn.repeated_part):
-            seen[EARLIER] = seen.pop("small")._replace(what=shared)
+        size = SCALE if SCALE in seen else SMALL
+        if seen[size].log_e > 0.0 and (shared := drawn.repeated_part):
+            seen[EARLIER] = seen.pop(size)._replace(what=shared)
         of_records = self._of_records(first) or self._of_other_sums(first)
         if gain is None and not draws.lattice and not of_records:
             of_records = self._along_the_sum(len(draws))
@@ -160,7 +163,8 @@ class _Examination:
 
     def _told(self, seen: Mapping[str, Seen], draws: int, kept: Any = None) -> Answer:
         of_records = seen.get(OF_RECORDS, NOTHING).log_e > 0.0
-        if of_records and not self._given.alone and not self._hands_all_over():
+        alone = not of_records or self._given.alone
+        if not alone and not hands_all_over(self._replay, self._batch, self._seed):
             return Answer(reason=MORE)
         look = NoiseLook(seen, draws, self._entries.count)
         return Answer(draws, look.findings, noise=look, kept=kept)
@@ -178,9 +182,6 @@ class _Examination:
         if first is None or len(known) < len(draws):
             return False
         return hidden_by_noise(first[still] - known[0], known, self._sigma, 1.0)
-
-    def _hands_all_over(self) -> bool:
-        return hands_all_over(self._replay, self._batch, self._seed)
 
     def _wanted(self) -> int:
         """How many draws are made."""
@@ -202,7 +203,7 @@ class _Examination:
     def _release(self, gradients: torch.Tensor, number: int = 0) -> torch.Tensor | None:
         """What is released of these gradients by the random numbers of a draw, ``[d]``."""
         replay = self._given.run(gradients, self._seed + number * _APART)
-        release = _one(replay)
+        release = replay.finite
         if release is not None:
             self._last = replay
         return release
@@ -274,11 +275,25 @@ class _Examination:
             if what == "gradients":
                 by_draws = self._draws_for_rows(gradients, other)
             else:
-                by_draws = not same_numbers(self._first, self._last) or _independent(draw, other)
+                by_draws = not same_numbers(self._first, self._last) or independent(draw, other)
             far = float(self._across(other - draw).norm()) / max(float(draw.norm()), 1e-30)
+            if gradients is more and far > _SAME and self._divides(draw, other):
+                continue
             if not by_draws and far > _SAME and self._varies(gradients, other - draw):
                 return Seen(CERTAIN, f"it depends on {what}, where their sum is the same")
         return None
+
+    def _divides(self, draw: torch.Tensor, other: torch.Tensor) -> bool:
+        """Whether a draw, alone and beside two records more, is divided as the sum is: by them."""
+        part = self._count / (self._count + 2)
+        if float((other - part * draw).norm()) > _SAME * float(draw.norm()):
+            return False
+        row = (_SMALL * self._direction).to(self._type)
+        one, two = self._small_sum(), self._release(row.repeat(self._count + 2, 1))
+        if one is None or two is None:
+            return False
+        # The mean of equal gradients is the same of as many as there are.
+        return float((two - other - (one - draw)).norm()) <= _EQUAL * float((one - draw).norm())
 
     def _draws_for_rows(self, gradients: torch.Tensor, release: torch.Tensor) -> bool:
         """Whether the last release has other noise because its rows are not zero.
@@ -330,20 +345,3 @@ class _Examination:
         again = self._across(one - other)
         change = self._across(change)
         return float((again - change).norm()) > 0.1 * float(change.norm())
-
-
-def _independent(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two draws are as large as each other and nothing alike: other random numbers."""
-    norms = float(one.norm()), float(other.norm())
-    if not min(norms) > 0.0:
-        return False
-    alike = abs(float(one @ other)) < 0.5 * norms[0] * norms[1]
-    return alike and abs(norms[1] / norms[0] - 1.0) < 5.0 / math.sqrt(len(one))
-
-
-def _one(replay: Replay) -> torch.Tensor | None:
-    """The releases of a replay in one tensor; None where it failed or they are not finite."""
-    if replay.error or not replay.releases:
-        return None
-    release = torch.cat(replay.releases)
-    return release if bool(torch.isfinite(release).all()) else None

@@ -30,6 +30,8 @@ _NEXT = "the next step's gradient"
 #: by Adam, may show a record by so many times what the release does.
 _DRAWS, _PROCESSED = 4, 2.0
 _OTHER_NOISE = 6_700_417
+#: Places of a step where its noise is drawn, and where what comes before its clipping is.
+_NOISE, _BEFORE = ("clipping", "noise"), ("start",)
 
 
 def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> Answer:
@@ -48,9 +50,9 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
     if first.error or differing(first, again, base):
         return Answer(reason="the step is not the same when it runs again")
 
-    def draw(number: int) -> Replay:
-        noise = seed + number * _OTHER_NOISE
-        return replay.run(batches, seed, released=base, then=batches, before_cut=noise)
+    def draw(number: int, places: Sequence[str] = _NOISE) -> Replay:
+        others = dict.fromkeys(places, seed + number * _OTHER_NOISE)
+        return replay.run(batches, seed, released=base, then=batches, others=others)
 
     found: list[Finding] = []
     asked, shifted = 0, 0
@@ -87,7 +89,7 @@ def _hidden(
     other: Replay,
     differ: Iterable[str],
     moved: int,
-    draw: Callable[[int], Replay],
+    draw: Callable[..., Replay],
 ) -> bool:
     """Whether noise of its own hides a record in all that differs, as a release's noise would.
 
@@ -97,18 +99,31 @@ def _hidden(
         other: without it.
         differ: what differs between them.
         moved: clipping norms that a record may move a release by.
-        draw: replays the step with the release of `one` and other noise, by a number.
+        draw: replays the step with the release of `one` and other noise, by a number and the places
+            whose random numbers are others.
     """
-    replay.allow(2 * _DRAWS)
-    draws = [one, *(draw(number) for number in range(1, 1 + _DRAWS))]
+    replay.allow(2 * (2 * _DRAWS + 1))
+    # What a step draws before it clips may be the records' own, as for augmentation.
+    same = one.norms and all(map(torch.equal, one.norms, draw(1, _BEFORE).norms))
+    for places in (_NOISE, (*_BEFORE, *_NOISE))[: 2 if same else 1]:
+        draws = [one, *(draw(number, places) for number in range(1, 1 + _DRAWS))]
+        if _hides(draws, other, differ, moved, replay.noise_multiplier):
+            return True
+    return False
+
+
+def _hides(
+    draws: Sequence[Replay], other: Replay, differ: Iterable[str], moved: int, sigma: float
+) -> bool:
+    """Whether draws of what a step leaves behind hide what differs without a record."""
     if any(each.error for each in draws):
         return False
     for kind in differ:
-        mine, theirs, *more = [_values(each, kind) for each in (one, other, *draws)]
+        mine, theirs, *more = [_values(each, kind) for each in (draws[0], other, *draws)]
         if len({len(values) for values in (mine, theirs, *more)}) > 1:
             return False
         allowed = _PROCESSED * moved
-        if not hidden_by_noise(mine - theirs, more, replay.noise_multiplier, allowed):
+        if not hidden_by_noise(mine - theirs, more, sigma, allowed):
             return False
     return True
 

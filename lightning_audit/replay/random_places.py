@@ -7,6 +7,7 @@ later is another number, and the difference of the two is noise.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from lightning_audit.replay.replay import Replay
 from lightning_audit.replay.training_state import TrainingState
@@ -23,20 +24,23 @@ class RandomPlaces:
         state: of the training; it sets and marks all generators.
         seed: of the replay.
         found: takes the marks of the first step.
-        before_cut: seed of what the first step draws before its cut, where it is another one.
+        others: seeds of single places of the first step, its "start" among them.
     """
 
     def __init__(
-        self, state: TrainingState, seed: int, found: Replay, before_cut: int | None = None
+        self,
+        state: TrainingState,
+        seed: int,
+        found: Replay,
+        others: Mapping[str, int] | None = None,
     ) -> None:
-        self._state, self._seed, self._found = state, seed, found
-        self._before_cut = seed if before_cut is None else before_cut
+        self._state, self._seed, self._found, self._others = state, seed, found, others or {}
         self._passed = Counter[str]()
         self._second = False
 
     def begin(self) -> None:
         """The first step begins."""
-        self._state.seed(self._before_cut)
+        self._state.seed(self._others.get("start", self._seed))
         self._found.marks.append(("start", self._state.mark()))
 
     def begin_second(self) -> None:
@@ -58,7 +62,7 @@ class RandomPlaces:
             return
         if not self._second:
             self._found.marks.append((place, self._state.mark()))
-        seed = self._seed if self._second or place == "cut" else self._before_cut
+        seed = self._seed if self._second else self._others.get(place, self._seed)
         self._state.seed(seed + self._passed[place] * _APART[place])
 
 

@@ -68,6 +68,12 @@ class Replay:
         return torch.cat(self.releases) if self.releases else torch.zeros(0)
 
     @property
+    def finite(self) -> torch.Tensor | None:
+        """The releases; None where there are none, as after an error, or one is not finite."""
+        usable = self.releases and not self.error and bool(torch.isfinite(self.release).all())
+        return self.release if usable else None
+
+    @property
     def drawn(self) -> int | None:
         """The mark when the gradients came to be clipped; None where none did."""
         return next((mark for place, mark in self.marks if place == "clipping"), None)

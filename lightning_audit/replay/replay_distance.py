@@ -92,6 +92,15 @@ def too_coarse(rounding: float, tolerated: float) -> str:
     return f"rounding of the released sum alone adds {more:.2g} to a sensitivity of 1"
 
 
+def independent(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two draws are as large as each other and nothing alike: other random numbers."""
+    norms = float(one.norm()), float(other.norm())
+    if not min(norms) > 0.0:
+        return False
+    alike = abs(float(one @ other)) < 0.5 * norms[0] * norms[1]
+    return alike and abs(norms[1] / norms[0] - 1.0) < 5.0 / math.sqrt(len(one))
+
+
 def on_a_lattice(release: torch.Tensor) -> bool:
     """Whether the entries of a release are few numbers, as those of integer noise."""
     entries = release[:: max(1, len(release) // _ENOUGH)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -97,7 +97,7 @@ class StepReplay:
         keep: int = 0,
         alone: bool = False,
         look: bool = False,
-        before_cut: int | None = None,
+        others: Mapping[str, int] | None = None,
     ) -> Replay:
         """Replay a step, and put everything back.
 
@@ -110,10 +110,9 @@ class StepReplay:
             released: of which the releases take the place of this one's, behind the cut.
             then: batches of a second step, which is left as it is.
             keep: columns in which the per-sample gradients are kept; 0 for not at all.
-            alone: whether ``rows`` are clipped and noised without the rest of the step, which one
-                of Opacus' optimizers can do.
+            alone: whether Opacus clips and noises ``rows`` without the rest of the step.
             look: whether it is read what the step leaves behind, as it is where another follows.
-            before_cut: seed of what the first step draws before its cut; None for ``seed``.
+            others: seeds of single places of the first step; see `RandomPlaces`.
 
         Raises:
             Stopped: no more may be replayed.
@@ -123,7 +122,7 @@ class StepReplay:
             raise Stopped(self.stopped or NONE_LEFT)
         self.steps += 1 + bool(then)
         found, self._later, self._keep = Replay(shown=self.clips_by_opacus), False, keep
-        places = RandomPlaces(self._state, seed, found, before_cut)
+        places = RandomPlaces(self._state, seed, found, others)
         try:
             with self._watched(found, places, rows, released), self._state.entropy:
                 places.begin()
@@ -163,7 +162,7 @@ class StepReplay:
         return self._budget is None or self.steps + steps <= self._budget
 
     def allow(self, steps: int) -> None:
-        """Let so many more steps be replayed: a finding is made sure of whatever is left."""
+        """Let so many more be replayed: a finding is made sure of whatever is left."""
         if self._budget is not None:
             self._budget += steps
 
@@ -178,7 +177,7 @@ class StepReplay:
 
     @property
     def lost(self) -> str:
-        """What of the training could not be put back, or empty."""
+        """What could not be put back, or empty."""
         return "; ".join(self._state.lost)
 
     @property

@@ -25,6 +25,12 @@ from lightning_audit.stats.evalues.sequential import log_mean_exp
 
 #: The kind of entries that go together, of which looks are multiplied.
 TOGETHER = "together"
+#: Too little noise somewhere, and in every tensor, whose noise is less than this part of the claim.
+SMALL, SCALE = "small", "scale"
+_ALL_SMALL = 0.95
+_SEEN = math.log(1000.0)
+#: Numbers by which the noise of a tensor is told from the claim.
+_LARGE_TENSOR = 500
 #: Log e-value of what has no chance at all where noise is drawn anew for each entry.
 CERTAIN = 500.0
 #: Parts of the entries that may have less noise than the others.
@@ -86,6 +92,14 @@ class Draws:
         return np.concatenate([own.reshape(len(own), -1) for own in self.tensors], axis=1)
 
     @property
+    def largest_ratio(self) -> float:
+        """Noise over the claim, of the tensor that has most; single ones count with the others."""
+        parts = [np.square(contrasts(own)) for own in self.tensors]
+        large = [part.mean() for part in parts if part.size >= _LARGE_TENSOR]
+        whole = np.concatenate([part.ravel() for part in parts]).mean()
+        return float(np.sqrt(max([*large, whole])))
+
+    @property
     def repeated_part(self) -> str:
         """What is said of noise as large as claimed of which all draws share a part; or empty."""
         squares = sum(float(np.square(own).sum()) for own in self.tensors)
@@ -126,7 +140,11 @@ def draws_seen(draws: Draws) -> dict[str, Seen]:
     Returns:
         By the families' names. Their e-values are averaged by `examined_noise`.
     """
-    return {kind: family(draws) for kind, family in FAMILIES.items()}
+    seen = {kind: family(draws) for kind, family in FAMILIES.items()}
+    if seen[SMALL].log_e > _SEEN and (ratio := draws.largest_ratio) < _ALL_SMALL:
+        everywhere = f"the noise of every tensor is at most {ratio:.2g} times the claim"
+        seen[SCALE] = seen.pop(SMALL)._replace(what=everywhere)
+    return seen
 
 
 NOTHING = Seen(0.0, "")
@@ -311,6 +329,6 @@ FAMILIES: dict[str, Callable[[Draws], Seen]] = {
     "few_values": _few,
     "neighbours": _neighbours,
     TOGETHER: _together,
-    "small": _small,
+    SMALL: _small,
     "tails": _tails,
 }

@@ -46,7 +46,7 @@ def test_records_that_are_coupled_explain_what_their_replays_show() -> None:
 def test_a_question_that_can_still_be_asked_stands_in_the_way_of_a_pass(check: Check) -> None:
     assert check.blocks is not None
     blocker = check.blocks(check.not_run(f"not asked: {NONE_LEFT}"))
-    assert blocker.startswith(f"{check.name} was not examined yet")
+    assert blocker.startswith(f"{check.name}: not examined yet")
     assert "10 more steps" in blocker
     assert not check.blocks(check.not_run("not asked: examinations=0"))
     assert not check.blocks(check.not_run("not asked: no per-sample gradients are formed"))

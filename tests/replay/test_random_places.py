@@ -96,6 +96,23 @@ def test_a_second_step_has_its_own_numbers_whatever_the_first_drew() -> None:
     assert seen[0] == seen[1]
 
 
+def test_other_numbers_before_the_cut_leave_those_behind_it() -> None:
+    seen = []
+    for others in ({}, {"clipping": 1, "noise": 1}, {"clipping": 2, "noise": 2}):
+        places = RandomPlaces(TrainingState([]), 1, Replay(), others)
+        places.begin()
+        drawn = [torch.rand(1).item()]
+        for place in ("clipping", "noise", "cut"):
+            places.passes(place)
+            drawn.append(torch.rand(1).item())
+        places.begin_second()
+        places.passes("noise")
+        seen.append([*drawn, torch.rand(1).item()])
+    usual, same, other = seen
+    assert usual == same
+    assert [a == b for a, b in zip(usual, other, strict=True)] == [True, False, False, True, True]
+
+
 def test_a_step_that_is_not_taken_is_compared_up_to_where_it_went() -> None:
     one = Replay(releases=[torch.zeros(1)], marks=[("start", 1), ("clipping", 2), ("cut", 3)])
     assert same_numbers(one, Replay(marks=[("start", 1), ("clipping", 2)]))

@@ -11,6 +11,7 @@ from lightning_audit.replay.replay import Replay
 from lightning_audit.replay.replay_distance import (
     distance,
     equal_releases,
+    hidden_by_noise,
     on_a_lattice,
     shift_by_more_draws,
     too_coarse,
@@ -77,3 +78,29 @@ def test_a_line_says_what_came_of_a_question() -> None:
     assert Answer(7, (far,)).describe() == (
         "1 of 7: without the first record: 1.2 C, at most 1 C is allowed"
     )
+
+
+def _hidden(norm: float, seed: int, sigma: float = 1.0, size: int = 1000, draws: int = 5) -> bool:
+    generator = torch.Generator().manual_seed(seed)
+    change = torch.randn(size, generator=generator, dtype=torch.float64)
+    noise = [torch.randn(size, generator=generator, dtype=torch.float64) for _ in range(draws)]
+    return hidden_by_noise(norm * change / change.norm(), [sigma * n for n in noise], sigma, 1.0)
+
+
+def test_a_change_is_hidden_by_noise_up_to_the_claimed_ratio_in_any_unit() -> None:
+    # The limit is three standard errors: exceeded by 1 of 741 correct ones.
+    assert sum(_hidden(1.0, seed) for seed in range(200)) >= 198
+    assert not any(_hidden(1.3, seed) for seed in range(200))
+    change, noise = torch.eye(3)[0].double(), [torch.zeros(3).double() for _ in range(5)]
+    assert not hidden_by_noise(change, noise, 1.0, 1.0)
+    assert not hidden_by_noise(change * math.nan, [torch.randn(3).double()] * 2, 1.0, 1.0)
+    for unit in (1e-6, 1e6):
+        noise = [unit * torch.randn(3, dtype=torch.float64) for _ in range(5)]
+        assert not hidden_by_noise(100.0 * unit * change, noise, 1.0, 1.0)
+
+
+def test_noise_elsewhere_hides_nothing() -> None:
+    change = torch.zeros(100, dtype=torch.float64)
+    change[:50] = 1.0
+    noise = [torch.cat([torch.zeros(50), torch.randn(50)]).double() for _ in range(5)]
+    assert not hidden_by_noise(change, noise, 1.0, 1.0)

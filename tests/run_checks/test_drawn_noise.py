@@ -11,11 +11,14 @@ import pytest
 from lightning_audit.run_checks.drawn_noise import (
     CERTAIN,
     FAMILIES,
+    SCALE,
+    SMALL,
     Draws,
     contrasts,
     differences,
     draws_seen,
 )
+from lightning_audit.run_checks.examined_noise import NoiseLook
 
 SHAPES = ((64, 16), (1, 64), (10, 64), (1, 10))
 RNG = np.random.default_rng
@@ -80,7 +83,7 @@ def paired(own: list[np.ndarray], part: float = 0.9) -> list[np.ndarray]:
 FAULTY = {
     "together": lambda: paired(noise(24)),
     "small": lambda: each(some_small),
-    "small ": lambda: [0.9 * own for own in noise()],
+    "scale": lambda: [0.9 * own for own in noise()],
     "small  ": lambda: [
         own * np.where(np.arange(own.shape[1]) == 0, 0.3, 1)[:, None] for own in noise()
     ],
@@ -163,3 +166,15 @@ def test_every_family_may_be_asked_of_one_number() -> None:
     seen = drawn(noise(4, shapes=((1, 1),)))
     assert set(seen) == set(FAMILIES)
     assert max(seen.values()) < 5.0
+
+
+def test_less_noise_in_every_tensor_is_told_from_less_in_one() -> None:
+    names = ["a", "b", "c", "d"]
+    seen = draws_seen(Draws([0.5 * own for own in noise()], names, 1.0))
+    assert SMALL not in seen
+    assert seen[SCALE].what == "the noise of every tensor is at most 0.5 times the claim"
+    assert NoiseLook(seen).largest[0] == SCALE  # its tails are not those of the claim either
+    first, *others = noise()
+    seen = draws_seen(Draws([0.5 * first, *others], names, 1.0))
+    assert seen[SMALL].log_e > 14.0
+    assert SCALE not in seen

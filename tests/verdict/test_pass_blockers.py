@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
-from simulated_record import simulate, verdict_of
+from simulated_record import monitor_of, simulate, verdict_of
 
-from lightning_audit.verdict.pass_blockers import Resolution
+from lightning_audit.verdict.judge import seen_of
+from lightning_audit.verdict.pass_blockers import Resolution, blockers_of_optimizer
 
 
 @pytest.mark.parametrize("noise", [0.0, 1.0, -1.0, math.nan])
@@ -28,6 +30,17 @@ def test_dead_canary_is_inconclusive_with_its_reason() -> None:
 
 def test_clipping_to_less_than_half_is_inconclusive_too() -> None:
     assert verdict_of(simulate(200, shift=0.3)).outcome == "INCONCLUSIVE"
+
+
+def test_the_signal_is_held_to_the_share_that_is_known_to_be_released() -> None:
+    monitor = monitor_of(simulate(400, shift=0.3))
+    seen = seen_of(monitor, {}, 1000.0)
+    judged = [
+        blockers_of_optimizer(dataclasses.replace(seen, released=share), Resolution())
+        for share in (1.0, 0.3)
+    ]
+    found = [[b for b in each if "the canaries' signal was not detected" in b] for each in judged]
+    assert [len(each) for each in found] == [1, 0]
 
 
 def test_what_else_is_missing_stands_in_the_way_of_a_pass() -> None:

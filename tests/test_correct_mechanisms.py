@@ -19,6 +19,8 @@ from training_support import fit, status
 
 from lightning_audit import AuditReport, PrivacyAudit
 
+pytestmark = pytest.mark.training
+
 Build = Callable[[], pl.LightningModule]
 SHOW = "lightning_audit.released(grads, module=self)"
 
