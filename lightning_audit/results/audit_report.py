@@ -149,8 +149,8 @@ class OptimizerSeen:
         oversize: norm of the canaries over the clipping norm.
         shift_lower: lower 95 % limit of a canary's signal in clipping norms; None, -inf if unseen.
         power: what the steps could have shown, by part of the resolution; empty while they go on.
-        pass_blockers: what else stands in the way of a pass, in sentences.
         released: share of the canaries' square norms on released entries; 1 if not known.
+        pass_blockers: what else stands in the way of a pass, in sentences.
     """
 
     label: str
@@ -162,8 +162,8 @@ class OptimizerSeen:
     oversize: float
     shift_lower: float | None
     power: Mapping[str, Power]
+    released: float
     pass_blockers: tuple[str, ...] = ()
-    released: float = 1.0
 
 
 @dataclass(frozen=True)

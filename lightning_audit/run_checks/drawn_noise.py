@@ -92,12 +92,11 @@ class Draws:
         return np.concatenate([own.reshape(len(own), -1) for own in self.tensors], axis=1)
 
     @property
-    def largest_ratio(self) -> float:
-        """Noise over the claim, of the tensor that has most; single ones count with the others."""
-        parts = [np.square(contrasts(own)) for own in self.tensors]
-        large = [part.mean() for part in parts if part.size >= _LARGE_TENSOR]
-        whole = np.concatenate([part.ravel() for part in parts]).mean()
-        return float(np.sqrt(max([*large, whole])))
+    def ratios(self) -> list[float]:
+        """Noise over the claim, of all tensors together and of each that has numbers enough."""
+        parts = [np.square(contrasts(own)).ravel() for own in self.tensors]
+        large = [part for part in parts if part.size >= _LARGE_TENSOR]
+        return [float(np.sqrt(part.mean())) for part in (np.concatenate(parts), *large)]
 
     @property
     def repeated_part(self) -> str:
@@ -141,7 +140,9 @@ def draws_seen(draws: Draws) -> dict[str, Seen]:
         By the families' names. Their e-values are averaged by `examined_noise`.
     """
     seen = {kind: family(draws) for kind, family in FAMILIES.items()}
-    if seen[SMALL].log_e > _SEEN and (ratio := draws.largest_ratio) < _ALL_SMALL:
+    if min(draws.ratios) < _ALL_SMALL:  # tails say something of noise of the claimed size alone
+        seen["tails"] = NOTHING
+    if seen[SMALL].log_e > _SEEN and (ratio := max(draws.ratios)) < _ALL_SMALL:
         everywhere = f"the noise of every tensor is at most {ratio:.2g} times the claim"
         seen[SCALE] = seen.pop(SMALL)._replace(what=everywhere)
     return seen

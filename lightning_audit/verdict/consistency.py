@@ -28,6 +28,8 @@ from lightning_audit.verdict.root import contradictions_of_root
 
 #: Relative difference of two numbers that were one before they were rounded.
 _ROUNDING = 1e-9
+#: What the lower limit of a canary's signal may exceed the signal by, as it does in 1 run of 20.
+_OVER = 1.25
 #: The bound that is computed whatever others are asked for, and one where a canary was seen.
 _ANYTIME, _OF_CANARIES = "betting", "mu"
 
@@ -130,6 +132,10 @@ def _ran(one: OptimizerSeen, name: str) -> bool:
 
 def _of_powers(report: AuditReport, settings: OutcomeSettings) -> Iterator[str]:
     for one in report.optimizers:
+        # Of a canary no more comes out than what is released, beside its error.
+        most = _OVER * math.sqrt(one.released) if 0.0 < one.released <= 1.0 else 0.0
+        if one.released != 1.0 and (one.shift_lower or 0.0) > most:
+            yield f"optimizers: released is {one.released:.3g}, shift_lower {one.shift_lower:.3g}"
         sizes = {part: power.size for part, power in one.power.items()}
         if sizes != settings.resolution.parts and (sizes or (report.complete and one.steps)):
             yield f"optimizers: power is of {sizes}, the resolution asks for " + (

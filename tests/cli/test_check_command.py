@@ -317,7 +317,13 @@ HARMLESS = (
     *("bounds", "bounds.*", "epsilon_not_excluded", "epochs.", "operating_points."),
     # Noise and rates are composed by the run alone.
     *("history", "history.*.*"),
-    *("optimizers.*.label", "optimizers.*.oversize", "settings.", "other_records."),
+    *(
+        "optimizers.*.label",
+        "optimizers.*.oversize",
+        "optimizers.*.released",
+        "settings.",
+        "other_records.",
+    ),
     *("audit_cost", "audit_cost.", "examination_cost", "examination_cost."),
     # Told where the power is too small; of several optimizers the report shows the least alone.
     *("optimizers.*.power.noise.steps_needed", "optimizers.*.power.sensitivity.steps_needed"),

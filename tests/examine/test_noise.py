@@ -116,7 +116,7 @@ class Whole(drawn.OwnNoise):
         (drawn.SeededBySum, "noise_depends_on_records"),
         (AcrossTheSum, "noise_depends_on_records"),
         (TakenBack, "noise_correlated_over_steps"),
-        (faulty.HalfNoise, "noise_too_small_at_entries"),
+        (faulty.HalfNoise, "noise_too_small"),
         (faulty.NoNoise, "noise_missing_at_entries"),
         (faulty.NoNoiseOnBiases, "noise_missing_at_entries"),
         (faulty.BroadcastNoise, "one_value_for_all_coordinates"),
@@ -145,7 +145,7 @@ def test_correct_noise_is_not_accused(kind: type[DPOptimizer] | None) -> None:
 def test_it_counts_in_units_of_the_claim(noise_multiplier: float, max_grad_norm: float) -> None:
     given = {"noise_multiplier": noise_multiplier, "max_grad_norm": max_grad_norm}
     assert not answer(None, **given).findings
-    assert named(answer(faulty.HalfNoise, **given)) == "noise_too_small_at_entries"
+    assert named(answer(faulty.HalfNoise, **given)) == "noise_too_small"
 
 
 def test_one_weight_may_be_all_that_is_trained() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from multiprocessing import cpu_count, get_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -112,6 +113,33 @@ def test_a_question_that_no_step_had_replays_for_blocks_a_pass_until_one_has(
     waiting = [b for b in report.verdict.pass_blockers if "not examined yet" in b]
     assert [b.partition(":")[0] for b in waiting] == ["replay.noise"] * blocked
     assert status(report, "replay.noise") == ("not_run" if blocked else "ok")
+
+
+def _burn() -> None:
+    while True:
+        sum(range(1000))
+
+
+@pytest.mark.heavy
+def test_a_busy_machine_comes_to_the_same_verdict_by_the_same_questions(tmp_path: Path) -> None:
+    def trained(folder: str) -> AuditReport:
+        torch.manual_seed(0)
+        return fit(tmp_path / folder, private(), audit(examinations="auto"), max_steps=200)
+
+    quiet = trained("quiet")
+    context = get_context("spawn")
+    others = [context.Process(target=_burn, daemon=True) for _ in range(2 * (cpu_count() or 1))]
+    for other in others:
+        other.start()
+    try:
+        busy = trained("busy")
+    finally:
+        for other in others:
+            other.kill()
+    asked = [{n: status(report, n) for n in (*NAMES, "replay.noise")} for report in (quiet, busy)]
+    assert set(asked[0].values()) == {"ok"}
+    assert asked[0] == asked[1]
+    assert quiet.verdict == busy.verdict
 
 
 def test_nothing_that_was_measured_leaves_a_correct_training(tmp_path: Path) -> None:

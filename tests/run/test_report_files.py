@@ -63,7 +63,7 @@ def weights_of(module: torch.nn.Module) -> torch.Tensor:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("undisturbed")
-    weights = train(folder, PrivacyAudit(seed=3, bounds=[]))
+    weights = train(folder, PrivacyAudit(seed=3, bounds=[], examinations=0))
     assert report_in(folder).verdict.outcome == "PASS"
     return weights
 
@@ -343,7 +343,7 @@ def test_no_link_in_the_directory_is_written_through(
         link.unlink(missing_ok=True)
         link.symlink_to(target)
 
-    audit = PrivacyAudit(seed=3, bounds=[])
+    audit = PrivacyAudit(seed=3, bounds=[], examinations=0)  # its records are in no batch
     module = StepwiseModule()
     acts = [] if when is None else [At(when, lay)]
     if when is None:

@@ -11,6 +11,7 @@ import pytest
 from lightning_audit.run_checks.drawn_noise import (
     CERTAIN,
     FAMILIES,
+    NOTHING,
     SCALE,
     SMALL,
     Draws,
@@ -173,7 +174,8 @@ def test_less_noise_in_every_tensor_is_told_from_less_in_one() -> None:
     seen = draws_seen(Draws([0.5 * own for own in noise()], names, 1.0))
     assert SMALL not in seen
     assert seen[SCALE].what == "the noise of every tensor is at most 0.5 times the claim"
-    assert NoiseLook(seen).largest[0] == SCALE  # its tails are not those of the claim either
+    assert NoiseLook(seen).largest[0] == SCALE
+    assert seen["tails"] == NOTHING  # which supposes noise of the claimed size
     first, *others = noise()
     seen = draws_seen(Draws([0.5 * first, *others], names, 1.0))
     assert seen[SMALL].log_e > 14.0

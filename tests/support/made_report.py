@@ -67,7 +67,9 @@ def made_report(
         "settings": {**dataclasses.asdict(asked), "bounds": []},
         "environment": {},
         "optimizers": (
-            OptimizerSeen("", STEPS, CANARIES, STEPS, 0, 0, 1000.0, SHIFT_LOWER, power, blockers),
+            OptimizerSeen(
+                "", STEPS, CANARIES, STEPS, 0, 0, 1000.0, SHIFT_LOWER, power, 1.0, blockers
+            ),
         ),
     }
     return AuditReport(**{**fields, **changes})
