@@ -50,7 +50,13 @@ PASS = [
 LINE = [
     *(
         _of(f"{p.__name__}-hidden", mechanism, mechanisms.plain, p, "hidden")
-        for p in (mechanisms.momentum, mechanisms.muon, mechanisms.adam, mechanisms.with_public)
+        for p in (
+            mechanisms.momentum,
+            mechanisms.muon,
+            mechanisms.adam,
+            mechanisms.with_public,
+            mechanisms.scaled,
+        )
     ),
     *(
         _of(f"{r.__name__}-{where}", mechanism, r, mechanisms.nothing, where)
@@ -95,7 +101,12 @@ FAULTS: list[tuple[str, Build, str]] = [
     ("quiet-mean", _less(mechanisms.RunningMean, noise_of_mean=0.05), "replay.release"),
     ("raw-mean-opacus", _less(mechanisms.RunningMeanByOpacus, noise_of_mean=0.0), "replay.release"),
     ("raw-momentum-hidden", mechanisms.RawMomentum, "replay.release"),
-    ("long-clip-hidden", mechanisms.LongClip, "replay.clipping"),
+    ("long-clip-hidden", _less(mechanisms.LongClip), "replay.clipping"),
+    ("longer-clip-hidden", _less(mechanisms.LongClip, times=1.15), "replay.clipping"),
+    (
+        *_of("half-scaled", mechanism, mechanisms.plain, mechanisms.scaled, "hidden", 0.5),
+        "replay.clipping",
+    ),
     *(
         (
             f"half-{p.__name__}-{where}",

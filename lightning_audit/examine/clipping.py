@@ -22,8 +22,8 @@ from lightning_audit.examine.replayed_pair import (
     SHIFTED,
     Draw,
     Judged,
+    Unshown,
     hands_all_over,
-    is_processed,
     judge,
 )
 from lightning_audit.replay.replay import Replay, Stopped
@@ -67,7 +67,7 @@ def examine_clipping(
         return Answer(reason=reason)
     crafted = CraftedGradients(replay.sizes, count, seed, replay.dtype)
     given = RowsReplay(replay, batch, next(crafted.trials()).rows, seed)
-    found: list[Finding] = []
+    unshown, found = Unshown(replay, seed, shown=usual.shown), list[Finding]()
     asked, shifted, zeros = 0, 0, replaced
     start = begin % TRIALS
     with contextlib.suppress(Stopped):  # what was found by then stands
@@ -82,12 +82,11 @@ def examine_clipping(
             if judged.far > 1.0 + tolerated:
                 if not found and not given.alone and not hands_all_over(replay, batch, seed):
                     return Answer(reason=MORE)
-                if not usual.shown and is_processed(
-                    _pair(given, trial, zeros=zeros), replay, seed, 1
-                ):
-                    return Answer(reason=NOT_SHOWN)
-                found.append(_finding(trial, judged.far, replay.sizes))
+                if not unshown.takes(_pair(given, trial, zeros=zeros), 1):
+                    found.append(_finding(trial, judged.far, replay.sizes))
             asked += 1
+    if unshown.count and not found:
+        return Answer(reason=NOT_SHOWN)
     why = SHIFTED if shifted else replay.why_none("crafted gradient")
     return Answer(asked, tuple(found), "" if asked else why)
 

@@ -23,8 +23,8 @@ from lightning_audit.examine.replayed_pair import (
     SHIFTED,
     Draw,
     Judged,
+    Unshown,
     hands_all_over,
-    is_processed,
     judge,
 )
 from lightning_audit.replay.random_places import same_numbers
@@ -107,8 +107,7 @@ class _Examination:
         self._tried = replaced or len(batches) > 1 or bool(replay.skips)
         self._found: list[Finding] = []
         self._asked, self._shifted, self._moves = 0, 0, False
-        #: Whether what is read is no release, but what was made of one.
-        self._processed = False
+        self._unshown = Unshown(replay, seed, shown=self._base.shown)
 
     def ask(self) -> None:
         """Replay the step without records of each kind, and with records that are made up."""
@@ -130,7 +129,7 @@ class _Examination:
 
     def answer(self) -> Answer:
         """What came of it."""
-        if self._processed:
+        if self._unshown.count and not self._found:
             return Answer(reason=NOT_SHOWN)
         if self._asked and not self._moves:
             return Answer(reason=NO_RECORD)
@@ -226,10 +225,8 @@ class _Examination:
         if judged.tells and (math.isfinite(judged.far) or not made_up):
             self._asked += 1
             self._moves = self._moves or judged.far > 0.0
-            if judged.far > allowed:
+            if judged.far > allowed and not self._unshown.takes(draw, moved):
                 self._found.append(Finding(name, judged.far, moved))
-                if not (self._base.shown or self._processed):
-                    self._processed = is_processed(draw, self._replay, self._seed, moved)
         return judged
 
 

@@ -42,6 +42,8 @@ _FEW, _SAME, _SEEDS = 25, 0.1, 3
 #: Pairs that tell how much noise is beside a record's part, and times that a function of the noisy
 #: gradient that is no multiple of it may show a record more than it does.
 _PAIRS, _BENT = 5, 3.0
+#: Findings after which the others count as they do.
+_ENOUGH = 3
 #: Relative rounding of equal sums, and least cosine of what a training adds of its records.
 _ROUNDING, _ADDED = 1e-3, 0.3
 
@@ -116,6 +118,30 @@ def is_processed(draw: Draw, replay: StepReplay, seed: int, moved: int) -> bool:
     allowed = moved * (1.0 if linear else _BENT)
     releases = [one.release for one, _ in pairs]
     return hidden_by_noise(gaps[0], releases, replay.noise_multiplier, allowed)
+
+
+class Unshown:
+    """Findings that may be where more was done to a release that the training does not show.
+
+    Args:
+        replay: of the step.
+        seed: of the replays.
+        shown: whether the training shows it, so that none is.
+    """
+
+    def __init__(self, replay: StepReplay, seed: int, *, shown: bool) -> None:
+        self._replay, self._seed, self._shown = replay, seed, shown
+        #: How many there are.
+        self.count = 0
+
+    def takes(self, draw: Draw, moved: int) -> bool:
+        """Whether a pair that is too far apart is one of them; see `is_processed`."""
+        if self._shown:
+            return False
+        if self.count < _ENOUGH and not is_processed(draw, self._replay, self._seed, moved):
+            return False
+        self.count += 1
+        return True
 
 
 def is_noise(cosine: float, size: int) -> bool:

@@ -135,6 +135,12 @@ def muon(state: State, grads: Tensors, net: torch.nn.Module) -> None:
             g.copy_(0.2 * (left @ right))
 
 
+def scaled(state: State, grads: Tensors, net: torch.nn.Module) -> None:
+    """A learning rate that is multiplied in early."""
+    for g in grads:
+        g.mul_(3.0)
+
+
 def more_noise(state: State, grads: Tensors, net: torch.nn.Module) -> None:
     for g in grads:
         g.add_(0.01 * torch.randn_like(g))
@@ -353,10 +359,11 @@ class TakesNoiseBack(InPrivateOptimizer):
 
 
 class LongClip(ByHand):
-    """By hand and not shown: clipped to one and a half times the claimed norm."""
+    """By hand and not shown: clipped to a norm that is larger than claimed."""
 
     shows: ClassVar[bool] = False
+    times: ClassVar[float] = 1.5
 
     def clipped_sums(self, grads: Gradients) -> Gradients:
-        factors = (1.5 * CLIP / (sample_norms(grads) + 1e-9)).clamp(max=1.0)
+        factors = (self.times * CLIP / (sample_norms(grads) + 1e-9)).clamp(max=1.0)
         return {name: torch.einsum("i,i...", factors, g) for name, g in grads.items()}
