@@ -103,8 +103,13 @@ def count_rows(found: Replay, grads: Sequence[torch.Tensor], norm: float, keep: 
     if keep:
         found.gradients.append(folded(grads, keep))
     # In the gradients' own precision: a copy in double would take longer than many a step.
-    parts = [torch.linalg.vector_norm(g.detach().flatten(1), dim=1).double().cpu() for g in grads]
+    parts = [torch.linalg.vector_norm(_rows(g), dim=1).double().cpu() for g in grads]
     found.norms.append(torch.stack(parts).norm(dim=0) / norm)
+
+
+def _rows(grads: torch.Tensor) -> torch.Tensor:
+    """Per-sample gradients as rows, also where the parameter is one number, ``[n, d]``."""
+    return grads.detach().unsqueeze(-1).flatten(1)
 
 
 @torch.no_grad()
@@ -122,7 +127,7 @@ def folded(grads: Sequence[torch.Tensor], columns: int) -> torch.Tensor:
     Returns:
         In single precision, ``[n, columns]``.
     """
-    flat = [grad.detach().flatten(1) for grad in grads]
+    flat = [_rows(grad) for grad in grads]
     if sum(grad.shape[1] for grad in flat) <= columns:
         return torch.cat(flat, 1).float()
     signs = torch.Generator().manual_seed(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_audit.replay.replay import folded
+from lightning_audit.replay.replay import Replay, count_rows, folded
 
 SHAPES = [(5, 40, 30), (5, 40), (5, 7, 3, 3)]
 
@@ -51,3 +51,13 @@ def test_numbers_that_are_not_finite_stay_so() -> None:
 def test_gradients_stay_as_they_are_where_each_entry_has_a_column() -> None:
     one = gradients(0)
     assert torch.equal(folded(one, 1303), torch.cat([grad.flatten(1) for grad in one], 1))
+
+
+def test_a_parameter_of_one_number_has_rows_as_others_have() -> None:
+    grads = [torch.tensor([3.0, 0.0, 1.0]), torch.tensor([[4.0, 0.0], [0.0, 2.0], [0.0, 0.0]])]
+    assert folded(grads, 10).shape == (3, 3)
+    found = Replay()
+    count_rows(found, grads, 2.0)
+    assert found.norms[0].tolist() == [2.5, 1.0, 0.5]
+    count_rows(found, [grad[:0] for grad in grads], 2.0)
+    assert found.rows == 3
