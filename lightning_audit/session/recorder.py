@@ -114,6 +114,7 @@ class Recorder:
             at_cut: whether every step was read where its noise is known to be in.
             alone: steps that were replayed and used their release alone.
         """
+        self.digest()
         if not self.is_followed(alone):
             return [_NOT_FOLLOWED]
         if not at_cut and self.released.tensors.min() < 1.0:
@@ -123,10 +124,11 @@ class Recorder:
     def is_followed(self, alone: Sequence[int]) -> bool:
         """Whether what is done to releases was followed, or is what a replay saw to use them alone.
 
+        As of the last steps that were fed: it is asked at every step.
+
         Args:
             alone: steps that were replayed and used their release alone.
         """
-        self.digest()
         processing = self._processing
         if processing.followed or self.header.signal != 1.0:
             return True
