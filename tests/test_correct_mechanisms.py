@@ -12,6 +12,7 @@ import correct_mechanisms as mechanisms
 import pytest
 import pytorch_lightning as pl
 import torch
+from after_noise_support import NoiseOnWeights
 from correct_mechanisms import mechanism
 from hand_written_support import CLAIM, HandWritten
 from stages import staged
@@ -68,7 +69,7 @@ LINE = [
         )
         for where in ("private", "hidden")
     ),
-    _of("weights-by-hand", mechanisms.NoiseOnWeights),
+    _of("weights-by-hand", NoiseOnWeights),
     (
         "weights-by-opacus",
         lambda: mechanisms.ByOpacus(optimizer_class=mechanisms.NoiseOnWeightsInStep),
@@ -90,8 +91,8 @@ def _by_opacus(kind: type, **body: object) -> Callable[[], pl.LightningModule]:
 
 #: Faults, with a check that each violates.
 FAULTS: list[tuple[str, Build, str]] = [
-    ("half-noise-on-weights", _less(mechanisms.NoiseOnWeights, share=0.5), "replay.noise"),
-    ("no-noise-on-weights", _less(mechanisms.NoiseOnWeights, share=0.0), "replay.noise"),
+    ("half-noise-on-weights", _less(NoiseOnWeights, share=0.5), "replay.noise"),
+    ("no-noise-on-weights", _less(NoiseOnWeights, share=0.0), "replay.noise"),
     (
         "half-noise-on-weights-opacus",
         _by_opacus(mechanisms.NoiseOnWeightsInStep, share=0.5),

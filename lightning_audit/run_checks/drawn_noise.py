@@ -140,10 +140,11 @@ def draws_seen(draws: Draws) -> dict[str, Seen]:
         By the families' names. Their e-values are averaged by `examined_noise`.
     """
     seen = {kind: family(draws) for kind, family in FAMILIES.items()}
-    if min(draws.ratios) < _ALL_SMALL:  # tails say something of noise of the claimed size alone
+    ratios = draws.ratios
+    if min(ratios) < _ALL_SMALL:  # tails say something of noise of the claimed size alone
         seen["tails"] = NOTHING
-    if seen[SMALL].log_e > _SEEN and (ratio := max(draws.ratios)) < _ALL_SMALL:
-        everywhere = f"the noise of every tensor is at most {ratio:.2g} times the claim"
+    if seen[SMALL].log_e > _SEEN and max(ratios) < _ALL_SMALL:
+        everywhere = f"the noise of every tensor is at most {max(ratios):.2g} times the claim"
         seen[SCALE] = seen.pop(SMALL)._replace(what=everywhere)
     return seen
 

@@ -66,7 +66,7 @@ class AuditSession:
         self._epoch = 0
         #: What the noisy sum was divided by where it was read; None for what is stated.
         self._divided_by: float | None = None
-        #: Whether an earlier part of the step was clipped, and its code had asked for canaries.
+        #: Whether an earlier part of the step was clipped; whether its code asked for canaries.
         self._split = self._asked = False
         #: Checksum of all that was read; equal in all processes if they share their gradients.
         self.checksum = 0

@@ -249,23 +249,8 @@ def mechanism(
 # ------------------------------------------------------------------ noise elsewhere
 
 
-class NoiseOnWeights(HandWritten):
-    """The update is made of the clipped mean, and the noise is added to the weights."""
-
-    share: ClassVar[float] = 1.0
-
-    def noise(self, p: torch.Tensor) -> torch.Tensor:
-        return torch.zeros_like(p)
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        super().training_step(batch, batch_idx)
-        with torch.no_grad():
-            for p in self.net.parameters():
-                p.sub_(_noise(p, self.share) * _RATE / BATCH)
-
-
 class NoiseOnWeightsInStep(DPOptimizer):
-    """The same in a private optimizer of Opacus."""
+    """`after_noise_support.NoiseOnWeights` in a private optimizer of Opacus."""
 
     share: ClassVar[float] = 1.0
 
