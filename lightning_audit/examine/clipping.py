@@ -16,6 +16,7 @@ import torch
 
 from lightning_audit.canaries.sample_batches import rows
 from lightning_audit.catalogue.replay_checks import NOT_SHOWN
+from lightning_audit.examine.clipping_kind import clipping_kind
 from lightning_audit.examine.crafted_gradients import CraftedGradients, Trial
 from lightning_audit.examine.replayed_pair import (
     MORE,
@@ -88,7 +89,8 @@ def examine_clipping(
     if unshown.count and not found:
         return Answer(reason=NOT_SHOWN)
     why = SHIFTED if shifted else replay.why_none("crafted gradient")
-    return Answer(asked, tuple(found), "" if asked else why)
+    kind = clipping_kind(replay, given, count, seed, tolerated) if found else ""
+    return Answer(asked, tuple(found), "" if asked else why, clips=kind)
 
 
 def _judge(given: RowsReplay, trial: Trial, seed: int, allowed: float, *, zeros: bool) -> Judged:

@@ -23,6 +23,7 @@ _PARAMETERS = ("parameters", "flagged")
 _INTERNAL = (
     "alike",
     "allowed",
+    "clips",
     "examined",
     "findings",
     "in_one_tensor",

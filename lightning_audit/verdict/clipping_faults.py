@@ -38,6 +38,8 @@ def clipping_candidates(case: Case) -> list[Candidate]:
     found = [at_times] if at_times else [_after_average(monitor), missed]
     loose = at_times is not None or missed is not None
     replayed = case.violated.get(REPLAY_CLIPPING.name)
+    if replayed is not None and replayed.evidence.get("clips") == "sum":
+        return []  # the replay itself names it
     if loose and replayed is not None and replayed.evidence.get("passes_whole"):
         return []  # whole gradients pass now and then, whichever tensors they are in
     if shift > 0.5 * case.oversize and not at_times:

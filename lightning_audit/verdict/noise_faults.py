@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from lightning_audit.catalogue.noise_checks import NOISE_ENTRIES, NOISE_WHOLE
+from lightning_audit.catalogue.noise_checks import NOISE_ENTRIES, NOISE_STEP, NOISE_WHOLE
 from lightning_audit.catalogue.reuse_checks import REUSE_ENTRIES
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.verdict.candidates import (
@@ -22,8 +22,11 @@ from lightning_audit.verdict.candidates import (
 
 #: Ratios of reading to claim at which the noise of a tensor is taken to be right.
 _HEALTHY = (0.95, 1.08)
-#: The same over all steps, where a few of them have much less.
-_ABOUT = 0.9
+#: The same over all steps, where a few of them have much less; and where it is all that is known,
+#: after how many steps.
+_ABOUT, _MOST, _FEW_STEPS = 0.9, 0.85, 3
+#: Readings of the other tensors by which their noise is known to about five percent.
+_ENOUGH = 200
 #: Noise from this part of the claim on is too small, even where it counts as missing.
 _SOME = 0.03
 #: Part of a step's values that are found again in it; noise that is none.
@@ -48,7 +51,7 @@ def noise_candidates(case: Case) -> list[Candidate]:
         return []
     finding = case.first_of(NOISE)
     found = []
-    if finding == "noise.step" or (finding and _in_few_steps(case, monitor)):
+    if finding and _in_few_steps(case, monitor, finding):
         found.append(
             case.candidate(
                 "noise_missing_in_steps",
@@ -63,6 +66,8 @@ def noise_candidates(case: Case) -> list[Candidate]:
         )
     elif finding:
         found += [*_in_tensors(case, monitor), *_scale(case, monitor, finding)]
+    elif _is_small_in_most(case):
+        found += _scale(case, monitor, NOISE_WHOLE.name)
     if repeated := _repeated(case):
         found.insert(0, repeated)
     elif "noise.shape" in case.violated and not _of_few_entries(case):
@@ -102,8 +107,14 @@ def _repeated(case: Case) -> Candidate | None:
     )
 
 
-def _in_few_steps(case: Case, monitor: AuditMonitor) -> bool:
-    """Whether single steps told it first, and over all steps the noise is about as claimed."""
+def _in_few_steps(case: Case, monitor: AuditMonitor, finding: str) -> bool:
+    """Whether single steps told it first, and over all steps the noise is about as claimed.
+
+    The first steps cannot be told from the others: they are all that was seen.
+    """
+    if finding == NOISE_STEP.name:
+        ratio = monitor.witness_noise.smallest_ratio
+        return ratio >= 1.0 or (ratio > _MOST and monitor.steps > _FEW_STEPS)
     found = {name: check.evidence for name, check in case.violated.items() if name in NOISE}
     at = {name: evidence.get("violated_at_step", math.inf) for name, evidence in found.items()}
     step = at.pop("noise.step", math.inf)
@@ -125,14 +136,26 @@ def _of_few_entries(case: Case) -> bool:
 # ------------------------------------------------------------------ noise that is too small
 
 
+def _is_small_in_most(case: Case) -> bool:
+    """Whether what was added to the sums is too small in most tensors, where data hide it."""
+    whole = case.violated.get(NOISE_WHOLE.name)
+    if whole is None or not whole.evidence.get("tensors"):
+        return False
+    most = 2 * len(whole.evidence["flagged"]) > whole.evidence["tensors"]
+    return most and _added(case) < _ABOUT
+
+
 def _in_tensors(case: Case, monitor: AuditMonitor) -> list[Candidate]:
     """Few tensors with too little noise, where the others read the claimed noise."""
     noise = monitor.witness_noise
     ratios = dict(zip(monitor.header.tensors, noise.ratios().tolist(), strict=True))
     flagged = noise.flagged_tensors()
     others = [ratio for name, ratio in ratios.items() if name not in flagged]
+    read = dict(zip(monitor.header.tensors, monitor.header.witnesses, strict=True))
+    entries = monitor.steps * sum(read[name] for name in ratios if name not in flagged)
     if whole := _in_whole_tensors(case):  # without the data, so that a step is enough
         flagged, others, ratios = whole
+        entries = _ENOUGH
     # The others read the claimed noise, and they are the majority: the scale is right there. (A
     # few tensors that read about the claim may do so by their data alone.)
     right = bool(others) and _HEALTHY[0] < float(np.median(others)) < _HEALTHY[1]
@@ -140,6 +163,8 @@ def _in_tensors(case: Case, monitor: AuditMonitor) -> list[Candidate]:
         return []
     smallest = ratios[flagged[0]]
     missing = smallest < MISSING
+    if not missing and entries < _ENOUGH:  # by chance, or with the data, the others read the claim
+        return []
     shown = ", ".join(f"`{name}`" for name in flagged[:5])
     what = "is missing" if missing else f"is {smallest:.3g} times the claim or less"
     finding = case.first_of(("noise.tensor", *NOISE)) or "noise.tensor"
@@ -175,9 +200,11 @@ def _in_whole_tensors(case: Case) -> tuple[list[str], list[float], dict[str, flo
 
 def _scale(case: Case, monitor: AuditMonitor, finding: str) -> list[Candidate]:
     """The factor by which noise is too small, known ones first."""
-    smallest, added = _smallest(monitor, finding), _added(case)
+    smallest, added = _smallest(case, monitor, finding), _added(case)
     # After few steps the quietest tensor is quieter than its noise by chance; all entries are not.
     ratio = max(smallest, _of_whole_tensors(case)) if finding != "noise.canary" else smallest
+    if finding == NOISE_WHOLE.name:
+        ratio = added
     sigma, norm = monitor.history[-1].noise_multiplier, monitor.last_norm
     batch, root = monitor.last_scale, math.sqrt(case.processes)
     read = f"noise and data are {ratio:.3g} times the claimed noise"
@@ -242,8 +269,10 @@ def _fits(quotient: float) -> bool:
     return _BAND[0] < quotient < _BAND[1]
 
 
-def _smallest(monitor: AuditMonitor, finding: str) -> float:
+def _smallest(case: Case, monitor: AuditMonitor, finding: str) -> float:
     """The smallest noise over the claim, where the finding looks."""
+    if finding == NOISE_WHOLE.name:
+        return float(case.violated[finding].evidence["smallest_ratio"])
     if finding == "noise.canary":
         return float(monitor.canary_noise.ratios().min())
     return monitor.witness_noise.smallest_ratio

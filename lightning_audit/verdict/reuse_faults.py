@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from lightning_audit.catalogue.noise_checks import NOISE_WHOLE
 from lightning_audit.catalogue.registry import REGISTRY
 from lightning_audit.catalogue.reuse_checks import CORRELATED_OVER_STEPS, REUSE_FORECAST
 from lightning_audit.checks.monitor import AuditMonitor
@@ -20,6 +21,8 @@ from lightning_audit.verdict.root import first_seen
 
 #: A residual this much smaller than the plain one speaks for re-used noise, not for small noise.
 _REUSE_GAIN = 0.7
+#: The same over noise whose size is known without the data.
+_FRESH = 0.9
 #: Readings of at most this size, over the claim, have no data beside the noise; and the part of
 #: earlier noise, in such readings, from which on it is the same noise.
 _ALONE, _WHOLE = 1.05, 0.85
@@ -60,6 +63,10 @@ def reuse_is_seen(case: Case, monitor: AuditMonitor, name: str) -> bool:
     # Fresh noise differs from earlier noise by sqrt(2) times its size, whatever the size. Where
     # the noise is constant the centre learns it, and the plain residual is small as well; but
     # then the re-use is seen first.
+    whole = case.violated.get(NOISE_WHOLE.name)
+    added = math.inf if whole is None else whole.evidence.get("added_ratio", math.inf)
+    if monitor.reuse.lag_ratio() / math.sqrt(2.0) >= _FRESH * added:
+        return False  # fresh noise of the size that was added explains it
     noise_at = monitor.witness_noise.pooled.violated_at
     lag_at = monitor.reuse.evidence[name].violated_at
     first = noise_at is None or (lag_at is not None and lag_at < noise_at)

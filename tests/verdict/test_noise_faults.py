@@ -3,15 +3,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from named_faults import check, faults_of, names
 from simulated_record import (
+    OVERSIZE,
     TENSORS,
     by_name,
     monitor_of,
     simulate,
     violated,
 )
+
+from lightning_audit.verdict.diagnosis import likely_faults
 
 
 def test_place_and_evidence_are_those_of_the_tensors_that_lack_noise() -> None:
@@ -58,3 +62,41 @@ def test_the_shape_of_noise_that_is_small_or_re_used_is_no_fault_of_its_own(
 ) -> None:
     faults = faults_of(simulate(80, **fault), check("noise.shape"))
     assert "noise_of_another_shape" not in names(faults)
+
+
+@pytest.mark.parametrize("noise", [0.3, 0.5, 0.7])
+def test_the_first_steps_are_not_said_to_have_less_noise_than_others(noise: float) -> None:
+    record = simulate(3, noise=noise)
+    assert names(faults_of(record, check("noise.step", violated_at_step=0)))[0] == "noise_too_small"
+
+
+def test_a_step_without_noise_among_right_ones_is_said_to_be_one_of_few() -> None:
+    monitor = monitor_of(simulate(40))
+    faults = likely_faults([check("noise.step", violated_at_step=39)], monitor, OVERSIZE)
+    assert names(faults) == ["noise_missing_in_steps"]
+
+
+def test_few_readings_of_the_others_do_not_show_that_they_are_right() -> None:
+    """Half of the noise everywhere, which data hide in the majority of the tensors."""
+    found = check("noise.tensor", flagged=[TENSORS[1]], violated_at_step=1)
+
+    def first(steps: int, data: float) -> str:
+        monitor = monitor_of(simulate(steps, noise=[0.5, 0.3, 0.5], data=[data, 0.0, data]))
+        monitor.witness_noise.flagged_tensors = lambda: [TENSORS[1]]
+        others = np.median(monitor.witness_noise.ratios()[[0, 2]])
+        assert 0.95 < others < 1.08  # as if it were right
+        return names(likely_faults([found], monitor, OVERSIZE))[0]
+
+    assert first(2, 0.98) == "noise_too_small"
+    assert first(80, 0.87) == "noise_too_small_in_tensors"
+
+
+def test_half_the_noise_under_loud_data_is_told_by_what_was_added_to_the_sums() -> None:
+    monitor = monitor_of(simulate(2, data=5.0))
+    whole = {"flagged": TENSORS[:2], "tensors": 3, "smallest_ratio": 0.38, "added_ratio": 0.4}
+    fault = likely_faults([check("noise.whole", **whole)], monitor, OVERSIZE)[0]
+    assert fault.name == "noise_too_small"
+    assert fault.sentence.startswith("noise scale too small: the noise is 0.4 times the claim")
+    one = whole | {"flagged": TENSORS[:1]}
+    (fault,) = likely_faults([check("noise.whole", **one)], monitor, OVERSIZE)
+    assert fault.name == "noise_too_small_over_a_tensor"

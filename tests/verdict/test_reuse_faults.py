@@ -8,7 +8,10 @@ from simulated_record import (
     simulate,
 )
 
+from lightning_audit.catalogue.noise_checks import NOISE
+from lightning_audit.verdict.candidates import Case
 from lightning_audit.verdict.diagnosis import likely_faults, loses_no_privacy
+from lightning_audit.verdict.reuse_faults import reuse_is_seen
 
 
 @pytest.mark.parametrize("lag", [5, 16])
@@ -124,3 +127,16 @@ def test_noise_that_comes_back_is_named_by_the_distances_at_which_it_does(
     (fault,) = faults_of(simulate(80), found)
     assert fault.name == name
     assert sentence in fault.sentence
+
+
+@pytest.mark.parametrize(("noise", "reuse", "seen"), [(0.4, "", False), (0.4, "same", True)])
+def test_noise_that_is_small_without_the_data_is_not_taken_for_noise_that_comes_back(
+    noise: float, reuse: str, seen: bool
+) -> None:
+    monitor = monitor_of(simulate(20, noise=noise, reuse=reuse))
+    monitor.witness_noise.pooled = NOISE.test(1e-3)  # as under loud data that stay the same
+    small = check("noise.whole", flagged=[], tensors=3, added_ratio=noise)
+    lag = check("reuse.lag", violated_at_step=1)
+    for others, expected in (([small], seen), ([], True)):
+        case = Case({c.name: c for c in [lag, *others]}, monitor, OVERSIZE)
+        assert reuse_is_seen(case, monitor, "reuse.lag") == expected

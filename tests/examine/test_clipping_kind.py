@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from opacus import PrivacyEngine
+from opacus.optimizers import DPOptimizer
+from torch.utils.data import DataLoader
+
+from lightning_audit import Examination
+from lightning_audit.run_checks.replay_answers import Answer
+from lightning_audit.testing.fault import Fault
+from lightning_audit.testing.faults import FAULTS
+from lightning_audit.testing.faulty.faulty_clipping import ClipAfterAverage, ClipAtTwice
+from lightning_audit.testing.trainings import DeepTraining, Training
+
+
+class BatchesOf8(Training):
+    size = 8
+
+    def plain_loader(self) -> DataLoader[Any]:
+        return DataLoader(self.data, self.size)
+
+
+class BatchesOf100(BatchesOf8):
+    size = 100
+
+
+class WithMomentum(Training):
+    def configure_optimizers(self) -> Any:
+        self.net, optimizer, _ = PrivacyEngine().make_private(
+            module=self.net,
+            optimizer=torch.optim.SGD(self.net.parameters(), lr=0.05, momentum=0.9),
+            data_loader=self.plain_loader(),
+            **self.settings,
+        )
+        return self.plant(optimizer)
+
+
+class ClipSum(DPOptimizer):
+    """Clips the sum of the batch at five times the norm."""
+
+    def clip_and_accumulate(self) -> None:
+        sums = [g.sum(0) for g in self.grad_samples]
+        norm = torch.stack([each.norm() for each in sums]).norm()
+        for p, each in zip(self.params, sums, strict=True):
+            p.summed_grad = each * (5.0 * self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+
+
+class ClipAtThreeHalves(ClipAtTwice):
+    def clip_and_accumulate(self) -> None:
+        stated = self.max_grad_norm
+        self.max_grad_norm = 1.5 * stated
+        DPOptimizer.clip_and_accumulate(self)
+        self.max_grad_norm = stated
+
+
+class LargestPasses(DPOptimizer):
+    """The largest gradient of a batch is not clipped."""
+
+    def clip_and_accumulate(self) -> None:
+        rows = torch.cat([g.flatten(1) for g in self.grad_samples], dim=1)
+        norms = rows.norm(dim=1)
+        factors = (self.max_grad_norm / (norms + 1e-6)).clamp(max=1.0)
+        factors[norms.argmax()] = 1.0
+        for p, g in zip(self.params, self.grad_samples, strict=True):
+            p.summed_grad = torch.einsum("i,i...", factors, g)
+
+
+def asked(
+    optimizer: type[DPOptimizer] | None, training: type[Training], settings: dict[str, float]
+) -> Answer:
+    fault = Fault("made", "", "", "sensitivity", "made", optimizer=optimizer, training=training)
+    module = dataclasses.replace(fault, settings=settings).module(pl.LightningModule)
+    examination = Examination()
+    torch.manual_seed(0)
+    pl.Trainer(
+        max_steps=3,
+        callbacks=[examination],
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    ).fit(module)
+    return examination.answers["replay.clipping"]
+
+
+@pytest.mark.parametrize("training", [Training, BatchesOf8, BatchesOf100, WithMomentum])
+@pytest.mark.parametrize("optimizer", [ClipAfterAverage, ClipSum])
+def test_gradients_that_are_clipped_together_are_told_by_that(
+    optimizer: type[DPOptimizer], training: type[Training]
+) -> None:
+    assert asked(optimizer, training, {}).clips == "sum"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("no_clipping", "none"),
+        ("clip_at_twice", "norm"),
+        ("clip_per_tensor", "tensors"),
+        ("norm_misses_biases", "some"),
+    ],
+)
+@pytest.mark.parametrize("training", [BatchesOf8, DeepTraining])
+def test_other_ways_to_clip_are_told_from_each_other(
+    name: str, kind: str, training: type[Training]
+) -> None:
+    assert asked(FAULTS[name].optimizer, training, {}).clips == kind
+
+
+def test_a_norm_that_is_a_little_too_large_is_told() -> None:
+    answer = asked(ClipAtThreeHalves, Training, {"max_grad_norm": 0.3})
+    assert answer.clips == "norm"
+
+
+@pytest.mark.parametrize("name", ["first_row_not_clipped", "clip_by_median_norm", ""])
+def test_what_depends_on_the_place_or_on_the_others_has_no_kind(name: str) -> None:
+    optimizer = FAULTS[name].optimizer if name else LargestPasses
+    answer = asked(optimizer, Training, {})
+    assert answer.findings
+    assert answer.clips == ""
+
+
+def test_a_correct_step_has_no_kind() -> None:
+    answer = asked(None, WithMomentum, {})
+    assert answer.asked
+    assert not answer.findings
+    assert answer.clips == ""
