@@ -11,6 +11,7 @@ import io
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 NAMES = (
     "detection",
@@ -28,10 +29,11 @@ NAMES = (
     "two_processes",
     "memory",
     "black_box",
+    "names",
 )
 
 #: Arguments of a run that shows that a benchmark works, for those that know of any.
-SMALL: dict[str, dict[str, int]] = {
+SMALL: dict[str, dict[str, Any]] = {
     "detection": {"seeds": 1},
     "late_faults": {"seeds": 1},
     "healthy": {"runs": 2},
@@ -41,6 +43,7 @@ SMALL: dict[str, dict[str, int]] = {
     "drift": {"seeds": 1},
     "whole_runs": {"pairs": 1, "only": "DPLSTM"},
     "black_box": {"runs": 1},
+    "names": {"kinds": ["small MLP"], "faults": ["half_noise", "clip_after_average"]},
 }
 
 

@@ -37,6 +37,7 @@ def benchmark(monkeypatch):
         "late_faults",
         "black_box",
         "step_crossings",
+        "names",
     ):
         sys.modules.pop(name, None)
 
@@ -96,6 +97,25 @@ def test_black_box_audits_need_about_as_many_outputs_as_stated(benchmark):
         needed = sorted(black_box.outputs_needed(name, 0.5, seed) for seed in range(9))
         assert 150 < needed[4] < 700
         assert needed[-1] < 2000
+
+
+def test_the_first_name_of_a_fault_is_the_registrys(benchmark):
+    names = benchmark("names")
+    names.quiet()
+    rows = names.rows(["small"], ["half_noise", "clip_after_average"])
+    assert {row.configuration for row in rows} == {"small MLP", "small conv net"}
+    results = [names.named(row, 2) for row in rows]
+    assert [one.right for one in results] == [2] * 4
+    page = names.markdown(results, "a command")
+    assert "8 of 8 first names are the registry's" in page
+    assert "| small MLP | `half_noise` | 2 of 2 | 1, 1 |  |" in page
+
+
+def test_another_name_and_none_are_counted_as_wrong(benchmark):
+    names = benchmark("names")
+    (row,) = names.rows(["small MLP"], ["half_noise"])
+    one = names.Named(row, ("noise_too_small", "no_noise", ""), (1, 2, 60))
+    assert names.cells(one)[2:] == ("1 of 3", "1, 2, 60", "`no_noise`, `nothing found`")
 
 
 def test_a_step_runs_through_few_files_of_the_package(benchmark):

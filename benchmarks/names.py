@@ -1,0 +1,348 @@
+"""The first name that the audit gives a fault where it stops the training, and whether it is right.
+
+python benchmarks/names.py [--kinds TEXT ...] [--faults NAME ...] [--seeds N] [--every N] [--write]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from support import conv_net, digit_tokens, digits, mlp, quiet
+from torch import nn
+
+from lightning_audit import PrivacyAudit, __version__
+from lightning_audit.selftest.rows import Row, planned
+from lightning_audit.testing.faults import FAULTS
+from lightning_audit.testing.runs import train
+from lightning_audit.testing.trainings import Training
+
+PAGE = Path(__file__).parents[1] / "docs" / "names.md"
+#: Planted in each of `NETS`; the first two come first where only some are asked for.
+OF_NETS = (
+    "half_noise",
+    "clip_after_average",
+    "no_clipping",
+    "clip_per_tensor",
+    "no_noise_on_last_layer",
+    "same_noise_at_every_step",
+    "uniform_noise",
+)
+SELFTEST = "selftest"
+_STEPS = 60
+_RANK = 4
+
+
+class Stops(PrivacyAudit):
+    """Ends the training at the first violation, as by default, and raises nothing."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**{**given, "on_violation": "stop"})
+
+
+# ------------------------------------------------------------------ nets
+
+
+class SmallMlp(Training):
+    """Three linear layers on the digits."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.net, self.data = mlp(), digits()
+
+
+class SmallConv(Training):
+    """5,994 parameters on the digits."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.net, self.data = conv_net(), digits()
+
+
+class Adapted(nn.Module):
+    """A frozen linear layer, and beside it one of low rank, which is trained."""
+
+    def __init__(self, frozen: nn.Linear) -> None:
+        super().__init__()
+        self.frozen = frozen.requires_grad_(False)
+        self.lora_A = nn.Linear(frozen.in_features, _RANK, bias=False)
+        self.lora_B = nn.Linear(_RANK, frozen.out_features, bias=False)
+        nn.init.zeros_(self.lora_B.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of both."""
+        return self.frozen(x) + self.lora_B(self.lora_A(x))
+
+
+class Block(nn.Module):
+    """Attention with adapters of queries and values, and a frozen layer behind it."""
+
+    def __init__(self, width: int, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.value = (Adapted(nn.Linear(width, width)) for _ in range(2))
+        self.key = nn.Linear(width, width).requires_grad_(False)
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)]).requires_grad_(False)
+        self.widen = nn.Linear(width, 4 * width).requires_grad_(False)
+        self.narrow = nn.Linear(4 * width, width).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``[n, tokens, width]`` to the same."""
+        n, tokens, width = x.shape
+        parts = (layer(x) for layer in (self.query, self.key, self.value))
+        shape = (n, tokens, self.heads, width // self.heads)
+        query, key, value = (part.reshape(shape).transpose(1, 2) for part in parts)
+        scores = query @ key.transpose(2, 3) / (width // self.heads) ** 0.5
+        seen = (scores.softmax(3) @ value).transpose(1, 2).reshape(x.shape)
+        x = self.norms[0](x + seen)
+        return self.norms[1](x + self.narrow(torch.relu(self.widen(x))))
+
+
+class LoraTransformer(nn.Module):
+    """A transformer of which adapters of rank 4 and the head are trained."""
+
+    def __init__(self, width: int = 64, depth: int = 6) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(17, width).requires_grad_(False)
+        self.places = nn.Parameter(torch.randn(16, width), requires_grad=False)
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(depth)))
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Class scores of sequences of tokens, ``[n, 16]`` to ``[n, 10]``."""
+        return self.head(self.blocks(self.tokens(tokens) + self.places).mean(1))
+
+
+class Hugging(nn.Module):
+    """A small model of transformers, made from its configuration, with adapters of peft."""
+
+    def __init__(self, kind: str, targets: Sequence[str], **settings: int) -> None:
+        super().__init__()
+        import transformers
+        from peft import LoraConfig, get_peft_model
+
+        config = getattr(transformers, f"{kind}Config")(vocab_size=32, num_labels=10, **settings)
+        config.pad_token_id = 31
+        model = getattr(transformers, f"{kind}ForSequenceClassification")(config)
+        lora = LoraConfig(r=_RANK, target_modules=list(targets), task_type="SEQ_CLS")
+        self.model = get_peft_model(model, lora)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Class scores of sequences of tokens, ``[n, 16]`` to ``[n, 10]``."""
+        return self.model(input_ids=tokens).logits
+
+
+class _OnTokens(Training):
+    """A net with adapters on the digits as tokens."""
+
+    make: Callable[[], nn.Module]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.net, self.data = type(self).make(), digit_tokens()
+
+
+class LoraByHand(_OnTokens):
+    """Adapters by hand on a transformer of six blocks: 26 tensors."""
+
+    make = staticmethod(LoraTransformer)
+
+
+_SMALL = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+
+
+class LoraBert(_OnTokens):
+    """BERT."""
+
+    make = staticmethod(
+        lambda: Hugging("Bert", ("query", "value"), **_SMALL, intermediate_size=256)
+    )
+
+
+class LoraGpt2(_OnTokens):
+    """GPT-2."""
+
+    make = staticmethod(lambda: Hugging("GPT2", ("c_attn",), n_embd=64, n_layer=4, n_head=4))
+
+
+class LoraLlama(_OnTokens):
+    """Llama."""
+
+    make = staticmethod(
+        lambda: Hugging("Llama", ("q_proj", "v_proj"), **_SMALL, intermediate_size=256)
+    )
+
+
+NETS: dict[str, type[Training]] = {
+    "small MLP": SmallMlp,
+    "small conv net": SmallConv,
+    "LoRA by hand": LoraByHand,
+    "LoRA, BERT": LoraBert,
+    "LoRA, GPT-2": LoraGpt2,
+    "LoRA, Llama": LoraLlama,
+}
+_NEEDS_PEFT = (LoraBert, LoraGpt2, LoraLlama)
+
+
+def has_peft() -> bool:
+    """Whether transformers and peft are installed."""
+    return bool(find_spec("transformers") and find_spec("peft"))
+
+
+# ------------------------------------------------------------------ rows
+
+
+@dataclass(frozen=True)
+class Named:
+    """A fault in one way to train, and the first names that it was given.
+
+    Args:
+        row: what was trained.
+        names: the first of `Verdict.faults` of each seed; empty where nothing was found.
+        steps: after which the training was over, of each seed.
+    """
+
+    row: Row
+    names: tuple[str, ...]
+    steps: tuple[int, ...]
+
+    @property
+    def right(self) -> int:
+        """How many of the names are the registry's."""
+        return sum(name == self.row.fault.likely for name in self.names)
+
+
+def rows(kinds: Sequence[str] = (), faults: Sequence[str] = (), every: int = 1) -> list[Row]:
+    """What is trained.
+
+    Args:
+        kinds: parts of names of ways to train, "selftest" for its faults; empty for all.
+        faults: names; empty for all.
+        every: one in so many of the selftest's rows.
+    """
+
+    def wanted(kind: str) -> bool:
+        return not kinds or any(part.lower() in kind.lower() for part in kinds)
+
+    found = []
+    for kind, training in NETS.items():
+        if wanted(kind) and (training not in _NEEDS_PEFT or has_peft()):
+            planted = [FAULTS[name] for name in OF_NETS if not faults or name in faults]
+            own = [replace(fault, training=training, steps=_STEPS) for fault in planted]
+            found += [Row("configuration", fault, kind) for fault in own]
+    if wanted(SELFTEST):
+        own = [row for row in planned(faults) if row.group in ("fault", "configuration")]
+        own = [row for row in own if row.fault.processes == 1 and row.fault.ends == "VIOLATION"]
+        found += own[::every]
+    return found
+
+
+def first_name(row: Row, seed: int) -> tuple[str, int]:
+    """The first name of one training, empty where nothing is found, and the steps it had."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        report = train(row.fault, Path(folder) / "audit", row.seed + seed, Stops)
+    assert report is not None  # a training in one process has a report
+    faults = report.verdict.faults
+    return (faults[0].name if faults else "", report.steps)
+
+
+def named(row: Row, seeds: int) -> Named:
+    """Train a row with several seeds."""
+    found = [first_name(row, seed) for seed in range(seeds)]
+    return Named(row, tuple(name for name, _ in found), tuple(steps for _, steps in found))
+
+
+def run(
+    kinds: Sequence[str] = (), faults: Sequence[str] = (), seeds: int = 1, every: int = 1
+) -> dict[str, object]:
+    """How many first names are right, by way to train and fault; arguments as of `rows`."""
+    quiet()
+    results = [named(row, seeds) for row in rows(kinds, faults, every)]
+    return {one.row.title: f"{one.right} of {len(one.names)}" for one in results}
+
+
+# ------------------------------------------------------------------ page
+
+_HEAD = """# The first name that a fault is given
+
+<!-- Made by `python benchmarks/names.py --write`; do not edit. -->
+
+{right} of {all} first names are the registry's.
+
+By default the audit stops a training at the first violation, and its name is what an engineer
+acts on. Here each fault is trained under `PrivacyAudit` at that stop, with {seeds} seeds. **right**
+counts the seeds whose first name is the one that [the registry](faults.md) has. **step** is where
+the training was stopped, of each seed. {left}This page is a run of {date} with lightning-audit
+{version}, made by `{command}`.
+
+| way to train | fault | right | step | first names that are not the registry's |
+|---|---|---|---|---|
+"""
+_WITHOUT = "transformers and peft were not installed: BERT, GPT-2 and Llama are left out. "
+
+
+def markdown(results: Sequence[Named], command: str) -> str:
+    """The page.
+
+    Args:
+        results: of all rows, with as many seeds each.
+        command: that printed them.
+    """
+    head = _HEAD.format(
+        right=sum(one.right for one in results),
+        all=sum(len(one.names) for one in results),
+        seeds=len(results[0].names),
+        left="" if has_peft() else _WITHOUT,
+        date=datetime.now(UTC).date().isoformat(),
+        version=__version__,
+        command=command,
+    )
+    return head + "".join(f"| {' | '.join(cells(one))} |\n" for one in results)
+
+
+def cells(one: Named) -> tuple[str, ...]:
+    """A line of the table."""
+    likely = one.row.fault.likely
+    others = dict.fromkeys(name or "nothing found" for name in one.names if name != likely)
+    return (
+        one.row.configuration,
+        f"`{one.row.fault.name}`",
+        f"{one.right} of {len(one.names)}",
+        ", ".join(map(str, one.steps)),
+        ", ".join(f"`{name}`" for name in others),
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, print the table, and write the page where that is asked for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--kinds", nargs="*", default=(), help="ways to train; part of a name")
+    parser.add_argument("--faults", nargs="*", default=(), choices=sorted(FAULTS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--every", type=int, default=1, help="one in so many selftest rows")
+    parser.add_argument("--write", action="store_true", help="write docs/names.md")
+    given = parser.parse_args(arguments)
+    quiet()
+    results = []
+    for row in rows(given.kinds, given.faults, given.every):
+        results.append(named(row, given.seeds))
+        print(" | ".join(cells(results[-1])), flush=True)
+    right, total = (sum(n) for n in zip(*((r.right, len(r.names)) for r in results), strict=True))
+    print(f"{right} of {total} first names are the registry's")
+    if given.write:
+        told = [f"--{n} {' '.join(v)}" for n in ("kinds", "faults") if (v := getattr(given, n))]
+        told += [f"--{n} {getattr(given, n)}" for n in ("seeds", "every")]
+        PAGE.write_text(markdown(results, f"python benchmarks/names.py {' '.join(told)} --write"))
+
+
+if __name__ == "__main__":
+    main()
