@@ -168,7 +168,10 @@ def _small(draws: Draws) -> Seen:
             told.append(_sized(squares.sum(1), count * squares.shape[1], f"a row of `{name}`"))
             told.append(_sized(squares.sum(0), count * squares.shape[0], f"a column of `{name}`"))
         entries.append(squares.ravel())
-    told.append(_in_entries(np.concatenate(entries), draws.count - 1))
+    each = np.concatenate(entries)
+    told.append(_in_entries(each, draws.count - 1))
+    # Tensors that are too small to tell alone do together.
+    told.append(_sized(each.sum()[None], (draws.count - 1) * each.size, "all tensors together"))
     return _mean(told)
 
 

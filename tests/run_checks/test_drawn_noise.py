@@ -180,3 +180,19 @@ def test_less_noise_in_every_tensor_is_told_from_less_in_one() -> None:
     seen = draws_seen(Draws([0.5 * first, *others], names, 1.0))
     assert seen[SMALL].log_e > 14.0
     assert SCALE not in seen
+
+
+@pytest.mark.parametrize("factor", [0.85, 0.9])
+def test_noise_that_is_small_in_many_small_tensors_is_small_in_all_of_them(factor: float) -> None:
+    """As adapters of low rank have; none of them has numbers enough to tell alone."""
+    shapes = ((4, 8),) * 24
+    small = [factor * own for own in noise(4, seed=1, shapes=shapes)]
+    alone = drawn(small[:1])
+    assert alone[SMALL] < math.log(1000.0)
+    seen = drawn(small)
+    assert SCALE in seen
+    assert seen[SCALE] > math.log(1000.0)
+    assert seen["tails"] == NOTHING.log_e
+    right = drawn(noise(4, seed=3, shapes=shapes))
+    assert SCALE not in right
+    assert right[SMALL] < math.log(100.0)

@@ -49,6 +49,17 @@ def test_a_finding_has_the_first_step_and_two_digits() -> None:
     assert log.found
 
 
+@pytest.mark.parametrize(("fine_before", "kind"), [(False, "none"), (True, "")])
+def test_what_is_done_instead_of_clipping_is_not_known_where_earlier_steps_were_right(
+    fine_before: bool, kind: str
+) -> None:
+    log = ExaminationLog()
+    if fine_before:
+        log.take(0, {"replay.clipping": Answer(8)})
+    log.take(9, {"replay.clipping": Answer(8, (FAR,), clips="none")})
+    assert result(log, "replay.clipping").evidence["clips"] == kind
+
+
 def test_a_size_without_end_has_none() -> None:
     log = ExaminationLog()
     log.take(0, {"replay.clipping": Answer(1, (Finding("norm 1e5 C", math.inf, 1.0),))})

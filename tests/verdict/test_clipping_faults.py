@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from named_faults import check, faults_of, names
 from simulated_record import (
+    CLIPPED_AFTER_AVERAGE,
     OVERSIZE,
     monitor_of,
     simulate,
@@ -113,3 +114,31 @@ def test_loud_data_are_not_taken_for_steps_without_clipping() -> None:
     made, entries = simulate(120, shift=3.0)
     entries["readings"][::20] += 40.0  # whether a canary is in or not
     assert "clipping_missing_at_times" not in names(faults_of((made, entries)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("sum", "clip_after_average"),
+        ("none", "no_clipping"),
+        ("norm", "clipping_norm_too_large"),
+        ("tensors", "clip_per_tensor"),
+        ("some", "clipping_misses_tensors"),
+        ("", "one_record_moves_too_much"),
+    ],
+)
+def test_what_replays_show_of_the_clipping_comes_before_no_bounded_sensitivity(
+    kind: str, name: str
+) -> None:
+    found = [
+        check("replay.sensitivity", findings=2),
+        check("replay.clipping", findings=3, clips=kind),
+    ]
+    (fault,) = likely_faults(found, monitor_of(simulate(1)), OVERSIZE)
+    assert fault.name == name
+
+
+def test_canaries_that_are_clipped_together_have_one_name_beside_their_replay() -> None:
+    record = simulate(80, shift=CLIPPED_AFTER_AVERAGE)
+    faults = faults_of(record, check("replay.clipping", findings=3, clips="sum"))
+    assert names(faults) == ["clip_after_average"]
