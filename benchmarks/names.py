@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import shlex
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -279,15 +281,16 @@ _HEAD = """# The first name that a fault is given
 {right} of {all} first names are the registry's.
 
 By default the audit stops a training at the first violation, and its name is what an engineer
-acts on. Here each fault is trained under `PrivacyAudit` at that stop, with {seeds} seeds. **right**
-counts the seeds whose first name is the one that [the registry](faults.md) has. **step** is where
-the training was stopped, of each seed. {left}This page is a run of {date} with lightning-audit
-{version}, made by `{command}`.
+acts on. Here each fault is trained under `PrivacyAudit` at that stop; seeds of each: {seeds}.
+**right** counts the seeds whose first name is the one that [the registry](faults.md) has. **step**
+is where the training was stopped, of each seed. {left}
+
+This page is a run of {date} with lightning-audit {version}, made by `{command}`.
 
 | way to train | fault | right | step | first names that are not the registry's |
 |---|---|---|---|---|
 """
-_WITHOUT = "transformers and peft were not installed: BERT, GPT-2 and Llama are left out. "
+_WITHOUT = "transformers and peft were not installed: BERT, GPT-2 and Llama are left out."
 
 
 def markdown(results: Sequence[Named], command: str) -> str:
@@ -339,9 +342,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     right, total = (sum(n) for n in zip(*((r.right, len(r.names)) for r in results), strict=True))
     print(f"{right} of {total} first names are the registry's")
     if given.write:
-        told = [f"--{n} {' '.join(v)}" for n in ("kinds", "faults") if (v := getattr(given, n))]
-        told += [f"--{n} {getattr(given, n)}" for n in ("seeds", "every")]
-        PAGE.write_text(markdown(results, f"python benchmarks/names.py {' '.join(told)} --write"))
+        told = shlex.join(sys.argv[1:] if arguments is None else arguments)
+        PAGE.write_text(markdown(results, f"python benchmarks/names.py {told}"), encoding="utf-8")
 
 
 if __name__ == "__main__":
