@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from lightning_audit.accounting.margin import exceeds
 from lightning_audit.catalogue.check import MEASURED, Check, FaultRule
 from lightning_audit.catalogue.replay_checks import unanswered
@@ -26,14 +29,33 @@ NO_DP = Check(
 #: Low precision rounds norms, but not by as much as this.
 NORM_TOLERANCE = 1.1
 
+
+def _not_passed_on(seen: Mapping[str, Any]) -> bool:
+    # Reports of before have neither.
+    return bool(seen.get("module_norm", 0.0) > seen.get("optimizer_norm", 0.0))
+
+
 CLIPPING_NORM = Check(
     "clipping.norm",
-    "ghost clipping goes by norms that samples' gradients exceed",
+    "ghost clipping goes by norms that samples' gradients exceed, or by a larger max_grad_norm "
+    "than the optimizer's",
     each=True,
-    wrong=lambda seen: seen["largest_ratio"] > NORM_TOLERANCE,
+    wrong=lambda seen: seen["largest_ratio"] > NORM_TOLERANCE or _not_passed_on(seen),
     private=True,
     fine="the norms that clipping goes by are those of the gradients",
+    # Settings: no data are in them.
+    public=("module_norm", "optimizer_norm"),
     faults=(
+        FaultRule(
+            "clipping_norm_not_passed_on",
+            "clipping norm too large: ghost clipping clips at the module's max_grad_norm, and the "
+            "noise is made for the optimizer's, which is smaller",
+            "what changes optimizer.max_grad_norm, as a scheduler does: it must set "
+            "module.max_grad_norm to the same value",
+            rank=-4,
+            explains_groups=("clipping", "replay", "leakage"),
+            applies=_not_passed_on,
+        ),
         FaultRule(
             "wrong_norms",
             "clipping by wrong norms: samples are clipped by norms that their gradients exceed",
@@ -70,10 +92,21 @@ GRADIENT_REPLACED = Check(
     faults=(
         FaultRule(
             "gradient_replaced",
-            "gradient replaced: the closure ran again inside the optimizer's step, and the update "
-            "used the raw gradient, without clipping and noise",
-            "whether step() passes its closure on to the inner optimizer, or something writes "
-            "p.grad after the noise was added",
+            "gradient replaced: a backward pass ran after the noise was added, and the update used "
+            "a gradient without clipping and noise",
+            "whether step() passes its closure on to the inner optimizer, which runs it again, and "
+            "whether the step has a second backward pass: both losses belong into one, before the "
+            "noise",
+            rank=-9,
+            explains_groups=MEASURED,
+            applies=lambda seen: seen.get("replaced") != 0,
+        ),
+        FaultRule(
+            "update_follows_raw_gradients",
+            "gradient replaced: the update uses gradients from before the noise, beside the noisy "
+            "one or in its place",
+            "what the optimizer, or a hook, does after the noise was added: with p.grad_sample, "
+            "p.summed_grad, or gradients kept from before",
             rank=-9,
             explains_groups=MEASURED,
         ),

@@ -18,6 +18,14 @@ from lightning_audit.catalogue.step_checks import (
 )
 from lightning_audit.results.audit_report import CheckResult
 
+#: What else is to be done about an optimizer beside a private one.
+_OR_ALLOW = (
+    "; if one of several optimizers learns nothing of private records but through private weights "
+    "(the generator of a GAN whose discriminator is private), say so: PrivacyAudit(allow=["
+    "Allow('no_dp', optimizer=..., reason='...')]) (from lightning_audit), optimizer= its place "
+    "in configure_optimizers, its class, or the prefix of its parameters' names"
+)
+
 
 def gradient_replaced_result(
     replaced: int, steps: int, first_step: int | None = None
@@ -36,8 +44,8 @@ def gradient_replaced_result(
         "every update used the gradient that DP-SGD made",
         f"in {replaced} of {steps} steps the update used another gradient than the one that was "
         "clipped and noised",
-        "do not pass the closure on to the inner optimizer, nor change p.grad inside its step: "
-        "run the closure once, before clipping (opacus issue #313)",
+        "run every backward pass before the noise is added: do not pass the closure on to the "
+        "inner optimizer (opacus issue #313), and add up a step's losses for one backward pass",
     )
 
 
@@ -49,7 +57,7 @@ def no_dp_result(
     Args:
         plain_steps: steps of optimizers without DP-SGD.
         private_steps: steps of the private optimizer.
-        plain_name: type of the plain optimizer.
+        plain_name: type of the plain optimizer that stepped last.
         exempt: steps of optimizers that the user exempts, by the words in which they are named.
     """
     evidence: dict[str, Any] = {"plain_steps": plain_steps, "private_steps": private_steps}
@@ -67,22 +75,37 @@ def no_dp_result(
         fine,
         f"{plain_name} took {plain_steps} step{'s' * (plain_steps > 1)} without clipping and noise",
         "return the optimizer that PrivacyEngine.make_private gives from configure_optimizers, "
-        "and give it every trainable parameter",
+        "and give it every trainable parameter" + (_OR_ALLOW * bool(private_steps)),
     )
 
 
-def clipping_norm_result(checked: int, largest_ratio: float) -> CheckResult:
+def clipping_norm_result(
+    checked: int, largest_ratio: float, clipped_at: tuple[float, float] = (0.0, 0.0)
+) -> CheckResult:
     """Result of `clipping.norm`: gradients that are never formed are clipped by their true norms.
 
     Args:
         checked: samples whose gradients were formed to see their norms.
         largest_ratio: largest norm over the one that clipping went by.
+        clipped_at: clipping norm of the module and of the optimizer, of the step in which the
+            first is largest over the second; zeros where none was seen.
     """
+    module_norm, optimizer_norm = clipped_at
+    evidence = {"module_norm": module_norm, "optimizer_norm": optimizer_norm}
+    if module_norm > optimizer_norm:
+        return CLIPPING_NORM.judged(
+            {"checked": checked, "largest_ratio": largest_ratio, **evidence},
+            CLIPPING_NORM.fine,
+            f"ghost clipping clips at module.max_grad_norm={module_norm:.4g}, and the noise is "
+            f"made for optimizer.max_grad_norm={optimizer_norm:.4g}",
+            "where optimizer.max_grad_norm is changed, set module.max_grad_norm to the same value, "
+            "where module is the one that make_private returns",
+        )
     if not checked:
         message = "no sample's norm was looked at"
         return CLIPPING_NORM.not_run(message)
     return CLIPPING_NORM.judged(
-        {"checked": checked, "largest_ratio": largest_ratio},
+        {"checked": checked, "largest_ratio": largest_ratio, **evidence},
         CLIPPING_NORM.fine,
         f"a sample's gradient is {largest_ratio:.3g} times as long as the norm that clips it",
         "look for a layer whose norm is left out or computed otherwise (a bias, a layer that is "

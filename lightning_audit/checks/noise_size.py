@@ -19,6 +19,8 @@ from lightning_audit.stats.evalues.sequential import (
     log_mean_exp,
 )
 
+#: Steps that are several, and ratio of noise to what it was or is to be that is clearly less.
+_SEVERAL, _LESS = 3, 0.9
 _ADVICE = (
     "compare the noise that is drawn (Opacus: in add_noise) with noise_multiplier * max_grad_norm, "
     "and look for code that changes the gradient after the noise was added"
@@ -90,6 +92,39 @@ class PooledSums:
         )
 
 
+class Onset:
+    """The steps from the first one on that `noise.step` flags, apart from those before.
+
+    Args:
+        units: number of tensors.
+    """
+
+    def __init__(self, units: int) -> None:
+        self.steps = 0
+        #: Of the former, those that are quiet each for itself.
+        self.quiet = 0
+        # Steps before, and the tensors' mean squares before and since, summed over the steps.
+        self._before, self._squares = 0, np.zeros((2, units))
+
+    def update(self, mean_squares: FloatArray, *, quiet: bool, flagged: bool) -> None:
+        """Take in a step, and whether a step was flagged by now."""
+        self.steps += flagged
+        self.quiet += flagged and quiet
+        self._before += not flagged
+        self._squares[int(flagged)] += mean_squares
+
+    def ratios(self) -> dict[int, float]:
+        """Tensor -> noise and data over the claim since, of those that were as claimed before.
+
+        Empty unless all of several steps since are quiet, and there are steps before.
+        """
+        if self.steps < _SEVERAL or self.quiet < self.steps or self._before < _SEVERAL:
+            return {}
+        before, since = np.sqrt(self._squares / [[self._before], [self.steps]])
+        smaller = np.flatnonzero((since < _LESS) & (since < _LESS * before) & (before > _LESS))
+        return {int(j): float(since[j]) for j in smaller}
+
+
 class WitnessNoiseCheck:
     """`noise` (all tensors pooled), `noise.tensor` (each) and `noise.step`, from the witnesses."""
 
@@ -101,6 +136,7 @@ class WitnessNoiseCheck:
         self.burst = NOISE_STEP.test(significance)
         self._bet = SingleStepBet()
         self._seen = 0
+        self.onset = Onset(len(self._names))
         #: Largest log e-value of each tensor at any look.
         self._largest = np.zeros(len(self._names))
         self.single = NOISE_TENSOR.test(significance)
@@ -114,8 +150,11 @@ class WitnessNoiseCheck:
         step = int(entry["step"])
         together = float(noise_log_e(self._counts.sum(), squares.sum()))
         each = float(log_mean_exp(noise_log_e(self._counts, squares)))
-        self._bet.update(log_mean_exp([together, each]))
+        alone = float(log_mean_exp([together, each]))
+        self._bet.update(alone)
         self.burst.update(float(self._bet.log_e), step)
+        mean_squares = squares / np.maximum(self._counts, 1.0)
+        self.onset.update(mean_squares, quiet=alone > 0.0, flagged=self.burst.violated)
         self._seen += 1
         if is_look(self._seen):
             self.pooled.update(self.sums.pooled_log_e, step)

@@ -21,6 +21,8 @@ _KEPT_NORMS = 64
 #: A canary is loud if it passes with more than this, and than so many standard deviations of the
 #: noise, in clipping norms; of how many steps the numbers are kept.
 _LOUD, _DEVIATIONS, _KEPT_STEPS = 3.0, 8.0, 8
+#: Steps that are several, and part of canaries that is most of them: some are small.
+_SEVERAL, _MOST = 3, 0.6
 #: Part of the stake that is on all parts together, once batches are split.
 _TOGETHER = 0.5
 
@@ -38,6 +40,8 @@ class LoudSteps:
         # Of canaries that are in, by whether they were loud: how often, and their readings' sum.
         self._seen, self._sums = np.zeros((2, count)), np.zeros((2, count))
         self._without = 0
+        # Since the first loud step: steps with a canary, canaries that are in, and loud ones.
+        self._since = [0, 0, 0]
 
     def update(self, entry: NDArray[np.void]) -> None:
         """Take in one entry whose coins count."""
@@ -47,8 +51,12 @@ class LoudSteps:
             self._seen[kind] += chosen
             self._sums[kind] += np.where(chosen, readings, 0.0)
         self._without += int((loud & ~inside).any())
-        if (inside & loud).any() and len(self.numbers) < _KEPT_STEPS:
+        found = bool((inside & loud).any())
+        if found and len(self.numbers) < _KEPT_STEPS:
             self.numbers.append(int(entry["step"]))
+        if self.numbers and inside.any():
+            counted = (1, int(inside.sum()), int((inside & loud).sum()))
+            self._since = [a + b for a, b in zip(self._since, counted, strict=True)]
 
     @property
     def rare(self) -> bool:
@@ -58,6 +66,12 @@ class LoudSteps:
             return False
         most = float(np.mean(2.0 * loud <= quiet)) > 0.5
         return most and 0.5 < float(self._sums[0].sum() / max(self._seen[0].sum(), 1.0)) < 1.5
+
+    @property
+    def from_then_on(self) -> bool:
+        """Whether most canaries are loud since the first loud step, of several steps."""
+        steps, inside, loud = self._since
+        return steps >= _SEVERAL and loud > _MOST * inside
 
     @property
     def shift(self) -> float:

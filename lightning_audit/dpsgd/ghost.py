@@ -31,7 +31,10 @@ _NO_GHOST_LOSS = (
 #: Steps with canaries in which a norm is looked at: the first ones, and one in so many later.
 _FIRST, _EVERY = 10, 50
 _NORMS = "get_norm_sample"
-_TOO_LATE = "the losses were clipped before a canary could join them"
+_TOO_LATE = (
+    "the losses were clipped before a canary could join them; if the step calls loss.backward(), "
+    "call self.manual_backward(loss) in its place"
+)
 
 
 class GhostStep(OpacusStep):
@@ -131,6 +134,10 @@ class GhostStep(OpacusStep):
         self._losses = None
         if factors is None:
             return False
+        # Now, for adaptive clipping changes both in the backward pass.
+        assert self.norms is not None
+        norms = self._teller.max_grad_norm, self.optimizer.max_grad_norm
+        self.norms.take_norms(*map(as_number, norms))
         # No row where nobody is in, but the step was audited all the same.
         weights = self._norm * factors.double().cpu().numpy()
         add_along([p.grad for p in self.params], self._directions, weights)

@@ -70,10 +70,19 @@ class NormsSeen:
     Args:
         checked: samples whose norm was looked at.
         largest_ratio: largest norm over the one that clipping used.
+        clipped_at: clipping norm of the module and of the optimizer, of the step in which the
+            first is largest over the second.
     """
 
     checked: int = 0
     largest_ratio: float = 0.0
+    clipped_at: tuple[float, float] = (0.0, 0.0)
+
+    def take_norms(self, module: float, optimizer: float) -> None:
+        """Take in the clipping norm of the module in a step, and that of the optimizer."""
+        largest, stated = self.clipped_at
+        if module * stated >= largest * optimizer:
+            self.clipped_at = module, optimizer
 
 
 class DPSGDStep(ABC):

@@ -28,6 +28,7 @@ _CLASSES: Mapping[str, str] = {
     "leakage_bound": "checks.leakage:LeakageBound",
     "loud_steps": "checks.sensitivity:LoudSteps",
     "moves_outside": "taps.moves_outside:MovesOutside",
+    "onset": "checks.noise_size:Onset",
     "part_shifts": "checks.part_shifts:PartShifts",
     "pooled_sums": "checks.noise_size:PooledSums",
     "predictable_centre": "stats.evalues.sequential:PredictableCentre",

@@ -118,7 +118,7 @@ def _own_results(place: int, session: AuditSession, facts: RunFacts) -> list[Che
         equal = equal_noise_result(facts.processes)
         checks = [equal if check.name == equal.name else check for check in checks]
     if (norms := session.step.norms) is not None:
-        checks.append(clipping_norm_result(norms.checked, norms.largest_ratio))
+        checks.append(clipping_norm_result(norms.checked, norms.largest_ratio, norms.clipped_at))
     checks.append(finite_result(session.lost.count, session.lost.first))
     checks = facts.earlier.joined(place, checks, session.monitor.significance)
     unsure = explained_by_processing(

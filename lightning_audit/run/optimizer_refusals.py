@@ -26,9 +26,16 @@ def private_optimizers(optimizers: Sequence[Any]) -> list[DPOptimizer]:
     """The private ones of the Trainer's optimizers.
 
     Raises:
-        UnauditableTraining: two of them train the same parameter.
+        UnauditableTraining: two of them train the same parameter, or one wraps another.
     """
     private = [o for o in map(private_optimizer, optimizers) if o is not None]
+    for outer in private:
+        if (inner := private_optimizer(outer.original_optimizer)) is not None:
+            raise UnauditableTraining(
+                f"{type(outer).__name__} wraps {type(inner).__name__}: each clips and adds noise, "
+                "and the second clips what the first has clipped. Call make_private once, with the "
+                "optimizer of torch, and return what it gives from configure_optimizers."
+            )
     owners: dict[int, int] = {}
     for number, optimizer in enumerate(private, 1):
         for param in optimizer.params:

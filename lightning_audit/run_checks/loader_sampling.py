@@ -26,6 +26,14 @@ _WRITE_INSTEAD = (
     "DPDataLoader.from_data_loader(loader)` (from opacus.data_loader), or wrap the data module in "
     "opacus.lightning.DPLightningDataModule"
 )
+#: Of a loader without a batch sampler: no Poisson sampling is of it, and Opacus refuses it.
+_ITERABLE = (
+    "an IterableDataset gives no record by its index, so that nothing can draw Poisson batches of "
+    "it: give the records a length, as DataLoader(list(dataset), batch_size=...) does where they "
+    "fit into memory, and return DPDataLoader.from_data_loader(loader) (from opacus.data_loader) "
+    "from train_dataloader; give make_private the same loader"
+)
+_INFINITE = "_InfiniteConstantSampler"
 _BY_CHOICE = (
     "make_private was told poisson_sampling=False, and the accountant supposes Poisson sampling "
     "all the same: leave poisson_sampling at True and return DPDataLoader.from_data_loader(loader) "
@@ -96,6 +104,8 @@ def sampling_results(
         )
         evidence: dict[str, Any] = {"loader": description, "poisson": False}
         advice = _BY_CHOICE if by_choice else _WRITE_INSTEAD
+        if _INFINITE in description:  # torch's of an IterableDataset
+            advice = _ITERABLE
         return (NOT_POISSON.judged(evidence, "", f"{message}{holds}", advice),)
     if kind == "unknown":
         message = f"it cannot be read off whether {description} draws Poisson batches"

@@ -57,6 +57,26 @@ class SkipsEmptyBatches(Training):
             optimizer.step()
 
 
+class BackwardAfterNoise(Configured):
+    """The loss of a regularizer runs backward when the noise is in, and adds to the gradient."""
+
+    engine_arguments: ClassVar = {"poisson_sampling": False}  # or Opacus refuses a second backward
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        """Clip and add noise, run backward once more, then update."""
+        private = self.optimizers().optimizer  # type: ignore[attr-defined]  # of the LightningModule
+        private.zero_grad()
+        for again in (False, True):
+            self.manual_backward(super().training_step(batch, batch_idx))  # type: ignore[attr-defined]
+            if not again and not private.pre_step():
+                return
+        private.original_optimizer.step()
+
+
 class SeededNoise(Configured):
     """The noise generator is seeded when the module is made, also that of a resumed training."""
 

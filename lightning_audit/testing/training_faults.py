@@ -69,6 +69,23 @@ OF_THE_TRAINING = (
         named="no_dp",
     ),
     Fault(
+        "backward_after_noise",
+        "a second loss runs backward when the noise is in, and the update uses its gradient",
+        "regularizers and auxiliary losses with a backward pass of their own",
+        training=run_trainings.BackwardAfterNoise,
+        named="gradient_replaced",
+        # Lightning counts no step of an inner optimizer.
+        trainer={"max_epochs": 1, "limit_train_batches": 20},
+    ),
+    Fault(
+        "norm_not_passed_on",
+        "ghost clipping: a schedule changes `optimizer.max_grad_norm` and not the module's, by "
+        "which gradients are clipped",
+        "Opacus' `GradClipScheduler` with ghost clipping",
+        training=opacus_trainings.NormNotPassedOn,
+        named="clipping_norm_not_passed_on",
+    ),
+    Fault(
         "record_counts_twice",
         "views of a record through tied weights are clipped as samples of their own",
         "opacus #413",

@@ -117,6 +117,8 @@ def _divisor_candidates(case: Case) -> list[Candidate]:
     if finding not in case.violated:
         return []
     monitor = case.monitor
+    if monitor is not None and monitor.witness_noise.onset.ratios():
+        return []  # each step is too quiet since one, however many records it drew
     shared = ("reuse.broadcast", "reuse.lag")
     if monitor is not None and any(reuse_is_seen(case, monitor, name) for name in shared):
         return []

@@ -51,12 +51,14 @@ def noise_candidates(case: Case) -> list[Candidate]:
         return []
     finding = case.first_of(NOISE)
     found = []
-    if finding and _in_few_steps(case, monitor, finding):
+    if since := _from_a_step_on(case, monitor):
+        found.append(since)
+    elif finding and _in_few_steps(case, monitor, finding):
         found.append(
             case.candidate(
                 "noise_missing_in_steps",
                 "noise.step",
-                "noise of some steps: a few steps have too little noise, or none",
+                "noise of some steps: single steps have too little noise, or none",
                 "what those steps do otherwise: the last batch of an epoch, a step after "
                 "validation, a branch that skips the noise; and what the noisy sum is divided by, "
                 "which must be the expected batch size, whatever the batch's own",
@@ -82,6 +84,28 @@ def noise_candidates(case: Case) -> list[Candidate]:
             )
         )
     return found
+
+
+def _from_a_step_on(case: Case, monitor: AuditMonitor) -> Candidate | None:
+    """Noise that is as claimed up to a step, and too small at each step from there on."""
+    names = monitor.header.tensors
+    ratios = {names[j]: r for j, r in monitor.witness_noise.onset.ratios().items()}
+    if not ratios or NOISE_STEP.name not in case.violated:
+        return None
+    step, ratio = monitor.witness_noise.burst.violated_at, min(ratios.values())
+    few = tuple(ratios) if 2 * len(ratios) < len(names) else ()
+    whose = f"noise of {', '.join(f'`{name}`' for name in few[:5])}" if few else "noise"
+    return case.candidate(
+        "noise_too_small_from_a_step_on",
+        NOISE_STEP.name,
+        f"{whose} too small from step {step} on, at the latest: since then it is {ratio:.3g} times "
+        "the claim or less, before it was as claimed",
+        "what changes at that step: a scheduler of noise or learning rate, an epoch, a layer that "
+        "is unfrozen, a flag of a warm-up",
+        {"sd_ratio": ratio},
+        few or None,
+        (*NOISE, *REUSE, *CHANNEL, *LEAKAGE),
+    )
 
 
 def _repeated(case: Case) -> Candidate | None:

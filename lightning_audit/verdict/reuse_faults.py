@@ -206,7 +206,8 @@ def _recurs(case: Case, monitor: AuditMonitor, finding: str) -> bool:
     """Whether steps agree by more than noise does that is too small, or missing."""
     if not case.first_of(NOISE):
         return True
-    if case.first_of(NOISE) == "noise.step":
+    since = monitor.witness_noise.onset.ratios() and "noise.step" in case.violated
+    if case.first_of(NOISE) == "noise.step" or since:
         # Steps without noise agree, and are seen as such before two of them are.
         quiet_at = case.violated["noise.step"].evidence.get("violated_at_step")
         alike_at = case.violated[finding].evidence.get("violated_at_step")

@@ -129,7 +129,8 @@ def test_ghost_losses_that_run_backward_unannounced_are_not_passed(tmp_path: Pat
     assert report.verdict.outcome == "INCONCLUSIVE"
     _, entries = read_observations(tmp_path / "audit" / report.record)
     assert (entries["canaries"] == DROPPED).all()
-    assert any("clipped before a canary" in note for note in report.notes)
+    said = next(note for note in report.notes if "clipped before a canary" in note)
+    assert "call self.manual_backward(loss) in its place" in said
 
 
 @pytest.mark.parametrize(("kind", "word"), [(PerLayer, "per-layer"), (AdaClip, "adaptive")])

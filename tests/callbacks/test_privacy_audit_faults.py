@@ -55,7 +55,7 @@ def _on_digits(kind: type[torch.optim.Optimizer]) -> PrivateModule:
         (
             faulty_clipping.ClosureRunsAgain,
             "gradient_replaced",
-            "gradient replaced: the closure ran again",
+            "gradient replaced: a backward pass ran after the noise",
         ),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",

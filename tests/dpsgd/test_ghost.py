@@ -165,3 +165,21 @@ def test_another_loss_and_a_late_injection_are_said() -> None:
     assert "{'loss': loss}" in step.obstacle(Backward(torch.zeros(())))
     with pytest.raises(ValueError, match="clipped before a canary"):
         step.inject(directions_over(step), 1000 * C)
+
+
+@pytest.mark.parametrize(("factors", "largest"), [((1.0, 0.5, 2.0), 0.5), ((1.0, 2.0), 1.0)])
+def test_clipping_norms_of_module_and_optimizer_are_compared_in_each_step(
+    factors: tuple[float, ...], largest: float
+) -> None:
+    step, model, criterion = ghost()
+    assert step.norms.clipped_at == (0.0, 0.0)
+    for factor in factors:
+        step.optimizer.max_grad_norm = factor * C
+        x, y = batch()
+        backward(step, criterion(model(x), y), directions_over(step))
+        step.conceal()
+        assert step.confirm()
+        step.optimizer.step()
+        step.withdraw()
+        step.optimizer.zero_grad()
+    assert step.norms.clipped_at == (C, pytest.approx(largest * C))

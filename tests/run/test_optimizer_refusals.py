@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from hand_written_support import CLAIM
-from training_support import PrivateModule, mlp, trainer_for
+from training_support import PrivateModule, mlp, refusal_of, trainer_for
 
 from lightning_audit import PrivacyAudit
 from lightning_audit.canaries import Blank, Dirac
@@ -68,3 +68,20 @@ def test_an_expected_batch_of_zero_is_refused_with_its_reason(tmp_path: Path) ->
 
     with pytest.raises(Exception, match="expected_batch_size=0 must be > 0"):
         trainer_for(tmp_path, PrivacyAudit(), max_steps=2).fit(ZeroBatch())
+
+
+def test_a_private_optimizer_that_wraps_a_private_one_is_refused_before_the_first_step(
+    tmp_path: Path,
+) -> None:
+    class Twice(PrivateModule):
+        def configure_optimizers(self) -> Any:
+            inner = super().configure_optimizers()
+            outer = type(inner)(
+                inner, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=16
+            )
+            outer.attach_step_hook(inner.step_hook)
+            return outer
+
+    said = refusal_of(tmp_path, Twice(), PrivacyAudit(seed=1))
+    assert "DPOptimizer wraps DPOptimizer: each clips and adds noise" in said
+    assert "Call make_private once" in said

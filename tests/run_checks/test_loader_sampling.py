@@ -4,10 +4,15 @@ import math
 
 import numpy as np
 import pytest
+import torch
+from opacus.data_loader import DPDataLoader
+from torch.utils.data import DataLoader, IterableDataset
+from training_support import digits
 
 from lightning_audit.accounting.composition import epsilon_of_history
 from lightning_audit.accounting.phases import Phase
 from lightning_audit.catalogue.claim_checks import NOT_POISSON
+from lightning_audit.lints.loader_facts import loader_facts
 from lightning_audit.run_checks.loader_sampling import (
     LoaderKind,
     sampling_results,
@@ -125,3 +130,27 @@ def test_shuffled_batches_are_as_claimed_or_a_pass_is_blocked(
     assert found.status == status
     assert said in found.message
     assert bool(NOT_POISSON.blocks(found)) == (status == "not_run")
+
+
+class _Stream(IterableDataset[tuple[torch.Tensor, ...]]):
+    def __iter__(self):
+        return iter(digits(64))
+
+
+def test_what_is_said_of_an_iterable_data_set_can_be_done() -> None:
+    stream = DataLoader(_Stream(), batch_size=8)
+    facts = loader_facts(stream)
+    (found,) = sampling_results(facts.kind, facts.description, None, 0.125, [])
+    assert found.status == "violated"
+    assert "DataLoader(list(dataset), batch_size=...)" in found.advice
+    with pytest.raises(ValueError, match="not supported for IterableDataset"):
+        DPDataLoader.from_data_loader(stream)
+    loader = DPDataLoader.from_data_loader(DataLoader(list(_Stream()), batch_size=8))
+    facts = loader_facts(loader)
+    assert statuses(facts.kind, facts.description, facts.sample_rate, 0.125, []) == {
+        "sampling.not_poisson": "ok",
+        "sampling.rate": "ok",
+    }
+    plain = loader_facts(DataLoader(range(64), batch_size=8))
+    (found,) = sampling_results(plain.kind, plain.description, None, 0.125, [])
+    assert "list(dataset)" not in found.advice

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 from named_faults import check, faults_of, names
 from simulated_record import (
@@ -142,3 +143,17 @@ def test_canaries_that_are_clipped_together_have_one_name_beside_their_replay() 
     record = simulate(80, shift=CLIPPED_AFTER_AVERAGE)
     faults = faults_of(record, check("replay.clipping", findings=3, clips="sum"))
     assert names(faults) == ["clip_after_average"]
+
+
+@pytest.mark.parametrize("steps", [4, 12])
+def test_clipping_that_ends_at_a_step_is_not_called_missing_at_times(steps: int) -> None:
+    (header, sound), (_, loud) = simulate(60), simulate(steps, seed=1, shift=OVERSIZE)
+    entries = np.concatenate([sound, loud])
+    entries["step"] = np.arange(len(entries))
+    fault = faults_of((header, entries), check("sensitivity"))[0]
+    assert fault.name == "clipping_missing_from_a_step_on"
+    assert fault.sentence.startswith("clipping is missing from step 60 on")
+    spared = np.concatenate([entries, sound[:10]])
+    spared["step"] = np.arange(len(spared))
+    again = faults_of((header, spared), check("sensitivity"))
+    assert again[0].name == "clipping_missing_at_times"

@@ -158,4 +158,6 @@ def test_where_to_look_is_said_once() -> None:
     assert noise.root.look_at
     assert noise.advice == ""
     # What was seen for certain says what to do.
-    assert verdict_of(simulate(60, replaced=[3])).advice.startswith("do not pass the closure")
+    assert verdict_of(simulate(60, replaced=[3])).advice.startswith(
+        "run every backward pass before"
+    )

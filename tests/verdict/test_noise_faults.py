@@ -15,6 +15,7 @@ from simulated_record import (
     violated,
 )
 
+from lightning_audit.record.store import RecordHeader
 from lightning_audit.verdict.diagnosis import likely_faults
 
 
@@ -100,3 +101,43 @@ def test_half_the_noise_under_loud_data_is_told_by_what_was_added_to_the_sums() 
     one = whole | {"flagged": TENSORS[:1]}
     (fault,) = likely_faults([check("noise.whole", **one)], monitor, OVERSIZE)
     assert fault.name == "noise_too_small_over_a_tensor"
+
+
+def _one_after_the_other(*records: tuple[RecordHeader, np.ndarray]) -> Any:
+    """A record whose mechanism changes."""
+    entries = np.concatenate([entries for _, entries in records])
+    entries["step"] = np.arange(len(entries))
+    return records[0][0], entries
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5, 0.7])
+@pytest.mark.parametrize("steps", [8, 60])
+def test_noise_that_is_too_small_from_a_step_on_is_named_so(noise: float, steps: int) -> None:
+    faults = faults_of(
+        _one_after_the_other(simulate(40), simulate(steps, seed=1, noise=noise)),
+        check("batch_normalised", divisor="batch"),
+    )
+    assert faults[0].name == "noise_too_small_from_a_step_on"
+    assert faults[0].evidence["sd_ratio"] == pytest.approx(noise, abs=0.1)
+    assert 40 <= faults[0].place.step <= 46
+    assert f"from step {faults[0].place.step} on" in faults[0].sentence
+    assert faults[0].place.parameters == ()
+
+
+def test_noise_of_a_tensor_that_ends_names_the_tensor() -> None:
+    record = _one_after_the_other(simulate(40), simulate(20, seed=1, noise=[1.0, 0.1, 1.0]))
+    fault = faults_of(record)[0]
+    assert fault.name == "noise_too_small_from_a_step_on"
+    assert fault.place.parameters == (TENSORS[1],)
+    assert f"noise of `{TENSORS[1]}` too small from step 40 on" in fault.sentence
+
+
+def test_noise_that_is_missing_now_and_then_or_always_does_not_begin_at_a_step() -> None:
+    sound, quiet = simulate(10), simulate(1, seed=1, noise=0.0)
+    now_and_then = _one_after_the_other(*[sound, quiet] * 4, simulate(3, seed=2))
+    assert names(faults_of(now_and_then))[0] == "noise_missing_in_steps"
+    # Two steps do not tell whether the others will have noise.
+    assert names(faults_of(_one_after_the_other(simulate(40), quiet)))[0] == (
+        "noise_missing_in_steps"
+    )
+    assert names(faults_of(simulate(80, noise=0.5)))[0] == "noise_too_small"

@@ -13,6 +13,8 @@ from opacus.optimizers import DPOptimizer
 
 #: Of so many batches `ClipsNotAlways` leaves one as it is.
 SPARED = 8
+#: Steps before that in which `ClippingEnds`.
+SOUND = 40
 
 
 class ClipAfterAverage(DPOptimizer):
@@ -58,6 +60,20 @@ class ClipsNotAlways(NoClipping):
         """Clip, but for some batches."""
         self.batches_taken += 1
         if self.batches_taken % SPARED:
+            DPOptimizer.clip_and_accumulate(self)
+        else:
+            super().clip_and_accumulate()
+
+
+class ClippingEnds(NoClipping):
+    """Sums per-sample gradients as they are from a step on."""
+
+    batches_taken = 0
+
+    def clip_and_accumulate(self) -> None:
+        """Clip the first batches alone."""
+        self.batches_taken += 1
+        if self.batches_taken <= SOUND:
             DPOptimizer.clip_and_accumulate(self)
         else:
             super().clip_and_accumulate()

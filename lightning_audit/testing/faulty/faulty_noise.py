@@ -16,6 +16,8 @@ from opacus.optimizers import DistributedDPOptimizer, DPOptimizer
 FEW = 100
 #: Steps after which `CyclingNoise` starts again.
 CYCLE = 8
+#: Steps before that in which `NoiseEnds`.
+SOUND = 20
 
 
 class ScaledNoise(DPOptimizer):
@@ -36,6 +38,22 @@ class HalfNoise(ScaledNoise):
     """Adds half the noise that it states."""
 
     factor = 0.5
+
+
+class NoiseEnds(DPOptimizer):
+    """Adds no noise from a step on."""
+
+    steps_taken = 0
+    noise_multiplier: float
+
+    def add_noise(self) -> None:
+        """Add noise in the first steps alone."""
+        self.steps_taken += 1
+        stated = self.noise_multiplier
+        if self.steps_taken > SOUND:
+            self.noise_multiplier = 0.0
+        super().add_noise()
+        self.noise_multiplier = stated
 
 
 class NoNoise(ScaledNoise):
