@@ -105,11 +105,13 @@ def draw_table_1(axes, quick):
             "independent": attack_strength_posterior(counts, 1e-3).epsilon.interval(0.1),
         }
         if not quick:
-            correlated = correlated_attack_posterior(counts, 1e-3, 100)
-            intervals["correlated"] = correlated.joint.epsilon.interval(0.1)
-            print(name, np.round([*correlated.tau, *correlated.rho], 4))
+            for way, label in (("density", "correlated"), ("interval", "correlated, rounded")):
+                posterior = correlated_attack_posterior(counts, 1e-3, 100, extreme_counts=way)
+                intervals[label] = posterior.joint.epsilon.interval(0.1)
+                print(name, label, np.round([*posterior.tau, *posterior.rho], 4))
         print(name, {k: np.round(v, 3).tolist() for k, v in intervals.items()})
-        for k, (label, colour) in enumerate(zip(intervals, (INK, GREY, BLUE), strict=False)):
+        drawn = [label for label in intervals if label != "correlated, rounded"]
+        for k, (label, colour) in enumerate(zip(drawn, (INK, GREY, BLUE), strict=False)):
             axes.hlines(row + 0.2 * k, *intervals[label], color=colour, linewidth=3)
             written = f"{short_name(name)} {label}"
             end = intervals[label][1] + 0.2

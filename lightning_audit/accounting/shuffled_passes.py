@@ -1,9 +1,11 @@
-"""The epsilon of passes over the data in which each record enters one step."""
+"""The epsilon of passes over shuffled or fixed batches, and how many a training makes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
 
 from lightning_audit import _validate
 from lightning_audit.accounting.composition import Adjacency
@@ -57,10 +59,58 @@ def passes_of(history: Iterable[Phase]) -> int:
     return math.ceil(exact - 1e-6)
 
 
-def cost_of_epochs(
+class PassCounter:
+    """Counts the steps that a record may have entered, where a pass has it in one batch.
+
+    Of each pass and each private optimizer, the batch counts on which most steps were taken: ten
+    steps on a single one of 100 batches are ten passes for the records of that batch. Steps between
+    two batches count with the earlier one, and steps on a sum of batches with the last. The numbers
+    of the optimizers are added, because batches that they sum up may overlap: an upper bound.
+
+    A pass that is begun again after a stop counts twice: its batches are dealt out anew.
+    """
+
+    def __init__(self) -> None:
+        self._ended = 0
+        self._most: list[int] = []
+        self._before: list[int] = []
+
+    def start_pass(self, steps: Sequence[int]) -> None:
+        """A pass begins.
+
+        Args:
+            steps: that each private optimizer has taken so far, ``[optimizers]``.
+        """
+        self._ended, self._most = self.passes(steps), []
+        self._before = list(steps)
+
+    def start_batch(self, steps: Sequence[int]) -> None:
+        """A batch begins; ``steps`` as in `start_pass`."""
+        self._most, self._before = self._with_batch(steps), list(steps)
+
+    def passes(self, steps: Sequence[int]) -> int:
+        """The passes so far, of all optimizers together; ``steps`` as in `start_pass`."""
+        return self._ended + sum(self._with_batch(steps))
+
+    def _with_batch(self, steps: Sequence[int]) -> list[int]:
+        """The most steps of each optimizer on a batch of this pass, the present one included."""
+        known = zip_longest(self._most, self._before, steps, fillvalue=0)
+        return [max(most, now - before) for most, before, now in known]
+
+    def state(self, steps: Sequence[int]) -> dict[str, Any]:
+        """What a checkpoint holds: numbers of passes and steps."""
+        return {"passes": self.passes(steps), "steps": list(steps)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint's state."""
+        self._ended, self._most = int(state["passes"]), []
+        self._before = [int(each) for each in state["steps"]]
+
+
+def cost_of_passes(
     taken: Sequence[Phase],
     told: Sequence[Phase],
-    epochs: int,
+    passes: int,
     delta: float,
     adjacency: Adjacency = "add_remove",
 ) -> float:
@@ -69,9 +119,9 @@ def cost_of_epochs(
     Args:
         taken: the steps, whose rates do not matter; not empty.
         told: what accountants were told of, which is more where the model was trained before.
-        epochs: that began, of all private optimizers together.
+        passes: of the steps; see `PassCounter`.
         delta: in (0, 1).
         adjacency: as `epsilon_of_passes` has it.
     """
     least = min(phase.noise_multiplier for phase in (*taken, *told))
-    return epsilon_of_passes(least, max(1, epochs, passes_of(told)), delta, adjacency)
+    return epsilon_of_passes(least, max(1, passes, passes_of(told)), delta, adjacency)

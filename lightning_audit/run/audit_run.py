@@ -23,7 +23,7 @@ from lightning_audit.run.findings import EpochEnds, Findings, Looks, run_checks,
 from lightning_audit.run.optimizer_audit import draw_seed
 from lightning_audit.run.report_files import ReportFiles
 from lightning_audit.run.run_epsilons import Epsilons, current_epsilons
-from lightning_audit.run.run_facts import RunCourse, RunFacts
+from lightning_audit.run.run_facts import RunCourse, RunFacts, steps_of
 from lightning_audit.run.run_ledger import RunLedger
 from lightning_audit.run.run_lints import RunLints
 from lightning_audit.session.audit_session import AuditSession
@@ -170,7 +170,7 @@ class AuditRun:
         """What a checkpoint holds of the audit: tensors and plain values."""
         return self.optimizers.state(
             lints=self.lints.state(),
-            course=self._course.state(max((s.recorder.steps for s in self.sessions), default=0)),
+            course=self._course.state(steps_of(self.sessions)),
             examinations=self.examinations.state(),
             segments=segment_state(self.sessions, self.facts, self.config),
         )
@@ -220,10 +220,11 @@ class AuditRun:
         for session in self.sessions:
             session.way.tap.weights.fingerprint.start_epoch()
         self.lints.start_epoch([session.step.optimizer for session in self.sessions])
+        self._course.passes.start_pass(steps_of(self.sessions))
 
     def start_batch(self, epoch: int, batch: Any) -> None:
         """Forget a step that broke off."""
-        self._course.trained_batches += 1
+        self._course.start_batch(steps_of(self.sessions))
         self._steps_before = self.optimizers.steps
         if self._course.trained_batches >= self.ledger.due:
             self.ledger.start_batch(batch, self._course.trained_batches, self.optimizers)

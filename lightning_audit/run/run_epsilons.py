@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightning_audit.accounting.margin import exceeds
 from lightning_audit.accounting.phases import Phase
-from lightning_audit.accounting.shuffled_passes import cost_of_epochs
+from lightning_audit.accounting.shuffled_passes import cost_of_passes
 from lightning_audit.accounting.spending import (
     EpsilonClaim,
     epsilon_claim,
@@ -74,12 +73,6 @@ def run_history(sessions: Sequence[AuditSession]) -> tuple[Phase, ...]:
     return tuple(phase for session in sessions for phase in session.monitor.history)
 
 
-def passes_of_steps(facts: RunFacts, steps: Sequence[int]) -> int:
-    """Passes that began, of all optimizers together, where some may step several times a batch."""
-    batches = max(facts.trained_batches, 1)
-    return max(facts.begun, 1) * sum(max(1, math.ceil(each / batches)) for each in steps)
-
-
 def current_epsilons(
     sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig
 ) -> Epsilons:
@@ -100,9 +93,8 @@ def current_epsilons(
     history, accountants = run_history(sessions), facts.accountants
     spent = epsilon_spent(history, accountants, config.delta, config.adjacency)
     if config.shuffled:
-        epochs = passes_of_steps(facts, [session.recorder.steps for session in sessions])
         told = steps_told(accountants)
-        spent = cost_of_epochs(history, told, epochs, config.delta, config.adjacency)
+        spent = cost_of_passes(history, told, facts.passes, config.delta, config.adjacency)
     replaced = config.adjacency == "replace_one"
     by_removal = epsilon_spent(history, accountants, config.delta) if replaced else None
     # A ratio of at most one proves no more than is spent: nothing to compose unless even that is

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lightning_audit.accounting.claims import PrivacyClaim
+from lightning_audit.accounting.shuffled_passes import PassCounter
 from lightning_audit.catalogue.evidence import evidence_in
 from lightning_audit.dpsgd.accountant_link import AccountantLink
 from lightning_audit.lints.loader_facts import LoaderFacts
@@ -108,6 +109,7 @@ class RunFacts:
         trained_batches: batches that were trained on.
         split_epochs: epochs with split batches.
         begun: epochs that began.
+        passes: steps that a record may have entered, where each is in one batch an epoch.
         carried_over: those with split batches that began with the rest of a batch.
         loss_reduction: whether the first loss was a mean over its batch or a sum; None if that
             cannot be told.
@@ -139,6 +141,7 @@ class RunFacts:
     trained_batches: int = 0
     split_epochs: int = 0
     begun: int = 0
+    passes: int = 0
     carried_over: int = 0
     loss_reduction: str | None = None
     processes: int = 1
@@ -179,6 +182,7 @@ class RunFacts:
             trained_batches=course.trained_batches,
             split_epochs=lints.split_epochs,
             begun=lints.epochs,
+            passes=course.passes.passes(steps_of(optimizers.sessions)),
             carried_over=lints.carried_over,
             loss_reduction=lints.loss_reduction,
             processes=ranks.count,
@@ -205,6 +209,11 @@ class RunFacts:
     def sample_rate(self) -> float | None:
         """The rate to compare the loader with; see `rate_of_all`."""
         return rate_of_all(self.optimizers, self.loaders)
+
+
+def steps_of(sessions: Sequence[AuditSession]) -> list[int]:
+    """Steps of each private optimizer so far."""
+    return [session.recorder.steps for session in sessions]
 
 
 def links_of(optimizers: Sequence[OptimizerFacts]) -> tuple[AccountantLink, ...]:
@@ -270,6 +279,7 @@ class RunCourse:
     examined: ExaminationLog = field(default_factory=ExaminationLog)
     epochs: list[Mapping[str, float]] = field(default_factory=list)
     trained_batches: int = 0
+    passes: PassCounter = field(default_factory=PassCounter)
     break_off: str = ""
     resumed: str = ""
     unaudited: tuple[str, ...] = ()
@@ -282,6 +292,11 @@ class RunCourse:
         known = [old for old in self.epochs if old["epoch"] != row["epoch"]]
         self.epochs = [*known, row]
 
+    def start_batch(self, steps: Sequence[int]) -> None:
+        """Count a batch; ``steps`` are those of each private optimizer so far."""
+        self.trained_batches += 1
+        self.passes.start_batch(steps)
+
     def begin_segment(self, state: Mapping[str, Any], step: int, tested: Sequence[object]) -> None:
         """Go on with what earlier segments found; the checks that restart begin the next one.
 
@@ -293,11 +308,11 @@ class RunCourse:
         self.earlier.load(state, step)
         self.earlier.number(evidence_in([*tested, self.examined]))
 
-    def state(self, steps: int) -> dict[str, Any]:
+    def state(self, steps: Sequence[int]) -> dict[str, Any]:
         """What a run that goes on after a stop cannot find out again.
 
         Args:
-            steps: of the private optimizer that took most. More batches than steps are parts of
+            steps: of each private optimizer. More batches than the most of these are parts of
                 batches, whose number tells how many records there were.
         """
         return {
@@ -305,7 +320,8 @@ class RunCourse:
             "comparison": self.comparison.state(),
             "epochs": [dict(row) for row in self.epochs],
             "resumed": self.resumed,
-            "trained_batches": min(self.trained_batches, steps),
+            "trained_batches": min(self.trained_batches, max(steps, default=0)),
+            "passes": self.passes.state(steps),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -314,3 +330,4 @@ class RunCourse:
         self.comparison.load(state["comparison"])
         self.epochs = [dict(row) for row in state["epochs"]]
         self.resumed, self.trained_batches = state["resumed"], state["trained_batches"]
+        self.passes.load(state["passes"])

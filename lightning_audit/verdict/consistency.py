@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from lightning_audit.accounting.margin import exceeds
+from lightning_audit.accounting.margin import COMPOSITION_ERROR, exceeds
 from lightning_audit.catalogue.registry import REGISTRY, shared_log_e
 from lightning_audit.catalogue.step_checks import EPSILON
 from lightning_audit.results.audit_report import KINDS, AuditReport, CheckResult, OptimizerSeen
@@ -231,8 +231,11 @@ def _of_bounds(report: AuditReport, settings: OutcomeSettings) -> Iterator[str]:
     surely = [check.evidence.get("epsilon_lower") for check in _named(report, "epsilon")]
     lower = report.epsilon_lower
     strict = EPSILON.share * settings.significance <= settings.bound_significance
+    both = 2.0 * COMPOSITION_ERROR  # each is composed on a grid of its own
     for sure in surely:
-        if isinstance(sure, int | float) and strict and (lower is None or exceeds(sure, lower)):
+        if not (isinstance(sure, int | float) and strict):
+            continue
+        if lower is None or exceeds(sure, lower, both):
             yield f"bounds: epsilon {sure} is proved at the verdict's level, {lower} in bounds"
 
 

@@ -257,3 +257,22 @@ def test_several_steps_a_batch_by_hand_are_several_passes(tmp_path: Path) -> Non
     audit = PrivacyAudit(claim=stated, seed=1, on_violation="warn")
     report = fit(tmp_path, Thrice(), audit, max_epochs=2)
     assert report.epsilon_spent == epsilon_of_passes(stated.noise_multiplier, 6, DELTA)
+
+
+def test_ten_steps_on_one_of_many_batches_are_ten_passes_for_its_records(tmp_path: Path) -> None:
+    class TenOnOne(ThreeSteps):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            for _ in range(10 if batch_idx == 7 else 1):
+                optimizer = self.optimizers()
+                optimizer.zero_grad()
+                self.manual_backward(Shuffled.training_step(self, batch, batch_idx))
+                optimizer.step()
+
+    audit = PrivacyAudit(
+        claim=PrivacyClaim(epsilon=1.01 * HOLDS, delta=DELTA, sampling="shuffled"),
+        seed=1,
+        on_violation="warn",
+    )
+    report = fit(tmp_path, TenOnOne(dataset=random_data(1600)), audit, max_epochs=1)
+    assert report.epsilon_spent == epsilon_of_passes(1.0, 10, DELTA)
+    assert by_name(report)["accounting"].status == "violated"

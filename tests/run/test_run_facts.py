@@ -48,18 +48,21 @@ def test_a_stated_rate_is_taken_before_the_accountants_and_parts_of_a_step_add_u
 def test_facts_come_back_from_a_checkpoint_and_notes_of_since_stay() -> None:
     before, after = RunCourse(), RunCourse()
     before.notes.add("of before")
-    before.trained_batches = 40
+    for steps in range(40):
+        before.start_batch([steps, 0])
     after.notes.add("of since")
     after.notes.add("of before")
-    after.load(json.loads(json.dumps(before.state(steps=40))))
+    after.load(json.loads(json.dumps(before.state(steps=[40, 3]))))
     assert after.notes.sentences == ["of before", "of since"]
     assert after.trained_batches == 40
+    # The last batch has a step of one optimizer and three of the other.
+    assert after.passes.passes([40, 3]) == 4
 
 
 def test_a_checkpoint_does_not_tell_in_how_many_parts_the_batches_came() -> None:
     course = RunCourse()
     course.trained_batches = 43
-    assert course.state(steps=40)["trained_batches"] == 40
+    assert course.state(steps=[7, 40])["trained_batches"] == 40
 
 
 def test_an_epoch_that_ends_twice_is_logged_once() -> None:

@@ -12,11 +12,12 @@ from lightning_audit.run_checks.accounted_epsilon import accounting_result, exce
     [
         (1.0, 1.0, "ok"),
         (0.5, 8.0, "ok"),
-        (1.0199, 1.0, "ok"),  # composition's own inaccuracy: 1 % and .01
-        (1.0201, 1.0, "violated"),
-        (8.089, 8.0, "ok"),
-        (8.091, 8.0, "violated"),
-        (0.0099, 1e-9, "ok"),
+        (1.0099, 1.0, "ok"),  # composition's own inaccuracy: 1 %
+        (1.0101, 1.0, "violated"),
+        (8.079, 8.0, "ok"),
+        (8.081, 8.0, "violated"),
+        (0.02, 0.01, "violated"),
+        (0.0099, 1e-9, "violated"),
         (math.inf, 8.0, "violated"),
     ],
 )

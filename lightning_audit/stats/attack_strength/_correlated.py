@@ -2,9 +2,14 @@
 
 The counts (X, Y) of false positives and false negatives of an attack are bivariate normal given
 its rates, with binomial variances times an inflation and one correlation. In the angles of the
-rates, rate = sin^2 angle, the density has neither poles nor much change of width: cells of one size
-do. The part of a cell outside of R(eps, delta) does not depend on the correlations, so that one
-matrix times the densities of all of them gives all masses.
+rates, rate = sin^2 angle, the density does not change much in width: cells of one size do. The part
+of a cell outside of R(eps, delta) does not depend on the correlations, so that one matrix times the
+densities of all of them gives all masses.
+
+The normal density at a count of 0 grows without limit as the rate goes to 0, where the likelihood
+of a count is at most 1. So a count of 0 stands for all values below .5, and a count of n for all
+above n - .5: a rate of 0 then has likelihood 1, as under the binomial law. With `density` they do
+not, as published.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
 from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.attack_strength._strength import Support as Support
@@ -23,6 +29,9 @@ Counts = NDArray[np.int64]
 # Standard deviations to either side of the observed rates, and cells on each axis.
 _REACH = 7.0
 CELLS = 64
+# Nodes of the integral over the first of two extreme counts, and the smallest argument of its law.
+_CORNER_NODES, _FARTHEST = 16, -37.0
+_ROOT = np.sqrt(2.0 * np.pi)
 # Part of the largest density of a cell that is left out.
 _NEGLIGIBLE = 1e-15
 
@@ -51,6 +60,7 @@ class CorrelatedMasses:
         trials: challenges out and in, >= 1, ``[attacks, 2]``.
         correlations: the points.
         levels: the values of eps that are asked for.
+        density: whether counts of 0 and n have the normal density as well.
         cells: cells on each axis.
     """
 
@@ -58,13 +68,14 @@ class CorrelatedMasses:
     trials: Counts
     correlations: Correlations
     levels: Floats
+    density: bool = False
     cells: int = CELLS
     _tables: dict[float, Floats] = field(default_factory=dict)
-    _densities: list[tuple[Floats, Floats, Floats]] = field(default_factory=list)
+    _densities: list[tuple[_Cells, Floats]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         found = [self._density(*pair) for pair in zip(self.errors, self.trials, strict=True)]
-        self._densities = [(angles, sizes, mass) for angles, sizes, mass, _ in found]
+        self._densities = [(cells, mass) for cells, mass, _ in found]
         #: Logarithms of the likelihood of an attack's counts, averaged over all rates.
         self.log_totals = np.stack([total for *_, total in found], axis=1)
 
@@ -79,40 +90,48 @@ class CorrelatedMasses:
     def outside(self, delta: float) -> Floats:
         """Masses outside R(level, delta), ``[nodes, attacks, levels]``."""
         if delta not in self._tables:
-            limits = np.exp(-0.5 * self.levels)
-            masses = [
-                _parts_below(angles, sizes, delta, limits) @ mass
-                for angles, sizes, mass in self._densities
-            ]
+            limits = np.exp(-self.levels)
+            masses = [_parts_below(cells, delta, limits) @ mass for cells, mass in self._densities]
             self._tables[delta] = np.transpose(np.stack(masses), (2, 0, 1))
         return self._tables[delta]
 
-    def _density(self, errors: Counts, trials: Counts) -> tuple[Floats, Floats, Floats, Floats]:
-        """Cells' angles ``[kept, 2]`` and sizes ``[2]``, their masses and the log of the total."""
-        inflation, r = self.correlations.inflation, self.correlations.correlation
-        widest = float(np.sqrt(np.max(inflation)))
-        axes, sizes = [], []
-        for count, n in zip(errors.tolist(), trials.tolist(), strict=True):
-            reach = _REACH * 0.5 * widest / np.sqrt(n)
-            middle = np.arcsin(np.sqrt(count / n))
-            low, high = max(middle - reach, 0.0), min(middle + reach, 0.5 * np.pi)
-            size = (high - low) / self.cells
-            axes.append(low + size * (np.arange(self.cells) + 0.5))
-            sizes.append(size)
-        angles = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 2)
-        rates = np.sin(angles) ** 2
-        z = (errors - trials * rates) / np.sqrt(trials * rates * (1.0 - rates))
-        square, product = np.sum(z**2, axis=1), z[:, 0] * z[:, 1]
-        logs = -0.5 * (square[:, None] - 2.0 * r * product[:, None]) / (inflation * (1.0 - r**2))
+    def _density(self, errors: Counts, trials: Counts) -> tuple[_Cells, Floats, Floats]:
+        """The cells that count, their masses ``[kept, nodes]`` and the log of the total."""
+        widest = float(np.sqrt(np.max(self.correlations.inflation)))
+        extreme = ((errors == 0) | (errors == trials)) & (not self.density)
+        axes = [
+            # Half of the law's width is the rate's own, which is 0 at the extremes.
+            self._axis(count / n, widest / np.sqrt(n) * (2.0 if wide else 1.0))
+            for count, n, wide in zip(errors, trials, extreme, strict=True)
+        ]
+        middles, halves = (
+            np.stack(np.meshgrid(*pair, indexing="ij"), axis=-1).reshape(-1, 2)
+            for pair in zip(*(axis[:2] for axis in axes), strict=True)
+        )
+        logs = _log_likelihood(errors, trials, extreme, middles, self.correlations)
+        for k, (*_, size) in enumerate(axes):
+            if extreme[k]:
+                logs += np.log(2.0 * halves[:, [k]])
+            else:  # over a cell, a rate's density has the angle's for an integral
+                logs += np.log(2.0 * size) - 0.5 * np.log(trials[k] * self.correlations.inflation)
         peak = np.max(logs, axis=0)
         mass = np.exp(logs - peak)
         kept = np.max(mass, axis=1) > _NEGLIGIBLE
         mass = mass[kept]
         total = np.sum(mass, axis=0)
-        # The angles' Jacobian cancels the standard deviations but for these factors.
-        factor = np.log(2.0 / np.pi * sizes[0] * sizes[1]) - 0.5 * np.sum(np.log(trials))
-        log_total = peak + np.log(total) + factor - np.log(inflation) - 0.5 * np.log1p(-(r**2))
-        return angles[kept], np.array(sizes), mass / total, log_total
+        cells = _Cells(middles[kept], halves[kept], 1.0 if self.density else 2.0)
+        return cells, mass / total, peak + np.log(total)
+
+    def _axis(self, observed: float, width: float) -> tuple[Floats, Floats, float]:
+        """Middles and half widths of the cells of one rate, and their size in the angle."""
+        middle, reach = np.arcsin(np.sqrt(observed)), _REACH * 0.5 * width
+        low, high = max(middle - reach, 0.0), min(middle + reach, 0.5 * np.pi)
+        edges, size = np.linspace(low, high, self.cells + 1), (high - low) / self.cells
+        if self.density:
+            angles = 0.5 * (edges[1:] + edges[:-1])
+            return np.sin(angles) ** 2, 0.5 * size * np.sin(2.0 * angles), size
+        rates = np.sin(edges) ** 2
+        return 0.5 * (rates[1:] + rates[:-1]), 0.5 * np.diff(rates), size
 
 
 @dataclass(frozen=True)
@@ -146,31 +165,88 @@ class _AtNode:
         return table[:, first : first + levels.size]
 
 
-def _parts_below(angles: Floats, sizes: Floats, delta: float, limits: Floats) -> Floats:
-    """Part of each cell outside R(-2 ln limit, delta), ``[limits, cells]``.
+@dataclass(frozen=True)
+class _Cells:
+    """Rectangles of pairs of rates.
 
-    A pair of rates is outside where u = sqrt(x / (1 - delta - y)) is below the limit, x being the
-    smaller rate; above the diagonal the complements of the rates stand for them. In the angles u is
-    nearly linear, and the part of a cell where a linear function is below a limit is that of a sum
+    Args:
+        middles: pairs of rates, ``[cells, 2]``.
+        halves: half of the widths, ``[cells, 2]``.
+        power: mass is uniform in the rates for 2, in their square roots for 1.
+    """
+
+    middles: Floats
+    halves: Floats
+    power: float
+
+
+def _log_likelihood(
+    errors: Counts,
+    trials: Counts,
+    extreme: NDArray[np.bool_],
+    rates: Floats,
+    correlations: Correlations,
+) -> Floats:
+    """Log likelihood of a pair of counts at pairs of rates, ``[rates, nodes]``.
+
+    Of a count with a density, without the factor of its standard deviation.
+    """
+    spread = np.sqrt(trials * rates * (1.0 - rates))[:, :, None] * np.sqrt(correlations.inflation)
+    # Of an extreme count the limit of the interval; at n it is one of 0 the other way round.
+    limit = np.where(errors == 0, 0.5, trials - 0.5)
+    sign = np.where(extreme & (errors > 0), -1.0, 1.0)
+    z = (np.where(extreme, limit, errors) - trials * rates)[:, :, None] / spread
+    z *= sign[:, None]
+    r = np.prod(sign) * correlations.correlation
+    if extreme.all():
+        return _log_corner(z[:, 0], z[:, 1], r)
+    first, second = (1, 0) if extreme[0] else (0, 1)
+    rest = np.sqrt(1.0 - r**2)
+    conditional = (z[:, second] - r * z[:, first]) / rest
+    logs: Floats = -0.5 * z[:, first] ** 2 - np.log(_ROOT)
+    if extreme.any():
+        return logs + special.log_ndtr(conditional)
+    return logs - 0.5 * conditional**2 - np.log(_ROOT * rest)
+
+
+def _log_corner(a: Floats, b: Floats, r: Floats) -> Floats:
+    """Log probability that two normal numbers of correlation r are below a and b."""
+    nodes, weights = np.polynomial.legendre.leggauss(_CORNER_NODES)
+    a, b = np.minimum(a, b), np.maximum(a, b)  # the nodes lie where the mass is
+    part = special.ndtr(np.maximum(a, _FARTHEST))
+    total = np.zeros(a.shape)
+    for x, w in zip(nodes.tolist(), weights.tolist(), strict=True):
+        first = special.ndtri(0.5 * (1.0 + x) * part)
+        total += 0.5 * w * special.ndtr((b - r * first) / np.sqrt(1.0 - r**2))
+    return np.log(np.maximum(part * total, np.finfo(float).tiny))
+
+
+def _parts_below(cells: _Cells, delta: float, limits: Floats) -> Floats:
+    """Part of each cell outside R(-ln limit, delta), ``[limits, cells]``.
+
+    A pair of rates is outside where x / (1 - delta - y) is below the limit, x being the smaller
+    rate; above the diagonal the complements of the rates stand for them. In a cell that, or its
+    root, is nearly linear, and the part where a linear function is below a limit is that of a sum
     of two uniform numbers.
     """
-    above = np.sum(np.sin(angles) ** 2, axis=1) > 1.0
-    turned = np.where(above[:, None], 0.5 * np.pi - angles, angles)
+    above = np.sum(cells.middles, axis=1) > 1.0
+    turned = np.where(above[:, None], 1.0 - cells.middles, cells.middles)
     swap = turned[:, 0] > turned[:, 1]
     small, large = np.min(turned, axis=1), np.max(turned, axis=1)
-    of_small, of_large = np.where(swap, sizes[1], sizes[0]), np.where(swap, sizes[0], sizes[1])
-    rest = 1.0 - delta - np.sin(large) ** 2
+    of_small = np.where(swap, cells.halves[:, 1], cells.halves[:, 0])
+    of_large = np.where(swap, cells.halves[:, 0], cells.halves[:, 1])
+    rest = 1.0 - delta - large
     possible = rest > 0.0
     rest = np.where(possible, rest, 1.0)
-    u = np.where(possible, np.sin(small) / np.sqrt(rest), np.inf)
-    a = 0.5 * of_small * np.cos(small) / np.sqrt(rest)
-    b = 0.5 * of_large * np.sin(small) * np.sin(large) * np.cos(large) / rest**1.5
+    u = (small / rest) ** (0.5 * cells.power)
+    a, b = (0.5 * cells.power * u * half / at for half, at in ((of_small, small), (of_large, rest)))
+    u[~possible] = np.inf
     wide, narrow = np.maximum(a, b), np.minimum(a, b)
     narrow = np.maximum(narrow, 1e-3 * wide)
     result = np.zeros((limits.size, u.size))
     # Levels that decrease in u: cells entirely below or above a limit need no formula.
     low, high = u - wide - narrow, u + wide + narrow
-    for i, limit in enumerate(limits.tolist()):
+    for i, limit in enumerate((limits ** (0.5 * cells.power)).tolist()):
         result[i] = high <= limit
         crossed = np.flatnonzero((low < limit) & (high > limit))
         t, w, n = limit - u[crossed], wide[crossed], narrow[crossed]

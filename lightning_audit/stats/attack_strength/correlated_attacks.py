@@ -11,7 +11,10 @@ negatives are taken for bivariate normal given the rates, with
 where m decisions depend on each other. The same tau and rho hold for all attacks, and are estimated
 with epsilon and the strength. All that `stats.attack_strength.strength_posterior` says about what
 such a posterior is not holds here too; and the normal approximation has no error rate of its own:
-counts near 0 or n are not normal.
+counts near 0 or n are not normal. The density at a count of 0 has no limit as the rate goes to 0:
+where most attacks make no error of a kind, as on vulnerable records, epsilon follows that instead
+of the counts. So a count of 0 is here that of a normal number rounded to at least 0, which is below
+.5, and a count of n one above n - .5.
 
 References:
     Yıldırım, Kaya, Yıldırım and Savaş, "MCMC for Bayesian estimation of differential privacy from
@@ -22,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -51,6 +54,8 @@ from lightning_audit.stats.attack_strength.strength_posterior import (
 
 __all__ = ["CorrelatedPosterior", "correlated_attack_posterior", "pooled_attacks"]
 
+
+_ExtremeCounts = Literal["interval", "density"]
 
 _SEARCH_ROUNDS, _SEARCH_LEVELS = 4, 40
 _LEVELS = 120
@@ -81,6 +86,7 @@ def correlated_attack_posterior(
     cluster: int,
     *,
     correlation: tuple[float, float] | None = None,
+    extreme_counts: _ExtremeCounts = "interval",
     tau_std: float = 0.01,
     epsilon_variance: float = 10.0,
     strength_shapes: tuple[float, float] = (1.0, 1.0),
@@ -96,6 +102,8 @@ def correlated_attack_posterior(
         cluster: number m >= 2 of decisions of one kind that depend on each other: the challenges a
             side where attacks are cross-fed, those of one member where they are pooled.
         correlation: known (tau, rho); None to estimate them.
+        extreme_counts: what a count of 0 or n is: the "interval" of what is rounded to it, or, as
+            published, the "density" there, which puts epsilon too high.
         tau_std: standard deviation of tau's normal prior around 0, cut to what is possible; rho is
             uniform on what is possible given tau.
         epsilon_variance: as in `attack_strength_posterior`.
@@ -123,13 +131,17 @@ def correlated_attack_posterior(
     def points_of(nodes: tuple[int, int]) -> Correlations:
         return _nodes(m, tau_std, nodes) if correlation is None else _known(m, correlation)
 
-    return _posterior(vector, delta, m, points_of, variance, log_strength)
+    density = (
+        _validate.one_of("extreme_counts", extreme_counts, get_args(_ExtremeCounts)) == "density"
+    )
+    return _posterior(vector, delta, m, density, points_of, variance, log_strength)
 
 
 def _posterior(
     counts: ConfusionCounts,
     delta: float,
     m: int,
+    density: bool,
     points_of: Callable[[tuple[int, int]], Correlations],
     variance: float,
     log_strength: LogDensity,
@@ -142,7 +154,7 @@ def _posterior(
     def average(levels: Floats, support: Support, nodes: tuple[int, int]) -> tuple[Floats, Floats]:
         """Density averaged over the correlations, and the share of each node."""
         points = points_of(nodes)
-        masses = CorrelatedMasses(errors, trials, points, levels)
+        masses = CorrelatedMasses(errors, trials, points, levels, density)
         logs = masses.log_likelihoods(delta, support, strengths if nodes is _MANY else 2)
         return _averaged(levels, logs, points.log_weight, variance, log_strength)
 
@@ -153,12 +165,12 @@ def _posterior(
         _SEARCH_LEVELS,
         _LEVELS,
     )
-    density, shares = average(levels, support, _MANY)
+    joint, shares = average(levels, support, _MANY)
     points = points_of(_MANY)
     tau = (points.inflation - 1.0) / (m - 1.0)
     rho = points.correlation * points.inflation / m
     return CorrelatedPosterior(
-        StrengthPosterior(levels, density), _moments(tau, shares), _moments(rho, shares)
+        StrengthPosterior(levels, joint), _moments(tau, shares), _moments(rho, shares)
     )
 
 

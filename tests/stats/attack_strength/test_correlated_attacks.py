@@ -9,7 +9,11 @@ from places import DATA, DOCS
 from scipy import stats
 from stages import staged
 
-from lightning_audit.stats.attack_strength._correlated import CorrelatedMasses, Correlations
+from lightning_audit.stats.attack_strength._correlated import (
+    CorrelatedMasses,
+    Correlations,
+    _log_likelihood,
+)
 from lightning_audit.stats.attack_strength.correlated_attacks import (
     correlated_attack_posterior,
     pooled_attacks,
@@ -67,9 +71,85 @@ def test_masses_are_those_of_a_fine_grid_of_rates(fp, fn, inflation, r, delta) -
     assert masses.log_totals[0, 0] == pytest.approx(np.log(total), abs=3e-3)
 
 
+def naive_likelihood(fp, fn, n, inflation, r, x, y) -> float:
+    """Probability of the counts at a pair of rates, one that is not 0 or n taken for a density."""
+    spread = [np.sqrt(n * rate * (1 - rate) * inflation) for rate in (x, y)]
+    law = stats.multivariate_normal([n * x, n * y], _covariance(spread, r))
+    grids = []
+    for count, rate, s in ((fp, x, spread[0]), (fn, y, spread[1])):
+        if count in (0, n):
+            ends = (n - 0.5, n * rate + 9 * s) if count else (n * rate - 9 * s, 0.5)
+            if ends[0] >= ends[1]:
+                return 0.0
+            grids.append(np.linspace(*ends, 301))
+        else:
+            grids.append(np.array([float(count)]))
+    values = law.pdf(np.stack(np.meshgrid(*grids, indexing="ij"), axis=-1)).reshape(
+        [grid.size for grid in grids]
+    )
+    for axis, grid in reversed(list(enumerate(grids))):
+        values = np.trapezoid(values, grid, axis=axis) if grid.size > 1 else values.take(0, axis)
+    return float(values)
+
+
+def _covariance(spread, r) -> list[list[float]]:
+    product = r * spread[0] * spread[1]
+    return [[spread[0] ** 2, product], [product, spread[1] ** 2]]
+
+
+@pytest.mark.parametrize(
+    ("fp", "fn", "inflation", "r"),
+    [
+        (0, 30, 1.0, 0.5),
+        (30, 0, 2.0, 0.5),
+        (30, 100, 1.5, 0.5),
+        (100, 30, 1.0, -0.8),
+        (0, 0, 2.0, 0.6),
+        (0, 100, 2.0, 0.6),
+        (100, 100, 1.0, -0.6),
+    ],
+)
+def test_a_count_of_0_or_of_all_is_what_is_rounded_to_it(fp, fn, inflation, r) -> None:
+    n, at = 100, [0.002, 0.02, 0.3, 0.97, 0.995]
+    rates = np.array([[x, y] for x in at for y in at])
+    errors, trials = np.array([fp, fn]), np.array([n, n])
+    points = Correlations(np.array([inflation]), np.array([r]), np.zeros(1))
+    extreme = (errors == 0) | (errors == n)
+    logs = _log_likelihood(errors, trials, extreme, rates, points)[:, 0]
+    spread = np.sqrt(n * rates * (1 - rates) * inflation)
+    logs -= np.sum(np.where(extreme, 0.0, np.log(spread)), axis=1)
+    expected = [naive_likelihood(fp, fn, n, inflation, r, *pair) for pair in rates.tolist()]
+    assert max(expected) > 1e-4
+    assert np.exp(logs) == pytest.approx(expected, rel=2e-3, abs=1e-9)
+
+
+NO_ERROR = attack_counts([0] * 9 + [1], 128, [13, 12, 10, 14, 11, 9, 13, 12, 15, 10], 128)
+
+
+def test_where_most_attacks_make_no_error_the_posterior_is_about_the_binomial_one() -> None:
+    found = correlated_attack_posterior(NO_ERROR, 1e-5, 128).joint.epsilon
+    binomial = attack_strength_posterior(NO_ERROR, 1e-5).epsilon
+    assert found.mean == pytest.approx(binomial.mean, abs=0.1)
+    assert found.interval(0.1) == pytest.approx(binomial.interval(0.1), abs=0.15)
+
+
+def test_the_published_density_puts_epsilon_out_of_reach_of_the_counts_there() -> None:
+    found = correlated_attack_posterior(NO_ERROR, 1e-5, 128, extreme_counts="density")
+    assert found.joint.epsilon.quantile(0.05) > 20
+
+
+@pytest.mark.parametrize("fn", [0, 100])
+def test_attacks_without_an_error_leave_epsilon_where_the_binomial_law_has_it(fn: int) -> None:
+    counts = attack_counts([fn] * 8, 100, [abs(fn - k) for k in range(8)], 100)
+    normal = correlated_attack_posterior(counts, 1e-3, 100, correlation=(0.0, 0.0)).joint.epsilon
+    binomial = attack_strength_posterior(counts, 1e-3).epsilon
+    assert normal.mean == pytest.approx(binomial.mean, rel=0.1)
+
+
 @pytest.mark.heavy
 def test_the_published_losses_are_reproduced() -> None:
-    found = correlated_attack_posterior(published("A3_fixed_init_sigma_0.1"), 1e-3, 100)
+    counts = published("A3_fixed_init_sigma_0.1")
+    found = correlated_attack_posterior(counts, 1e-3, 100, extreme_counts="density")
     assert found.joint.epsilon.mean == pytest.approx(1.713, abs=0.006)
     assert found.joint.epsilon.interval(0.1) == pytest.approx((1.167, 2.449), abs=0.012)
     assert found.joint.strength.mean == pytest.approx(0.061, abs=0.004)
@@ -96,7 +176,7 @@ def rows_of_the_page() -> dict[str, list[float]]:
 )
 def test_the_binomial_column_of_the_page_is_computed(name: str) -> None:
     numbers = rows_of_the_page()[name]
-    assert len(numbers) == 8
+    assert len(numbers) == 12
     assert numbers[:2] == COUNTS["sets"][name]["printed_epsilon_90"]
     found = attack_strength_posterior(published(name), 1e-3).epsilon.interval(0.1)
     assert numbers[2:4] == [round(end, 2) for end in found]
@@ -107,16 +187,21 @@ def test_the_binomial_column_of_the_page_is_computed(name: str) -> None:
 @pytest.mark.heavy_one_in(3)
 def test_the_correlated_columns_of_the_page_are_computed(name: str) -> None:
     numbers = rows_of_the_page()[name]
-    found = correlated_attack_posterior(published(name), 1e-3, 100)
-    interval = found.joint.epsilon.interval(0.1)
-    assert numbers[4:6] == [round(end, 2) for end in interval]
-    assert numbers[6:] == [round(float(x), 4) for x in (found.tau[0], found.rho[0])]
-    assert interval == pytest.approx(COUNTS["sets"][name]["printed_epsilon_90"], abs=0.2)
+    counts = published(name)
+    for way, shown in (("density", numbers[4:8]), ("interval", numbers[8:])):
+        found = correlated_attack_posterior(counts, 1e-3, 100, extreme_counts=way)
+        interval = found.joint.epsilon.interval(0.1)
+        assert shown[:2] == [round(end, 2) for end in interval]
+        assert shown[2:] == [round(float(x), 4) for x in (found.tau[0], found.rho[0])]
+        printed = COUNTS["sets"][name]["printed_epsilon_90"]
+        assert (way == "interval") or interval == pytest.approx(printed, abs=0.2)
 
 
 def test_known_correlations_of_zero_give_the_reference_of_independent_ones() -> None:
     counts = published("A3_fixed_init_sigma_0.1")
-    found = correlated_attack_posterior(counts, 1e-3, 100, correlation=(0.0, 0.0))
+    found = correlated_attack_posterior(
+        counts, 1e-3, 100, correlation=(0.0, 0.0), extreme_counts="density"
+    )
     assert found.joint.epsilon.mean == pytest.approx(1.758, abs=0.004)
     assert found.joint.epsilon.interval(0.1) == pytest.approx((1.279, 2.514), abs=0.006)
     assert (found.tau, found.rho) == ((0.0, 0.0), (0.0, 0.0))
@@ -178,6 +263,7 @@ def test_scattered_rates_give_pooled_counts_the_variance_of_the_model() -> None:
         ((100,), {"correlation": (0.0, 0.01)}, r"correlation=.* \|rho\| below"),
         ((100,), {"correlation": 0.1}, "correlation=0.1 must be two numbers"),
         ((100,), {"epsilon_variance": -1.0}, "epsilon_variance=-1.0 must be"),
+        ((100,), {"extreme_counts": "no"}, "extreme_counts='no' must be one of"),
     ],
 )
 def test_bad_arguments_are_named(arguments, options, message) -> None:
