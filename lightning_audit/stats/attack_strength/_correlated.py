@@ -205,8 +205,8 @@ def _log_likelihood(
     conditional = (z[:, second] - r * z[:, first]) / rest
     logs: Floats = -0.5 * z[:, first] ** 2 - np.log(_ROOT)
     if extreme.any():
-        return logs + special.log_ndtr(conditional)
-    return logs - 0.5 * conditional**2 - np.log(_ROOT * rest)
+        return np.asarray(logs + special.log_ndtr(conditional))
+    return np.asarray(logs - 0.5 * conditional**2 - np.log(_ROOT * rest))
 
 
 def _log_corner(a: Floats, b: Floats, r: Floats) -> Floats:
