@@ -50,8 +50,15 @@ def test_the_same_steps_on_another_grid_do_not_exceed_themselves() -> None:
 @pytest.mark.parametrize(
     ("mechanism", "target"),
     # rdp has no noise multiplier for a target below about .3 at this delta, and says so.
-    [("prv", 0.01), ("prv", 0.05), ("prv", 0.1), ("prv", 0.5), ("prv", 2.0)]
-    + [("rdp", 0.5), ("rdp", 2.0)],
+    [
+        ("prv", 0.01),
+        ("prv", 0.05),
+        ("prv", 0.1),
+        ("prv", 0.5),
+        ("prv", 2.0),
+        ("rdp", 0.5),
+        ("rdp", 2.0),
+    ],
 )
 def test_noise_that_opacus_finds_for_a_small_target_exceeds_neither_it_nor_what_opacus_reports(
     mechanism: str, target: float, rate: float, steps: int
@@ -66,7 +73,7 @@ def test_noise_that_opacus_finds_for_a_small_target_exceeds_neither_it_nor_what_
     accountant = create_accountant(mechanism)
     accountant.history = [(sigma, rate, steps)]
     spent = epsilon_of_history([Phase(sigma, rate, steps)], DELTA)
-    assert 0 < spent
+    assert spent > 0
     assert not exceeds(spent, accountant.get_epsilon(DELTA))
     assert not exceeds(spent, target)
 
