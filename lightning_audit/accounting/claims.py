@@ -54,7 +54,8 @@ class PrivacyClaim:
             independent noise.
         sampling: "shuffled" where the loader deals the records out into batches, so that each
             enters one step an epoch at most: E epochs then cost what E steps on all records do,
-            whatever an accountant says that supposes Poisson batches; "add_remove" is then a record
+            whatever an accountant says that supposes Poisson batches. Of an epoch with several
+            steps on a batch, the most on one batch count. "add_remove" is then a record
             whose gradients are zeroed out. None or "poisson" for those.
 
     Raises:

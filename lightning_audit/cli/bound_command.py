@@ -64,8 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--guesses",
         metavar="N",
         help="number of canaries of one training to guess, those with the largest and the smallest "
-        "scores, fixed beforehand; several with commas (default: half, an "
-        "eighth and a 32nd of them; with --sides in, a quarter, a 16th and a 64th)",
+        "scores; several with commas. Choose it before you see the scores: the bound rests on that "
+        "(default: half, an eighth and a 32nd of them; with --sides in, a quarter, a 16th and a "
+        "64th)",
     )
     parser.add_argument(
         "--sides",

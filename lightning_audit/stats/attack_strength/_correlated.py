@@ -205,8 +205,10 @@ def _log_likelihood(
     conditional = (z[:, second] - r * z[:, first]) / rest
     logs: Floats = -0.5 * z[:, first] ** 2 - np.log(_ROOT)
     if extreme.any():
-        return np.asarray(logs + special.log_ndtr(conditional))
-    return np.asarray(logs - 0.5 * conditional**2 - np.log(_ROOT * rest))
+        logs += special.log_ndtr(conditional)
+    else:
+        logs -= 0.5 * conditional**2 + np.log(_ROOT * rest)
+    return logs
 
 
 def _log_corner(a: Floats, b: Floats, r: Floats) -> Floats:

@@ -33,6 +33,9 @@ _FromScores = Callable[[ArrayLike, ArrayLike, float, float], float]
 
 _COINS = "every canary in by a fair coin of its own, unknown to whoever scored it"
 _ONE_TRAINING = "all canaries of one training; their scores may depend on each other"
+_GIVEN = (
+    "the numbers of guesses were chosen before the scores were seen, which cannot be checked here"
+)
 _ONE_RELEASE = "all readings of one release or step, along orthonormal directions"
 _ONE_VARIANCE = "independent Gaussian noise of one variance along each of them"
 _ASYMPTOTIC = "asymptotic: independent scores, Gaussian in the limit, of one law within each group"
@@ -133,7 +136,9 @@ def named_one_run_bound(
         scores_out: scores of those that were out, ``[n_out]``.
         delta: delta of the epsilon, in (0, 1), or 0 for "one_run" and "one_run_fdp".
         significance: probability in (0, 1) with which the bound may be wrong.
-        guesses: as in `epsilon_one_run_from_scores`, like the next two.
+        guesses: as in `epsilon_one_run_from_scores`, like the next two. Numbers that are given are
+            taken to be chosen before the scores were seen, and the bound says so; those of None
+            follow from the number of canaries.
         unscored: number of canaries that had a coin, but have no score.
         sides: which are guessed. "white_box" and "gaussian_pair" take the last three's defaults.
 
@@ -146,7 +151,7 @@ def named_one_run_bound(
         >>> scores = 1 + rng.standard_normal(500), rng.standard_normal(500)
         >>> bound = named_one_run_bound("one_run", *scores, 1e-5, guesses=[62])
         >>> round(bound.epsilon_lower, 2), bound.rule
-        (1.5, '62 guesses, half in and half out, fixed beforehand')
+        (1.5, '62 guesses, half in and half out')
     """
     chosen = ONE_RUN_METHODS[_validate.one_of("method", method, ONE_RUN_METHODS)]
     level = _validate.open_unit("significance", significance, "e.g. 0.05")
@@ -154,6 +159,7 @@ def named_one_run_bound(
     at = _delta_of(chosen, delta)
     found: OneRunBound | None = None
     rule: str | None = None
+    given = guesses is not None
     if chosen.from_scores:
         _refuse_guesses(method, guesses, unscored, sides)
         value = chosen.from_scores(scores_in, scores_out, at, level)
@@ -163,8 +169,9 @@ def named_one_run_bound(
         found = chosen.from_guesses(
             scores_in, scores_out, at, level, guesses=guesses, unscored=unscored, sides=sides
         )
-        value, rule = found.value, _words_of(guesses, sides)
-    return _labelled(chosen, value, at, level, rule, found)
+        value, rule = found.value, _words_of(guesses, sides, given)
+    assumptions = (*chosen.assumptions, _GIVEN) if given else chosen.assumptions
+    return _labelled(chosen, value, at, level, rule, found, assumptions)
 
 
 def _labelled(
@@ -174,6 +181,7 @@ def _labelled(
     significance: float,
     rule: str | None,
     found: OneRunBound | None,
+    assumptions: tuple[str, ...],
 ) -> NamedBound:
     mu = value if method.quantity == "mu" else None
     return NamedBound(
@@ -187,7 +195,7 @@ def _labelled(
         threshold_value=None,
         rule=rule,
         valid=method.valid,
-        assumptions=method.assumptions,
+        assumptions=assumptions,
         guesses=found.guesses if found else None,
         correct=found.correct if found else None,
     )
@@ -219,15 +227,13 @@ def _refuse_guesses(
         )
 
 
-def _words_of(guesses: Sequence[int], sides: Sides) -> str:
+def _words_of(guesses: Sequence[int], sides: Sides, given: bool) -> str:
     way = "all in" if sides == "in" else "half in and half out"
+    if not given:
+        way += ", set by the number of canaries"
     numbers = [str(number) for number in sorted(set(guesses), reverse=True)]
     if len(numbers) < 2:
         (number,) = numbers or ["no"]
-        noun = {"no": "guesses", "1": "guess"}.get(number, f"guesses, {way}")
-        return f"{number} {noun}, fixed beforehand"
+        return {"no": "no guesses", "1": "1 guess"}.get(number, f"{number} guesses, {way}")
     told = f"{', '.join(numbers[:-1])} and {numbers[-1]}"
-    return (
-        f"the best of {told} guesses, {way}, fixed beforehand, each at its share of the "
-        "significance"
-    )
+    return f"the best of {told} guesses, {way}, each at its share of the significance"

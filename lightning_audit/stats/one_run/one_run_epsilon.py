@@ -78,7 +78,8 @@ def epsilon_one_run(
     """Lower bound on epsilon from the number of correct guesses of canaries' coins.
 
     Exceeds the true epsilon with probability at most ``significance``, for every mechanism: it is
-    where `one_run_p_value` exceeds the significance. The number of guesses is fixed beforehand.
+    where `one_run_p_value` exceeds the significance. It supposes that the number of guesses was
+    chosen before the scores were seen.
     Which canaries are guessed may depend on the scores of all, but on no coin.
 
     ``significance`` in (0, 1) is the probability with which the bound may fail; the other arguments
@@ -121,15 +122,16 @@ def epsilon_one_run_from_scores(
 
     Of r guesses the (r + 1) // 2 largest scores are guessed in, and the r // 2 smallest out. Ranks
     of all scores together need no threshold, and no look at a coin. The best of k numbers of
-    guesses is taken, each at significance / k; that k and the numbers are fixed beforehand is what
-    makes the search valid.
+    guesses is taken, each at significance / k, which is valid if k and the numbers were chosen
+    before the scores were seen. That cannot be checked here.
 
     Args:
         scores_in: Scores of the canaries that were in, ``[n_in]``; every canary had a fair coin.
         scores_out: Scores of those that were out, ``[n_out]``.
         delta: Delta in [0, 1).
         significance: Probability in (0, 1) with which the bound may fail.
-        guesses: Numbers of guesses; None for `default_guesses`.
+        guesses: Numbers of guesses, chosen before the scores were seen; None for
+            `default_guesses`, which knows the number of canaries alone.
         unscored: Number of canaries that had a coin, but have no score.
         sides: "both": half of the guesses are that the largest scores are in, half that the
             smallest are out. "in": all are that the largest are in, for an attack that tells

@@ -1,10 +1,10 @@
 r"""Lower bounds from guesses of canaries' coins under f-DP: one run, any trade-off function.
 
-Each of m canaries goes in by a fair coin of its own; r coins are guessed, r fixed beforehand. Let
-p_j be the probability that j guesses are correct. For a canary i and the event that its guess is
-correct and so are c guesses in all, turning its coin round gives the event that its guess is wrong
-and c - 1 are correct. If the mechanism is f-DP for every coin, the mean of both probabilities over
-the canaries gives, as f is convex,
+Each of m canaries goes in by a fair coin of its own; r coins are guessed, r chosen before the
+scores are seen. Let p_j be the probability that j guesses are correct. For a canary i and the event
+that its guess is correct and so are c guesses in all, turning its coin round gives the event that
+its guess is wrong and c - 1 are correct. If the mechanism is f-DP for every coin, the mean of both
+probabilities over the canaries gives, as f is convex,
 
 .. math:: H_{c-1} \ge f(1 - R_c), \qquad R_c = \sum_{j \ge c} \tfrac jm p_j, \quad
     H_c = \sum_{j \ge c} \tfrac{r-j}m p_j, \qquad c = 1, \dots, r .
@@ -62,7 +62,7 @@ def one_run_fdp_p_value(
 
     Args:
         correct: Number v of correct guesses.
-        guesses: Number r of guesses, fixed beforehand.
+        guesses: Number r of guesses, chosen before the scores were seen.
         canaries: Number m of fair coins, guessed or not.
         tradeoff: The claim f, for adding and for removing one canary.
 
@@ -185,7 +185,7 @@ def mu_one_run_from_scores(
 
     The best of k numbers of guesses, each at significance / k, as in
     `stats.one_run.one_run_epsilon.epsilon_one_run_from_scores`; there is no way to leave out the
-    payment. k and the numbers are fixed beforehand.
+    payment. k and the numbers are taken to be chosen before the scores were seen.
 
     The other arguments, what happens to ties and missing scores, and the errors are those of that
     function.
