@@ -1,0 +1,314 @@
+"""How much do the steps leak at least: bets on what a guess of the canaries' coins scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from lightning_audit.stats._arguments import Floats
+from lightning_audit.stats.evalues.coin_bet import chances_of_sides
+from lightning_audit.stats.evalues.hockey_sticks import HockeySticks, sharpest_score, sign_score
+from lightning_audit.stats.evalues.sequential import PredictableCentre
+from lightning_audit.stats.tradeoff.order_two import order_two_slope
+
+#: Steps for which each bet's stake is made, of the side alone; of many sizes, for every end.
+_ENDS: Floats = np.geomspace(4.0, 1e5, 7)
+#: Steps for which the sharp score's stakes are made where the training's end is unknown.
+_SHARP_ENDS: Floats = np.array([30.0, 300.0, 3000.0, 30_000.0])
+#: Part of the wealth on the sharp score.
+_SHARP = 0.8
+#: Log of the wealth that a bet is made to reach: that of one in twenty, and its share of the start.
+_AIM = np.log(20.0 / _SHARP)
+#: Largest stake, over the one at which a lost bet leaves nothing.
+_LARGEST_STAKE = 0.95
+#: Noise multipliers within a step of this grid share a score, and stakes are rounded to one.
+_SCORE_GRID, _STAKE_GRID = 1.05, 1.1
+#: Ratios among which the largest that is proved is looked for, 1 % apart; between them linear.
+_RATIOS: Floats = np.geomspace(1e-3, 1e3, 1389)
+#: Signal over noise at which the mean of a score is kept; between them linear.
+_MU: Floats = np.geomspace(1e-5, 1e5, 5000)
+#: A mu beyond which scores no longer differ.
+_LARGEST_MU = 50.0
+
+
+#: Noise multiplier, sample rate and number of steps in a row.
+Claim = tuple[float, float, int]
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Steps in a row with the same score and stakes.
+
+    Args:
+        mu: signal over noise, rounded, for which the score is made.
+        sample_rate: of the steps.
+        stakes: of each bet, ``[bets]``.
+    """
+
+    mu: float
+    sample_rate: float
+    stakes: tuple[float, ...]
+
+
+class StakePlan:
+    r"""The stakes of bets that are made to end at given numbers of steps.
+
+    A bet of stake ``kappa`` multiplies the wealth by ``(1 + kappa S) / (1 + kappa G)``. It weighs a
+    step's leakage by ``kappa G' / (1 + kappa G)``, and what it proves composes to most where that
+    is in proportion to the slope of the step's cost: a step of little noise or of a large sample
+    rate costs more, and so counts for more. With ``m`` the quotient of the two slopes and ``v`` the
+    variance of a step's score, ``kappa / (1 + kappa G) = lambda m``, where
+
+    .. math:: \lambda = \sqrt{2 \log(1/\alpha) / \textstyle\sum_t m_t^2 v_t}
+
+    makes the most of the steps up to the end, as if the coming ones were like the present one.
+    Stakes depend on the claims so far alone.
+
+    Args:
+        planned_steps: with canaries; None where unknown.
+        canaries: number of them in a step.
+        fair: twice the smaller probability of the coin's sides.
+    """
+
+    def __init__(self, planned_steps: int | None, canaries: int, fair: float = 1.0) -> None:
+        sharp = _SHARP_ENDS if planned_steps is None else np.array([max(float(planned_steps), 1.0)])
+        self.ends = np.concatenate([sharp, _ENDS])
+        self.sharp = np.arange(len(self.ends)) < len(sharp)
+        #: Which of the two scores each bet is on.
+        self.places = np.where(self.sharp, 0, 1)
+        self.shares = np.where(self.sharp, _SHARP / len(sharp), (1.0 - _SHARP) / len(_ENDS))
+        self._canaries, self._fair = canaries, fair
+        self._steps, self._spent = 0, np.zeros(len(self.ends))
+        self._now: Stretch | None = None
+        self._spends = np.zeros(len(self.ends))
+
+    def next(self, noise_multiplier: float, sample_rate: float, steps: int = 1) -> Stretch:
+        """Score and stakes of the coming steps, which have the same claim."""
+        mu = score_mu(noise_multiplier)
+        if self._now is None or (self._now.mu, self._now.sample_rate) != (mu, sample_rate):
+            self._now = self._planned(mu, sample_rate)
+        self._spent, self._steps = self._spent + steps * self._spends, self._steps + steps
+        return self._now
+
+    def _planned(self, mu: float, sample_rate: float) -> Stretch:
+        most, slope, variance, largest = _moments(mu, self._fair)[:, self.places]
+        m = float(order_two_slope(mu, sample_rate)) / slope
+        self._spends = m**2 * variance / self._canaries
+        ahead = np.maximum(1.0 - self._steps / self.ends, 0.1)
+        mean = self._spent / np.maximum(self._steps, self.ends) + ahead * self._spends
+        part = np.sqrt(2.0 * _AIM / (self.ends * mean)) * m
+        stakes = part / np.maximum(1.0 - part * most, 1e-9)
+        rounded = np.array([_rounded(stake, _STAKE_GRID) for stake in stakes.tolist()])
+        return Stretch(mu, sample_rate, tuple(np.minimum(rounded, _LARGEST_STAKE / largest).tolist()))
+
+
+@dataclass(frozen=True)
+class LeastLogs:
+    """What a bet proves of the steps so far: their logs add up to at least `needed`.
+
+    Args:
+        fair: as of `StakePlan`.
+        sharp: whether the bet is on the sharp score.
+        mus: signal over noise for which the score of each group of steps is made, ``[g]``.
+        sample_rates: of each group, ``[g]``.
+        stakes: of each group, ``[g]``.
+        steps: with canaries, of each group, ``[g]``.
+        needed: what the logs add up to at least.
+    """
+
+    fair: float
+    sharp: bool
+    mus: Floats
+    sample_rates: Floats
+    stakes: Floats
+    steps: Floats
+    needed: float
+
+    def logs(self, mu: Floats) -> Floats:
+        """``log(1 + kappa f G(mu))`` of one step of each group, ``[g, n]`` for mu ``[g, n]``."""
+        most = [score.most(each) for score, each in zip(self._scores, mu, strict=True)]
+        return np.log1p(self.stakes[:, None] * self.fair * np.array(most))
+
+    def slopes(self, mu: Floats) -> Floats:
+        """Derivatives of `logs` by mu, ``[g, n]``."""
+        slope = [score.slope(each) for score, each in zip(self._scores, mu, strict=True)]
+        stakes = self.stakes[:, None] * self.fair
+        return np.asarray(stakes * np.array(slope) / np.exp(self.logs(mu)))
+
+    @property
+    def _scores(self) -> list[HockeySticks]:
+        return [_scores(mu)[0 if self.sharp else 1] for mu in self.mus.tolist()]
+
+
+class LeakageBet:
+    r"""Bets on what a guess of the canaries' coins scores: what do the steps leak at least?
+
+    The score is of hockey sticks (`HockeySticks`), whose mean is at most ``G(mu)`` where a step is
+    mu-GDP, whatever the mechanism is. Both worlds weigh alike, ``w(b) = min(p, 1 - p) / P(b)``; for
+    a coin that is not fair, ``h (mean w - E w)`` is taken off, whose mean is zero, with h the mean
+    score of a Gaussian step: the coins' own luck. With U the mean over a step's canaries of what is
+    left, a bet's wealth grows by ``1 + kappa_t U_t`` at stakes of `StakePlan`.
+
+    Proved, with v_t the mean of U_t given the past: ``prod (1 + kappa_t U_t) / (1 + kappa_t v_t)``
+    is a martingale of each bet, and so is their average by the shares pi of the bets. Where step t
+    was mu_t-GDP, mu_t that may depend on the past, v_t is at most ``f G(mu_t)``,
+    ``f = 2 min(p, 1 - p)``. So with probability ``1 - significance``, of all bets and at all times
+    together,
+
+    .. math:: \sum_{t \le T} \log(1 + \kappa_t f G(\mu_t))
+        \ge \sum_{t \le T} \log(1 + \kappa_t U_t) - \log\frac{1}{\pi\,\alpha}
+
+    (`LeastLogs`). A ratio r at which the steps' ``mu_t = r / sigma_t`` have a smaller sum is one
+    that some step exceeded. Betting on a step's mean needs no independence of its canaries.
+
+    Args:
+        shape: shape of a step's readings, canaries on the last axis.
+        coin_probability: known probability p in (0, 1) that a canary is in.
+        planned_steps: with canaries, for which most of the wealth is staked; None where unknown.
+
+    Raises:
+        ValueError: ``coin_probability`` is not in (0, 1).
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        coin_probability: float = 0.5,
+        planned_steps: int | None = None,
+    ) -> None:
+        chance = chances_of_sides(coin_probability)
+        self._weights = chance.min() / chance
+        self._fair = 2.0 * float(chance.min())
+        self._planned_steps, self._canaries = planned_steps, shape[-1]
+        self._plan = self._new_plan()
+        self._centre = PredictableCentre(shape)
+        #: Log of each bet's wealth, ``[..., bets]``.
+        self.growth: Floats = np.zeros((*shape[:-1], len(self._plan.ends)))
+
+    def _new_plan(self) -> StakePlan:
+        return StakePlan(self._planned_steps, self._canaries, self._fair)
+
+    def update(
+        self, coins: Floats, readings: Floats, noise_multiplier: float, sample_rate: float = 1.0
+    ) -> None:
+        """Take in one step with its claimed noise multiplier and sample rate."""
+        now = self._plan.next(noise_multiplier, sample_rate)
+        weights = self._weights[coins.astype(np.intp)]
+        luck = np.mean(weights, axis=-1) - self._fair
+        x = (readings - self._centre.value - 0.5) / noise_multiplier
+        gains = np.stack(
+            [
+                np.mean(weights * score.score(x, coins), axis=-1) - score.mean * luck
+                for score in _scores(now.mu)
+            ],
+            axis=-1,
+        )
+        stakes = np.array(now.stakes)
+        self.growth = self.growth + np.log1p(stakes * gains[..., self._plan.places])
+        self._centre.update(readings - coins)
+
+    def needed(self, significance: float, growth: Floats) -> Floats:
+        """What each bet's logs add up to at least, ``[..., bets]``."""
+        return np.asarray(growth + np.log(significance * self._plan.shares))
+
+    def ratios(
+        self,
+        significance: float,
+        looks: Sequence[tuple[int, Floats]],
+        claims: Sequence[Claim],
+    ) -> list[Floats]:
+        """The largest ratio proved at each look: some step leaked more over its claim; 0 for none.
+
+        Args:
+            significance: probability that a bound is wrong, of all looks together.
+            looks: number of steps with canaries so far, increasing, and `growth` then.
+            claims: noise multiplier, sample rate and number of steps with canaries, in their order.
+        """
+        logs, plan, seen = np.zeros((len(self._plan.ends), len(_RATIOS))), self._new_plan(), 0
+        found, left = [], list(reversed(looks))
+        for sigma, rate, steps in claims:
+            of_one, end = self._logs(plan.next(sigma, rate, steps), sigma), seen + steps
+            while left and left[-1][0] <= end:
+                look, growth = left.pop()
+                needed, sums = self.needed(significance, growth), logs + (look - seen) * of_one
+                each = [
+                    np.interp(needed[..., bet], of_bet, _RATIOS, left=0.0)
+                    for bet, of_bet in enumerate(sums)
+                ]
+                found.append(np.asarray(np.max(each, axis=0)))
+            logs, seen = logs + steps * of_one, end
+        return found
+
+    def _logs(self, stretch: Stretch, noise_multiplier: float) -> Floats:
+        """Logs of one step by bet and ratio, ``[bets, ratios]``."""
+        most = np.stack([_most(score, noise_multiplier) for score in _scores(stretch.mu)])
+        stakes = np.array(stretch.stakes)[:, None]
+        return np.log1p(stakes * self._fair * most[self._plan.places])
+
+    def proved(
+        self,
+        significance: float,
+        growth: Floats,
+        claims: Sequence[Claim],
+    ) -> list[LeastLogs]:
+        """What each bet proves of all these steps; arguments as of `ratios`."""
+        plan = self._new_plan()
+        steps = np.array([count for *_, count in claims], dtype=np.float64)
+        stretches = [plan.next(*claim) for claim in claims]
+        found = []
+        for bet, needed in enumerate(self.needed(significance, growth).tolist()):
+            groups: dict[tuple[float, float, float], float] = {}
+            for stretch, count in zip(stretches, steps.tolist(), strict=True):
+                key = (stretch.mu, stretch.sample_rate, stretch.stakes[bet])
+                groups[key] = groups.get(key, 0.0) + count
+            parts = np.array([*map(list, groups)]).T
+            inside = np.array([*groups.values()])
+            found.append(LeastLogs(self._fair, bool(plan.sharp[bet]), *parts, inside, needed))
+        return found
+
+
+def score_mu(noise_multiplier: float) -> float:
+    """Signal over noise for which the scores of steps of this noise multiplier are made."""
+    return _rounded(min(1.0 / noise_multiplier, _LARGEST_MU), _SCORE_GRID)
+
+
+def _rounded(value: float, ratio: float) -> float:
+    """The nearest power of a ratio."""
+    return float(ratio ** round(np.log(value) / np.log(ratio)))
+
+
+def _scores(mu: float) -> tuple[HockeySticks, HockeySticks]:
+    """The sharp score and that of the side alone."""
+    return sharpest_score(mu), sign_score(mu)
+
+
+# Of a noise schedule each step asks for another one.
+@lru_cache(maxsize=64)
+def _most(score: HockeySticks, noise_multiplier: float) -> Floats:
+    """Largest mean of a score by ratio, ``[ratios]``."""
+    return np.interp(_RATIOS / noise_multiplier, _MU, _most_of(score))
+
+
+@lru_cache(maxsize=256)
+def _most_of(score: HockeySticks) -> Floats:
+    return score.most(_MU)
+
+
+@lru_cache(maxsize=256)
+def _moments(mu: float, fair: float) -> Floats:
+    """Largest mean, its slope, variance and largest loss of both scores, ``[4, 2]``."""
+    at = np.asarray(mu)
+    return np.array(
+        [
+            (
+                fair * float(score.most(at)),
+                max(fair * float(score.slope(at)), 1e-300),
+                score.variance,
+                score.largest_loss + score.mean * (1.0 - fair),
+            )
+            for score in _scores(mu)
+        ]
+    ).T
