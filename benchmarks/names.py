@@ -29,7 +29,7 @@ from lightning_audit.testing.runs import train
 from lightning_audit.testing.trainings import Training
 
 PAGE = Path(__file__).parents[1] / "docs" / "names.md"
-#: Planted in each of `NETS`; the first two come first where only some are asked for.
+#: Planted in each of `NETS`.
 OF_NETS = (
     "half_noise",
     "clip_after_average",

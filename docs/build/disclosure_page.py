@@ -68,6 +68,11 @@ _FIELDS: Sequence[tuple[str, str, str]] = (
     ("checkpoint", "`segments`", "as `checks` of the report"),
     ("checkpoint", "`accountant`, `config`, `lints`, `course`, others", "public; verdict"),
     ("checkpoint", "`trained_batches`", "public: at most the number of steps"),
+    (
+        "checkpoint",
+        "`passes`: the most steps on a batch of each pass, summed",
+        "public: counts of steps",
+    ),
     ("checkpoint", "norms of an input canary's gradient", "of a record; see below"),
     ("checkpoint", "`examinations`", "public; a resumed training is examined anew"),
 )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import numpy as np
 
 from lightning_audit import _validate
+from lightning_audit.accounting.margin import COMPOSITION_ERROR, RESOLUTION
 from lightning_audit.accounting.phases import Phase, bucket_up, inverse_square, merge
 from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon
 
@@ -21,10 +22,6 @@ __all__ = ["Adjacency", "epsilon_of_history"]
 #: Which data sets are neighbours: one has a record more, or another record in place of one.
 Adjacency = Literal["add_remove", "replace_one"]
 
-# The automatic grid is fine enough once halving it moves epsilon by less than this share of it ...
-_TOLERANCE = 0.005
-# ... or by less than this, so that an epsilon of practically zero does not ask for endless grids.
-_ABSOLUTE_TOLERANCE = 1e-6
 _COARSEST_START, _FINEST_START = 100.0, 8e-3
 # Cells that the unsampled Gaussian bound on epsilon takes on the first grid.
 _START_CELLS = 300_000
@@ -163,7 +160,8 @@ def _sufficient_grid(phases: tuple[Phase, ...], delta: float, adjacency: Adjacen
     while True:
         grid /= 2
         fine = _epsilon_on_grid(phases, delta, grid, adjacency)
-        tolerance = max(_TOLERANCE * fine, _ABSOLUTE_TOLERANCE)
+        # Of an epsilon of practically zero the grids would be endless.
+        tolerance = max(COMPOSITION_ERROR * fine, RESOLUTION)
         # On a grid that is wide against epsilon, both may round up to the same point.
         if coarse - fine <= tolerance and grid <= tolerance:
             return grid

@@ -6,7 +6,7 @@ from __future__ import annotations
 COMPOSITION_ERROR = 0.005
 
 #: What a composition's grid resolves of an epsilon of practically zero.
-_RESOLUTION = 1e-6
+RESOLUTION = 1e-6
 
 _LEAST, _MOST = 0.01, 0.02
 
@@ -27,4 +27,4 @@ def exceeds(epsilon: float, claimed_epsilon: float, error: float = COMPOSITION_E
         (False, True, True)
     """
     share = min(max(_LEAST, 2.0 * error), _MOST)
-    return epsilon > claimed_epsilon + max(share * claimed_epsilon, _RESOLUTION)
+    return epsilon > claimed_epsilon + max(share * claimed_epsilon, RESOLUTION)

@@ -255,6 +255,6 @@ def composed_epsilon(
     """
     if not rates_known(history):
         return None
-    # Twelve buckets leave a noise schedule's epsilon right to half a percent.
+    # Twelve buckets round a noise schedule's epsilon, of a steep one by about a percent.
     short = compress(history, max_phases=12, rounding=rounding)
     return epsilon_of_history(short, delta, adjacency=adjacency)

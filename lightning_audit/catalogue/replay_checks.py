@@ -73,12 +73,27 @@ REPLAY_SENSITIVITY = Check(
 )
 
 
-def _instead(kind: str, name: str, sentence: str, look_at: str) -> FaultRule:
+#: What to look at in code whose clipping is wrong, by the fault.
+CLIPPING_ADVICE = {
+    "clip_after_average": "where gradients are summed or averaged: each sample's must be clipped "
+    "before that, and the norm be taken over one sample",
+    "no_clipping": "whether the step that clips per-sample gradients runs at all, and whether what "
+    "it returns is what is summed",
+    "clipping_norm_too_large": "whether gradients are clipped to the max_grad_norm that the "
+    "accountant and the noise use",
+    "clip_per_tensor": "whether a sample's norm is taken over all tensors together; clipped one by "
+    "one, each of L tensors may keep max_grad_norm / sqrt(L)",
+    "clipping_misses_tensors": "whether the norm by which a sample is clipped is taken over all "
+    "trainable tensors",
+}
+
+
+def _instead(kind: str, name: str, sentence: str) -> FaultRule:
     """A fault of the clipping that more crafted gradients tell from others."""
     return FaultRule(
         name,
         sentence,
-        look_at,
+        CLIPPING_ADVICE[name],
         rank=0.55,
         explains_groups=("replay", "clipping", "leakage"),
         applies=lambda seen: seen.get("clips") == kind,
@@ -92,36 +107,27 @@ _INSTEAD_OF_CLIPPING = (
         "clip_after_average",
         "clipping after averaging: the batch's mean gradient is clipped, not each sample's "
         "gradient before the sum",
-        "where gradients are summed or averaged: each sample's must be clipped before that, and "
-        "the norm be taken over one sample",
     ),
     _instead(
         "none",
         "no_clipping",
         "no clipping: gradients pass with their full norm",
-        "whether the step that clips per-sample gradients runs at all, and whether what it returns "
-        "is what is summed",
     ),
     _instead(
         "norm",
         "clipping_norm_too_large",
         "clipping norm too large: gradients are clipped at more than max_grad_norm",
-        "whether the norm that gradients are clipped to is the max_grad_norm that the accountant "
-        "and the noise are told",
     ),
     _instead(
         "tensors",
         "clip_per_tensor",
         "clipping per tensor: each tensor is clipped to max_grad_norm on its own",
-        "whether a sample's norm is taken over all tensors together; clipped one by one, each of L "
-        "tensors may keep max_grad_norm / sqrt(L)",
     ),
     _instead(
         "some",
         "clipping_misses_tensors",
         "clipping misses some tensors: gradients in them pass with their full norm, those in "
         "others are clipped",
-        "whether the norm by which a sample is clipped is taken over all trainable tensors",
     ),
 )
 

@@ -15,6 +15,7 @@ from lightning_audit.catalogue.step_checks import (
     LOSS_REDUCTION,
     NO_DP,
     UNSYNCHRONISED,
+    norm_not_passed_on,
 )
 from lightning_audit.results.audit_report import CheckResult
 
@@ -92,7 +93,7 @@ def clipping_norm_result(
     """
     module_norm, optimizer_norm = clipped_at
     evidence = {"module_norm": module_norm, "optimizer_norm": optimizer_norm}
-    if module_norm > optimizer_norm:
+    if norm_not_passed_on(evidence):
         return CLIPPING_NORM.judged(
             {"checked": checked, "largest_ratio": largest_ratio, **evidence},
             CLIPPING_NORM.fine,

@@ -259,8 +259,7 @@ class StepPlanner:
             self.changed_at = self.recorder.steps
             self.block_pass(
                 f"the set of trained parameters changed at step {self.changed_at}; later steps "
-                "are not audited: give the optimizer all parameters before the training starts, "
-                "and a layer that joins later a learning rate of 0 until then"
+                "are not audited: give the optimizer all parameters before the training starts"
             )
         return self.changed_at is None
 

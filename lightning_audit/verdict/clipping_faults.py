@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lightning_audit.catalogue.registry import group
-from lightning_audit.catalogue.replay_checks import REPLAY_CLIPPING
+from lightning_audit.catalogue.replay_checks import CLIPPING_ADVICE, REPLAY_CLIPPING
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.verdict.candidates import Candidate, Case, named_tensors
 
@@ -47,8 +47,7 @@ def clipping_candidates(case: Case) -> list[Candidate]:
             _Named(
                 "no_clipping",
                 "no clipping: a canary passes with its full norm",
-                "whether the step that clips per-sample gradients runs at all, and whether what it "
-                "returns is what is summed",
+                CLIPPING_ADVICE["no_clipping"],
             )
         )
     elif not loose:
@@ -134,8 +133,7 @@ def _after_average(monitor: AuditMonitor) -> _Named | None:
         "clip_after_average",
         "clipping after averaging: the batch's mean gradient is clipped, not each sample's "
         "gradient before the sum",
-        "where gradients are summed or averaged: each sample's must be clipped before that, and "
-        "the norm be taken over one sample",
+        CLIPPING_ADVICE["clip_after_average"],
         {"expected_batch_size": monitor.last_scale},
     )
 
@@ -153,7 +151,7 @@ def _missed(monitor: AuditMonitor, oversize: float) -> _Named | None:
         "clipping misses some tensors: "
         f"{', '.join(f'`{label}`' for label in labels)} passed with the full norm, and the other "
         "canaries were clipped",
-        "whether the norm by which a sample is clipped is taken over all trainable tensors",
+        CLIPPING_ADVICE["clipping_misses_tensors"],
         {"unclipped_canaries": labels},
         named_tensors(monitor, labels),
     )
@@ -184,8 +182,7 @@ def _per_tensor(monitor: AuditMonitor) -> _Named | None:
         "clip_per_tensor",
         "clipping per tensor: each tensor is clipped to max_grad_norm on its own, so a whole "
         f"gradient passes with {spread:.3g} times that norm",
-        "whether a sample's norm is taken over all tensors together; clipped one by one, each of "
-        "L tensors may keep max_grad_norm / sqrt(L)",
+        CLIPPING_ADVICE["clip_per_tensor"],
         {"shift_of_spread_canaries": spread, "shift_of_single_tensors": single},
     )
 
@@ -226,8 +223,7 @@ def _too_large(monitor: AuditMonitor) -> _Named:
     return _Named(
         "clipping_norm_too_large",
         f"clipping norm too large: {what} {shift:.3g} times max_grad_norm",
-        "whether the norm that gradients are clipped to is the max_grad_norm that the accountant "
-        "and the noise are told",
+        CLIPPING_ADVICE["clipping_norm_too_large"],
     )
 
 
