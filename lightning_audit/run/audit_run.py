@@ -49,16 +49,13 @@ class AuditRun:
         self.ranks = ranks
         #: Whether this is a fast_dev_run: everything is run, nothing written, nothing failed.
         self.trial = bool(trainer.fast_dev_run)
-        writes = self.ranks.is_first and not self.trial
-        self.files = ReportFiles(directory) if writes else None
+        self.files = ReportFiles(directory) if self.ranks.is_first and not self.trial else None
         self.report: AuditReport | None = None
-        self._course = RunCourse()
+        self._course = RunCourse.of(shuffled=config.shuffled)
         notes = self._course.notes
         self.lints = RunLints(notes, config.significance, self.ranks)
         self._precision = str(trainer.precision)
-        seed, drawn = self.ranks.shared(
-            (config.seed, None if config.seed is not None else draw_seed())
-        )
+        seed, drawn = self.ranks.shared((config.seed, draw_seed() if config.seed is None else None))
         config = replace(config, seed=seed, drawn_seed=drawn)
         self.optimizers = AuditedOptimizers(
             config, self.files, self._precision, self.ranks, notes, self.lints
@@ -220,11 +217,14 @@ class AuditRun:
         for session in self.sessions:
             session.way.tap.weights.fingerprint.start_epoch()
         self.lints.start_epoch([session.step.optimizer for session in self.sessions])
-        self._course.passes.start_pass(steps_of(self.sessions))
+        if (passes := self._course.passes) is not None:
+            passes.start_pass(steps_of(self.sessions))
 
     def start_batch(self, epoch: int, batch: Any) -> None:
         """Forget a step that broke off."""
-        self._course.start_batch(steps_of(self.sessions))
+        self._course.trained_batches += 1
+        if (passes := self._course.passes) is not None:
+            passes.start_batch(steps_of(self.sessions))
         self._steps_before = self.optimizers.steps
         if self._course.trained_batches >= self.ledger.due:
             self.ledger.start_batch(batch, self._course.trained_batches, self.optimizers)

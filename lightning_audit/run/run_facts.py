@@ -109,7 +109,8 @@ class RunFacts:
         trained_batches: batches that were trained on.
         split_epochs: epochs with split batches.
         begun: epochs that began.
-        passes: steps that a record may have entered, where each is in one batch an epoch.
+        passes: steps that a record may have entered, where each is in one batch an epoch;
+            0 where the claim is not of shuffled batches.
         carried_over: those with split batches that began with the rest of a batch.
         loss_reduction: whether the first loss was a mean over its batch or a sum; None if that
             cannot be told.
@@ -182,7 +183,7 @@ class RunFacts:
             trained_batches=course.trained_batches,
             split_epochs=lints.split_epochs,
             begun=lints.epochs,
-            passes=course.passes.passes(steps_of(optimizers.sessions)),
+            passes=course.passes.passes(steps_of(optimizers.sessions)) if course.passes else 0,
             carried_over=lints.carried_over,
             loss_reduction=lints.loss_reduction,
             processes=ranks.count,
@@ -279,7 +280,7 @@ class RunCourse:
     examined: ExaminationLog = field(default_factory=ExaminationLog)
     epochs: list[Mapping[str, float]] = field(default_factory=list)
     trained_batches: int = 0
-    passes: PassCounter = field(default_factory=PassCounter)
+    passes: PassCounter | None = None
     break_off: str = ""
     resumed: str = ""
     unaudited: tuple[str, ...] = ()
@@ -287,15 +288,15 @@ class RunCourse:
     time: RunTime = field(default_factory=RunTime)
     earlier: EarlierSegments = field(default_factory=EarlierSegments)
 
+    @classmethod
+    def of(cls, *, shuffled: bool) -> RunCourse:
+        """The course of a run, which counts passes where batches are shuffled."""
+        return cls(passes=PassCounter() if shuffled else None)
+
     def end_epoch(self, row: Mapping[str, float]) -> None:
         """Keep what was logged; a run that goes on in an epoch's end meets that end again."""
         known = [old for old in self.epochs if old["epoch"] != row["epoch"]]
         self.epochs = [*known, row]
-
-    def start_batch(self, steps: Sequence[int]) -> None:
-        """Count a batch; ``steps`` are those of each private optimizer so far."""
-        self.trained_batches += 1
-        self.passes.start_batch(steps)
 
     def begin_segment(self, state: Mapping[str, Any], step: int, tested: Sequence[object]) -> None:
         """Go on with what earlier segments found; the checks that restart begin the next one.
@@ -315,13 +316,14 @@ class RunCourse:
             steps: of each private optimizer. More batches than the most of these are parts of
                 batches, whose number tells how many records there were.
         """
+        uncounted = {"passes": 0, "steps": list(steps)}
         return {
             "notes": list(self.notes.sentences),
             "comparison": self.comparison.state(),
             "epochs": [dict(row) for row in self.epochs],
             "resumed": self.resumed,
             "trained_batches": min(self.trained_batches, max(steps, default=0)),
-            "passes": self.passes.state(steps),
+            "passes": self.passes.state(steps) if self.passes else uncounted,
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -330,4 +332,5 @@ class RunCourse:
         self.comparison.load(state["comparison"])
         self.epochs = [dict(row) for row in state["epochs"]]
         self.resumed, self.trained_batches = state["resumed"], state["trained_batches"]
-        self.passes.load(state["passes"])
+        if self.passes is not None:
+            self.passes.load(state["passes"])

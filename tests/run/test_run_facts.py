@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from lightning_audit import PrivacyClaim
+from lightning_audit.accounting.shuffled_passes import PassCounter
 from lightning_audit.dpsgd.accountant_link import AccountantLink
 from lightning_audit.run.run_facts import (
     OptimizerFacts,
@@ -46,10 +47,13 @@ def test_a_stated_rate_is_taken_before_the_accountants_and_parts_of_a_step_add_u
 
 
 def test_facts_come_back_from_a_checkpoint_and_notes_of_since_stay() -> None:
-    before, after = RunCourse(), RunCourse()
+    before, after = (RunCourse(passes=PassCounter()) for _ in range(2))
     before.notes.add("of before")
+    before.trained_batches = 40
+    assert before.passes is not None
+    assert after.passes is not None
     for steps in range(40):
-        before.start_batch([steps, 0])
+        before.passes.start_batch([steps, 0])
     after.notes.add("of since")
     after.notes.add("of before")
     after.load(json.loads(json.dumps(before.state(steps=[40, 3]))))
@@ -57,6 +61,14 @@ def test_facts_come_back_from_a_checkpoint_and_notes_of_since_stay() -> None:
     assert after.trained_batches == 40
     # The last batch has a step of one optimizer and three of the other.
     assert after.passes.passes([40, 3]) == 4
+
+
+def test_steps_of_before_a_claim_of_shuffled_batches_are_no_passes() -> None:
+    after = RunCourse(passes=PassCounter())
+    after.load(json.loads(json.dumps(RunCourse().state(steps=[40]))))
+    assert after.passes is not None
+    assert after.passes.passes([40]) == 0
+    assert after.passes.passes([43]) == 3
 
 
 def test_a_checkpoint_does_not_tell_in_how_many_parts_the_batches_came() -> None:
