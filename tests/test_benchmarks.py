@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 
 import pytest
+import torch
 from places import REPOSITORY
 from stages import staged
 
@@ -27,7 +29,13 @@ def benchmark(monkeypatch):
     def load(name):
         return importlib.import_module(name)
 
+    loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning_audit")]
+    levels, threads = [logger.level for logger in loggers], torch.get_num_threads()
     yield load
+    # What `support.quiet` sets, which hid warnings from later tests of the same process.
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+    torch.set_num_threads(threads)
     for name in (
         "support",
         "detection",
