@@ -44,8 +44,8 @@ _FIELDS: Sequence[tuple[str, str, str]] = (
     ("`report.json`", "`checks`", "see the tables below"),
     (
         "`report.json`",
-        "`bounds`, `operating_points`, `power`, `epsilon_spent`, `epsilon_not_excluded`, "
-        "`history`, `steps`, `observations`, `optimizers`",
+        "`bounds`, `operating_points`, `power`, `epsilon_spent`, `epsilon_refuted_by`, "
+        "`epsilon_not_excluded`, `history`, `steps`, `observations`, `optimizers`",
         "public",
     ),
     ("`report.json`", "`epochs`", "as the metrics"),

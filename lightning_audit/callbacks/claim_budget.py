@@ -7,13 +7,17 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from lightning_audit.accounting.margin import exceeds
 from lightning_audit.accounting.phases import Phase, inverse_square, merge
-from lightning_audit.accounting.spending import steps_told
+from lightning_audit.accounting.shuffled_passes import cost_of_epochs
+from lightning_audit.accounting.spending import composed_epsilon, steps_told
 from lightning_audit.accounting.step_budget import steps_within
+from lightning_audit.catalogue.registry import REGISTRY
 from lightning_audit.lints.carried_over import splits_batches
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.run_epsilons import run_history
 from lightning_audit.run.run_facts import links_of
+from lightning_audit.run_checks.accounted_epsilon import PlannedCost
 
 _log = logging.getLogger(__name__)
 
@@ -21,11 +25,17 @@ _log = logging.getLogger(__name__)
 _PART = 0.25
 #: How many times as much as when it was counted a step may cost.
 _DEARER = 1.25
-_WARNING = (
+_TOO_MANY_STEPS = (
     "the {planned:,} steps that are planned cost more than claimed_epsilon={claimed:g} at delta "
-    "{delta:g}, which {left:,} steps keep to: {then}; plan fewer, raise noise_multiplier, or lower "
-    "the sample rate"
+    "{delta:g}, which {left:,} steps keep to"
 )
+_FEWER_STEPS = "plan fewer, raise noise_multiplier, or lower the sample rate"
+_TOO_MANY_EPOCHS = (
+    "{what} epsilon {epsilon:.4g}, above claimed_epsilon={claimed:g} at delta {delta:g}"
+)
+_FEWER_EPOCHS = "train fewer epochs, or raise noise_multiplier"
+#: Callbacks that may end a training before its last epoch, by the names of their classes.
+_END_EARLIER = {"EarlyStopping", "Timer"}
 _STOPPED = (
     "the training was stopped after {steps:,} step{s}: one more would exceed "
     "claimed_epsilon={claimed:g} at delta {delta:g}"
@@ -39,7 +49,7 @@ class ClaimBudget:
     known. While all steps are alike they are counted once. Where noise or rate change, or several
     optimizers step, they are counted again each time that a quarter of what was left may be used,
     or a step costs a quarter more, by its chi-square divergence, which orders steps nearly as
-    epsilon does.
+    epsilon does. Of batches that are shuffled by the claim the epochs that are planned count.
 
     Args:
         run: of the audit.
@@ -51,6 +61,9 @@ class ClaimBudget:
         config = run.config
         self._run, self._trainer, self._ends = run, trainer, ends
         self._planned = _planned(trainer)
+        # The epochs that will have begun; the present one began, if this is its first batch.
+        before = run.lints.epochs - int(run.lints.began)
+        self._epochs = before + left if (left := _epochs_left(trainer, self._planned)) else None
         #: Whether the budget is watched.
         self.counts = bool(
             run.sessions
@@ -59,6 +72,8 @@ class ClaimBudget:
             and "accounting" not in config.allow
             and not run.trial
         )
+        #: What was said of the steps or epochs that are planned, where they cost too much.
+        self.warned = ""
         #: Whether the first step of all is too much: a claim that no such training keeps.
         self.hopeless = False
         self._taken = self._before = self._steps()
@@ -69,9 +84,43 @@ class ClaimBudget:
         if self.counts:
             self._begin()
 
+    def excess(self) -> PlannedCost | None:
+        """What the first step costs, or the planned epochs, where it is above the claim."""
+        coming, config = self._coming(), self._run.config
+        if config.shuffled:
+            return self._excess_of_epochs(coming)
+        known = coming == self._coming_then and self._left  # it was counted, and the step fits
+        if any(self._steps()) or known or self._count(coming) != 0:
+            return None
+        accounted = [self._as_accounted(number, one) for number, one in enumerate(coming)]
+        costs = [composed_epsilon(s, config.delta, config.adjacency) for s in (coming, accounted)]
+        cost = max(math.inf if one is None else one for one in costs)
+        return PlannedCost(cost, "the first step costs")
+
+    def _excess_of_epochs(self, coming: list[Phase]) -> PlannedCost | None:
+        run, config = self._run, self._run.config
+        if self._epochs is None:
+            return None
+        cost = cost_of_epochs(
+            [*run_history(run.sessions), *coming],
+            steps_told(links_of(run.optimizers.facts)),
+            self._epochs * len(run.sessions),
+            config.delta,
+            config.adjacency,
+        )
+        if not exceeds(cost, config.claimed_epsilon or math.inf):
+            return None
+        many = (
+            "epoch that is planned costs" if self._epochs == 1 else "epochs that are planned cost"
+        )
+        return PlannedCost(cost, f"the {self._epochs:,} {many}")
+
     def is_used_up(self) -> bool:
         """Whether the steps of the next batch would exceed the claim, which ends the training."""
         taken, coming = self._steps(), self._coming()
+        if self._run.config.shuffled:  # of the epochs no step but the first is to be looked at
+            self.counts = taken == self._before
+            return False
         self._each = [now - then for now, then in zip(taken, self._taken, strict=True)]
         self._used += _cost(coming, self._each)
         self._taken = taken
@@ -91,6 +140,9 @@ class ClaimBudget:
         return True
 
     def _begin(self) -> None:
+        if self._run.config.shuffled:
+            self._begin_shuffled()
+            return
         left = self._count(self._coming())
         if left is None:
             return
@@ -99,10 +151,22 @@ class ClaimBudget:
             return
         then = "the training stops there" if self._ends else "the claim is false from there on"
         if self.hopeless:
-            then = "the claim is false from the first step on"
+            then = "no step is taken" if self._ends else "the claim is false from the first step on"
+        told = self._told(_TOO_MANY_STEPS, planned=self._planned, left=left)
+        self._warn(told, then, _FEWER_STEPS)
+
+    def _begin_shuffled(self) -> None:
+        excess = self._excess_of_epochs(self._coming())
+        self.counts = excess is not None
+        if excess is not None:
+            then = "no step is taken" if self._ends else "the claim will be false"
+            told = self._told(_TOO_MANY_EPOCHS, epsilon=excess.epsilon, what=excess.what)
+            self._warn(told, then, _FEWER_EPOCHS)
+
+    def _warn(self, told: str, then: str, instead: str) -> None:
+        self.warned = f"{told}; {instead}"
         if self._run.ranks.is_first:
-            told = self._told(_WARNING, planned=self._planned, left=left, then=then)
-            _log.warning("privacy audit: %s", told)
+            _log.warning("privacy audit: %s: %s; %s", told, then, instead)
 
     def _is_near(self, coming: list[Phase]) -> bool:
         """Whether so much may be used that it is to be counted again."""
@@ -161,7 +225,11 @@ class ClaimBudget:
 
     def _told(self, sentence: str, **numbers: Any) -> str:
         config = self._run.config
-        return sentence.format(claimed=config.claimed_epsilon, delta=config.delta, **numbers)
+        told = sentence.format(claimed=config.claimed_epsilon, delta=config.delta, **numbers)
+        doubts = [n for n in config.allow if n in REGISTRY and "spent" in REGISTRY[n].refutes]
+        if doubts:
+            told += f" (which is not known to hold beside {', '.join(doubts)}, which you allow)"
+        return told
 
 
 def _cost(coming: list[Phase], steps: list[int] | None = None) -> float:
@@ -187,6 +255,25 @@ def _is_over(trainer: Any) -> bool:
         return True
     last = epochs not in (None, -1) and trainer.current_epoch + 1 >= epochs
     return bool(last and trainer.is_last_batch)
+
+
+def _epochs_left(trainer: Any, steps: int | None) -> int | None:
+    """How many epochs will begin from now on; None where the training may end before.
+
+    Args:
+        trainer: of the training.
+        steps: that are planned from now on; None where nobody knows.
+    """
+    classes = {kind.__name__ for callback in trainer.callbacks for kind in type(callback).__mro__}
+    if trainer.max_epochs in (None, -1) or classes & _END_EARLIER:
+        return None
+    batches, left = trainer.num_training_batches, max(trainer.max_epochs - trainer.current_epoch, 0)
+    if not batches or trainer.max_steps in (None, -1):
+        return left if batches else None
+    if not trainer.lightning_module.automatic_optimization or not math.isfinite(batches):
+        return None
+    each = math.ceil(batches / trainer.accumulate_grad_batches)
+    return None if steps is None else min(left, math.ceil(steps / each))
 
 
 def _planned(trainer: Any) -> int | None:

@@ -25,11 +25,17 @@ from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.report_files import ReportFiles
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.ranks import Ranks
-from lightning_audit.taps.boundary import Boundary, attempt, where
+from lightning_audit.taps.boundary import Boundary, StepRefused, attempt, where
 from lightning_audit.verdict.failed_audit import failed_report
 
 _log = logging.getLogger(__name__)
-_DELIBERATE = (UnauditableTraining, MisconfigurationException, PrivacyViolation, InconclusiveAudit)
+_DELIBERATE = (
+    UnauditableTraining,
+    MisconfigurationException,
+    PrivacyViolation,
+    InconclusiveAudit,
+    StepRefused,
+)
 
 
 def boundary() -> Boundary:

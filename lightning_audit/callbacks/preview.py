@@ -23,6 +23,7 @@ from lightning_audit.callbacks._namespaces import (
     isolate_rng,
 )
 from lightning_audit.callbacks.lightning_step import silent_logger
+from lightning_audit.catalogue.claim_checks import ACCOUNTING
 from lightning_audit.dpsgd.manual import ManualStep
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.run_checks.replay_answers import REPLAY_CHECKS
@@ -53,7 +54,11 @@ class Preview:
     Args:
         refused: why the training cannot be audited, with what to change; empty if it can.
         optimizers: how each private optimizer is audited, in words.
-        found: what a few steps showed to be wrong, in sentences.
+        found: what a few steps, or what is planned, showed to be wrong: the root first, then what
+            it does not explain; each with the finding's name.
+        next: what to look at, or to do, about the first of them.
+        follows: names of findings that follow from it.
+        over_claim: which of the planned steps the claim has room for, where it has not for all.
         not_asked: questions that the first examination does not ask, with the reason.
         missing: what would keep a training of any length from a PASS, in sentences.
         steps_needed: steps of a private optimizer that a PASS takes, at the gradient variance of
@@ -67,6 +72,9 @@ class Preview:
     refused: str = ""
     optimizers: tuple[str, ...] = ()
     found: tuple[str, ...] = ()
+    next: str = ""
+    follows: tuple[str, ...] = ()
+    over_claim: str = ""
     not_asked: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     steps_needed: int | None = None
@@ -83,8 +91,12 @@ class Preview:
     def __str__(self) -> str:
         if self.refused:
             return f"cannot be audited: {self.refused}"
-        lines = [f"can be audited: {one}" for one in self.optimizers]
-        lines += [f"wrong already: {one}" for one in self.found]
+        lines = [f"wrong: {one}" for one in self.found[:1]]
+        lines += [f"  next: {self.next}"] * bool(self.next)
+        lines += [f"  follows from it: {', '.join(self.follows)}"] * bool(self.follows)
+        lines += [f"also wrong: {one}" for one in self.found[1:]]
+        lines += [f"can be audited: {one}" for one in self.optimizers]
+        lines += [f"over the claim: {self.over_claim}"] * bool(self.over_claim)
         lines += [f"not asked at first: {one}" for one in self.not_asked]
         lines += [f"a PASS lacks: {one}" for one in self.missing]
         if self.steps_needed is not None:
@@ -112,6 +124,9 @@ def preview_of(
     sessions: Sequence[AuditSession],
     planned: int | None,
     times: Sequence[tuple[float, float]] = (),
+    warned: str = "",
+    *,
+    stops: bool = True,
 ) -> Preview:
     """What a few steps tell of the audit of a whole training.
 
@@ -120,15 +135,27 @@ def preview_of(
         sessions: of the private optimizers.
         planned: steps of the whole training; None where that is unknown.
         times: of each batch, the whole and the audit's own, in seconds.
+        warned: what was said of planned steps or epochs that cost more than is claimed.
+        stops: whether the training stops before a step that would exceed the claim.
     """
     if report is None or not sessions:
         return Preview("no private optimizer took a step: see whether make_private was called")
     inputs = any(isinstance(session.source, InputSample) for session in sessions)
     needed = [part.steps_needed for one in report.optimizers for part in one.power.values()]
     timed = times[_WARM:]
+    found, root = _found(report), report.verdict.root
+    if warned:  # a copy trains on where the training itself would stop in time
+        spent = [one for one in found if one.startswith(f"{ACCOUNTING.name}:")]
+        found = [one for one in found if one not in spent]
+        root = None if root and root.finding == ACCOUNTING.name else root
+        if not stops or (report.settings["claim"] or {}).get("sampling") == "shuffled":
+            found, warned = [*found, f"{ACCOUNTING.name}: {warned}"], ""
     return Preview(
         optimizers=tuple(map(_way_of, sessions)),
-        found=tuple(c.message for c in report.checks if c.status == "violated"),
+        found=tuple(found),
+        next=(report.verdict.advice or root.look_at) if root else "",
+        follows=root.consequences if root else (),
+        over_claim=warned,
         not_asked=tuple(
             f"{check.name}: {check.message.removeprefix('not asked: ')}"
             for check in report.checks
@@ -141,6 +168,13 @@ def preview_of(
         audit_seconds=_median([own for _, own in timed]),
         examination_seconds=report.examination_cost.get("first"),
     )
+
+
+def _found(report: AuditReport) -> list[str]:
+    """What is violated and follows from nothing else, the root first."""
+    faults = [fault.finding for fault in report.verdict.faults]
+    own = [c for c in report.checks if c.status == "violated" and not c.follows_from]
+    return [f"{c.name}: {c.message}" for c in sorted(own, key=lambda c: faults.index(c.name))]
 
 
 def _median(seconds: list[float]) -> float | None:
@@ -180,6 +214,8 @@ class Watch(Callback):
         self.times: list[tuple[float, float]] = []
         self.sessions: list[AuditSession] = []
         self.audit: PrivacyAudit | None = None
+        #: What the audit said of planned steps or epochs that cost too much.
+        self.warned = ""
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """See what is planned, and end behind a few steps instead."""
@@ -202,6 +238,7 @@ class Watch(Callback):
         """Keep what audited."""
         if self.audit is not None and self.audit._run is not None:
             self.sessions = list(self.audit._run.sessions)
+            self.warned = self.audit._stopping.warned
 
 
 def planned_steps(trainer: Any) -> int | None:
@@ -248,7 +285,10 @@ def preview(
         except MisconfigurationException as error:
             return Preview(str(error))
         assert watch.audit is not None
-        return preview_of(watch.audit.report, watch.sessions, watch.planned, watch.times)
+        report = watch.audit.report
+        stops = audit.on_violation != "warn"
+        given = (watch.sessions, watch.planned, watch.times, watch.warned)
+        return preview_of(report, *given, stops=stops)
 
 
 def _copied(trainer: Any, model: Any, data: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:

@@ -138,10 +138,7 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle holds: the report and the audit's state, not the training."""
         kept = {"_report": self.report, "_kept": self.state_dict(), "_run": None, "_ranks": None}
-        fresh = {
-            "_boundary": outcome.boundary(),
-            "_stopping": Stopping(self.on_violation),
-        }
+        fresh = {"_boundary": outcome.boundary(), "_stopping": Stopping(self.on_violation)}
         return super().__getstate__() | kept | fresh
 
     def preview(self, trainer: Trainer, model: LightningModule, **data: Any) -> Preview:
@@ -237,6 +234,7 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         if not run.sessions:
             # Not before the first batch: a callback may make the training private until then.
             run.follow_hand_written(pl_module)
+            self._stopping.begin_steps(trainer, run)
         run.start_batch(trainer.current_epoch, batch)
 
     @of_its_run(outcome.left)
@@ -248,6 +246,7 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
         run.follow(trainer.optimizers, pl_module)
         if not run.lints.loss_seen:
             run.lints.look_at_loss(pl_module, loss)
+            self._stopping.begin_steps(trainer, run)
         run.prepare(loss, trainer.accumulate_grad_batches)
 
     @of_its_run(outcome.left)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 from lightning_audit.callbacks.claim_budget import ClaimBudget
+from lightning_audit.catalogue.step_checks import NO_DP
+from lightning_audit.dpsgd.manual import ManualStep
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.run.audit_run import AuditRun
+from lightning_audit.taps.boundary import Handles, StepRefused, entry
+from lightning_audit.taps.method_hook import MethodHook
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +46,8 @@ class Stopping:
         # Of which loop, and its least epochs and steps before they were set aside.
         self._least: tuple[Any, Any, Any] | None = None
         self._budget: ClaimBudget | None = None
+        # Look at the first step of all.
+        self._gates = Handles()
         #: Whether a claimed epsilon may end the training.
         self.counts = False
 
@@ -48,7 +55,56 @@ class Stopping:
         """Respond to what is known before the first step; arguments as of `respond`."""
         self.respond(run.look(), trainer, run)
         self.counts = run.config.claimed_epsilon is not None
+        if self._ends and not run.trial and NO_DP.name not in run.config.allow:
+            run.optimizers.plain.refuse = partial(self._refuse_plain, trainer, run)
+        self.begin_steps(trainer, run)
+
+    def begin_steps(self, trainer: Any, run: AuditRun) -> None:
+        """Count what the claim leaves, and look at the first step before it is taken.
+
+        Args:
+            trainer: of the training.
+            run: of the audit; its optimizers may be others than when it began.
+        """
         self._keep_to_budget(trainer, run)
+        self._gates.remove()  # of optimizers that may have been made anew
+        if self._budget is None or not self._budget.counts or not self._ends:
+            return
+        self._gates = Handles()
+        for session in run.sessions:
+            look = partial(self._look_at_first_step, trainer, run)
+            if isinstance(session.step, ManualStep):
+                self._gates.append(session.step.inner.register_step_pre_hook(entry(look)))
+            else:  # before clipping, noise and the accountant
+                self._gates.append(MethodHook(session.step.optimizer, "pre_step", look))
+
+    @property
+    def warned(self) -> str:
+        """What was said of the steps or epochs that are planned, where the first keep to it."""
+        budget = self._budget
+        return "" if budget is None or budget.hopeless else budget.warned
+
+    def _look_at_first_step(self, trainer: Any, run: AuditRun, *_: Any) -> None:
+        """Refuse a step with which, or with those that are planned, the claim is false."""
+        if not run.optimizers.looks or self._budget is None:
+            return
+        self._gates.remove()
+        run.lints.planned = self._budget.excess()
+        if run.lints.planned is not None:
+            self._refuse(trainer, run)
+
+    def _refuse_plain(self, trainer: Any, run: AuditRun, kind: str) -> None:
+        """Refuse the step of an optimizer that is not private, of this class."""
+        if run.optimizers.looks:
+            run.optimizers.plain.refused = kind
+            self._refuse(trainer, run)
+
+    def _refuse(self, trainer: Any, run: AuditRun) -> None:
+        """End the training with a violation, before the step that is about to be taken."""
+        self.respond(run.look(composed=True), trainer, run)
+        for session in run.sessions:
+            session.source.retract(behind=False)
+        raise StepRefused
 
     def end_batch(self, trainer: Any, run: AuditRun) -> None:
         """Respond to what was found behind a batch; arguments as of `respond`."""
@@ -100,7 +156,8 @@ class Stopping:
             loop.min_epochs = loop.epoch_loop.min_steps = None
 
     def put_back(self) -> None:
-        """Give the training's loop its least epochs and steps back."""
+        """Give the training's loop its least epochs and steps back, and take the hooks off."""
+        self._gates.remove()
         if self._least is not None:
             loop, epochs, steps = self._least
             loop.min_epochs, loop.epoch_loop.min_steps, self._least = epochs, steps, None

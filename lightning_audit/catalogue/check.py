@@ -13,6 +13,10 @@ from lightning_audit.results.audit_report import CheckResult, Kind
 #: Those of the channel suppose noise of the claimed size in each coordinate: noise that is smaller,
 #: or the same twice, is not of the right shape, nor does the stated divisor fit it.
 Group = Literal["clipping", "replay", "noise", "reuse", "channel", "leakage"]
+#: An epsilon that a finding refutes.
+Refuted = Literal["claimed", "spent", "lower"]
+#: By findings of the batches, or of steps on them.
+OF_BATCHES: tuple[Refuted, ...] = ("claimed", "spent", "lower")
 #: What is measured on the gradients of steps, or on steps that are replayed.
 MEASURED: tuple[Group, ...] = ("clipping", "replay", "noise", "reuse", "channel", "leakage")
 
@@ -70,6 +74,9 @@ class Check:
         fine: message of a private check where nothing is wrong.
         public: names of those parts of a private check that are functions of settings, coins and
             released gradients all the same: keys of the evidence, or "message".
+        refutes: which epsilons do not hold where it is violated and the user allows it: the claim,
+            what the steps are composed to, or the lower bounds, which suppose how batches are
+            drawn.
     """
 
     name: str
@@ -91,6 +98,7 @@ class Check:
     private: bool = False
     fine: str = ""
     public: tuple[str, ...] = ()
+    refutes: tuple[Refuted, ...] = ("claimed", "spent")
 
     def occurs(self, optimizers: int) -> tuple[int, int]:
         """How often it is in a report at least and at most, by the number of optimizers."""

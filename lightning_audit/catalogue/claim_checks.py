@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from lightning_audit.accounting.margin import exceeds
-from lightning_audit.catalogue.check import Check, FaultRule
+from lightning_audit.catalogue.check import OF_BATCHES, Check, FaultRule
 from lightning_audit.results.audit_report import CheckResult
 
 #: Why nothing is composed of steps whose noise is correlated by the claim's `noise_coefficients`.
@@ -16,7 +16,7 @@ NOT_COMPOSED = (
 
 _SPENT_MORE = FaultRule(
     "wrong_accounting",
-    "wrong accounting: the steps that ran cost more than is claimed",
+    "wrong accounting: the steps cost more than is claimed",
     "the number of steps, the sample rate and the noise multiplier that the claim was made for",
     rank=15,
 )
@@ -37,11 +37,14 @@ _OF_REPLACEMENT = FaultRule(
 
 ACCOUNTING = Check(
     "accounting",
-    "the steps that ran cost more than the claim",
+    "the steps, or those that are planned, cost more than the claim",
     kind="accounting",
     always=True,
-    wrong=lambda seen: exceeds(seen["epsilon_spent"], seen["claimed_epsilon"]),
+    wrong=lambda seen: exceeds(
+        seen.get("epsilon_planned") or seen["epsilon_spent"], seen["claimed_epsilon"]
+    ),
     faults=(_OF_REPLACEMENT, _SPENT_MORE),
+    refutes=("claimed",),  # what the steps cost holds
 )
 
 #: A loader's rate is often rounded: no finding for one per cent.
@@ -74,7 +77,16 @@ NOT_POISSON = Check(
     # The batches are private; the loader's type, and what is accounted for, are settings.
     private=True,
     fine="the batches agree with Poisson sampling",
-    public=("message", "loader", "loader_rate", "accounted_rate", "sampling", "poisson"),
+    public=(
+        "message",
+        "loader",
+        "loader_rate",
+        "accounted_rate",
+        "sampling",
+        "poisson",
+        "epsilon_that_holds",
+    ),
+    refutes=OF_BATCHES,
     faults=(
         FaultRule(
             "record_twice_in_a_batch",
@@ -130,6 +142,7 @@ REPEATED = Check(
     "every process draws from all records, so that one may enter a step several times",
     kind="accounting",
     wrong=lambda seen: seen["processes"] > 1,
+    refutes=OF_BATCHES,
     faults=(
         FaultRule(
             "sampled_by_every_process",

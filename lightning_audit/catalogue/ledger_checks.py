@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_audit.catalogue.check import Check, FaultRule
+from lightning_audit.catalogue.check import OF_BATCHES, Check, FaultRule
 from lightning_audit.results.audit_report import CheckResult
 
 
@@ -17,6 +17,7 @@ LEDGER_ACCOUNTANT = Check(
     always=True,
     wrong=lambda seen: seen["missing"] > 0 or seen["told_noise"] is not None,
     blocks=_unread,
+    refutes=("claimed",),  # by an accountant; the steps are composed as they were taken
     faults=(
         FaultRule(
             "accountant_not_told",
@@ -45,6 +46,7 @@ LEDGER_STEPS = Check(
     private=True,
     fine="each step had a batch of its own",
     public=("message",),
+    refutes=OF_BATCHES,
     faults=(
         FaultRule(
             "several_steps_on_one_batch",
@@ -64,6 +66,7 @@ LEDGER_RECORDS = Check(
     wrong=lambda seen: seen["repeated"] > 0,
     private=True,
     fine="the data set holds each index once",
+    refutes=OF_BATCHES,
     faults=(
         FaultRule(
             "records_stand_several_times",
@@ -85,6 +88,7 @@ LEDGER_DRAWS = Check(
     private=True,
     fine="no batch is one that was drawn before, and no record comes too often",
     public=("message",),
+    refutes=OF_BATCHES,
     faults=(
         FaultRule(
             "batches_come_again",

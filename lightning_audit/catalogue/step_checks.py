@@ -15,7 +15,7 @@ NO_DP = Check(
     always=True,
     optimizers=0,  # whoever audits claims privacy, also where no optimizer is private
     must_run=True,
-    wrong=lambda seen: seen["plain_steps"] > 0,
+    wrong=lambda seen: seen["plain_steps"] > 0 or seen.get("refused_steps", 0) > 0,
     faults=(
         FaultRule(
             "no_dp",

@@ -51,7 +51,11 @@ def gradient_replaced_result(
 
 
 def no_dp_result(
-    plain_steps: int, private_steps: int, plain_name: str, exempt: Mapping[str, int] | None = None
+    plain_steps: int,
+    private_steps: int,
+    plain_name: str,
+    exempt: Mapping[str, int] | None = None,
+    refused: str = "",
 ) -> CheckResult:
     """Result of `no_dp`: whoever audits a training claims privacy, and an optimizer steps without.
 
@@ -60,21 +64,27 @@ def no_dp_result(
         private_steps: steps of the private optimizer.
         plain_name: type of the plain optimizer that stepped last.
         exempt: steps of optimizers that the user exempts, by the words in which they are named.
+        refused: type of the plain optimizer whose first step the audit did not let happen.
     """
     evidence: dict[str, Any] = {"plain_steps": plain_steps, "private_steps": private_steps}
+    if refused:
+        evidence["refused_steps"] = 1
     fine = "only the private optimizer took steps"
     if exempt:
         evidence["exempt_steps"] = sum(exempt.values())
         fine = "besides the private optimizer, steps are exempt: " + "; ".join(
             f"{count} of {words}" for words, count in exempt.items()
         )
-    if not plain_steps and not private_steps:
+    if not plain_steps and not private_steps and not refused:
         message = "no private optimizer took a step"
         return NO_DP.not_run(message, evidence)
     return NO_DP.judged(
         evidence,
         fine,
-        f"{plain_name} took {plain_steps} step{'s' * (plain_steps > 1)} without clipping and noise",
+        f"{refused} was stopped before its first step, which has no clipping and no noise"
+        if refused
+        else f"{plain_name} took {plain_steps} step{'s' * (plain_steps > 1)} without clipping and "
+        "noise",
         "return the optimizer that PrivacyEngine.make_private gives from configure_optimizers, "
         "and give it every trainable parameter" + (_OR_ALLOW * bool(private_steps)),
     )

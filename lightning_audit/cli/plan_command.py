@@ -25,8 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Train a copy of a training for a few steps, and tell whether it can be audited, by which "
         "way, which questions would not be asked, how many steps a PASS takes, and what the audit "
-        "costs. Exits with 0 if it can be audited, with 1 if it is refused, with 2 if that cannot "
-        "be told. Of a LightningCLI, `fit --trainer.fast_dev_run=true` prints the same."
+        "costs. Exits with 0 if it can be audited, with 1 if it is refused or something is wrong "
+        "with it already, with 2 if that cannot be told. Of a LightningCLI, "
+        "`fit --trainer.fast_dev_run=true` prints the same."
     )
     parser.add_argument(
         "training",
@@ -61,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     except Exception as error:  # of what cannot be copied, or of the user's own code
         raise Refused(f"{type(error).__name__}: {error}") from error
     print(as_json(asdict(told)) if options.json else told)
-    return EXIT_CODES["PASS" if told.can_be_audited else "VIOLATION"]
+    return EXIT_CODES["PASS" if told.can_be_audited and not told.found else "VIOLATION"]
 
 
 def _audit_of(trainer: Any) -> PrivacyAudit:

@@ -108,9 +108,15 @@ def _epsilon_lines(report: AuditReport) -> list[str]:
     # Where the user claims none, it is the one that the accountant has for the same steps.
     accounted = report.settings.get("claimed_epsilon", 0.0) is None
     source = " (by the accountant)" if accounted else ""
+    # Beside what the user allows the claim may be below the epsilon that holds.
+    by, spent = ", ".join(report.epsilon_refuted_by), report.epsilon_spent
+    if by and report.claimed_epsilon is not None:
+        holds = spent is not None and spent <= report.claimed_epsilon
+        source += "" if holds else f" (not known to hold beside {by})"
+    how = "holds" if by else "composed from the steps"
     numbers = {
         f"claimed {{}}{source}": report.claimed_epsilon,
-        "spent {} (composed from the steps)": report.epsilon_spent,
+        f"spent {{}} ({how})": spent,
         "proved at least {} (from the readings)": report.epsilon_lower,
         "not excluded up to {}": report.epsilon_not_excluded,
     }

@@ -73,7 +73,7 @@ def draw_epsilon(axes: Axes, report: AuditReport) -> list[str]:
     _draw_series(axes, lower, label="proved, anytime", **thick)
     claim = report.claimed_epsilon
     if claim is not None and math.isfinite(claim):
-        axes.axhline(claim, color=INK, linewidth=1.8, linestyle=(0, (6, 3)), label="claimed")
+        axes.axhline(claim, color=INK, linewidth=1.8, linestyle=(0, (6, 3)), label=_claim(report))
     used: dict[str, Any] = {"color": GREY, "linewidth": 1.8, "linestyle": "-.", "marker": "d"}
     _draw_series(axes, spent, label="spent", **used)
     for series in others:
@@ -89,6 +89,13 @@ def draw_epsilon(axes: Axes, report: AuditReport) -> list[str]:
     axes.set_xlabel(unit)
     axes.set_ylabel(f"epsilon at delta {report.delta:g}")
     return list(_notes(report))
+
+
+def _claim(report: AuditReport) -> str:
+    """How the claim is labelled: beside what is allowed it may be below the epsilon that holds."""
+    claim, spent = report.claimed_epsilon, report.epsilon_spent
+    above = claim is not None and spent is not None and spent <= claim
+    return "claimed" if above or not report.epsilon_refuted_by else "claimed, not known to hold"
 
 
 def _positions(rows: Sequence[Mapping[str, float]]) -> tuple[str, list[float]]:

@@ -21,6 +21,7 @@ from lightning_audit.report.drawing import (
 from lightning_audit.report.epsilon_panel import draw_epsilon
 from lightning_audit.report.rates_panel import draw_rates
 from lightning_audit.results.audit_report import AuditReport, Verdict
+from lightning_audit.results.verdict import outcome_in_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -94,8 +95,7 @@ def save_figure(report: AuditReport, path: str | os.PathLike[str]) -> Path:
 
 
 def _title(verdict: Verdict, complete: bool) -> str:
-    kind = f" ({verdict.kind})" if verdict.kind else ""
-    return f"{verdict.outcome}{kind}{_findings(verdict)}" + (
+    return f"{outcome_in_words(verdict)}{_findings(verdict)}" + (
         "" if complete else ", training not finished"
     )
 

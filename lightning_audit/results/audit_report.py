@@ -30,7 +30,7 @@ from lightning_audit.results.verdict import Verdict as Verdict
 from lightning_audit.results.verdict import describe as describe
 
 #: Version of the report's layout; raised when a reader of the old one would misread the new one.
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 
 class ReportError(Exception):
@@ -174,8 +174,9 @@ class AuditReport:
         verdict: the answer.
         checks: every check, violated ones first.
         bounds: lower bounds on epsilon.
-        claimed_epsilon: the claim, None if none was made.
-        epsilon_spent: epsilon of the steps that ran, by the accountant's history; None if unknown.
+        claimed_epsilon: the claim; None if none was made, or the accountant's is refuted.
+        epsilon_spent: of the steps that ran, as far as it is known to hold; None if unknown.
+        epsilon_refuted_by: findings that the user allows, and that refute claim or composition.
         epsilon_not_excluded: epsilon of the worst mechanism that this run could not have seen.
         delta: the delta of all epsilons.
         steps: optimizer steps seen.
@@ -220,6 +221,7 @@ class AuditReport:
     other_records: tuple[str, ...] = ()
     optimizers: tuple[OptimizerSeen, ...] = ()
     pass_blockers: tuple[str, ...] = ()
+    epsilon_refuted_by: tuple[str, ...] = ()
     audit_cost: Mapping[str, float] = field(default_factory=dict)
     examination_cost: Mapping[str, float] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
@@ -263,10 +265,8 @@ class AuditReport:
             ) from error
         version = data.get("schema_version") if isinstance(data, dict) else None
         if type(version) is not int:
-            raise ReportError(
-                "the file is JSON but no audit report: it has no schema_version. Name the "
-                "report.json that the audit wrote."
-            )
+            sentence = "the file is JSON but no audit report: it has no schema_version. Name the "
+            raise ReportError(f"{sentence}report.json that the audit wrote.")
         if version != SCHEMA_VERSION:
             newer = "upgrade lightning-audit to read it"
             older = "run the training again, or read it by the release that wrote it"

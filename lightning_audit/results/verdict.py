@@ -77,6 +77,8 @@ class Verdict:
         pass_blockers: what keeps an inconclusive audit from a pass; shown under "Missing".
         faults: what may be wrong, the root first. One with another finding than those before it is
             a further finding, which none of those explains.
+        allowed: findings that the user allows, which the first line names.
+        holds: which epsilon holds beside them, in words; empty where nothing is allowed.
 
     Raises:
         ValueError: ``fault`` is not the sentence of the first of ``faults``.
@@ -89,6 +91,8 @@ class Verdict:
     advice: str = ""
     pass_blockers: tuple[str, ...] = ()
     faults: tuple[LikelyFault, ...] = ()
+    allowed: tuple[str, ...] = ()
+    holds: str = ""
 
     def __post_init__(self) -> None:
         if not self.faults:
@@ -118,10 +122,20 @@ class Verdict:
         return EXIT_CODES[self.outcome]
 
 
+def outcome_in_words(verdict: Verdict) -> str:
+    """The outcome, with the kind of a violation and what the user allows."""
+    kind = f" ({verdict.kind})" if verdict.kind else ""
+    names = ", ".join(verdict.allowed)
+    allowed = f" except {names} (allowed)" if names and verdict.outcome == "PASS" else ""
+    if names and not allowed:
+        allowed = f", with {names} allowed"
+    return f"{verdict.outcome}{kind}{allowed}"
+
+
 def describe(verdict: Verdict) -> str:
     """A verdict in a few lines of text; of a report from elsewhere, no line can pose as two."""
-    kind = f" ({verdict.kind})" if verdict.kind else ""
-    lines = [f"{verdict.outcome}{kind}: {verdict.summary}"]
+    holds = f"; {verdict.holds}" if verdict.holds else ""
+    lines = [f"{outcome_in_words(verdict)}{holds}: {verdict.summary}"]
     if verdict.fault:
         lines.append(f"Likely fault: {verdict.fault}")
     if root := verdict.root:

@@ -296,7 +296,7 @@ class AuditRun:
 
     def _close_epoch(self, epoch: int) -> tuple[dict[str, float], AuditReport]:
         epsilons, findings = self._evaluate()
-        metrics = epoch_metrics(self.sessions, epsilons, findings.all, self.config.bounds)
+        metrics = epoch_metrics(self.sessions, epsilons, findings.all, self.config)
         self._course.end_epoch({"epoch": epoch, **metrics})
         return metrics, self._write(epsilons, findings, complete=False)
 

@@ -19,6 +19,7 @@ from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.results.audit_report import (
     AuditReport,
     CheckResult,
+    EpsilonBound,
     OperatingPoint,
     OptimizerSeen,
     Power,
@@ -28,6 +29,7 @@ from lightning_audit.run.findings import Findings, results_by_place, unknown_eps
 from lightning_audit.run.run_epsilons import Epsilons, run_history
 from lightning_audit.run.run_facts import RunFacts
 from lightning_audit.session.audit_session import AuditSession
+from lightning_audit.verdict.allowed import Held, held, named, with_allowed, worded
 from lightning_audit.verdict.judge import judge, seen_of, worst
 from lightning_audit.verdict.pass_blockers import MECHANISM_ALONE, NOT_ENDED, blockers_of_run
 from lightning_audit.verdict.power_model import PowerModel
@@ -40,6 +42,8 @@ _NOT_ALONE = (
     "the noise was not read without the data: the size of its draws was tested, and not whether it "
     "holds earlier draws by other weights than noise_coefficients"
 )
+#: The metric of how many findings are allowed, where some are.
+_ALLOWED = "allowed"
 _LIBRARIES = (
     "lightning-audit",
     "torch",
@@ -55,17 +59,20 @@ def epoch_metrics(
     sessions: Sequence[AuditSession],
     epsilons: Epsilons,
     checks: Sequence[CheckResult],
-    bounds: Collection[str],
+    config: AuditConfig,
 ) -> dict[str, float]:
-    """What is logged at an epoch's end; epsilons that are unknown are left out.
+    """What is logged at an epoch's end; epsilons that are not known to hold are left out.
 
     Of single bounds nothing is, unless some of the literature's are asked for.
     """
-    proved = epsilons.proved
+    proved, bounds = epsilons.proved, config.bounds
+    now = _held(checks, epsilons, config)
+    allowed = sum(check.status == "allowed" for check in checks)
     metrics: dict[str, float | None] = {
-        "epsilon_lower": proved.epsilon_lower,
-        "epsilon_spent": epsilons.epsilon_spent,
-        "claimed_epsilon": epsilons.claimed_epsilon,
+        "epsilon_lower": proved.epsilon_lower if now.lower_holds else None,
+        "epsilon_spent": now.spent,
+        "claimed_epsilon": now.claimed if now.claim_holds else None,
+        **({_ALLOWED: float(allowed)} if allowed else {}),
         "violated": float(any(check.status == "violated" for check in checks)),
     }
     if sessions:
@@ -76,11 +83,42 @@ def epoch_metrics(
         metrics["e_value"] = min(math.exp(min(log_e, 100.0)), _LARGEST_E_VALUE)
         metrics["observations"] = float(sum(m.sensitivity.observations for m in monitors))
         metrics["step"] = float(sum(monitor.steps for monitor in monitors))
-    for bound in proved.bounds:
+    for bound in _bounds_that_hold(proved.bounds, now):
         if bounds and bound.looks == "single":
             metrics[f"epsilon_lower/{bound.name}"] = bound.epsilon_lower
             metrics[f"epsilon_step_lower/{bound.name}"] = bound.epsilon_step_lower
     return {k: float(v) for k, v in metrics.items() if v is not None and math.isfinite(v)}
+
+
+def _held(checks: Sequence[CheckResult], epsilons: Epsilons, config: AuditConfig) -> Held:
+    """Which epsilons hold beside what is allowed."""
+    claimed, stated = epsilons.claimed_epsilon, config.claimed_epsilon
+    return held(checks, epsilons.epsilon_spent, claimed, stated)
+
+
+def _bounds_that_hold(bounds: Sequence[EpsilonBound], now: Held) -> tuple[EpsilonBound, ...]:
+    """The bounds, of which those on the run suppose batches as they are accounted for."""
+    if now.lower_holds:
+        return tuple(bounds)
+    return tuple(dataclasses.replace(bound, epsilon_lower=None) for bound in bounds)
+
+
+def _rows_that_hold(
+    rows: Sequence[Mapping[str, float]], checks: Sequence[CheckResult]
+) -> tuple[Mapping[str, float], ...]:
+    """What was logged; without its epsilons where a finding that is allowed was found since."""
+    allowed = sum(check.status == "allowed" for check in checks)
+    return tuple(
+        row
+        if row.get(_ALLOWED, 0.0) == allowed
+        else {name: value for name, value in row.items() if not _is_of_run(name)}
+        for row in rows
+    )
+
+
+def _is_of_run(metric: str) -> bool:
+    """Whether a metric is an epsilon of the whole run."""
+    return metric.startswith(("epsilon_lower", "epsilon_spent", "claimed_epsilon"))
 
 
 def build_report(
@@ -120,24 +158,33 @@ def build_report(
         complete=complete,
         mechanism_alone=config.mechanism_alone,
     )
+    now = _held(findings.all, epsilons, config)
+    findings = Findings(
+        worded(findings.all, now), tuple(worded(own, now) for own in findings.by_optimizer)
+    )
     verdict = _verdict(sessions, facts, config, findings, seen, pass_blockers)
+    names = named(findings.all, config, facts.unaudited)
+    verdict = with_allowed(verdict, names, now, config.delta)
     monitors = [session.monitor for session in sessions]
     not_run = {check.name for check in findings.all if check.status == "not_run"}
     records = [session.store.path.name for session in sessions if session.store]
     return AuditReport(
         verdict=verdict,
         checks=mark_consequences(findings.all, verdict.faults),
-        bounds=epsilons.proved.bounds,
+        bounds=_bounds_that_hold(epsilons.proved.bounds, now),
         operating_points=_operating_points(monitors),
-        claimed_epsilon=epsilons.claimed_epsilon,
-        epsilon_spent=epsilons.epsilon_spent,
-        epsilon_not_excluded=_not_excluded(models, monitors, config, verdict),
+        claimed_epsilon=now.claimed,
+        epsilon_spent=now.spent,
+        epsilon_refuted_by=now.refuted_by,
+        epsilon_not_excluded=_not_excluded(models, monitors, config, verdict)
+        if now.spent_holds
+        else None,
         delta=config.delta,
         steps=sum(monitor.steps for monitor in monitors),
         observations=sum(monitor.sensitivity.observations for monitor in monitors),
         history=tuple(dataclasses.astuple(phase) for phase in run_history(sessions)),
         power=_least_power(powers),
-        epochs=tuple(facts.epochs),
+        epochs=_rows_that_hold(facts.epochs, findings.all),
         settings=config.settings(ended=complete),
         environment={name: _version(name) for name in _LIBRARIES},
         notes=(

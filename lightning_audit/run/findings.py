@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from lightning_audit.accounting.shuffled_passes import epsilon_of_passes
 from lightning_audit.accounting.spending import epsilon_claim
 from lightning_audit.catalogue.claim_checks import NOT_COMPOSED
 from lightning_audit.catalogue.disclosure import shown
@@ -32,7 +33,11 @@ from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.run.audited_optimizers import AuditedOptimizers
 from lightning_audit.run.run_epsilons import Epsilons, epsilon_result, run_history
 from lightning_audit.run.run_facts import OptimizerFacts, RunFacts
-from lightning_audit.run_checks.accounted_epsilon import accounting_result
+from lightning_audit.run_checks.accounted_epsilon import (
+    AS_LOSS_DISTRIBUTIONS,
+    ONE_STEP_AN_EPOCH,
+    accounting_result,
+)
 from lightning_audit.run_checks.dataset_size import Promise, batch_size_result
 from lightning_audit.run_checks.ledger import Ledger
 from lightning_audit.run_checks.loader_sampling import (
@@ -73,7 +78,9 @@ def run_checks(
     each; the checks of the batches are the run's. What is handed out adds up to the whole.
     """
     steps = sum(session.monitor.steps for session in sessions)
-    plain = no_dp_result(facts.plain_steps, steps, facts.plain_name, facts.exempt_steps)
+    plain = no_dp_result(
+        facts.plain_steps, steps, facts.plain_name, facts.exempt_steps, facts.plain_refused
+    )
     common = [plain]
     if not sessions:
         return Findings(acknowledge(common, config.allow))
@@ -168,7 +175,8 @@ def _results_of_run(
             epsilons.claim.source,
             epsilons.epsilon_by_removal,
             NOT_COMPOSED if config.mechanism_alone else "",
-            *(["with each record in one step an epoch"] if config.shuffled else []),
+            ONE_STEP_AN_EPOCH if config.shuffled else AS_LOSS_DISTRIBUTIONS,
+            planned=facts.planned,
         )
     )
     _hold_batches_to_steps(facts, max(session.monitor.steps for session in sessions))
@@ -187,6 +195,7 @@ def _sampling_results(
 ) -> list[CheckResult]:
     """Whether batches and steps are those that the accountant supposes and was told of."""
     found: list[CheckResult] = []
+    holds, epsilon = _cost_of_passes(sessions, facts, config)
     if facts.loader is not None and config.shuffled:
         loader = facts.loader
         alone = facts.loaders == facts.processes == 1
@@ -201,7 +210,8 @@ def _sampling_results(
             max((session.planner.batch_sizes for session in sessions), key=len),
             facts.batches,
             by_choice=any(optimizer.poisson is False for optimizer in facts.optimizers),
-            holds=_cost_of_passes(sessions, facts, config),
+            holds=holds,
+            epsilon_that_holds=epsilon,
         )
     if facts.repeated and facts.synchronised:
         found.append(repeated_result(facts.processes, facts.sample_rate))
@@ -223,17 +233,25 @@ def _more_rows_than_records(sessions: Sequence[AuditSession], facts: RunFacts) -
     return False
 
 
-def _cost_of_passes(sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig) -> str:
-    """Which epsilon holds where each record enters one step an epoch, in words; else empty."""
+def _cost_of_passes(
+    sessions: Sequence[AuditSession], facts: RunFacts, config: AuditConfig
+) -> tuple[str, float | None]:
+    """Which epsilon holds where each record enters one step an epoch, in words and as a number."""
     book, loader = facts.ledger, facts.loader
     several = book.again or book.unknown or book.stale or book.repeated
     several = several or facts.earlier.found(LEDGER_STEPS.name)
-    if loader is None or not loader.once or facts.loaders > 1 or several or facts.resumed:
-        return ""
+    alone = facts.loaders == facts.processes == 1
+    if loader is None or not (loader.once and alone) or several or facts.resumed:
+        return "", None
+    if _more_rows_than_records(sessions, facts):
+        return "", None
     stated = [session.planner.claim(1).noise_multiplier for session in sessions]
     least = min([*stated, *(phase.noise_multiplier for phase in run_history(sessions))])
     passes = max(1, facts.begun) * len(sessions)
-    return what_holds(least, passes, config.delta) if least > 0.0 else ""
+    if not least > 0.0:
+        return "", None
+    epsilon = epsilon_of_passes(least, passes, config.delta, config.adjacency)
+    return what_holds(least, passes, config.delta), epsilon
 
 
 def _hold_batches_to_steps(facts: RunFacts, steps: int) -> None:

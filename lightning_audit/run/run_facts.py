@@ -13,6 +13,7 @@ from lightning_audit.dpsgd.accountant_link import AccountantLink
 from lightning_audit.lints.loader_facts import LoaderFacts
 from lightning_audit.lints.noise_draws import equal_draws
 from lightning_audit.record.earlier_segments import EarlierSegments
+from lightning_audit.run_checks.accounted_epsilon import PlannedCost
 from lightning_audit.run_checks.batch_sampling import BatchCheck
 from lightning_audit.run_checks.ledger import Ledger
 from lightning_audit.run_checks.record_coupling import Coupling
@@ -99,6 +100,7 @@ class RunFacts:
         optimizers: of the private optimizers, in the order of their sessions.
         plain_steps: steps of optimizers that are not private.
         plain_name: class of the last of these.
+        plain_refused: class of the one whose first step was refused, or empty.
         exempt_steps: steps of those that the user exempts, by the words in which they are named.
         unaudited: parameters that no private optimizer trains, and that changed all the same.
         loader: how the training loader samples; None before that is known.
@@ -111,6 +113,7 @@ class RunFacts:
         begun: epochs that began.
         passes: steps that a record may have entered, where each is in one batch an epoch;
             0 where the claim is not of shuffled batches.
+        planned: what is planned and costs more than is claimed; None where nothing is.
         carried_over: those with split batches that began with the rest of a batch.
         loss_reduction: whether the first loss was a mean over its batch or a sum; None if that
             cannot be told.
@@ -132,6 +135,7 @@ class RunFacts:
     optimizers: Sequence[OptimizerFacts] = ()
     plain_steps: int = 0
     plain_name: str = ""
+    plain_refused: str = ""
     exempt_steps: Mapping[str, int] = field(default_factory=dict)
     unaudited: tuple[str, ...] = ()
     loader: LoaderFacts | None = None
@@ -143,6 +147,7 @@ class RunFacts:
     split_epochs: int = 0
     begun: int = 0
     passes: int = 0
+    planned: PlannedCost | None = None
     carried_over: int = 0
     loss_reduction: str | None = None
     processes: int = 1
@@ -173,6 +178,7 @@ class RunFacts:
             optimizers=optimizers.facts,
             plain_steps=optimizers.plain.count,
             plain_name=optimizers.plain.kind,
+            plain_refused=optimizers.plain.refused,
             exempt_steps=dict(optimizers.plain.exempt),
             unaudited=course.unaudited,
             loader=lints.loader,
@@ -184,6 +190,7 @@ class RunFacts:
             split_epochs=lints.split_epochs,
             begun=lints.epochs,
             passes=course.passes.passes(steps_of(optimizers.sessions)) if course.passes else 0,
+            planned=lints.planned,
             carried_over=lints.carried_over,
             loss_reduction=lints.loss_reduction,
             processes=ranks.count,

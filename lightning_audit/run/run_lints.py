@@ -19,6 +19,7 @@ from lightning_audit.lints.loader_facts import (
 )
 from lightning_audit.lints.loss_lint import reduction_of
 from lightning_audit.run.run_facts import Notes
+from lightning_audit.run_checks.accounted_epsilon import PlannedCost
 from lightning_audit.run_checks.batch_sampling import BatchCheck
 from lightning_audit.session.ranks import Ranks
 from lightning_audit.taps.sampler_tap import SamplerTap
@@ -47,6 +48,8 @@ class RunLints:
         self.batches_per_step = 1
         self.split_epochs = self.carried_over = self.epochs = 0
         self.loss_reduction: str | None = None
+        #: Of steps or epochs that are planned, where it is above the claim.
+        self.planned: PlannedCost | None = None
         self._significance = significance
         self._ranks = ranks
         self._taps: list[SamplerTap] = []

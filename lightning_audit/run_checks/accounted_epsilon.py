@@ -3,10 +3,36 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from lightning_audit.accounting.margin import exceeds
 from lightning_audit.catalogue.claim_checks import ACCOUNTING
 from lightning_audit.results.audit_report import CheckResult
+
+_LESS = (
+    "stop earlier, raise noise_multiplier, lower the sample rate, or claim the epsilon that the "
+    "steps cost"
+)
+#: How steps are composed, on Poisson batches and on shuffled ones.
+AS_LOSS_DISTRIBUTIONS = "as privacy loss distributions"
+ONE_STEP_AN_EPOCH = "with each record in one step an epoch"
+
+
+@dataclass(frozen=True)
+class PlannedCost:
+    """What a training that has not taken a step will cost.
+
+    Args:
+        epsilon: at the delta of the claim.
+        what: costs it, in words: "the 5 epochs that are planned cost".
+    """
+
+    epsilon: float
+    what: str
+
+    def at(self, delta: float) -> str:
+        """The cost in words."""
+        return f"{self.what} epsilon {self.epsilon:.4g} at delta {delta:.3g}"
 
 
 def accounting_result(
@@ -16,13 +42,13 @@ def accounting_result(
     source: str,
     epsilon_by_removal: float | None = None,
     lack: str = "",
-    how: str = "as privacy loss distributions",
+    how: str = AS_LOSS_DISTRIBUTIONS,
+    planned: PlannedCost | None = None,
 ) -> CheckResult:
     """Compare the composed epsilon with the claim.
 
     Args:
-        epsilon_spent: epsilon of the steps that ran, composed as privacy loss distributions; None
-            if the sample rate is unknown.
+        epsilon_spent: epsilon of the steps that ran; None if the sample rate is unknown.
         claimed_epsilon: the claim; None if there is none.
         delta: the delta of both.
         source: where the claim comes from, in words.
@@ -30,15 +56,15 @@ def accounting_result(
             epsilon of the same steps between those with one added or removed; else None.
         lack: why no epsilon is known of the steps that ran, if it is not for the sample rate.
         how: the steps were composed.
+        planned: what the training will cost, where it was not let begin.
 
     Returns:
         The result of the check `accounting`.
     """
-    evidence = {
-        "epsilon_spent": epsilon_spent,
-        "claimed_epsilon": claimed_epsilon,
-        "delta": delta,
-    }
+    evidence = {"epsilon_spent": epsilon_spent, "claimed_epsilon": claimed_epsilon, "delta": delta}
+    if planned is not None and claimed_epsilon is not None:
+        wrong = f"{planned.at(delta)} {how}, {source} says {claimed_epsilon:.4g} (claimed)"
+        return ACCOUNTING.judged({**evidence, "epsilon_planned": planned.epsilon}, "", wrong, _LESS)
     if epsilon_spent is None or claimed_epsilon is None:
         unknown = lack or "the sample rate is unknown"
         lacks = unknown if epsilon_spent is None else "no epsilon is claimed"
@@ -55,8 +81,7 @@ def accounting_result(
     advice = (
         "set noise_multiplier above 0"
         if math.isinf(epsilon_spent)
-        else "stop earlier, raise noise_multiplier, lower the sample rate, or claim the epsilon "
-        "that the steps cost; of Opacus' accountants, 'gdp' can report less than the truth"
+        else f"{_LESS}; of Opacus' accountants, 'gdp' can report less than the truth"
     )
     if epsilon_by_removal is not None and not exceeds(epsilon_by_removal, claimed_epsilon):
         advice = (

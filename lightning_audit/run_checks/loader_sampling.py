@@ -69,6 +69,7 @@ def sampling_results(
     *,
     by_choice: bool = False,
     holds: str = "",
+    epsilon_that_holds: float | None = None,
 ) -> tuple[CheckResult, ...]:
     """Compare the loader with the accountant's supposition of Poisson sampling.
 
@@ -82,6 +83,7 @@ def sampling_results(
         batches: the test of the batches, where the loader's type does not tell.
         by_choice: whether make_private was told ``poisson_sampling=False``.
         holds: which epsilon holds with this loader, in words; empty if that is not known.
+        epsilon_that_holds: the same as a number, between the data sets that the claim is about.
 
     Returns:
         Results of `sampling.not_poisson` and, for a Poisson loader, `sampling.rate`.
@@ -103,6 +105,8 @@ def sampling_results(
             f"trainer's loader is not Poisson: {description}"
         )
         evidence: dict[str, Any] = {"loader": description, "poisson": False}
+        if epsilon_that_holds is not None:
+            evidence["epsilon_that_holds"] = epsilon_that_holds
         advice = _BY_CHOICE if by_choice else _WRITE_INSTEAD
         if _INFINITE in description:  # torch's of an IterableDataset
             advice = _ITERABLE

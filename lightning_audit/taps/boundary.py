@@ -39,6 +39,10 @@ class FailedElsewhere(Exception):
     """The audit failed in another process; its arguments are what `where` gave there."""
 
 
+class StepRefused(StopIteration):
+    """A step is not taken; it ends Lightning's loop over batches, as a hook's -1 does."""
+
+
 class Boundary:
     """Keeps one audit's failures out of its training.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,9 @@ class PlainSteps:
         self.count, self.kind = 0, ""
         #: Those of exempt optimizers, by the words in which these are named.
         self.exempt: dict[str, int] = {}
+        #: Class of the optimizer whose step was refused, and what refuses it by `StepRefused`.
+        self.refused = ""
+        self.refuse: Callable[[str], None] | None = None
         self._handles = Handles()
 
     def watch(self, optimizers: Sequence[torch.optim.Optimizer], exempt: Sequence[str]) -> None:
@@ -33,6 +36,13 @@ class PlainSteps:
         for optimizer, words in zip(optimizers, exempt, strict=True):
             take = entry(partial(self._take, words))
             self._handles.append(optimizer.register_step_post_hook(take))
+            if not words:
+                self._handles.append(optimizer.register_step_pre_hook(entry(self._about_to)))
+
+    def _about_to(self, optimizer: Any, *_: Any) -> None:
+        """Refuse the first step, where that is asked for."""
+        if self.refuse is not None and not self.count:
+            self.refuse(type(optimizer).__name__)
 
     def _take(self, exempt: str, optimizer: Any, *_: Any) -> None:
         if exempt:

@@ -16,6 +16,7 @@ from lightning_audit.accounting.margin import COMPOSITION_ERROR, exceeds
 from lightning_audit.catalogue.registry import REGISTRY, shared_log_e
 from lightning_audit.catalogue.step_checks import EPSILON
 from lightning_audit.results.audit_report import KINDS, AuditReport, CheckResult, OptimizerSeen
+from lightning_audit.verdict.allowed import Held, held, with_allowed
 from lightning_audit.verdict.check_status import contradictions_of_checks
 from lightning_audit.verdict.pass_blockers import (
     MECHANISM_ALONE,
@@ -153,14 +154,37 @@ def _least(seen: Iterable[OptimizerSeen], part: str) -> dict[str, Any] | None:
     return dataclasses.asdict(min(powers, key=lambda power: power.power)) if powers else None
 
 
+def _composed(report: AuditReport) -> tuple[float | None, float | None]:
+    """What the steps are composed to, and the claim, before anything that is allowed counts."""
+    for check in _named(report, "accounting"):
+        if report.epsilon_refuted_by:
+            return check.evidence.get("epsilon_spent"), check.evidence.get("claimed_epsilon")
+    return report.epsilon_spent, report.claimed_epsilon
+
+
+def _of_allowed(report: AuditReport, now: Held) -> Iterator[str]:
+    """Epsilons that do not hold beside what the user allows."""
+    told = {
+        "epsilon_spent": (report.epsilon_spent, now.spent),
+        "claimed_epsilon": (report.claimed_epsilon, now.claimed),
+        "epsilon_refuted_by": (report.epsilon_refuted_by, now.refuted_by),
+    }
+    for name, (shown, wanted) in told.items():
+        if shown != wanted:
+            yield f"{name} is {shown}, beside what is allowed it is {wanted}"
+    if not now.lower_holds and report.epsilon_lower is not None:
+        yield "bounds: a lower bound supposes batches as they are accounted for"
+
+
 def _of_epsilons(report: AuditReport, settings: OutcomeSettings) -> Iterator[str]:
-    claimed_epsilon, epsilon_spent = report.claimed_epsilon, report.epsilon_spent
-    delta = report.delta
+    claimed_epsilon, delta = report.claimed_epsilon, report.delta
     stated = settings.claimed_epsilon
     if stated is not None and stated != claimed_epsilon:
         yield f"claimed_epsilon is {claimed_epsilon}, settings.claimed_epsilon {stated}"
     if settings.delta != delta:
         yield f"delta is {delta}, settings.delta {settings.delta}"
+    composed, claimed = _composed(report)
+    yield from _of_allowed(report, held(report.checks, composed, claimed, stated))
     shuffled = _claims(report, "sampling") == "shuffled"
     rates = [rate for _, rate, _ in report.history]
     known = bool(rates) and (shuffled or None not in rates)
@@ -170,34 +194,36 @@ def _of_epsilons(report: AuditReport, settings: OutcomeSettings) -> Iterator[str
             yield f"claimed_epsilon is {claimed_epsilon}, and accountants know independent noise"
         if report.epsilon_not_excluded is not None:
             yield "epsilon_not_excluded is a number, and of correlated noise none is computed"
-    if known != (epsilon_spent is not None):
+    if known != (composed is not None):
         gives = "gives" if known else "does not give"
-        yield f"epsilon_spent is {epsilon_spent}, and history {gives} it"
-    epsilons = {"epsilon_spent": epsilon_spent, "claimed_epsilon": claimed_epsilon}
+        yield f"epsilon_spent is {composed}, and history {gives} it"
+    epsilons = {"epsilon_spent": composed, "claimed_epsilon": claimed}
     for name, epsilon in epsilons.items():
         if epsilon is not None and epsilon < 0:
             yield f"{name} is {epsilon}, below 0"
     if not report.optimizers:
         return
     numbers = {**epsilons, "delta": delta}
-    compared = None not in epsilons.values()
+    planned = any("epsilon_planned" in check.evidence for check in _named(report, "accounting"))
+    compared = planned or None not in epsilons.values()
     holds = {"accounting": tuple(numbers), "epsilon": ("claimed_epsilon",)}
     if shuffled:
         del holds["epsilon"]
         if any(check.status != "not_run" for check in _named(report, "epsilon")):
             yield "checks: epsilon ran, and of shuffled batches no lower bound is composed"
-    for name, held in holds.items():
+    for name, own in holds.items():
         for check in _named(report, name):
+            if name == "epsilon" and planned:
+                continue
             if compared != (check.status != "not_run"):
                 yield (
-                    f"checks: {name} is {check.status}, with spent {epsilon_spent}, "
-                    f"claimed {claimed_epsilon}"
+                    f"checks: {name} is {check.status}, with spent {composed}, claimed {claimed}"
                 )
             elif compared or name == "accounting":
                 yield from (
                     f"checks: {name} has {number} {check.evidence.get(number)}, "
                     f"the report {numbers[number]}"
-                    for number in held
+                    for number in own
                     if check.evidence.get(number) != numbers[number]
                 )
 
@@ -228,6 +254,8 @@ def _of_bounds(report: AuditReport, settings: OutcomeSettings) -> Iterator[str]:
         levels = (settings.bound_significance, settings.bound_significance / count)
         if not any(math.isclose(bound.significance, level) for level in levels):
             yield f"bounds: {bound.name} is at significance {bound.significance}, not {levels[0]}"
+    if report.epsilon_refuted_by and report.epsilon_lower is None:
+        return
     surely = [check.evidence.get("epsilon_lower") for check in _named(report, "epsilon")]
     lower = report.epsilon_lower
     strict = EPSILON.share * settings.significance <= settings.bound_significance
@@ -241,12 +269,18 @@ def _of_bounds(report: AuditReport, settings: OutcomeSettings) -> Iterator[str]:
 
 def _of_verdict(report: AuditReport, settings: OutcomeSettings) -> Iterator[str]:
     verdict = report.verdict
+    allowed = {check.name for check in report.checks if check.status == "allowed"}
+    if not allowed <= {*verdict.allowed}:
+        yield f"verdict: allowed names {verdict.allowed}, and not {sorted(allowed)}"
+    now = held(report.checks, *_composed(report), settings.claimed_epsilon)
+    if with_allowed(verdict, verdict.allowed, now, report.delta) != verdict:
+        yield f"verdict: holds is {verdict.holds!r}, the checks give another epsilon"
     others = report.pass_blockers
     correlated = noise_is_correlated(report)
     blockers = blockers_of_run(
         settings,
         report.checks,
-        report.epsilon_spent,
+        _composed(report)[0],
         others,
         complete=report.complete,
         mechanism_alone=correlated,

@@ -60,7 +60,11 @@ def failed_report(
     verdict = before.verdict
     if verdict.outcome != "VIOLATION":
         missing = (item for item in verdict.pass_blockers if item != NOT_ENDED)
-        verdict = Verdict("INCONCLUSIVE", None, sentence, "", _ADVICE, (sentence, *missing))
+        verdict = dataclasses.replace(
+            Verdict("INCONCLUSIVE", None, sentence, "", _ADVICE, (sentence, *missing)),
+            allowed=verdict.allowed,
+            holds=verdict.holds,
+        )
     return dataclasses.replace(
         before,
         verdict=verdict,

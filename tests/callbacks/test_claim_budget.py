@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import pytorch_lightning as pl
+import torch
 from hand_written_support import CLAIM, HandWritten
+from opacus import GradSampleModule
 from opacus.schedulers import ExponentialNoise
+from opacus.utils.batch_memory_manager import wrap_data_loader
 from resume_support import RESUMING, StopAt, checkpoint_at, saver, train
 from torch.nn import functional
+from torch.utils.data import DataLoader
 from training_matrix import TwoOptimizers, two_nets
-from training_support import ManualModule, PrivateModule, report_in, trainer_for
+from training_support import ManualModule, PrivateModule, digits, mlp, report_in, trainer_for
 
-from lightning_audit import AuditReport, PrivacyAudit, PrivacyViolation
+from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim, PrivacyViolation
 from lightning_audit.accounting.phases import Phase
+from lightning_audit.accounting.shuffled_passes import epsilon_of_passes
 from lightning_audit.accounting.spending import composed_epsilon
 from lightning_audit.accounting.step_budget import steps_within
 
@@ -73,12 +79,205 @@ def test_where_all_steps_keep_to_it_or_may_exceed_it_nothing_is_said(
     assert "planned" not in caplog.text
 
 
-def test_a_claim_that_one_step_exceeds_is_a_violation_behind_it(tmp_path: Path) -> None:
+def weights(module: pl.LightningModule) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in module.parameters()]
+
+
+def refused(
+    directory: Path, module: pl.LightningModule, audit: PrivacyAudit, **kwargs: Any
+) -> AuditReport:
+    """Fit what is refused before its first step; the report."""
+    before = weights(module)
+    trainer = trainer_for(directory, audit, **kwargs)
     with pytest.raises(PrivacyViolation):
-        trained(tmp_path, PrivateModule(), claimed_epsilon=1e-3)
+        trainer.fit(module)
+    report = report_in(directory)
+    assert trainer.global_step == report.steps == 0
+    assert all(map(torch.equal, before, weights(module)))
+    assert report.verdict.root.name == "wrong_accounting"
+    return report
+
+
+class RawSteps(ManualModule):
+    """Steps that Lightning does not announce."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        optimizer.zero_grad()
+        functional.cross_entropy(self.net(batch[0]), batch[1]).backward()
+        optimizer.step()
+
+
+class BothStep(TwoOptimizers):
+    """Two private optimizers."""
+
+    def __init__(self) -> None:
+        super().__init__(two_nets())
+
+
+class Accumulates(PrivateModule):
+    """May add up batches."""
+
+    def __init__(self) -> None:
+        super().__init__(make_poisson=False)
+
+
+class SplitBatches(PrivateModule):
+    """A memory manager hands its batches over in parts."""
+
+    def train_dataloader(self) -> Any:
+        (optimizer,) = self.trainer.optimizers
+        whole = super().train_dataloader()
+        return wrap_data_loader(data_loader=whole, max_batch_size=4, optimizer=optimizer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "planned"),
+    [
+        (PrivateModule, {}),
+        (ManualModule, {}),
+        (RawSteps, {}),
+        (BothStep, {}),
+        (SplitBatches, {}),
+        (Accumulates, {"accumulate_grad_batches": 2}),
+    ],
+)
+def test_a_claim_that_one_step_exceeds_is_a_violation_before_it(
+    tmp_path: Path, kind: type[pl.LightningModule], planned: dict[str, Any]
+) -> None:
+    audit = PrivacyAudit(claimed_epsilon=1e-3, seed=1)
+    report = refused(tmp_path, kind(), audit, max_epochs=3, **planned)
+    assert "the first step costs epsilon" in report.verdict.summary
+
+
+def test_a_claim_that_one_step_by_hand_exceeds_is_a_violation_before_it(tmp_path: Path) -> None:
+    stated = dataclasses.replace(CLAIM, sample_rate=0.05)
+    refused(tmp_path, HandWritten(), PrivacyAudit(claim=stated, claimed_epsilon=1e-3, seed=1))
+
+
+class SetByHook(PrivateModule):
+    """A hook sets the noise of the first step, and of all others."""
+
+    coming = 3.0
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        (private,) = self.trainer.optimizers
+        private.noise_multiplier = self.coming
+
+
+def test_noise_that_a_hook_raises_before_the_first_step_counts(tmp_path: Path) -> None:
+    assert composed_epsilon([Phase(0.4, 1 / 32, 1)], 1e-5) > 4.0
+    report = trained(tmp_path, SetByHook(noise_multiplier=0.4), claimed_epsilon=4.0)
+    assert report.steps == PLANNED
+    assert report.verdict.outcome != "VIOLATION"
+
+
+def test_noise_that_a_hook_lowers_before_the_first_step_counts(tmp_path: Path) -> None:
+    module = SetByHook()
+    module.coming = 0.3
+    audit = PrivacyAudit(claimed_epsilon=3.0, seed=1, examinations=0)
+    refused(tmp_path, module, audit, max_epochs=3)
+
+
+class Shuffled(PrivateModule):
+    """Batches as torch's own loader deals them out."""
+
+    def __init__(self) -> None:
+        super().__init__(mlp(64), dataset=digits(), poisson=False, make_poisson=False)
+
+    def plain_loader(self) -> DataLoader:
+        return DataLoader(self.dataset, batch_size=self.batch_size, shuffle=True)
+
+
+def audit_of_two_epochs(**kwargs: Any) -> PrivacyAudit:
+    holds = 1.01 * epsilon_of_passes(1.0, 2, 1e-5)
+    claim = PrivacyClaim(sampling="shuffled", epsilon=holds, delta=1e-5)
+    return PrivacyAudit(claim=claim, seed=1, examinations=0, **kwargs)
+
+
+@pytest.mark.parametrize(
+    "planned", [{}, {"limit_train_batches": 5}, {"min_epochs": 3}, {"max_steps": 65}]
+)
+def test_epochs_that_exceed_the_claim_are_a_violation_before_the_first_step(
+    tmp_path: Path, planned: dict[str, Any]
+) -> None:
+    report = refused(tmp_path, Shuffled(), audit_of_two_epochs(), max_epochs=3, **planned)
+    (found,) = (check for check in report.checks if check.name == "accounting")
+    assert found.message.startswith("the 3 epochs that are planned cost epsilon 8.385")
+
+
+@pytest.mark.parametrize(
+    ("planned", "steps"),
+    [
+        ({"max_epochs": 2}, 64),
+        ({"max_epochs": 9, "max_steps": 64}, 64),
+        ({"max_epochs": 9, "max_steps": 32, "accumulate_grad_batches": 2}, 32),
+        ({"max_epochs": -1, "max_steps": 64}, 64),
+    ],
+)
+def test_epochs_that_keep_to_the_claim_are_trained(
+    tmp_path: Path, planned: dict[str, Any], steps: int
+) -> None:
+    trainer_for(tmp_path, audit_of_two_epochs(), **planned).fit(Shuffled())
     report = report_in(tmp_path)
-    assert report.steps == 1
-    assert report.verdict.outcome == "VIOLATION"
+    assert report.steps == steps
+    assert report.verdict.outcome != "VIOLATION"
+
+
+class AfterTwoEpochs(pl.callbacks.EarlyStopping):
+    """Ends a training of nine epochs behind the second one."""
+
+    def __init__(self) -> None:
+        super().__init__("never_logged", strict=False)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        trainer.should_stop |= trainer.current_epoch == 1
+
+
+def test_a_training_that_may_end_before_is_not_stopped(tmp_path: Path) -> None:
+    trainer_for(tmp_path, audit_of_two_epochs(), AfterTwoEpochs(), max_epochs=9).fit(Shuffled())
+    report = report_in(tmp_path)
+    assert report.steps == 64
+    assert report.verdict.outcome != "VIOLATION"
+
+
+def test_epochs_that_exceed_the_claim_are_told_of_where_violations_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer_for(tmp_path, audit_of_two_epochs(on_violation="warn"), max_epochs=3).fit(Shuffled())
+    report = report_in(tmp_path)
+    assert (report.steps, report.verdict.root.name) == (96, "wrong_accounting")
+    told = next(r.message for r in caplog.records if "planned" in r.message)
+    assert "the 3 epochs that are planned cost epsilon 8.385, above claimed_epsilon=" in told
+
+
+class WrappedBefore(Shuffled):
+    """Wrapped before a checkpoint is loaded, so that the names of its weights are the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = GradSampleModule(self.net)
+
+
+@pytest.mark.parametrize(("first", "epochs", "goes_on"), [(1, 2, True), (2, 3, False)])
+def test_epochs_of_before_a_resume_count(
+    tmp_path: Path, first: int, epochs: int, goes_on: bool
+) -> None:
+    saved = tmp_path / "saved"
+
+    def trainer(planned: int) -> pl.Trainer:
+        saves = saver(saved, epoch_end=True)
+        return trainer_for(
+            tmp_path, audit_of_two_epochs(), saves, max_epochs=planned, enable_checkpointing=True
+        )
+
+    trainer(first).fit(WrappedBefore())
+    checkpoint = checkpoint_at(saved, 32 * first)
+    with nullcontext() if goes_on else pytest.raises(PrivacyViolation):
+        trainer(epochs).fit(WrappedBefore(), ckpt_path=checkpoint, weights_only=True)
+    report = report_in(tmp_path)
+    assert report.steps == 64
+    assert (report.verdict.outcome == "VIOLATION") == (not goes_on)
 
 
 def test_dp_sgd_by_hand_is_counted_from_its_first_step(

@@ -90,7 +90,16 @@ def test_what_is_refused_says_what_to_change(tmp_path: Path) -> None:
 def test_what_is_wrong_before_the_first_step_is_told(tmp_path: Path) -> None:
     (found,) = told(tmp_path, PrivateModule(poisson=False)).found
     assert "the trainer's loader is not Poisson" in found
-    assert told(tmp_path, PrivateModule(optimizer_class=HalfNoise)).found
+
+
+def test_the_root_comes_first_with_what_to_do_and_what_follows_from_it(tmp_path: Path) -> None:
+    found = told(tmp_path, PrivateModule(optimizer_class=HalfNoise, poisson=False))
+    assert found.can_be_audited
+    assert [one.partition(":")[0] for one in found.found] == ["noise", "sampling.not_poisson"]
+    first, following, *_ = str(found).splitlines()
+    assert first == f"wrong: {found.found[0]}"
+    assert following == f"  next: {found.next}"
+    assert "noise.tensor" in found.follows
 
 
 def test_too_few_steps_are_told_as_such(tmp_path: Path) -> None:

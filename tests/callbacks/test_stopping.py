@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytorch_lightning as pl
 import torch
+from gan_support import Gan
 from pytorch_lightning.callbacks import ModelCheckpoint
 from training_support import ManualModule, PrivateModule, digits, mlp, report_in, trainer_for
 
@@ -105,11 +107,52 @@ def test_a_loader_that_is_allowed_is_trained_with(tmp_path: Path) -> None:
     assert audit.report.steps == 32
 
 
-def test_an_optimizer_that_is_not_private_takes_one_step(tmp_path: Path) -> None:
-    calls = Calls()
-    report, _ = stopped(tmp_path, NotPrivate(), calls, **LONG)
-    assert calls.steps == 1
-    assert report.verdict.summary.startswith("no_dp: SGD took 1 step without")
+class NotPrivateByHand(ManualModule):
+    """The same, in manual optimization."""
+
+    configure_optimizers = NotPrivate.configure_optimizers
+
+
+class GeneratorFirst(Gan):
+    """The optimizer that is not private steps before the private one."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        generator = self.optimizers()[1]
+        generator.zero_grad()
+        self.manual_backward(self.G(torch.randn(4, 4)).square().mean())
+        generator.step()
+        super().training_step(batch, batch_idx)
+
+
+def weights(module: pl.LightningModule) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in module.parameters()]
+
+
+@pytest.mark.parametrize("on_violation", ["raise", "stop"])
+@pytest.mark.parametrize("kind", [NotPrivate, NotPrivateByHand, GeneratorFirst])
+def test_an_optimizer_that_is_not_private_takes_no_step(
+    tmp_path: Path, kind: type[pl.LightningModule], on_violation: str
+) -> None:
+    module = kind(dataset=digits()) if kind is GeneratorFirst else kind(mlp(64), dataset=digits())
+    before, audit = weights(module), PrivacyAudit(seed=1, on_violation=on_violation)
+    trainer = trainer_for(tmp_path, audit, **LONG)
+    with pytest.raises(PrivacyViolation) if on_violation == "raise" else nullcontext():
+        trainer.fit(module)
+    report = report_in(tmp_path)
+    assert report.steps == 0
+    if kind is not GeneratorFirst:  # what is left of the batch is the user's code
+        assert trainer.global_step == 0
+    assert all(map(torch.equal, before, weights(module)))
+    assert report.verdict.root.name == "no_dp"
+    assert "was stopped before its first step" in report.verdict.summary
+
+
+def test_it_trains_where_violations_are_warned_of(tmp_path: Path) -> None:
+    audit = PrivacyAudit(seed=1, on_violation="warn")
+    trainer = trainer_for(tmp_path, audit, max_steps=3)
+    trainer.fit(NotPrivate())
+    assert trainer.global_step == 3
+    assert audit.report.verdict.summary.startswith("no_dp: SGD took 3 steps without")
 
 
 @pytest.mark.parametrize(

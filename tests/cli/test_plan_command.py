@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from places import REPOSITORY
 
 from lightning_audit.cli.main import main
 
@@ -15,8 +18,10 @@ pytestmark = pytest.mark.training
 TRAININGS = """
 import pytorch_lightning as pl
 from training_support import PrivateModule
-from lightning_audit import PrivacyAudit
+import torch
+from lightning_audit import PrivacyAudit, PrivacyClaim
 from lightning_audit.canaries import Mislabeled
+from lightning_audit.testing.faulty.faulty_noise import HalfNoise
 
 
 def trainer(*callbacks):
@@ -29,6 +34,39 @@ def build():
 
 def refused():
     return trainer(PrivacyAudit(canaries=[Mislabeled()])), PrivateModule()
+
+
+class Shuffled(PrivateModule):
+    def __init__(self):
+        super().__init__(poisson=False, make_poisson=False)
+
+
+class Plain(PrivateModule):
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+
+def half_noise_and_fixed_batches():
+    return trainer(PrivacyAudit(seed=1)), PrivateModule(optimizer_class=HalfNoise, poisson=False)
+
+
+def first_step_too_dear():
+    return trainer(PrivacyAudit(claimed_epsilon=1e-3)), PrivateModule()
+
+
+def epochs_too_many():
+    claim = PrivacyClaim(sampling="shuffled", epsilon=5.0, delta=1e-5)
+    planned = trainer(PrivacyAudit(claim=claim))
+    planned.fit_loop.max_epochs = 3
+    return planned, Shuffled()
+
+
+def ends_early():
+    return trainer(PrivacyAudit(claimed_epsilon=0.9)), PrivateModule()
+
+
+def plain():
+    return trainer(PrivacyAudit(seed=1)), Plain()
 
 
 def broken():
@@ -63,6 +101,48 @@ def test_what_can_be_audited_is_told_and_exits_with_0(
     told = json.loads(capsys.readouterr().out)
     assert told["refused"] == ""
     assert told["steps_planned"] == 32
+
+
+def planned(file: Path, name: str) -> tuple[int, list[str]]:
+    """Exit code and lines of the command, in a process of its own."""
+    found = subprocess.run(
+        [sys.executable, "-m", "lightning_audit.cli.main", "plan", f"{file}:{name}"],
+        env={**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests' / 'support'}"},
+        cwd=file.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return found.returncode, found.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "others"),
+    [
+        ("half_noise_and_fixed_batches", "wrong: noise: ", ["also wrong: sampling.not_poisson: "]),
+        ("first_step_too_dear", "wrong: accounting: the steps so far cost epsilon", []),
+        ("epochs_too_many", "wrong: accounting: the 3 epochs that are planned cost", []),
+        ("plain", "cannot be audited: no private optimizer took a step", []),
+    ],
+)
+def test_a_fault_exits_with_1_and_its_root_is_the_first_line(
+    file: Path, name: str, first: str, others: list[str]
+) -> None:
+    code, lines = planned(file, name)
+    assert code == 1
+    assert lines[0].startswith(first)
+    found = [line for line in lines if line.startswith("also wrong")]
+    assert len(found) == len(others)
+    assert all(line.startswith(other) for line, other in zip(found, others, strict=True))
+
+
+@pytest.mark.parametrize("name", ["build", "ends_early"])
+def test_a_correct_training_exits_with_0(file: Path, name: str) -> None:
+    code, lines = planned(file, name)
+    assert code == 0
+    assert lines[0].startswith("can be audited: ")
+    told = [line for line in lines if line.startswith("over the claim: the 32 steps")]
+    assert len(told) == (name == "ends_early")
 
 
 def test_a_file_that_raises_or_exits_is_no_plan(

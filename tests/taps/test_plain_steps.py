@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from lightning_audit.taps.boundary import StepRefused
 from lightning_audit.taps.plain_steps import PlainSteps
 
 
@@ -26,6 +28,23 @@ def test_steps_are_counted_until_others_are_watched() -> None:
     counts.detach()
     other.step()
     assert counts.count == 2
+
+
+def test_the_first_step_that_is_not_exempt_is_refused() -> None:
+    counts, one, exempt = PlainSteps(), optimizer(torch.optim.SGD), optimizer(torch.optim.Adam)
+
+    def refuse(kind: str) -> None:
+        raise StepRefused(kind)
+
+    counts.refuse = refuse
+    counts.watch([one, exempt], ["", "Adam (why)"])
+    exempt.step()
+    (param,) = one.param_groups[0]["params"]
+    before = param.detach().clone()
+    with pytest.raises(StepRefused, match="SGD"):
+        one.step()
+    assert torch.equal(param, before)
+    assert (counts.count, counts.exempt) == (0, {"Adam (why)": 1})
 
 
 def test_a_checkpoint_holds_the_counts() -> None:
