@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning_audit.accounting.margin import exceeds
 from lightning_audit.accounting.phases import Phase, inverse_square, merge
-from lightning_audit.accounting.shuffled_passes import cost_of_epochs
+from lightning_audit.accounting.shuffled_passes import cost_of_passes
 from lightning_audit.accounting.spending import composed_epsilon, steps_told
 from lightning_audit.accounting.step_budget import steps_within
 from lightning_audit.catalogue.registry import REGISTRY
@@ -101,7 +101,7 @@ class ClaimBudget:
         run, config = self._run, self._run.config
         if self._epochs is None:
             return None
-        cost = cost_of_epochs(
+        cost = cost_of_passes(
             [*run_history(run.sessions), *coming],
             steps_told(links_of(run.optimizers.facts)),
             self._epochs * len(run.sessions),
