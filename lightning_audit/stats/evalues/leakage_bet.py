@@ -12,7 +12,7 @@ from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.evalues.coin_bet import chances_of_sides
 from lightning_audit.stats.evalues.sequential import PredictableCentre
 from lightning_audit.stats.tradeoff.hockey_sticks import HockeySticks, sharpest_score, sign_score
-from lightning_audit.stats.tradeoff.order_two import order_two_slope
+from lightning_audit.stats.tradeoff.renyi import order_two_slope
 
 #: Steps for which each bet's stake is made, of the side alone; of many sizes, for every end.
 _ENDS: Floats = np.geomspace(4.0, 1e5, 7)
