@@ -73,7 +73,7 @@ def test_no_reading_takes_all_of_the_wealth() -> None:
 
 def test_stakes_follow_the_cost_of_a_step() -> None:
     plan = StakePlan(1000, 8)
-    cheap, dear = plan.next(2.0, 0.01, 500), plan.next(1.0, 0.01)
+    cheap, dear = plan.next(2.0, 0.01), plan.next(1.0, 0.01)
     assert dear.stakes[0] > cheap.stakes[0]
     assert StakePlan(1000, 8).next(2.0, 0.5).stakes == pytest.approx(
         StakePlan(1000, 8).next(2.0, 0.05).stakes, rel=0.11
