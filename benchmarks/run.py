@@ -30,6 +30,7 @@ NAMES = (
     "memory",
     "black_box",
     "names",
+    "lower_bound",
 )
 
 #: Arguments of a run that shows that a benchmark works, for those that know of any.
@@ -43,6 +44,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "drift": {"seeds": 1},
     "whole_runs": {"pairs": 1, "only": "DPLSTM"},
     "black_box": {"runs": 1},
+    "lower_bound": {"seeds": 1, "trainings": 1, "lengths": (100,)},
     "names": {"kinds": ["small MLP"], "faults": ["half_noise", "clip_after_average"]},
 }
 

@@ -214,7 +214,7 @@ def epsilon_of_parts(
     Not of a ratio over the whole run: what a look proves says nothing of the steps after it, and
     steps of unlike claims may have leaked at unlike ratios; see `cheapest`. Composing takes 10 to
     400 ms, so that it is done for the `MOST_COMPOSED` parts of the largest epsilon by Rényi
-    divergences at `ratio`: they order parts nearly as epsilon does, and leaving one out proves less.
+    divergences at `ratio`, which order parts nearly as epsilon does; one left out proves less.
 
     Args:
         claims: what was claimed of the steps.

@@ -1,0 +1,101 @@
+"""How much of the epsilon that was spent the audit proves, simulated and in the digits demo."""
+
+from __future__ import annotations
+
+import runpy
+import statistics
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from pytorch_lightning import Trainer, seed_everything
+from support import quiet
+
+from lightning_audit import PrivacyAudit
+from lightning_audit.accounting.composition import epsilon_of_history
+from lightning_audit.accounting.least_cost import cheapest
+from lightning_audit.accounting.phases import Phase
+from lightning_audit.checks.leakage import LeakageBound
+from lightning_audit.record.store import INJECTED, RecordHeader
+
+DELTA, LEVEL, CANARIES = 1e-5, 0.05, 8
+SIGMA, RATE = 1.0, 1 / 28
+#: Stated noise multiplier, sample rate and steps of schedules that are kept to.
+SCHEDULES: dict[str, list[tuple[float, float, int]]] = {
+    "noise multiplier 1.6 -> 0.8": [(s, 0.02, 50) for s in np.geomspace(1.6, 0.8, 20).tolist()],
+    "sample rate .01, then .04": [(1.0, 0.01, 500), (1.0, 0.04, 500)],
+}
+
+#: Names of examples/digits.py.
+DEMO = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "digits.py"))
+
+
+def proved(claims: list[tuple[float, float, int]], seed: int, *, planned: bool = True) -> float:
+    """Part of the epsilon of correct steps that is proved, where no data are in the readings."""
+    steps = sum(count for *_, count in claims)
+    names = tuple(f"canary {i}" for i in range(CANARIES))
+    header = RecordHeader(names, ("w",), (1,), 1, planned_steps=steps if planned else None)
+    bound, rng = LeakageBound(header), np.random.default_rng(seed)
+    entries, t = np.zeros(steps, dtype=header.dtype), 0
+    entries["step"], entries["canaries"] = np.arange(steps), INJECTED
+    for sigma, rate, count in claims:
+        for entry in entries[t : t + count]:
+            coins = rng.integers(0, 2, CANARIES)
+            entry["noise_multiplier"], entry["sample_rate"], entry["coins"] = sigma, rate, coins
+            entry["readings"] = coins + sigma * rng.standard_normal(CANARIES)
+            bound.update(entry)
+        t += count
+    taken = [Phase(*claim) for claim in claims]
+    (last, *_) = bound.front(LEVEL)
+    return epsilon_of_history(cheapest(last.logs(), taken), DELTA) / epsilon_of_history(
+        taken, DELTA
+    )
+
+
+def of_digits(seed: int) -> float:
+    """The part that the report of the demo's correct training proves."""
+    seed_everything(seed, verbose=False)
+    with tempfile.TemporaryDirectory() as folder:
+        audit = PrivacyAudit(
+            claimed_epsilon=DEMO["CLAIMED_EPSILON"],
+            delta=DEMO["DELTA"],
+            report_dir=folder,
+            seed=seed,
+            examinations=0,
+        )
+        trainer = Trainer(
+            max_epochs=DEMO["EPOCHS"],
+            callbacks=[audit],
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(DEMO["Digits"](DEMO["RUNS"]["correct"][0]))
+    report = audit.report
+    assert report is not None
+    assert report.epsilon_spent
+    return (report.epsilon_lower or 0.0) / report.epsilon_spent
+
+
+def run(
+    seeds: int = 20, trainings: int = 10, lengths: tuple[int, ...] = (300, 3000)
+) -> dict[str, object]:
+    """Medians and ranges of the part that is proved."""
+    quiet()
+    results: dict[str, object] = {}
+    for steps in lengths:
+        for planned in (True, False):
+            found = [proved([(SIGMA, RATE, steps)], seed, planned=planned) for seed in range(seeds)]
+            end = "its end is known" if planned else "its end is unknown"
+            results[f"simulated, {steps} steps, {end}"] = _summary(found)
+    if max(lengths) > 1000:
+        for name, claims in SCHEDULES.items():
+            results[f"simulated, {name}"] = _summary([proved(claims, s) for s in range(seeds)])
+    results["digits demo, 290 steps"] = _summary([of_digits(seed) for seed in range(trainings)])
+    return results
+
+
+def _summary(found: list[float]) -> str:
+    return f"{statistics.median(found):.3f} ({min(found):.3f} to {max(found):.3f}) of {len(found)}"
