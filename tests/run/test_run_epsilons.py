@@ -268,6 +268,44 @@ def test_noise_that_rises_undeclared_in_a_training_proves_no_more_than_it_costs(
     assert epsilon_at_ratio([phase], proved.mu_lower, DELTA) > true
 
 
+class StatedSchedule(DPOptimizer):
+    """States a noise multiplier of 5 for 500 steps and of 1 then; adds noise of 2 throughout."""
+
+    taken = 0
+
+    def pre_step(self, *args: Any, **kwargs: Any) -> bool:
+        self.noise_multiplier = 5.0 if self.taken < 500 else 1.0
+        self.taken += 1
+        return super().pre_step(*args, **kwargs)
+
+    def add_noise(self) -> None:
+        stated, self.noise_multiplier = self.noise_multiplier, 2.0
+        try:
+            super().add_noise()
+        finally:
+            self.noise_multiplier = stated
+
+
+@pytest.mark.heavy
+def test_a_schedule_that_is_stated_and_not_applied_proves_no_more_than_the_noise_costs(
+    tmp_path: Path,
+) -> None:
+    module = PrivateModule(optimizer_class=StatedSchedule, noise_multiplier=5.0)
+    audit = PrivacyAudit(seed=1, on_violation="warn", report_dir=tmp_path / "audit")
+    report = fit(tmp_path, module, audit, max_steps=600)
+    rates = {rate for _, rate, _ in report.history}
+    assert [(sigma, steps) for sigma, _, steps in report.history] == [(5.0, 500), (1.0, 100)]
+    (rate,) = rates
+    assert rate is not None
+    true = truth(np.full(600, 2.0), rate)
+    assert report.epsilon_lower is not None
+    assert 0.2 * true < report.epsilon_lower <= true
+    (check,) = [check for check in report.checks if check.name == "epsilon"]
+    sure = check.evidence["epsilon_lower"]
+    assert isinstance(sure, float)
+    assert sure <= true
+
+
 # ------------------------------------------------------------------ two hundred runs
 
 COURSES = {
