@@ -93,11 +93,14 @@ def medians(noise: float, shift: float, steps: int) -> list[float]:
         (0.8, 1.0, (3075, None)),
     ],
 )
-def test_bets_on_leakage_flag_about_as_soon_as_published(
+def test_bets_on_leakage_flag_nearly_as_soon_as_bets_of_every_size(
     noise: float, shift: float, published: tuple[float | None, ...]
 ) -> None:
     found = medians(noise, shift, 1300 if noise == 0.8 else 220)
     print(f"\nnoise x{noise}, shift x{shift}: {found}")
     for median, expected in zip(found, published, strict=True):
         if expected is not None:
-            assert median <= 1.2 * expected
+            # Four fifths of the wealth are on bets for an end, which prove the most near the claim,
+            # where the published bet, of every size, has all of it. Where twice the claim leaks
+            # this costs up to two thirds more observations, and `noise` has found it long before.
+            assert median <= (1.2 if noise == 0.8 else 1.75) * expected
