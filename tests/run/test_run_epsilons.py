@@ -233,9 +233,9 @@ def test_mu_bound_states_what_it_rests_on() -> None:
 
 
 class RisingNoise(DPOptimizer):
-    """Less noise than stated at first, and more from step 80 on."""
+    """Less noise than stated at first, and more from step 100 on."""
 
-    FACTORS = changing((0.6, 80), (2.0, 520))
+    FACTORS = changing((0.5, 100), (4.0, 500))
     taken = 0
 
     def add_noise(self) -> None:
