@@ -21,14 +21,19 @@ MISSING = 0.1
 _PARAMETERS = ("parameters", "flagged")
 #: Entries that rules go by, and which tell a reader nothing.
 _INTERNAL = (
+    "added_ratio",
     "alike",
     "allowed",
     "clips",
     "examined",
     "findings",
+    "flagged_noise_ratio",
+    "flagged_ratio",
     "in_one_tensor",
     "of",
     "passes_whole",
+    "ratio_of_the_others",
+    "smallest_ratio",
     "where",
 )
 _PLACES = (*STEPS, *_PARAMETERS, "process")
