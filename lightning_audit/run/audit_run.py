@@ -207,8 +207,7 @@ class AuditRun:
 
     def note_trainer_settings(self, trainer: Any) -> None:
         """Note what the Trainer's arguments do to the private optimizers."""
-        for session in self.sessions:
-            self.lints.note_trainer_settings(session.step.optimizer, trainer)
+        self.lints.note_trainer_settings([s.step.optimizer for s in self.sessions], trainer)
 
     # ------------------------------------------------------------------ each step and epoch
 

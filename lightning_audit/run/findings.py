@@ -82,18 +82,20 @@ def run_checks(
         facts.plain_steps, steps, facts.plain_name, facts.exempt_steps, facts.plain_refused
     )
     common = [plain]
+    located = facts.code.located if facts.code else list
+    common = located(common)
     if not sessions:
         return Findings(acknowledge(common, config.allow))
     *seen, late = results_by_place(sessions, facts, config, epsilons)
     each = config.significance / len(sessions)
     own = [
         acknowledge(
-            [_of_optimizer(shown(check, each), optimizer, len(sessions)) for check in checks],
+            located(_of_optimizer(shown(c, each), optimizer, len(sessions)) for c in checks),
             optimizer.allow,
         )
         for checks, optimizer in zip(seen, facts.optimizers, strict=True)
     ]
-    late = [shown(check, config.significance) for check in late]
+    late = located(shown(check, config.significance) for check in late)
     return Findings(
         acknowledge([*common, *(check for checks in own for check in checks), *late], config.allow),
         tuple(acknowledge([*common, *checks, *late], config.allow) for checks in own),

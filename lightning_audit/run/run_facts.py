@@ -12,6 +12,7 @@ from lightning_audit.catalogue.evidence import evidence_in
 from lightning_audit.dpsgd.accountant_link import AccountantLink
 from lightning_audit.lints.loader_facts import LoaderFacts
 from lightning_audit.lints.noise_draws import equal_draws
+from lightning_audit.lints.own_code import OwnCode
 from lightning_audit.record.earlier_segments import EarlierSegments
 from lightning_audit.run_checks.accounted_epsilon import PlannedCost
 from lightning_audit.run_checks.batch_sampling import BatchCheck
@@ -130,6 +131,7 @@ class RunFacts:
         unwritten: what could not be written of report and records, in sentences.
         cost: see `RunTime.cost`.
         earlier: what the segments before the last resume found.
+        code: the user's own code; None before the training begins.
     """
 
     optimizers: Sequence[OptimizerFacts] = ()
@@ -163,6 +165,7 @@ class RunFacts:
     unwritten: Sequence[str] = ()
     cost: Mapping[str, float] = field(default_factory=dict)
     earlier: EarlierSegments = field(default_factory=EarlierSegments)
+    code: OwnCode | None = None
 
     @classmethod
     def of(
@@ -206,6 +209,7 @@ class RunFacts:
             unwritten=course.unwritten,
             cost=course.time.cost(),
             earlier=course.earlier,
+            code=lints.code,
         )
 
     @property

@@ -104,6 +104,7 @@ class Case:
             parameters,
             None if (step := first_seen(seen)) is None else int(step),
             None if seen.get("process") is None else int(seen["process"]),
+            code=str(seen.get("where", "")),
         )
         entailed = tuple(n for n in self.violated if n in explains and n != finding)
         fault = LikelyFault(name, sentence, finding, look_at, dict(evidence), place, entailed)
