@@ -11,7 +11,7 @@ from scipy import optimize
 from lightning_audit.accounting.phases import Phase, merge
 from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.evalues.leakage_bet import LeastLogs, score_mu
-from lightning_audit.stats.tradeoff.order_two import order_two_divergence, order_two_slope
+from lightning_audit.stats.tradeoff.renyi import order_two_divergence, order_two_slope
 
 #: Signal over noise among which the cheapest one of each group of steps is looked for.
 _MU: Floats = np.geomspace(1e-4, 60.0, 600)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from lightning_audit.accounting.composition import Adjacency, epsilon_of_history
+from lightning_audit.accounting.least_cost import cheapest
 from lightning_audit.accounting.phases import Phase, compress, leaking, merge, rates_known
 from lightning_audit.accounting.step_history import StepHistory
+from lightning_audit.stats.evalues.leakage_bet import LeastLogs
+from lightning_audit.stats.tradeoff.renyi import renyi_divergence
 
 if TYPE_CHECKING:
     from lightning_audit.dpsgd.accountant_link import AccountantLink
@@ -22,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 #: Parts of a run that are composed for one lower bound.
 MOST_COMPOSED = 3
+#: Orders of the Rényi divergences by which they are chosen.
+_ORDERS = (2, 4, 8, 16, 32)
 
 #: Steps of which Opacus' prv accountant is asked, and of which lower bounds are composed, at most.
 _LONGEST_ASKED, _LONGEST_PROVED = 10**7, 10**6
@@ -189,19 +195,30 @@ def epsilon_at_ratio(
     return composed_epsilon(leaking(composed, ratio), delta, adjacency, "up")
 
 
-def epsilon_of_parts(
-    claims: StepHistory, front: Sequence[tuple[float, int]], delta: float
-) -> float | None:
-    """The largest epsilon of a first part of the run, at the ratio proved of that part.
+class ProvedSteps(Protocol):
+    """What is proved of the steps up to a look; see `lightning_audit.checks.leakage.ProvedPart`."""
 
-    Not of a ratio over the whole run: what a look rejects says nothing of the steps after it.
-    Composing takes 10 to 400 ms, so that it is done for the `MOST_COMPOSED` parts of the largest
-    sum of ``sample_rate^2 (exp(ratio^2 / sigma^2) - 1)``, the chi-square divergence of a step: it
-    orders parts nearly as epsilon does, and leaving one out proves less.
+    @property
+    def ratio(self) -> float: ...  # noqa: D102
+    @property
+    def steps(self) -> int: ...  # noqa: D102
+    @property
+    def logs(self) -> Callable[[], list[LeastLogs]]: ...  # noqa: D102
+
+
+def epsilon_of_parts(
+    claims: StepHistory, front: Sequence[ProvedSteps], delta: float
+) -> float | None:
+    """The largest epsilon of a first part of the run, at the least cost that is proved of it.
+
+    Not of a ratio over the whole run: what a look proves says nothing of the steps after it, and
+    steps of unlike claims may have leaked at unlike ratios; see `cheapest`. Composing takes 10 to
+    400 ms, so that it is done for the `MOST_COMPOSED` parts of the largest epsilon by Rényi
+    divergences at `ratio`: they order parts nearly as epsilon does, and leaving one out proves less.
 
     Args:
         claims: what was claimed of the steps.
-        front: proved ratios and the numbers of steps that they are about.
+        front: what is proved, and of how many steps.
         delta: the delta.
 
     Returns:
@@ -210,20 +227,31 @@ def epsilon_of_parts(
     runs = claims.runs()
     if not rates_known(runs):
         return None
-    if not front:
-        return 0.0
-    sigma, rate, counts = np.array([astuple(run) for run in runs], dtype=np.float64).T
+    sigma, rate, counts = (
+        np.array([astuple(run) for run in runs], dtype=np.float64).reshape(-1, 3).T
+    )
     begins = np.cumsum(counts) - counts
 
-    def leakage(part: tuple[float, int]) -> float:
-        ratio, steps = part
-        # Beyond 700 exp overflows.
-        square = np.minimum((ratio / np.maximum(sigma, 1e-9)) ** 2, 700.0)
-        return float(np.clip(steps - begins, 0.0, counts) @ (rate**2 * np.expm1(square)))
+    def estimate(part: ProvedSteps) -> float:
+        mu = part.ratio / np.maximum(sigma, 1e-9)
+        steps = np.clip(part.steps - begins, 0.0, counts)
+        return min(
+            float(steps @ renyi_divergence(mu, rate, order)) - math.log(delta) / (order - 1.0)
+            for order in _ORDERS
+        )
 
-    largest = sorted(front, key=leakage, reverse=True)[:MOST_COMPOSED]
-    found = [epsilon_at_ratio(claims.phases(steps), ratio, delta) for ratio, steps in largest]
-    return max(epsilon for epsilon in found if epsilon is not None)
+    largest = sorted(front, key=estimate, reverse=True)[:MOST_COMPOSED]
+    found = (_least_epsilon(claims.phases(part.steps), part, delta) for part in largest)
+    return max(found, default=0.0)
+
+
+def _least_epsilon(taken: Sequence[Phase], part: ProvedSteps, delta: float) -> float:
+    """Epsilon of the cheapest steps that are admitted; of one claim, of its ratio if less."""
+    courses = [cheapest(part.logs(), taken)]
+    if len(courses[0]) > 1:  # steps that leak alike are admitted by the same proof
+        courses.append([p for p in leaking(taken, part.ratio) if p.noise_multiplier > 0])
+    composed = (composed_epsilon(_first_steps(each), delta, rounding="up") for each in courses)
+    return min(epsilon for epsilon in composed if epsilon is not None)
 
 
 def _first_steps(history: Sequence[Phase]) -> list[Phase]:
@@ -257,4 +285,4 @@ def composed_epsilon(
         return None
     # Twelve buckets round a noise schedule's epsilon, of a steep one by about a percent.
     short = compress(history, max_phases=12, rounding=rounding)
-    return epsilon_of_history(short, delta, adjacency=adjacency)
+    return epsilon_of_history(short, delta, adjacency=adjacency, lower=rounding == "up")

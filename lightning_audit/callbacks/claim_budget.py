@@ -13,8 +13,8 @@ from lightning_audit.accounting.shuffled_passes import cost_of_passes
 from lightning_audit.accounting.spending import composed_epsilon, steps_told
 from lightning_audit.accounting.step_budget import steps_within
 from lightning_audit.catalogue.registry import REGISTRY
-from lightning_audit.lints.carried_over import splits_batches
 from lightning_audit.run.audit_run import AuditRun
+from lightning_audit.run.optimizer_audit import planned_steps
 from lightning_audit.run.run_epsilons import run_history
 from lightning_audit.run.run_facts import links_of
 from lightning_audit.run_checks.accounted_epsilon import PlannedCost
@@ -278,13 +278,6 @@ def _epochs_left(trainer: Any, steps: int | None) -> int | None:
 
 def _planned(trainer: Any) -> int | None:
     """How many steps each optimizer is to take from now on; None where nobody knows."""
-    if len(trainer.optimizers) > 1:  # Lightning counts the steps of all of them
-        return None
-    try:
-        total = trainer.estimated_stepping_batches
-    except Exception:  # of a Trainer whose accumulation changes, say
-        return None
-    if not math.isfinite(total) or splits_batches(trainer.train_dataloader):
-        return None
-    left = int(total) - int(trainer.global_step)
+    total = planned_steps(trainer)
+    left = 0 if total is None else total - int(trainer.global_step)
     return left if left > 0 else None

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import io
 import logging
-import math
 import tempfile
 import time
 import warnings
@@ -26,6 +25,7 @@ from lightning_audit.callbacks.lightning_step import silent_logger
 from lightning_audit.catalogue.claim_checks import ACCOUNTING
 from lightning_audit.dpsgd.manual import ManualStep
 from lightning_audit.results.audit_report import AuditReport
+from lightning_audit.run.optimizer_audit import planned_steps
 from lightning_audit.run_checks.replay_answers import REPLAY_CHECKS
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.handed_rows import HandedRows
@@ -239,17 +239,6 @@ class Watch(Callback):
         if self.audit is not None and self.audit._run is not None:
             self.sessions = list(self.audit._run.sessions)
             self.warned = self.audit._stopping.warned
-
-
-def planned_steps(trainer: Any) -> int | None:
-    """Steps that a Trainer plans; None where it cannot tell."""
-    if len(trainer.optimizers) > 1:  # Lightning counts the steps of all of them
-        return None
-    try:
-        total = trainer.estimated_stepping_batches
-    except Exception:  # of a Trainer whose accumulation changes, say
-        return None
-    return int(total) if math.isfinite(total) else None
 
 
 def preview(

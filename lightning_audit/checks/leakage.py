@@ -3,69 +3,99 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_audit.accounting.step_history import StepHistory
 from lightning_audit.record.store import RecordHeader
+from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.bounds.gaussian import mu_noncentral_t
-from lightning_audit.stats.evalues.error_rate_bet import ErrorRateBet
-from lightning_audit.stats.evalues.rejected_looks import RejectedLooks
-from lightning_audit.stats.evalues.sequential import is_look
+from lightning_audit.stats.evalues.leakage_bet import Claim, LeakageBet, LeastLogs
 from lightning_audit.stats.evalues.signal_bet import SignalBet
 from lightning_audit.stats.evalues.two_groups import TwoGroups
 
-#: Grid of one step's mu, relative to the first step's claim; 2 % apart.
-_MU_GRID = np.geomspace(0.01, 12.0, 359)
-#: Grid of what a canary adds over what it may: up to 1 one or two percent apart, coarse elsewhere.
+#: A look is kept if it comes so many times the steps after the one before.
+_APART = 1.03
+#: Grid of what a canary adds over what it may: a quarter percent apart up to 1.1, else coarse.
 _SIGNAL_GRID = np.concatenate(
     [
         np.arange(0.05, 0.3, 0.05),
-        np.arange(0.3, 0.7, 0.02),
-        np.arange(0.7, 1.005, 0.01),
-        [1.03, 1.07, 1.1, 1.2, 1.3, 1.5, 1.75],
-        [2.0, 2.5, 3.0, 5.0, 10.0, 30.0, 100.0, 300.0, 1000.0],
+        np.geomspace(0.3, 1.1, 521),
+        [1.15, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0, 5.0, 10.0, 30.0, 100.0, 300.0, 1000.0],
     ]
 )
 
 
-class LeakageBound:
-    """Lower bounds on ``r``: the steps were not all (r / noise_multiplier)-GDP.
+@dataclass(frozen=True)
+class ProvedPart:
+    """What is proved of the steps up to a look.
 
-    What is rejected at a look is about the steps up to that look; see `ErrorRateBet`.
+    Args:
+        ratio: some step leaked more than this times its claim.
+        steps: number of steps up to the look, those without canaries included.
+        logs: gives what each bet proves of them.
     """
 
+    ratio: float
+    steps: int
+    logs: Callable[[], list[LeastLogs]]
+
+
+class LeakageBound:
+    """Lower bounds on what the steps up to each look leaked; see `LeakageBet`."""
+
     def __init__(self, header: RecordHeader) -> None:
-        self._k = len(header.canaries)
-        self._coin_probability = header.coin_probability
-        self._bet: ErrorRateBet | None = None
-        self._looks: RejectedLooks | None = None
+        self._bet = LeakageBet(
+            (len(header.canaries),), header.coin_probability, header.planned_steps
+        )
+        self._claims = StepHistory()
         self._seen = 0
+        # Of each look kept: steps with canaries, all steps, and the bets' wealth.
+        self._looks: list[tuple[int, int, Floats]] = []
 
     def update(self, entry: NDArray[np.void]) -> None:
         """Take in one entry whose coins count."""
-        sigma = float(entry["noise_multiplier"])
-        if self._bet is None or self._looks is None:
-            self._bet = ErrorRateBet((self._k,), sigma * _MU_GRID, self._coin_probability)
-            self._looks = RejectedLooks(self._bet.ratios)
+        sigma, rate = float(entry["noise_multiplier"]), float(entry["sample_rate"])
+        # A rate that is unknown weighs all steps alike.
+        rate = 1.0 if math.isnan(rate) or rate <= 0.0 else min(rate, 1.0)
         coins = np.asarray(entry["coins"], dtype=np.float64)
-        self._bet.update(coins, np.asarray(entry["readings"]), sigma)
+        self._bet.update(coins, np.asarray(entry["readings"]), sigma, rate)
+        self._claims.add(sigma, rate)
         self._seen += 1
-        if is_look(self._seen):
-            self._looks.update(self._bet.log_e, int(entry["step"]) + 1)
+        # The latest look is always the last one kept.
+        if len(self._looks) > 1 and self._looks[-1][0] < _APART * self._looks[-2][0]:
+            self._looks.pop()
+        self._looks.append((self._seen, int(entry["step"]) + 1, self._bet.growth))
 
-    def front(self, significance: float) -> list[tuple[float, int]]:
-        """Ratios and the numbers of steps up to the looks that reject them.
+    def front(self, significance: float) -> list[ProvedPart]:
+        """What is proved of the steps up to looks, from the latest look back.
 
-        All of them hold together with probability ``1 - significance``. The ratios increase and the
+        All of it holds together with probability ``1 - significance``. The ratios increase and the
         numbers of steps decrease: no other look proves as much of more steps.
         """
-        return self._looks.front(significance) if self._looks is not None else []
+        looks = [(seen, growth) for seen, _, growth in self._looks]
+        ratios = self._bet.ratios(significance, looks, self._claims_up_to(self._seen))
+        found: list[ProvedPart] = []
+        for (seen, steps, growth), ratio in reversed([*zip(self._looks, ratios, strict=True)]):
+            if ratio > max((part.ratio for part in found), default=0.0):
+                logs = partial(self._logs, significance, seen, growth)
+                found.append(ProvedPart(float(ratio), steps, logs))
+        return found
+
+    def _logs(self, significance: float, seen: int, growth: Floats) -> list[LeastLogs]:
+        return self._bet.proved(significance, growth, self._claims_up_to(seen))
+
+    def _claims_up_to(self, seen: int) -> list[Claim]:
+        runs = self._claims.runs(seen)
+        return [(run.noise_multiplier, run.known_rate, run.steps) for run in runs]
 
     def ratio_lower(self, significance: float) -> float:
-        """The largest ratio that any look rejected: some step leaks more; 0 if none is proved."""
-        return max((ratio for ratio, _ in self.front(significance)), default=0.0)
+        """The largest ratio that is proved: some step leaks more; 0 if none is."""
+        return max((part.ratio for part in self.front(significance)), default=0.0)
 
 
 @dataclass(frozen=True)

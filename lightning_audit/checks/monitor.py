@@ -123,15 +123,20 @@ class AuditMonitor:
         return self.claims.phases()
 
     def signal_over_noise(self, significance: float) -> SignalOverNoise:
-        """Signal at least, and noise at most, at one look now; each at half of ``significance``.
+        """Signal at least, and noise at most, at one look now, together at ``significance``.
+
+        A twentieth of it is the noise's, whose thousands of witnesses leave little doubt.
 
         Both are valid at a look of one's choice, and for any data. Their quotient bounds mu over
         its claim where both were constant so far, and the noise of one relative size in the
         witnesses and along the canaries: from looks of its own each, an early small noise would
         stand under a late large signal.
         """
-        half = 0.5 * significance
-        return SignalOverNoise(self.signal.lower(half), self.witness_noise.sums.noise_upper(half))
+        of_noise = 0.05 * significance
+        return SignalOverNoise(
+            self.signal.lower(significance - of_noise),
+            self.witness_noise.sums.noise_upper(of_noise),
+        )
 
     @property
     def clipping_is_broken(self) -> bool:

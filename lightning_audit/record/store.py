@@ -66,6 +66,8 @@ class RecordHeader:
         game: what a step's epsilon is of, "step" or "subsampled"; see `InputCanary`.
         noise_coefficients: of noise that is correlated over steps; the entries are of its draws.
             None for independent noise.
+        planned_steps: with canaries, of the whole training when it began; None if unknown. Bets
+            stake most on its end. Another number is no other record: training may go on longer.
     """
 
     canaries: tuple[str, ...]
@@ -76,6 +78,7 @@ class RecordHeader:
     coin_probability: float = 0.5
     game: Literal["step", "subsampled"] = "step"
     noise_coefficients: tuple[float, ...] | None = None
+    planned_steps: int | None = dataclasses.field(default=None, compare=False)
 
     @property
     def canary_kinds(self) -> tuple[str, ...]:

@@ -58,7 +58,7 @@ class AuditRun:
         seed, drawn = self.ranks.shared((config.seed, draw_seed() if config.seed is None else None))
         config = replace(config, seed=seed, drawn_seed=drawn)
         self.optimizers = AuditedOptimizers(
-            config, self.files, self._precision, self.ranks, notes, self.lints
+            config, self.files, trainer, self.ranks, notes, self.lints
         )
         #: Of each private optimizer; empty before there is one.
         self.sessions = self.optimizers.sessions

@@ -61,7 +61,7 @@ class AuditedOptimizers:
     Args:
         config: what is claimed and asked for.
         files: where records go; None to keep none.
-        precision: the Trainer's precision.
+        trainer: of the training.
         ranks: the processes that train together.
         notes: remarks on the run.
         lints: tell whether sizes of batches are needed.
@@ -71,7 +71,7 @@ class AuditedOptimizers:
         self,
         config: AuditConfig,
         files: ReportFiles | None,
-        precision: str,
+        trainer: Any,
         ranks: Ranks,
         notes: Notes,
         lints: RunLints,
@@ -87,7 +87,7 @@ class AuditedOptimizers:
         #: Records that were opened, those of sessions that could not begin among them.
         self.stores: list[ObservationStore] = []
         self._files = files
-        self._precision = precision
+        self._trainer = trainer
         self._ranks = ranks
         #: Remarks on the run.
         self.notes, self._lints = notes, lints
@@ -252,7 +252,7 @@ class AuditedOptimizers:
                 step,
                 (number, len(steps)),
                 self.config,
-                self._precision,
+                self._trainer,
                 partial(facts.current_rate, self.config.claim),
                 partial(self._open_store, files, number, entries) if files is not None else None,
                 self._ranks,

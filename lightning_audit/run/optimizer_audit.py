@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from opacus.optimizers import DPOptimizer
 from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.dpsgd.accountant_link import accountant_link, hook_is_unread
 from lightning_audit.dpsgd.protocol import DPSGDStep
+from lightning_audit.lints.carried_over import splits_batches
 from lightning_audit.record.store import ObservationStore, RecordHeader
 from lightning_audit.run.checkpoint import (
     accountant_history,
@@ -91,7 +93,7 @@ def new_session(
     step: DPSGDStep,
     place: tuple[int, int],
     config: AuditConfig,
-    precision: str,
+    trainer: Any,
     sample_rate: Callable[[int], float | None],
     open_store: Callable[[RecordHeader], ObservationStore | None] | None,
     ranks: Ranks,
@@ -105,7 +107,7 @@ def new_session(
         place: its number among the private optimizers, from 1, and how many there are; each tests
             at an equal share of the significance.
         config: what is claimed and asked for.
-        precision: the Trainer's precision.
+        trainer: whose precision and planned steps count.
         sample_rate: see `AuditSession`.
         open_store: see `begin_session`.
         ranks: the processes that train together.
@@ -119,9 +121,23 @@ def new_session(
         sample_rate,
         open_store,
         ranks,
-        signal=_SIGNALS.get(precision.split("-")[0], 1.0),
+        signal=_SIGNALS.get(str(trainer.precision).split("-")[0], 1.0),
         track_batch_sizes=track_batch_sizes,
+        planned_steps=planned_steps(trainer),
     )
+
+
+def planned_steps(trainer: Any) -> int | None:
+    """Steps that each optimizer takes in the whole training; None if the Trainer cannot tell."""
+    if len(trainer.optimizers) > 1:  # Lightning counts the steps of all of them
+        return None
+    try:
+        total = trainer.estimated_stepping_batches
+    except Exception:  # of a Trainer whose accumulation changes, say
+        return None
+    if not math.isfinite(total) or splits_batches(trainer.train_dataloader):
+        return None
+    return int(total)
 
 
 def draw_seed() -> int:

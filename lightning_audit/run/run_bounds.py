@@ -22,14 +22,13 @@ _GAUSSIAN = (
     "the stated rate"
 )
 _COMPOSED = f"{_GAUSSIAN}, the same leakage over claim in every step"
-#: Where the leakage over claim varied, the ratio is at most its mean over the part (proved, at one
-#: noise multiplier). That equal steps cost no more than unequal ones of that mean is exact where
-#: every record is in every batch, and held by simulation for subsampled steps.
+#: Of what is proved of all steps up to a look together; see `accounting.least_cost.cheapest`.
 _OF_A_PART = (
-    f"{_GAUSSIAN}; composed over the steps up to a look, at a ratio of at most the mean leakage "
-    "over claim of these steps, as steps that leak alike compose to no more than unlike ones of "
-    "that mean"
+    f"{_GAUSSIAN}; composed over the steps up to a look, at the least cost that the guesses of "
+    "their coins admit; least-cost allocation: exact for full batches, by simulation for others"
 )
+#: Where only some of the steps have canaries.
+_WITHOUT = "steps without canaries leak as those with canaries of the same claim"
 #: What turns limits of signal and noise into one of their quotient.
 _SO_FAR = "signal and noise over their claims constant so far"
 _OF_A_STEP = "epsilon of the run from that of a step: the step is a Gaussian mechanism"
@@ -54,7 +53,7 @@ def betting_bound(monitor: AuditMonitor, delta: float, significance: float) -> E
     """
     front, claims = monitor.leakage.front(significance), monitor.claims
     # Of the step at which a ratio was proved.
-    at_looks = ((ratio, claims.noise_at(steps)) for ratio, steps in front)
+    at_looks = ((part.ratio, claims.noise_at(part.steps)) for part in front)
     mu = max((ratio / sigma for ratio, sigma in at_looks if sigma > 0), default=0.0)
     return EpsilonBound(
         name="betting",
@@ -65,7 +64,12 @@ def betting_bound(monitor: AuditMonitor, delta: float, significance: float) -> E
         interpretation="confidence",
         threshold="fixed",
         looks="anytime",
-        assumptions=(_coins(monitor.header), *_game(monitor.header), _OF_A_PART),
+        assumptions=(
+            _coins(monitor.header),
+            *_game(monitor.header),
+            _OF_A_PART,
+            *((_WITHOUT,) if monitor.canary_steps < monitor.steps else ()),
+        ),
         epsilon_step_lower=_step_epsilon(monitor.header, mu, delta),
     )
 
@@ -73,7 +77,7 @@ def betting_bound(monitor: AuditMonitor, delta: float, significance: float) -> E
 def mu_bound(monitor: AuditMonitor, delta: float, significance: float) -> tuple[EpsilonBound, ...]:
     """Signal at least over noise at most, where a canary was seen; see `betting_bound`.
 
-    Half of the significance is each limit's.
+    A twentieth of the significance is the noise's.
     """
     sigma = monitor.claims.noise_at()
     if not monitor.canary_steps or sigma == 0.0:

@@ -110,7 +110,7 @@ def _proved(monitor: AuditMonitor, config: AuditConfig, optimizers: int, within:
     claims, delta = monitor.claims, config.delta
     level = config.bound_significance / optimizers
     sure = monitor.leakage.front(EPSILON.share * config.significance / optimizers)
-    sure_ratio = max((ratio for ratio, _ in sure), default=0.0)
+    sure_ratio = max((part.ratio for part in sure), default=0.0)
     proved = betting_bound(monitor, delta, level)
     return Proved(
         proved.epsilon_lower,

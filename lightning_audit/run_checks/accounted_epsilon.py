@@ -64,7 +64,9 @@ def accounting_result(
     evidence = {"epsilon_spent": epsilon_spent, "claimed_epsilon": claimed_epsilon, "delta": delta}
     if planned is not None and claimed_epsilon is not None:
         wrong = f"{planned.at(delta)} {how}, {source} says {claimed_epsilon:.4g} (claimed)"
-        return ACCOUNTING.judged({**evidence, "epsilon_planned": planned.epsilon}, "", wrong, _LESS)
+        return ACCOUNTING.judged(
+            {**evidence, "epsilon_planned": planned.epsilon}, "", wrong, _less(planned.epsilon)
+        )
     if epsilon_spent is None or claimed_epsilon is None:
         unknown = lack or "the sample rate is unknown"
         lacks = unknown if epsilon_spent is None else "no epsilon is claimed"
@@ -78,11 +80,9 @@ def accounting_result(
         f"epsilon {epsilon_spent:.4g} at delta {delta:.3g}{between} {how} "
         f"(spent), {source} says {claimed_epsilon:.4g} (claimed)"
     )
-    advice = (
-        "set noise_multiplier above 0"
-        if math.isinf(epsilon_spent)
-        else f"{_LESS}; of Opacus' accountants, 'gdp' can report less than the truth"
-    )
+    advice = _less(epsilon_spent)
+    if not math.isinf(epsilon_spent):
+        advice += "; of Opacus' accountants, 'gdp' can report less than the truth"
     if epsilon_by_removal is not None and not exceeds(epsilon_by_removal, claimed_epsilon):
         advice = (
             "claim the epsilon that replacing a record costs, or raise noise_multiplier; adding or "
@@ -95,3 +95,8 @@ def accounting_result(
         f"the steps so far cost {numbers}",
         advice,
     )
+
+
+def _less(epsilon: float) -> str:
+    """What makes a training cost less."""
+    return "set noise_multiplier above 0" if math.isinf(epsilon) else _LESS

@@ -38,6 +38,7 @@ def begin_session(
     *,
     signal: float = 1.0,
     track_batch_sizes: bool = False,
+    planned_steps: int | None = None,
 ) -> AuditSession:
     """Begin to audit one private optimizer.
 
@@ -51,6 +52,7 @@ def begin_session(
         ranks: the processes that train together.
         signal: largest shift that a correctly clipped canary shows in the training's precision.
         track_batch_sizes: see `StepPlanner`.
+        planned_steps: of the whole training; None if unknown.
 
     Raises:
         UnauditableTraining: an input canary, under a way of clipping that it cannot be taken out
@@ -73,6 +75,7 @@ def begin_session(
         LAGS,
         signal=signal,
         noise_coefficients=coefficients,
+        planned_steps=planned_steps and max(1, planned_steps // (config.every_n_steps or 1)),
     )
     if isinstance(first, InputCanary):
         header = _with_game(header, first)

@@ -115,7 +115,7 @@ def with_allowed(verdict: Verdict, names: Sequence[str], held: Held, delta: floa
         delta: of the epsilon.
     """
     if not names:
-        return verdict
+        return dataclasses.replace(verdict, allowed=(), holds="")
     holds = "no epsilon is known to hold"
     if held.spent is not None:
         how = "" if held.spent_holds else ", with each record in one step an epoch"

@@ -9,7 +9,7 @@ from lightning_audit.accounting.composition import epsilon_of_history
 from lightning_audit.accounting.least_cost import cheapest
 from lightning_audit.accounting.phases import Phase
 from lightning_audit.stats.evalues.leakage_bet import Claim, LeakageBet, LeastLogs, score_mu
-from lightning_audit.stats.tradeoff.order_two import order_two_divergence
+from lightning_audit.stats.tradeoff.renyi import order_two_divergence
 
 DELTA = 1e-5
 

@@ -271,7 +271,7 @@ def test_an_inconclusive_report_is_not_edited_to_pass(
         (lambda text: "\ufeff" + text, "not complete JSON"),
         (lambda text: text + text, "not complete JSON"),
         (lambda text: "", "not complete JSON"),
-        (lambda text: with_(text, lambda data: data.update(schema_version=3)), "reads 4 only"),
+        (lambda text: with_(text, lambda data: data.update(schema_version=3)), "reads 5 only"),
         (lambda text: with_(text, lambda data: data.update(schema_version=10**9)), "upgrade"),
         (lambda text: with_(text, lambda data: data.update(schema_version=True)), "no schema_vers"),
         (

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import astuple, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,20 +16,21 @@ from training_support import PrivateModule, fit
 
 from lightning_audit import PrivacyAudit
 from lightning_audit.accounting.composition import epsilon_of_history
+from lightning_audit.accounting.least_cost import cheapest
 from lightning_audit.accounting.phases import Phase
 from lightning_audit.accounting.spending import (
     MOST_COMPOSED,
+    composed_epsilon,
     epsilon_at_ratio,
     epsilon_of_parts,
 )
 from lightning_audit.accounting.step_history import StepHistory
-from lightning_audit.checks.leakage import LeakageBound
+from lightning_audit.checks.leakage import LeakageBound, ProvedPart
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.record.snapshot import restore, snapshot
 from lightning_audit.record.store import INJECTED, RecordHeader
 from lightning_audit.run.run_bounds import betting_bound, mu_bound
-from lightning_audit.stats.evalues.error_rate_bet import ErrorRateBet
-from lightning_audit.stats.evalues.sequential import is_look
+from lightning_audit.stats.evalues.leakage_bet import LeakageBet, LeastLogs, score_mu
 
 K, WITNESSES, DELTA, LEVEL = 8, 64, 1e-5, 0.05
 HEADER = RecordHeader(tuple(f"canary {i}" for i in range(K)), ("weight",), (WITNESSES,), 2)
@@ -86,8 +89,8 @@ def test_a_ratio_is_composed_over_the_steps_that_it_was_proved_of_alone() -> Non
     monitor = monitor_of(entries_of(noise))
     bound, true = betting_bound(monitor, DELTA, LEVEL), truth(noise)
     assert bound.epsilon_lower is not None
-    assert of_a_running_maximum(monitor) > 1.2 * true
-    assert 0.3 * true < bound.epsilon_lower <= true
+    assert of_a_running_maximum(monitor) > 1.05 * true
+    assert 0.4 * true < bound.epsilon_lower <= true
     assert any("composed over the steps up to a look" in said for said in bound.assumptions)
 
 
@@ -125,18 +128,17 @@ def test_bound_is_that_of_the_best_look_of_all(name: str, level: float) -> None:
     for t, entry in enumerate(entries):
         claims.add(1.0, 0.01)
         leakage.update(entry)
-        if is_look(t + 1):
-            assert leakage._bet is not None
-            looks.append((float(leakage._bet.ratio_lower(level)), t + 1))
-    # Of equal ratios the later look proves the more.
-    last = {ratio: steps for ratio, steps in looks if ratio > 0}
-    best = max(
-        (epsilon_at_ratio(claims.phases(n), ratio, DELTA) or 0.0 for ratio, n in last.items()),
-        default=0.0,
-    )
+        looks.append((t + 1, leakage._bet.growth))
+    ratios = leakage._bet.ratios(level, looks, [(1.0, 0.01, len(entries))])
+    # Of looks that prove less of fewer steps there is no need.
+    best, largest = 0.0, 0.0
+    for (n, _), ratio in reversed([*zip(looks, map(float, ratios), strict=True)]):
+        if ratio > largest:
+            best = max(best, epsilon_at_ratio(claims.phases(n), ratio, DELTA) or 0.0)
+            largest = ratio
     found = epsilon_of_parts(claims, leakage.front(level), DELTA)
     assert found is not None
-    # Levels of past looks are rounded, and three parts are composed: less may be proved, a little.
+    # Looks are kept 3 % apart, and three parts are composed: less may be proved, a little.
     assert 0.93 * best <= found <= best
 
 
@@ -170,15 +172,24 @@ def test_few_parts_are_composed_however_many_ratios_are_proved(
 ) -> None:
     monitor = monitor_of(entries_of(changing((0.5, 100), (2.0, 500))))
     assert len(monitor.leakage.front(LEVEL)) > 10
-    asked = []
+    composed = []
 
-    def counted(history: Sequence[Phase], ratio: float, delta: float) -> float | None:
-        asked.append(ratio)
-        return epsilon_at_ratio(history, ratio, delta)
+    def counted(history: Sequence[Phase], *args: Any, **options: Any) -> float | None:
+        composed.append(history)
+        return composed_epsilon(history, *args, **options)
 
-    monkeypatch.setattr("lightning_audit.accounting.spending.epsilon_at_ratio", counted)
+    monkeypatch.setattr("lightning_audit.accounting.spending.composed_epsilon", counted)
     betting_bound(monitor, DELTA, LEVEL)
-    assert len(asked) == MOST_COMPOSED
+    assert len(composed) == MOST_COMPOSED
+
+
+def proved_at(ratio: float, taken: Sequence[Phase]) -> ProvedPart:
+    """What a bet of equal stakes proves where each of its logs is that of this ratio."""
+    sigma, rate, steps = np.array([astuple(phase) for phase in taken]).T
+    mus = np.array([score_mu(each) for each in sigma])
+    made = LeastLogs(1.0, True, mus, rate, np.full(len(taken), 0.3), steps, 0.0)
+    needed = float(steps @ made.logs(ratio / sigma[:, None])[:, 0])
+    return ProvedPart(ratio, int(steps.sum()), lambda: [replace(made, needed=needed)])
 
 
 def test_a_part_is_composed_of_its_own_claims() -> None:
@@ -194,11 +205,17 @@ def test_a_part_is_composed_of_its_own_claims() -> None:
     )
     assert [claims.noise_at(n) for n in (30, 31, 51, None)] == [1.0, 2.0, 1.0, 1.0]
     assert StepHistory().phases() == ()
-    found = epsilon_of_parts(claims, [(0.8, 40)], DELTA)
-    assert found == epsilon_at_ratio([Phase(1.0, 0.01, 30), Phase(2.0, 0.01, 10)], 0.8, DELTA)
+    first = [Phase(1.0, 0.01, 30), Phase(2.0, 0.01, 10)]
+    part = proved_at(0.8, first)
+    found = epsilon_of_parts(claims, [part], DELTA)
+    at_ratio = epsilon_at_ratio(first, 0.8, DELTA)
+    assert found is not None
+    assert at_ratio is not None
+    assert found < at_ratio
+    assert found == pytest.approx(epsilon_of_history(cheapest(part.logs(), first), DELTA), rel=2e-3)
     assert epsilon_of_parts(claims, [], DELTA) == 0.0
     claims.add(1.0, None)
-    assert epsilon_of_parts(claims, [(0.8, 40)], DELTA) is None
+    assert epsilon_of_parts(claims, [part], DELTA) is None
 
 
 def test_mu_bound_states_what_it_rests_on() -> None:
@@ -290,15 +307,15 @@ def false_of(ratios: np.ndarray, steps: int, true: float) -> np.ndarray:
 def test_no_look_proves_more_than_its_steps_cost_beyond_its_level(course: str) -> None:
     noise = COURSES[course]
     rng = np.random.default_rng(list(COURSES).index(course))
-    bet = ErrorRateBet((RUNS, K), np.geomspace(0.05, 4.0, 250))
+    bet = LeakageBet((RUNS, K), planned_steps=len(noise))
     looks = np.unique(np.geomspace(20, len(noise), 25).astype(int))
     looks = np.unique([*looks, 300, 400, 1000, 1100, 5000, 5500, 9000])
     missed, last = np.zeros(RUNS, dtype=bool), np.zeros(RUNS)
     for t, size in enumerate(noise, start=1):
         coins = rng.integers(0, 2, (RUNS, K)).astype(float)
-        bet.update(coins, coins + size * rng.standard_normal((RUNS, K)), 1.0)
+        bet.update(coins, coins + size * rng.standard_normal((RUNS, K)), 1.0, 0.01)
         if t in looks:
-            last = bet.ratio_lower(LEVEL)
+            (last,) = bet.ratios(LEVEL, [(t, bet.growth)], [(1.0, 0.01, t)])
             missed |= false_of(last, t, truth(noise[:t]))
     print(f"\n{course}: {missed.mean():.3f} false at some look, median ratio {np.median(last):.3f}")
     assert missed.mean() <= LEVEL + 3 * math.sqrt(LEVEL * (1 - LEVEL) / RUNS)

@@ -12,7 +12,7 @@ from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.evalues.coin_bet import chances_of_sides
 from lightning_audit.stats.evalues.sequential import PredictableCentre
 from lightning_audit.stats.tradeoff.hockey_sticks import HockeySticks, sharpest_score, sign_score
-from lightning_audit.stats.tradeoff.order_two import order_two_slope
+from lightning_audit.stats.tradeoff.renyi import order_two_slope
 
 #: Steps for which each bet's stake is made, of the side alone; of many sizes, for every end.
 _ENDS: Floats = np.geomspace(4.0, 1e5, 7)
@@ -62,10 +62,11 @@ class StakePlan:
     rate costs more, and so counts for more. With ``m`` the quotient of the two slopes and ``v`` the
     variance of a step's score, ``kappa / (1 + kappa G) = lambda m``, where
 
-    .. math:: \lambda = \sqrt{2 \log(1/\alpha) / \textstyle\sum_t m_t^2 v_t}
+    .. math:: \lambda = \sqrt{2 \log(1/\alpha) / (T m_1^2 v_1)}
 
-    makes the most of the steps up to the end, as if the coming ones were like the present one.
-    Stakes depend on the claims so far alone.
+    makes the most of T steps like the first one. It stays where the claim changes: a lambda that
+    falls with the cost of the coming steps lets the cheap ones weigh too much. Stakes depend on the
+    claims alone.
 
     Args:
         planned_steps: with canaries; None where unknown.
@@ -81,25 +82,22 @@ class StakePlan:
         self.places = np.where(self.sharp, 0, 1)
         self.shares = np.where(self.sharp, _SHARP / len(sharp), (1.0 - _SHARP) / len(_ENDS))
         self._canaries, self._fair = canaries, fair
-        self._steps, self._spent = 0, np.zeros(len(self.ends))
+        self._scale: Floats | None = None
         self._now: Stretch | None = None
-        self._spends = np.zeros(len(self.ends))
 
-    def next(self, noise_multiplier: float, sample_rate: float, steps: int = 1) -> Stretch:
-        """Score and stakes of the coming steps, which have the same claim."""
+    def next(self, noise_multiplier: float, sample_rate: float) -> Stretch:
+        """Score and stakes of the coming step."""
         mu = score_mu(noise_multiplier)
         if self._now is None or (self._now.mu, self._now.sample_rate) != (mu, sample_rate):
             self._now = self._planned(mu, sample_rate)
-        self._spent, self._steps = self._spent + steps * self._spends, self._steps + steps
         return self._now
 
     def _planned(self, mu: float, sample_rate: float) -> Stretch:
         most, slope, variance, largest = _moments(mu, self._fair)[:, self.places]
         m = float(order_two_slope(mu, sample_rate)) / slope
-        self._spends = m**2 * variance / self._canaries
-        ahead = np.maximum(1.0 - self._steps / self.ends, 0.1)
-        mean = self._spent / np.maximum(self._steps, self.ends) + ahead * self._spends
-        part = np.sqrt(2.0 * _AIM / (self.ends * mean)) * m
+        if self._scale is None:
+            self._scale = np.sqrt(2.0 * _AIM * self._canaries / (self.ends * variance)) / m
+        part = self._scale * m
         stakes = part / np.maximum(1.0 - part * most, 1e-9)
         rounded = np.array([_rounded(stake, _STAKE_GRID) for stake in stakes.tolist()])
         return Stretch(
@@ -232,7 +230,7 @@ class LeakageBet:
         logs, plan, seen = np.zeros((len(self._plan.ends), len(_RATIOS))), self._new_plan(), 0
         found, left = [], list(reversed(looks))
         for sigma, rate, steps in claims:
-            of_one, end = self._logs(plan.next(sigma, rate, steps), sigma), seen + steps
+            of_one, end = self._logs(plan.next(sigma, rate), sigma), seen + steps
             while left and left[-1][0] <= end:
                 look, growth = left.pop()
                 needed, sums = self.needed(significance, growth), logs + (look - seen) * of_one
@@ -259,7 +257,7 @@ class LeakageBet:
         """What each bet proves of all these steps; arguments as of `ratios`."""
         plan = self._new_plan()
         steps = np.array([count for *_, count in claims], dtype=np.float64)
-        stretches = [plan.next(*claim) for claim in claims]
+        stretches = [plan.next(sigma, rate) for sigma, rate, _ in claims]
         found = []
         for bet, needed in enumerate(self.needed(significance, growth).tolist()):
             groups: dict[tuple[float, float, float], float] = {}

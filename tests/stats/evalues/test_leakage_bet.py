@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from admitted_course import AdmittedCourse
 from stages import most_failures, staged
 
 from lightning_audit.stats.evalues.leakage_bet import Claim, LeakageBet, StakePlan, score_mu
@@ -72,7 +73,7 @@ def test_no_reading_takes_all_of_the_wealth() -> None:
 
 def test_stakes_follow_the_cost_of_a_step() -> None:
     plan = StakePlan(1000, 8)
-    cheap, dear = plan.next(2.0, 0.01, 500), plan.next(1.0, 0.01)
+    cheap, dear = plan.next(2.0, 0.01), plan.next(1.0, 0.01)
     assert dear.stakes[0] > cheap.stakes[0]
     assert StakePlan(1000, 8).next(2.0, 0.5).stakes == pytest.approx(
         StakePlan(1000, 8).next(2.0, 0.05).stakes, rel=0.11
@@ -124,18 +125,14 @@ RUNS = 2000
 @pytest.mark.parametrize("p", [0.5, 0.2])
 def test_the_true_course_is_admitted_at_all_looks(name: str, p: float, runs: int) -> None:
     claims, noise = CHANGES[name]
-    rng, bet, t = np.random.default_rng(5), LeakageBet((runs, 8), p, len(noise)), 0
-    plan, fair = StakePlan(len(noise), 8, 2 * min(p, 1 - p)), 2 * min(p, 1 - p)
-    spent, missed = np.zeros(len(plan.ends)), np.zeros(runs, dtype=bool)
+    rng, course, t = np.random.default_rng(5), AdmittedCourse((runs, 8), p, len(noise)), 0
+    missed = np.zeros(runs, dtype=bool)
     for sigma, rate, steps in claims:
         for _ in range(steps):
             coins = (rng.random((runs, 8)) < p).astype(float)
-            bet.update(coins, coins + noise[t] * rng.standard_normal((runs, 8)), sigma, rate)
-            now = plan.next(sigma, rate)
-            scores = sharpest_score(now.mu), sign_score(now.mu)
-            most = np.array([float(s.most(np.asarray(1.0 / noise[t]))) for s in scores])
-            spent += np.log1p(np.array(now.stakes) * fair * most[plan.places])
-            missed |= (bet.needed(LEVEL, bet.growth) > spent).any(axis=-1)
+            readings = coins + noise[t] * rng.standard_normal((runs, 8))
+            course.update(coins, readings, sigma, rate, mu=1.0 / noise[t])
+            missed |= course.refused(LEVEL)
             t += 1
     print(f"\n{name}, p={p}: {missed.mean():.4f}")
     assert missed.sum() <= most_failures(runs, LEVEL, RUNS)

@@ -8,7 +8,7 @@ import pytest
 from coin_steps import RATIOS, simulated_steps
 
 from lightning_audit.stats.evalues.coin_bet import CoinBet
-from lightning_audit.stats.evalues.error_rate_bet import ErrorRateBet
+from lightning_audit.stats.evalues.leakage_bet import LeakageBet
 from lightning_audit.stats.evalues.sequential import PredictableCentre, is_look, log_mean_exp
 from lightning_audit.stats.evalues.signal_bet import SignalBet
 
@@ -18,13 +18,14 @@ def test_runs_along_a_leading_axis_are_the_runs_one_by_one() -> None:
     per_run = [simulated_steps(seed, steps, k, shift=1.7) for seed in range(runs)]
 
     def drive(shape: tuple[int, ...], pick: Callable[[int, int], np.ndarray]) -> list[np.ndarray]:
-        coin, rate, signal = CoinBet(shape), ErrorRateBet(shape, RATIOS), SignalBet(shape, RATIOS)
+        coin, leakage, signal = CoinBet(shape), LeakageBet(shape), SignalBet(shape, RATIOS)
         for t in range(steps):
             coins, readings = pick(t, 0), pick(t, 1)
             coin.update(coins, readings)
-            rate.update(coins, readings, 1.5)
+            leakage.update(coins, readings, 1.5)
             signal.update(coins, readings)
-        return [coin.log_e, rate.log_e, signal.log_e, rate.ratio_lower(0.5)]
+        (ratios,) = leakage.ratios(0.5, [(steps, leakage.growth)], [(1.5, 1.0, steps)])
+        return [coin.log_e, leakage.growth, signal.log_e, ratios]
 
     together = drive((runs, k), lambda t, part: np.array([run[t][part] for run in per_run]))
     for i, run in enumerate(per_run):
@@ -49,7 +50,8 @@ def test_centre_is_made_of_the_past_alone() -> None:
 @pytest.mark.parametrize("readings_of", ["shift of 1e6", "constant", "coins alone", "one side"])
 def test_extreme_readings_give_finite_results_without_warnings(k: int, readings_of: str) -> None:
     rng = np.random.default_rng(0)
-    bets = CoinBet((k,)), ErrorRateBet((k,), RATIOS), SignalBet((k,), RATIOS)
+    bets = CoinBet((k,)), SignalBet((k,), RATIOS)
+    leakage = LeakageBet((k,))
     for _ in range(50):
         coins = rng.integers(0, 2, k).astype(float)
         if readings_of == "one side":
@@ -60,10 +62,10 @@ def test_extreme_readings_give_finite_results_without_warnings(k: int, readings_
             "coins alone": coins,
             "one side": coins + rng.standard_normal(k),
         }[readings_of]
-        bets[0].update(coins, readings)
-        bets[1].update(coins, readings, 0.5)
-        bets[2].update(coins, readings)
+        leakage.update(coins, readings, 0.5)
+        assert np.isfinite(leakage.growth).all()
         for bet in bets:
+            bet.update(coins, readings)
             assert np.isfinite(bet.log_e).all()
     expected_shift = {"shift of 1e6": True, "constant": False, "coins alone": False}
     if k == 8 and readings_of in expected_shift:

@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 import pytest
+from admitted_course import AdmittedCourse
 from scipy import special
 
 from lightning_audit.stats.bounds.gaussian import mu_noncentral_t
 from lightning_audit.stats.bounds.intervals import clopper_pearson_upper
-from lightning_audit.stats.evalues.error_rate_bet import ErrorRateBet
 from lightning_audit.stats.tradeoff.gdp import gaussian_mu
 
 CLAIMED = gaussian_mu(1.27, 1e-5)
@@ -68,18 +68,17 @@ def test_one_look_powers(n: int, noncentral_t: float, pooled: float, corner: flo
 
 
 def medians(noise: float, shift: float, steps: int) -> list[float]:
-    """Median observations a world until the e-process of mu flags, at .05 and at 1e-3."""
+    """Median observations a world until bets refuse the claim, at .05 and at 1e-3."""
     sigma, runs, levels = 1 / CLAIMED, 200, (0.05, 1e-3)
     rng = np.random.default_rng([round(100 * noise), round(100 * shift)])
-    bet = ErrorRateBet((runs, CANARIES), np.array([1.0]))
+    course = AdmittedCourse((runs, CANARIES))
     first = np.full((len(levels), runs), np.inf)
     for step in range(1, steps + 1):
         coins = rng.integers(0, 2, (runs, CANARIES)).astype(float)
         readings = shift * coins + noise * sigma * rng.standard_normal(coins.shape)
-        bet.update(coins, readings, sigma)
-        log_e = bet.log_e.reshape(runs)
+        course.update(coins, readings, sigma)
         for row, level in zip(first, levels, strict=True):
-            row[(log_e >= -math.log(level)) & np.isinf(row)] = step * CANARIES / 2
+            row[course.refused(level) & np.isinf(row)] = step * CANARIES / 2
     return [float(found) for found in np.median(first, axis=1)]
 
 
@@ -94,7 +93,7 @@ def medians(noise: float, shift: float, steps: int) -> list[float]:
         (0.8, 1.0, (3075, None)),
     ],
 )
-def test_bets_on_error_rates_flag_about_as_soon_as_published(
+def test_bets_on_leakage_flag_about_as_soon_as_published(
     noise: float, shift: float, published: tuple[float | None, ...]
 ) -> None:
     found = medians(noise, shift, 1300 if noise == 0.8 else 220)

@@ -1,10 +1,10 @@
-"""What a step costs: the Rényi divergence of order two of a subsampled Gaussian step."""
+"""What a step costs: Rényi divergences of a subsampled Gaussian step."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import special
+from scipy import special, stats
 
 from lightning_audit.stats._arguments import Floats
 
@@ -53,3 +53,27 @@ def order_two_slope(mu: ArrayLike, sample_rate: ArrayLike) -> Floats:
     with np.errstate(divide="ignore"):
         odds = 2.0 * np.log(q) - np.log1p(-(q**2))
     return np.asarray(2.0 * mu * special.expit(mu**2 + odds))
+
+
+def renyi_divergence(mu: ArrayLike, sample_rate: ArrayLike, order: int) -> Floats:
+    r"""Rényi divergence of an integer order of a Poisson-subsampled Gaussian step.
+
+    .. math:: \frac{1}{\alpha - 1} \log \sum_{k=0}^{\alpha} \binom{\alpha}{k}
+        (1 - q)^{\alpha - k} q^k e^{k (k - 1) \mu^2 / 2}
+
+    Args:
+        mu: signal over noise, >= 0, any shape.
+        sample_rate: q in (0, 1], of a shape that broadcasts with mu's.
+        order: alpha >= 2.
+
+    Returns:
+        The divergence in nats, of the common shape.
+
+    References:
+        As of `order_two_divergence`.
+    """
+    k = np.arange(order + 1.0)
+    q = np.asarray(sample_rate, dtype=np.float64)[..., None]
+    exponent = 0.5 * k * (k - 1.0) * np.asarray(mu, dtype=np.float64)[..., None] ** 2
+    chance = stats.binom.logpmf(k, order, q)
+    return np.asarray(special.logsumexp(chance + exponent, axis=-1) / (order - 1.0))

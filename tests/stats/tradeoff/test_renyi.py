@@ -1,4 +1,4 @@
-"""The cost of a step: Rényi divergence of order two."""
+"""The cost of a step: Rényi divergences."""
 
 from __future__ import annotations
 
@@ -7,23 +7,30 @@ import numpy as np
 import pytest
 from dp_accounting.rdp import RdpAccountant
 
-from lightning_audit.stats.tradeoff.order_two import order_two_divergence, order_two_slope
+from lightning_audit.stats.tradeoff.renyi import (
+    order_two_divergence,
+    order_two_slope,
+    renyi_divergence,
+)
 
 
 @pytest.mark.parametrize("mu", [0.1, 0.5, 1.0, 1.7, 3.0])
 @pytest.mark.parametrize("rate", [1e-4, 0.01, 0.3, 0.99])
-def test_it_is_what_a_renyi_accountant_adds_at_order_two(mu: float, rate: float) -> None:
-    accountant = RdpAccountant(orders=[2])
+def test_they_are_what_a_renyi_accountant_adds(mu: float, rate: float) -> None:
+    orders = [2, 3, 8, 32]
+    accountant = RdpAccountant(orders=orders)
     step = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(1.0 / mu))
     accountant.compose(step)
-    (expected,) = accountant._rdp
-    assert order_two_divergence(mu, rate) == pytest.approx(expected, rel=1e-6)
+    found = [float(renyi_divergence(mu, rate, order)) for order in orders]
+    assert found == pytest.approx(accountant._rdp, rel=1e-6, abs=1e-14)
+    assert order_two_divergence(mu, rate) == pytest.approx(found[0], rel=1e-6, abs=1e-14)
 
 
 def test_full_batches_cost_the_square_of_mu_and_nothing_overflows() -> None:
     mu = np.array([0.0, 1e-5, 0.999, 1.001, 5.0, 1e3])
     assert order_two_divergence(mu, 1.0) == pytest.approx(mu**2)
     assert order_two_slope(mu, 1.0) == pytest.approx(2 * mu)
+    assert renyi_divergence(mu, 1.0, 5) == pytest.approx(2.5 * mu**2)
     far = order_two_divergence(1e3, 0.01)
     assert far == pytest.approx(1e6 + 2 * np.log(0.01))
     assert order_two_slope(1e3, 0.01) == pytest.approx(2e3)
