@@ -52,6 +52,7 @@ _ROLES: Mapping[str, tuple[Role, ...]] = {
     },
     "logical_batch": _BATCHES,
     "unsynchronised": (),
+    "no_dp": ("settings", "training_step"),
 }
 _SHOWN = ("violated", "undecided", "allowed", "warned")
 #: Statuses whose advice is all that is shown of a check; a fault has a place of its own.

@@ -78,12 +78,11 @@ def run_checks(
     each; the checks of the batches are the run's. What is handed out adds up to the whole.
     """
     steps = sum(session.monitor.steps for session in sessions)
-    plain = no_dp_result(
-        facts.plain_steps, steps, facts.plain_name, facts.exempt_steps, facts.plain_refused
-    )
-    common = [plain]
+    by_records = facts.exempt_by_records if config.adjacency == "add_remove" else ()
+    exempt = (facts.exempt_steps, facts.plain_refused, by_records)
+    plain = no_dp_result(facts.plain_steps, steps, facts.plain_name, *exempt)
     located = facts.code.located if facts.code else list
-    common = located(common)
+    common = located([plain])
     if not sessions:
         return Findings(acknowledge(common, config.allow))
     *seen, late = results_by_place(sessions, facts, config, epsilons)

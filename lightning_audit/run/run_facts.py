@@ -103,6 +103,7 @@ class RunFacts:
         plain_name: class of the last of these.
         plain_refused: class of the one whose first step was refused, or empty.
         exempt_steps: steps of those that the user exempts, by the words in which they are named.
+        exempt_by_records: those of them that train on as many rows as there are records.
         unaudited: parameters that no private optimizer trains, and that changed all the same.
         loader: how the training loader samples; None before that is known.
         loaders: number of training loaders.
@@ -139,6 +140,7 @@ class RunFacts:
     plain_name: str = ""
     plain_refused: str = ""
     exempt_steps: Mapping[str, int] = field(default_factory=dict)
+    exempt_by_records: tuple[str, ...] = ()
     unaudited: tuple[str, ...] = ()
     loader: LoaderFacts | None = None
     loaders: int = 1
@@ -183,6 +185,7 @@ class RunFacts:
             plain_name=optimizers.plain.kind,
             plain_refused=optimizers.plain.refused,
             exempt_steps=dict(optimizers.plain.exempt),
+            exempt_by_records=optimizers.plain.follow_records,
             unaudited=course.unaudited,
             loader=lints.loader,
             loaders=lints.loaders,
