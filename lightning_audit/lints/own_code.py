@@ -12,6 +12,7 @@ from typing import Any, Literal
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import _pytree
 
+from lightning_audit.catalogue.disclosure import VOID
 from lightning_audit.catalogue.registry import REGISTRY
 from lightning_audit.files.printable import nearby
 from lightning_audit.results.audit_report import CheckResult
@@ -54,7 +55,6 @@ _ROLES: Mapping[str, tuple[Role, ...]] = {
     "unsynchronised": (),
     "no_dp": ("settings", "training_step"),
 }
-_SHOWN = ("violated", "undecided", "allowed", "warned")
 #: Statuses whose advice is all that is shown of a check; a fault has a place of its own.
 _BY_ADVICE = ("undecided", "warned")
 
@@ -85,15 +85,15 @@ class OwnCode:
         return ", ".join(found)
 
     def located(self, checks: Iterable[CheckResult]) -> list[CheckResult]:
-        """The checks; those that found something have the places under "where"."""
+        """The checks, with the places of what they found: as evidence, or in the advice."""
         return [self._located(check) for check in checks]
 
     def _located(self, check: CheckResult) -> CheckResult:
-        if check.status not in _SHOWN or not (places := self.places(check.name)):
+        if check.status not in (*VOID, *_BY_ADVICE) or not (places := self.places(check.name)):
             return check
-        advice = f"{check.advice}; see {places}" if check.status in _BY_ADVICE else check.advice
-        evidence = {**check.evidence, "where": places}
-        return dataclasses.replace(check, advice=advice, evidence=evidence)
+        if check.status in _BY_ADVICE:
+            return dataclasses.replace(check, advice=f"{check.advice}; see {places}")
+        return dataclasses.replace(check, evidence={**check.evidence, "where": places})
 
 
 def _of_class(kind: type) -> Iterator[str]:
