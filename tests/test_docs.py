@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -83,3 +84,20 @@ def test_a_figure_can_be_made(script, size, tmp_path) -> None:
     assert done.returncode == 0, done.stderr
     made = {path.name for path in tmp_path.iterdir()}
     assert made == {path.name for path in (DOCS / "images").glob(f"{script.stem}*.png")}
+
+
+@pytest.mark.heavy
+def test_the_training_of_several_processes_passes(tmp_path) -> None:
+    (code,) = blocks(DOCS / "ddp.md", "python")
+    (tmp_path / "train.py").write_text(code, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "train.py"],
+        cwd=tmp_path,
+        # Lightning would seed all processes alike where `seed_everything` was called before.
+        env={name: value for name, value in os.environ.items() if name != "PL_GLOBAL_SEED"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "PASS"

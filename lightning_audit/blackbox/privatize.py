@@ -299,11 +299,11 @@ def _without_fault(
             pass_blockers=("gradients that add up as is stated",),
             advice="raise calls, or state the clipping norm that is used",
         )
-    quiet = min(reading.ratio for reading in noises.values())
+    quiet = min(noises.values(), key=lambda reading: reading.ratio)
     beside = f"; clipping was read beside the noise alone: {exact.reason}" if exact.reason else ""
     return Verdict(
         "PASS",
         None,
         f"clips and adds noise as is stated, as far as {calls:,} calls show; {reach}, "
-        f"the noise is {quiet:.3g} times the claim{beside}",
+        f"the noise is {quiet.in_words}{beside}",
     )

@@ -8,6 +8,7 @@ from typing import Any
 from lightning_audit.blackbox.exact_clipping import ExactReading
 from lightning_audit.blackbox.probes import NoiseReading, ShiftReading
 from lightning_audit.results.audit_report import LikelyFault
+from lightning_audit.stats.evalues.noise_scale import interval_in_words
 
 __all__ = ["likely_fault"]
 
@@ -145,23 +146,23 @@ def _of_noise(
     if plain.log_e >= goal:
         if _as_the_noise(signal, ratio):
             return _another_unit(ratio, evidence)
-        quiet = min(plain.tensors)
-        if quiet < 0.5 * max(plain.tensors):
-            sentence = f"the noise is too small in a tensor: {quiet:.3g} times the claim"
+        if min(plain.tensors) < 0.5 * max(plain.tensors):
+            quiet = interval_in_words(None, plain.quietest)
+            sentence = f"the noise is too small in a tensor: {quiet}"
             evidence["by tensor"] = plain.tensors
             return LikelyFault("noise_too_small_in_a_tensor", sentence, "noise", look, evidence)
         if _near(ratio, 1 / batch_size):
-            sentence = f"the noise is divided by the batch once more: {ratio:.3g} times the claim"
+            sentence = f"the noise is divided by the batch once more: {plain.in_words}"
             return LikelyFault("noise_divided_by_batch", sentence, "noise", look, evidence)
-        sentence = f"the noise is too small: {ratio:.3g} times the claim"
+        sentence = f"the noise is too small: {plain.in_words}"
         return LikelyFault("noise_too_small", sentence, "noise", look, evidence)
     if loaded.log_e >= goal:
-        sentence = f"beside large gradients the noise is too small: {loaded.ratio:.3g} times"
+        sentence = f"beside large gradients the noise is too small: {loaded.in_words}"
         return LikelyFault("noise_follows_gradients", sentence, "noise", look, evidence)
     return LikelyFault(
         "divides_by_realised_batch",
         "the noise depends on the number of gradients: with twice as many it is "
-        f"{min(noise.ratio for noise in noises.values()):.3g} times the claim",
+        f"{min(noises.values(), key=lambda noise: noise.ratio).in_words}",
         "noise",
         "what the noisy sum is divided by: for Poisson batches it must be a constant",
         evidence,

@@ -12,7 +12,14 @@ import numpy as np
 from lightning_audit.blackbox.outputs import MechanismError
 from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.evalues.coin_bet import CoinBet
-from lightning_audit.stats.evalues.noise_scale import noise_log_e
+from lightning_audit.stats.evalues.noise_scale import (
+    INTERVAL_SIGNIFICANCE,
+    chosen_upper,
+    interval_in_words,
+    noise_interval,
+    noise_log_e,
+    units_upper,
+)
 from lightning_audit.stats.evalues.sequential import log_mean_exp
 
 __all__ = [
@@ -180,6 +187,9 @@ class NoiseReading:
     Args:
         ratio: standard deviation of all coordinates over the claim.
         tensors: the same of each tensor.
+        interval: confidence interval of the noise over the claim, at any stop, for Gaussian noise;
+            from 0 where the tensors have more than one ratio.
+        quietest: upper limit of the same in the tensor where it reads smallest.
         log_e: largest log e-value against noise of at least the claimed size.
         log_e_repeated: the same for the difference to the call before.
         ratio_repeated: standard deviation of that, over what it would be for new noise of the
@@ -192,6 +202,8 @@ class NoiseReading:
 
     ratio: float
     tensors: list[float]
+    interval: tuple[float, float]
+    quietest: float
     log_e: float
     log_e_repeated: float
     ratio_repeated: float
@@ -199,6 +211,11 @@ class NoiseReading:
     ratio_shared: float
     calls: int
     error: float
+
+    @property
+    def in_words(self) -> str:
+        """The interval, to follow "the noise is"."""
+        return interval_in_words(*self.interval)
 
     def refuted(self, goal: float) -> bool:
         """Whether one of the e-values is against the claim."""
@@ -240,6 +257,9 @@ def read_noise(
     return NoiseReading(
         ratio=float(np.sqrt(squares.sum() / counts.sum())),
         tensors=np.sqrt(squares / counts).tolist(),
+        interval=noise_interval(counts, squares, INTERVAL_SIGNIFICANCE)
+        or (0.0, units_upper(counts, squares, INTERVAL_SIGNIFICANCE)),
+        quietest=_quietest(counts, squares),
         log_e=float(best[0]),
         log_e_repeated=float(best[1]),
         ratio_repeated=float(spread[0]),
@@ -248,6 +268,12 @@ def read_noise(
         calls=done + 1,
         error=float(1.0 / np.sqrt(2.0 * counts.sum())),
     )
+
+
+def _quietest(counts: Floats, squares: Floats) -> float:
+    """Upper limit of the noise in the tensor that is quietest, which is chosen among all."""
+    least = int(np.argmin(squares / counts))
+    return chosen_upper(counts[least], squares[least], len(counts))
 
 
 def direction(sizes: Sequence[int], rng: np.random.Generator) -> Floats:

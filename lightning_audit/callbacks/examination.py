@@ -20,7 +20,8 @@ from lightning_audit.dpsgd.manual import stated_claim
 from lightning_audit.dpsgd.opacus import private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep
 from lightning_audit.examine.questions import QUESTIONS
-from lightning_audit.examine.step_examiner import Examined, examine_step, source_of_step
+from lightning_audit.examine.step_examiner import Examined, examine_step
+from lightning_audit.lints.own_code import OwnCode
 from lightning_audit.replay.step_watch import StepWatch, TakenStep
 from lightning_audit.run.optimizer_refusals import hand_written_step
 from lightning_audit.run_checks.replay_answers import Answer
@@ -162,7 +163,7 @@ class Examination(OneFit):
         accumulated = 1 if any(taken.skips) else len(taken.batches)
         claim = step.claim(accumulated) if self.claim is None else stated_claim(self.claim)
         user = LightningStep(trainer, module, self)
-        self.where = source_of_step(step.optimizer, module)
+        self.where = OwnCode(trainer, module).places("replay.sensitivity")
         return examine_step(user, step, claim, taken, seed=self.seed)
 
     def _adapter(self, trainer: Any, module: Any) -> DPSGDStep:

@@ -104,10 +104,12 @@ NOISE_RESTARTED = Check(
         FaultRule(
             "noise_restarted",
             "noise re-used: a seeded generator started again when the training was resumed",
-            "what seeds the noise before a resume: give seed_everything another seed there than "
-            "the training began with, or keep the state: checkpoint['rng'] = "
-            "torch.get_rng_state() in on_save_checkpoint, torch.set_rng_state(checkpoint['rng']) "
-            "in on_load_checkpoint (of a noise_generator: its get_state and set_state)",
+            "what seeds the noise before a resume: leave seed_everything out there, give it "
+            "another seed than the training began with, draw the noise with "
+            "PrivacyEngine(secure_mode=True), which no seed determines, or keep the state: "
+            "checkpoint['rng'] = torch.get_rng_state() in on_save_checkpoint, "
+            "torch.set_rng_state(checkpoint['rng']) in on_load_checkpoint (of a noise_generator: "
+            "its get_state and set_state)",
             rank=-5,
             explains=("reuse.lag", "reuse.recurrence"),
         ),

@@ -15,8 +15,18 @@ NO_DP = Check(
     always=True,
     optimizers=0,  # whoever audits claims privacy, also where no optimizer is private
     must_run=True,
-    wrong=lambda seen: seen["plain_steps"] > 0 or seen.get("refused_steps", 0) > 0,
+    wrong=lambda seen: (
+        seen["plain_steps"] > 0 or seen.get("refused_steps", 0) > 0 or seen.get("by_records", 0) > 0
+    ),
     faults=(
+        FaultRule(
+            "number_of_records_reaches_exempt_optimizer",
+            "the number of records reaches an optimizer without DP-SGD, by the size of what it is "
+            "trained on",
+            "how many fakes the generator is trained on: a fixed number passes",
+            rank=-8,
+            applies=lambda seen: seen.get("by_records", 0) > 0,
+        ),
         FaultRule(
             "no_dp",
             "no DP-SGD: an optimizer steps that is not the private one",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning_audit.catalogue.noise_checks import NOISE_EXCESS
@@ -24,7 +24,17 @@ _OR_ALLOW = (
     "; if one of several optimizers learns nothing of private records but through private weights "
     "(the generator of a GAN whose discriminator is private), say so: PrivacyAudit(allow=["
     "Allow('no_dp', optimizer=..., reason='...')]) (from lightning_audit), optimizer= its place "
-    "in configure_optimizers, its class, or the prefix of its parameters' names"
+    "in configure_optimizers, its class, or the prefix of its parameters' names. Train it on a "
+    "fixed number of fakes: as many as the batch has records tell it how many these are"
+)
+_BY_RECORDS = (
+    "the number of records reaches an exempt optimizer: each step of {who} trains on as many rows "
+    "as the batch has records, or a multiple, and no noise hides that number"
+)
+_FIXED = (
+    "train the generator on a fixed number of fakes, such as the expected batch size, whatever the "
+    "batch's own; the fakes of the private discriminator's own step may be as many as the records, "
+    "if they are detached"
 )
 
 
@@ -56,6 +66,7 @@ def no_dp_result(
     plain_name: str,
     exempt: Mapping[str, int] | None = None,
     refused: str = "",
+    by_records: Sequence[str] = (),
 ) -> CheckResult:
     """Result of `no_dp`: whoever audits a training claims privacy, and an optimizer steps without.
 
@@ -65,6 +76,7 @@ def no_dp_result(
         plain_name: type of the plain optimizer that stepped last.
         exempt: steps of optimizers that the user exempts, by the words in which they are named.
         refused: type of the plain optimizer whose first step the audit did not let happen.
+        by_records: those of the exempt ones that train on as many rows as the batch has records.
     """
     evidence: dict[str, Any] = {"plain_steps": plain_steps, "private_steps": private_steps}
     if refused:
@@ -78,6 +90,9 @@ def no_dp_result(
     if not plain_steps and not private_steps and not refused:
         message = "no private optimizer took a step"
         return NO_DP.not_run(message, evidence)
+    if by_records and not plain_steps and not refused:
+        evidence["by_records"] = len(by_records)
+        return NO_DP.judged(evidence, fine, _BY_RECORDS.format(who="; ".join(by_records)), _FIXED)
     return NO_DP.judged(
         evidence,
         fine,

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_audit.catalogue.evidence import Evidence
 from lightning_audit.catalogue.noise_checks import NOISE, NOISE_CANARY, NOISE_STEP, NOISE_TENSOR
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.store import RecordHeader
 from lightning_audit.results.audit_report import CheckResult
-from lightning_audit.stats.evalues.noise_scale import noise_log_e, noise_upper
+from lightning_audit.stats.evalues.noise_scale import (
+    INTERVAL_SIGNIFICANCE,
+    chosen_upper,
+    interval_in_words,
+    noise_log_e,
+    rounded_up,
+    units_upper,
+)
 from lightning_audit.stats.evalues.sequential import (
     PredictableCentre,
     SingleStepBet,
@@ -25,6 +35,11 @@ _ADVICE = (
     "compare the noise that is drawn (Opacus: in add_noise) with noise_multiplier * max_grad_norm, "
     "and look for code that changes the gradient after the noise was added"
 )
+
+
+def _upper(test: Evidence, upper: float) -> dict[str, float]:
+    """The limit as evidence, rounded as the message has it."""
+    return {"noise_ratio_upper": rounded_up(upper)} if test.violated else {}
 
 
 class PooledSums:
@@ -76,20 +91,23 @@ class PooledSums:
         """Log e-value of the pooled sums."""
         return float(noise_log_e(self.pooled_count, self.pooled_squares))
 
-    def noise_upper(self, significance: float) -> float:
+    def noise_upper(self, significance: float = INTERVAL_SIGNIFICANCE) -> float:
         """Upper limit of the noise over its claim; see `lightning_audit.stats.evalues.noise_scale`.
 
         Half of the stake is on all units together, and half on each alone. Those that look quiet
         are no sum of their own: it leaves out the steps in which all were loud, and would hold a
         noise of the others against a signal of all.
         """
-        units = len(self.count)
-        return noise_upper(
-            np.array([self.count.sum(), *self.count]),
-            np.array([self.squares.sum(), *self.squares]),
-            np.array([0.5, *np.full(units, 0.5 / units)]),
-            significance,
-        )
+        return units_upper(self.count, self.squares, significance)
+
+    def largest_upper(self, units: Iterable[int]) -> float:
+        """Upper limit of the noise over its claim in each of some units, chosen by their readings.
+
+        See `chosen_upper`; infinite without a unit.
+        """
+        among = len(self.count)
+        limits = (chosen_upper(self.count[j], self.squares[j], among) for j in units)
+        return max(limits, default=math.inf)
 
 
 class Onset:
@@ -105,12 +123,16 @@ class Onset:
         self.quiet = 0
         # Steps before, and the tensors' mean squares before and since, summed over the steps.
         self._before, self._squares = 0, np.zeros((2, units))
+        # Of the step that flagged: it was chosen by its readings, those after it were not.
+        self._chosen = np.zeros(units)
 
     def update(self, mean_squares: FloatArray, *, quiet: bool, flagged: bool) -> None:
         """Take in a step, and whether a step was flagged by now."""
         self.steps += flagged
         self.quiet += flagged and quiet
         self._before += not flagged
+        if self.steps == 1 and flagged:
+            self._chosen = mean_squares
         self._squares[int(flagged)] += mean_squares
 
     def ratios(self) -> dict[int, float]:
@@ -123,6 +145,21 @@ class Onset:
         before, since = np.sqrt(self._squares / [[self._before], [self.steps]])
         smaller = np.flatnonzero((since < _LESS) & (since < _LESS * before) & (before > _LESS))
         return {int(j): float(since[j]) for j in smaller}
+
+    def upper(self, counts: FloatArray, units: Sequence[int]) -> float:
+        """Upper limit of the noise over its claim in each of some tensors, after the flag.
+
+        A confidence sequence that begins at a step which the past determines; the tensors may be
+        chosen by their readings, since the limits of all hold together.
+
+        Args:
+            counts: coordinates that a step reads of each tensor.
+            units: the tensors.
+        """
+        sums = PooledSums(len(counts))
+        sums.count = counts * max(self.steps - 1, 0)
+        sums.squares = counts * (self._squares[1] - self._chosen)
+        return sums.largest_upper(units)
 
 
 class WitnessNoiseCheck:
@@ -166,6 +203,14 @@ class WitnessNoiseCheck:
         """Upper estimate of the noise in each tensor over the claim: noise and data together."""
         return np.sqrt(self.sums.mean_square)
 
+    def upper_since_onset(self, names: Iterable[str]) -> float:
+        """Upper limit of the noise over its claim in each of some tensors; see `Onset.upper`."""
+        return self.onset.upper(self._counts, [self._names.index(name) for name in names])
+
+    def upper_of_each(self, names: Iterable[str]) -> dict[str, float]:
+        """Upper limits of the noise over its claim in some tensors, which hold together."""
+        return {name: self.sums.largest_upper([self._names.index(name)]) for name in names}
+
     @property
     def smallest_ratio(self) -> float:
         """The same of the tensor where it is smallest."""
@@ -180,30 +225,33 @@ class WitnessNoiseCheck:
 
     def results(self) -> tuple[CheckResult, ...]:
         """Results of the three checks."""
-        ratios, smallest = self.ratios(), self.smallest_ratio
+        ratios = self.ratios()
         evidence: dict[str, Any] = {
             "ratio": dict(zip(self._names, ratios.round(4).tolist(), strict=True)),
-            "smallest_ratio": smallest,
+            "smallest_ratio": self.smallest_ratio,
             "coordinates": int(self._counts.sum()),
         }
         flagged = self.flagged_tensors()
         shown = ", ".join(f"`{name}`" for name in flagged[:5])
+        least = each = math.inf  # where nothing is wrong, nothing is said of it
+        if self.pooled.violated or self.single.violated:
+            least = self.sums.noise_upper()
+            each = self.sums.largest_upper(map(self._names.index, flagged))
         return (
             NOISE.result(
                 self.pooled,
                 "noise and data together are at least the claimed noise",
-                f"noise std <= {smallest:.3g}x claimed (quietest tensor)",
+                f"too little noise: in some tensor it is {interval_in_words(None, least)}",
                 _ADVICE,
-                evidence,
+                evidence | _upper(self.pooled, least),
             ),
             NOISE_TENSOR.result(
                 self.single,
                 "no tensor has less noise than claimed",
-                f"too little noise on {shown or 'some tensor'} "
-                f"({len(flagged)} of {len(self._names)} tensors; "
-                f"at most {smallest:.3g} times the claim)",
+                f"too little noise on {shown or 'some tensor'} ({len(flagged)} of "
+                f"{len(self._names)} tensors): in each it is {interval_in_words(None, each)}",
                 _ADVICE,
-                {**evidence, "flagged": flagged},
+                {**evidence, "flagged": flagged} | _upper(self.single, each),
             ),
             NOISE_STEP.result(
                 self.burst,
@@ -244,13 +292,17 @@ class CanaryNoiseCheck:
         """Result of the check."""
         ratios = self.ratios()
         quietest = int(np.argmin(ratios))
+        upper = self.sums.largest_upper([quietest] if self.evidence.violated else [])
         return (
             NOISE_CANARY.result(
                 self.evidence,
                 "the canaries read at least the claimed noise",
-                f"the noise along {self._labels[quietest]} is at most {ratios[quietest]:.3g} times "
-                "the claim",
+                f"the noise along {self._labels[quietest]} is {interval_in_words(None, upper)}",
                 _ADVICE,
-                {"ratio": [round(float(r), 4) for r in ratios], "canaries": list(self._labels)},
+                {
+                    "ratio": [round(float(r), 4) for r in ratios],
+                    "canaries": list(self._labels),
+                }
+                | _upper(self.evidence, upper),
             ),
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import threading
 import time
@@ -17,7 +16,6 @@ from lightning_audit.catalogue.replay_checks import NONE_LEFT
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.examine.clipping import TRIALS
 from lightning_audit.examine.questions import NOT_REPEATED, QUESTIONS, TOO_SMALL, Asked, ask
-from lightning_audit.files.printable import nearby
 from lightning_audit.replay.forked import ForkFailed, in_a_fork, may_fork
 from lightning_audit.replay.other_threads import training_thread
 from lightning_audit.replay.own_reach import CannotSeparate
@@ -42,8 +40,6 @@ _MOVED = (
     "a step was replayed and gave other bits: state that a replay cannot put back may have moved, "
     "and the training with it"
 )
-#: Packages whose code is not the user's.
-_LIBRARIES = ("torch", "opacus", "pytorch_lightning", "lightning", "lightning_fabric")
 
 
 class UserStep(Protocol):
@@ -230,28 +226,3 @@ def _in_the_fork(order: _Order, beat: Callable[[], None] = lambda: None) -> Exam
 
 def _none(names: Collection[str], reason: str) -> Examined:
     return Examined({name: Answer(reason=reason) for name in names})
-
-
-def source_of_step(optimizer: Any, module: torch.nn.Module) -> str:
-    """Where the user's own code of a step is: the optimizer's class, or ``training_step``."""
-    kinds = [type(optimizer), *(type(o) for o in _wrapped(optimizer))]
-    own = [kind for kind in kinds if kind.__module__.partition(".")[0] not in _LIBRARIES]
-    for name, code in (*((kind.__name__, kind) for kind in own), *_training_step(module)):
-        try:
-            line = inspect.getsourcelines(code)[1]
-            return f"{name} in {nearby(inspect.getsourcefile(code) or '')}:{line}"
-        except (OSError, TypeError):  # typed into an interpreter
-            continue
-    return ""
-
-
-def _training_step(module: torch.nn.Module) -> list[tuple[str, Any]]:
-    method = getattr(type(module), "training_step", None)
-    return [] if method is None else [(f"{type(module).__name__}.training_step", method)]
-
-
-def _wrapped(optimizer: Any) -> list[Any]:
-    found = []
-    while (optimizer := getattr(optimizer, "original_optimizer", None)) is not None:
-        found.append(optimizer)
-    return found

@@ -7,10 +7,21 @@ from pathlib import Path
 
 
 def nearby(path: str) -> str:
-    """A path as a report shows it: below the working directory from there, else the name alone."""
-    with contextlib.suppress(OSError, ValueError):  # it lies elsewhere, or there is no cwd
-        return str(Path(path).relative_to(Path.cwd()))
+    """A path as a report shows it: from its repository, else from the working directory.
+
+    The name alone where it lies in neither, or where the path from there would name a user's home.
+    """
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # no cwd, or no home
+        file = Path(path).resolve()
+        roots = (folder for folder in file.parents if _is_repository(folder))
+        root = next(roots, None) or Path.cwd().resolve()
+        if root not in Path.home().resolve().parents:
+            return file.relative_to(root).as_posix()
     return Path(path).name
+
+
+def _is_repository(folder: Path) -> bool:
+    return any((folder / mark).exists() for mark in (".git", "pyproject.toml"))
 
 
 def visible(text: str) -> str:

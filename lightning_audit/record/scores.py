@@ -92,7 +92,7 @@ class CanaryScores:
             ScoresError: The file is absent, is no .npz, holds neither, or too much.
         """
         found = read_score_npz(path, max_values)
-        threshold = Split() if found.steps is None else Fixed(0.5)
+        threshold = Split() if found.steps is None else Fixed(0.5, given=False)
         return cls(**found._asdict(), threshold=threshold)
 
     @classmethod

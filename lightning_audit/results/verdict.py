@@ -27,12 +27,15 @@ class Place:
         step: optimizer step, from 0, at which it was first seen; None if unknown.
         process: rank of the process, None if all show it.
         optimizer: which of several private optimizers; empty where there is no other.
+        code: the user's own code to look at, by name, file and line; empty where it is none of
+            theirs.
     """
 
     parameters: tuple[str, ...] = ()
     step: int | None = None
     process: int | None = None
     optimizer: str = ""
+    code: str = ""
 
 
 @dataclass(frozen=True)
@@ -185,6 +188,8 @@ def _in_words(place: Place) -> str:
         parts.append(f"process {place.process}")
     if place.step is not None:
         parts.append(f"first seen at step {place.step}")
+    if place.code:
+        parts.append(f"see {place.code}")
     return ", ".join(parts)
 
 

@@ -24,7 +24,7 @@ from lightning_audit.run.optimizer_audit import draw_seed
 from lightning_audit.run.report_files import ReportFiles
 from lightning_audit.run.run_epsilons import Epsilons, current_epsilons
 from lightning_audit.run.run_facts import RunCourse, RunFacts, steps_of
-from lightning_audit.run.run_ledger import RunLedger
+from lightning_audit.run.run_ledger import RunLedger, count_rows
 from lightning_audit.run.run_lints import RunLints
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.input_sample import InputSample
@@ -207,8 +207,7 @@ class AuditRun:
 
     def note_trainer_settings(self, trainer: Any) -> None:
         """Note what the Trainer's arguments do to the private optimizers."""
-        for session in self.sessions:
-            self.lints.note_trainer_settings(session.step.optimizer, trainer)
+        self.lints.note_trainer_settings([s.step.optimizer for s in self.sessions], trainer)
 
     # ------------------------------------------------------------------ each step and epoch
 
@@ -225,7 +224,7 @@ class AuditRun:
         self._course.trained_batches += 1
         if (passes := self._course.passes) is not None:
             passes.start_batch(steps_of(self.sessions))
-        self._steps_before = self.optimizers.steps
+        self._steps_before, self.optimizers.plain.records = self.optimizers.steps, count_rows(batch)
         if self._course.trained_batches >= self.ledger.due:
             self.ledger.start_batch(batch, self._course.trained_batches, self.optimizers)
         for session in self.sessions:

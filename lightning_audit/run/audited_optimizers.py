@@ -17,7 +17,7 @@ from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.config.changed_config import describe_changes, refuse_mechanism
 from lightning_audit.dpsgd.adapters import draws_poisson, opacus_step
 from lightning_audit.dpsgd.manual import ManualStep
-from lightning_audit.dpsgd.opacus import innermost, private_optimizer
+from lightning_audit.dpsgd.opacus import private_optimizer
 from lightning_audit.dpsgd.protocol import DPSGDStep, UnsupportedOptimizer
 from lightning_audit.lints.untrained import fingerprints
 from lightning_audit.record.report_directory import record_name
@@ -157,7 +157,7 @@ class AuditedOptimizers:
         names = {id(p): name for name, p in module.named_parameters()}
         scoped = scoped_optimizers(optimizers, names, self.config.exemptions)
         plain = [one for one in scoped if private_optimizer(one.optimizer) is None]
-        self.plain.watch([innermost(one.optimizer) for one in plain], [one.exempt for one in plain])
+        self.plain.watch(one.watched(module) for one in plain)
         for one in self.config.exemptions:
             self.notes.add(f"the user allows {one.finding}{one.scope}: {one.reason}")
         self._exempt |= {name for one in plain if one.exempt for name in one.names}
@@ -316,7 +316,7 @@ class AuditedOptimizers:
     def paused(self) -> undoing:
         """Look away from steps that are no steps of the training."""
         before = self.plain.state()
-        self.looks = False
+        self.looks, self.plain.records = False, None
         for session in self.sessions:
             session.pause(paused=True)
 

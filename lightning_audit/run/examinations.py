@@ -12,7 +12,7 @@ from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.examine.clipping import TRIALS
 from lightning_audit.examine.examination_schedule import Schedule
 from lightning_audit.examine.questions import USUAL
-from lightning_audit.examine.step_examiner import UserStep, examine_step, source_of_step
+from lightning_audit.examine.step_examiner import UserStep, examine_step
 from lightning_audit.examine.successive_steps import SuccessiveSteps
 from lightning_audit.replay.step_watch import StepWatch, TakenStep
 from lightning_audit.run.audited_optimizers import AuditedOptimizers
@@ -146,8 +146,6 @@ class Examinations:
             self._notes.add(note)
         if found.ends:
             self.schedule.end()
-        if not self._log.where:
-            self._log.where = source_of_step(session.step.optimizer, user.module)
         self._log.take(steps - 1, answers)
         if found.step_times > 0.0:
             self._log.spend(found.seconds, found.step_times)

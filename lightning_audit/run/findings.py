@@ -78,22 +78,23 @@ def run_checks(
     each; the checks of the batches are the run's. What is handed out adds up to the whole.
     """
     steps = sum(session.monitor.steps for session in sessions)
-    plain = no_dp_result(
-        facts.plain_steps, steps, facts.plain_name, facts.exempt_steps, facts.plain_refused
-    )
-    common = [plain]
+    by_records = facts.exempt_by_records if config.adjacency == "add_remove" else ()
+    exempt = (facts.exempt_steps, facts.plain_refused, by_records)
+    plain = no_dp_result(facts.plain_steps, steps, facts.plain_name, *exempt)
+    located = facts.code.located if facts.code else list
+    common = located([plain])
     if not sessions:
         return Findings(acknowledge(common, config.allow))
     *seen, late = results_by_place(sessions, facts, config, epsilons)
     each = config.significance / len(sessions)
     own = [
         acknowledge(
-            [_of_optimizer(shown(check, each), optimizer, len(sessions)) for check in checks],
+            located(_of_optimizer(shown(c, each), optimizer, len(sessions)) for c in checks),
             optimizer.allow,
         )
         for checks, optimizer in zip(seen, facts.optimizers, strict=True)
     ]
-    late = [shown(check, config.significance) for check in late]
+    late = located(shown(check, config.significance) for check in late)
     return Findings(
         acknowledge([*common, *(check for checks in own for check in checks), *late], config.allow),
         tuple(acknowledge([*common, *checks, *late], config.allow) for checks in own),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from opacus.optimizers import DPOptimizer
@@ -20,6 +21,7 @@ from lightning_audit.verdict.exemptions import Allow
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
+    import torch
 
 
 def private_optimizers(optimizers: Sequence[Any]) -> list[DPOptimizer]:
@@ -74,6 +76,13 @@ class ScopedOptimizer:
         kind = type(innermost(self.optimizer)).__name__
         found = (one for one in self.allowed if one.finding == "no_dp")
         return next((f"{kind},{one.scope[3:]} ({one.reason})" for one in found), "")
+
+    def watched(self, module: torch.nn.Module) -> tuple[Any, str, torch.nn.Module | None]:
+        """As `PlainSteps.watch` takes it, where the user's module is this one."""
+        levels = zip(*(name.split(".")[:-1] for name in self.names), strict=False)
+        common = [level[0] for level in takewhile(lambda level: len({*level}) == 1, levels)]
+        holder = module.get_submodule(".".join(common)) if common else None
+        return innermost(self.optimizer), self.exempt, holder
 
 
 def scoped_optimizers(

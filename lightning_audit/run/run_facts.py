@@ -12,6 +12,7 @@ from lightning_audit.catalogue.evidence import evidence_in
 from lightning_audit.dpsgd.accountant_link import AccountantLink
 from lightning_audit.lints.loader_facts import LoaderFacts
 from lightning_audit.lints.noise_draws import equal_draws
+from lightning_audit.lints.own_code import OwnCode
 from lightning_audit.record.earlier_segments import EarlierSegments
 from lightning_audit.run_checks.accounted_epsilon import PlannedCost
 from lightning_audit.run_checks.batch_sampling import BatchCheck
@@ -102,6 +103,7 @@ class RunFacts:
         plain_name: class of the last of these.
         plain_refused: class of the one whose first step was refused, or empty.
         exempt_steps: steps of those that the user exempts, by the words in which they are named.
+        exempt_by_records: those of them that train on as many rows as there are records.
         unaudited: parameters that no private optimizer trains, and that changed all the same.
         loader: how the training loader samples; None before that is known.
         loaders: number of training loaders.
@@ -130,6 +132,7 @@ class RunFacts:
         unwritten: what could not be written of report and records, in sentences.
         cost: see `RunTime.cost`.
         earlier: what the segments before the last resume found.
+        code: the user's own code; None before the training begins.
     """
 
     optimizers: Sequence[OptimizerFacts] = ()
@@ -137,6 +140,7 @@ class RunFacts:
     plain_name: str = ""
     plain_refused: str = ""
     exempt_steps: Mapping[str, int] = field(default_factory=dict)
+    exempt_by_records: tuple[str, ...] = ()
     unaudited: tuple[str, ...] = ()
     loader: LoaderFacts | None = None
     loaders: int = 1
@@ -163,6 +167,7 @@ class RunFacts:
     unwritten: Sequence[str] = ()
     cost: Mapping[str, float] = field(default_factory=dict)
     earlier: EarlierSegments = field(default_factory=EarlierSegments)
+    code: OwnCode | None = None
 
     @classmethod
     def of(
@@ -180,6 +185,7 @@ class RunFacts:
             plain_name=optimizers.plain.kind,
             plain_refused=optimizers.plain.refused,
             exempt_steps=dict(optimizers.plain.exempt),
+            exempt_by_records=optimizers.plain.follow_records,
             unaudited=course.unaudited,
             loader=lints.loader,
             loaders=lints.loaders,
@@ -206,6 +212,7 @@ class RunFacts:
             unwritten=course.unwritten,
             cost=course.time.cost(),
             earlier=course.earlier,
+            code=lints.code,
         )
 
     @property

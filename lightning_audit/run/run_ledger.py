@@ -153,7 +153,7 @@ class RunLedger:
         alone, self._stepped = self._stepped and taken == 1, taken > 0
         if len(sessions) != 1 or not taken:
             return
-        now, before, records = sessions[0].planner.rows_taken, self.rows_before, _count(batch)
+        now, before, records = sessions[0].planner.rows_taken, self.rows_before, count_rows(batch)
         if now is None or before is None or records is None:
             self.book.unknown += taken > 1
             return
@@ -220,7 +220,8 @@ def _private_modules(module: torch.nn.Module) -> list[torch.nn.Module]:
     return wrapped or [module, *module.children()]
 
 
-def _count(batch: Any) -> int | None:
+def count_rows(batch: Any) -> int | None:
+    """Number of records of a batch; None where it is not known."""
     try:
         return rows(batch)
     except ValueError:

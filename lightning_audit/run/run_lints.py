@@ -18,6 +18,7 @@ from lightning_audit.lints.loader_facts import (
     loader_facts,
 )
 from lightning_audit.lints.loss_lint import reduction_of
+from lightning_audit.lints.own_code import OwnCode
 from lightning_audit.run.run_facts import Notes
 from lightning_audit.run_checks.accounted_epsilon import PlannedCost
 from lightning_audit.run_checks.batch_sampling import BatchCheck
@@ -43,6 +44,7 @@ class RunLints:
         self._notes = notes
         #: See `RunFacts`, which has them by the same names.
         self.loader: LoaderFacts | None = None
+        self.code: OwnCode | None = None
         self.loaders, self.repeated = 1, False
         self.batches: BatchCheck | None = None
         self.batches_per_step = 1
@@ -101,13 +103,15 @@ class RunLints:
         """Whether only the sizes of the steps' batches tell how the loader samples."""
         return (self.loader is None or self.loader.kind == "unknown") and self.batches is None
 
-    def note_trainer_settings(self, optimizer: Any, trainer: Any) -> None:
-        """Note what the Trainer's arguments do to a private optimizer."""
+    def note_trainer_settings(self, optimizers: Sequence[Any], trainer: Any) -> None:
+        """Note what the Trainer's arguments do to the private optimizers, and where its code is."""
+        self.code = OwnCode(trainer, trainer.lightning_module)
         accumulated, clip = trainer.accumulate_grad_batches, trainer.gradient_clip_val
-        self.batches_per_step = accumulated
-        remarks = ghost_remarks(optimizer, accumulated, clip)
-        for sentence in remarks or accumulation_remarks(optimizer, accumulated):
-            self._notes.add(sentence)
+        for optimizer in optimizers:
+            self.batches_per_step = accumulated
+            remarks = ghost_remarks(optimizer, accumulated, clip)
+            for sentence in remarks or accumulation_remarks(optimizer, accumulated):
+                self._notes.add(sentence)
 
     def start_epoch(self, optimizers: Sequence[Any]) -> None:
         """At the first batch of an epoch: see whether something of the one before is left."""

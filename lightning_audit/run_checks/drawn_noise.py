@@ -19,7 +19,7 @@ from lightning_audit.layout import FloatArray
 from lightning_audit.run_checks.repeated_numbers import copied_entries, few_values, repeated_numbers
 from lightning_audit.stats.dependence.low_rank import low_rank_log_e
 from lightning_audit.stats.dependence.symmetric_noise import product_log_e, together_log_e
-from lightning_audit.stats.evalues.noise_scale import noise_log_e
+from lightning_audit.stats.evalues.noise_scale import chosen_upper, interval_in_words, noise_log_e
 from lightning_audit.stats.evalues.noise_shape import TailBet
 from lightning_audit.stats.evalues.sequential import log_mean_exp
 
@@ -46,6 +46,8 @@ _LEAST_SIDE = 4
 #: Mean square, over the claimed one, up to which entries that go together leave less than the
 #: claimed noise in some direction.
 _AS_CLAIMED = 1.02
+#: When a limit of the noise holds.
+_AT = "at one look"
 #: Distances between entries that are compared.
 _NEAR = (1, 2, 3, 4)
 
@@ -92,11 +94,11 @@ class Draws:
         return np.concatenate([own.reshape(len(own), -1) for own in self.tensors], axis=1)
 
     @property
-    def ratios(self) -> list[float]:
-        """Noise over the claim, of all tensors together and of each that has numbers enough."""
+    def sums(self) -> FloatArray:
+        """Of all tensors together and of each that has numbers enough: count, sum of squares."""
         parts = [np.square(contrasts(own)).ravel() for own in self.tensors]
         large = [part for part in parts if part.size >= _LARGE_TENSOR]
-        return [float(np.sqrt(part.mean())) for part in (np.concatenate(parts), *large)]
+        return np.array([(part.size, part.sum()) for part in (np.concatenate(parts), *large)])
 
     @property
     def repeated_part(self) -> str:
@@ -140,11 +142,13 @@ def draws_seen(draws: Draws) -> dict[str, Seen]:
         By the families' names. Their e-values are averaged by `examined_noise`.
     """
     seen = {kind: family(draws) for kind, family in FAMILIES.items()}
-    ratios = draws.ratios
+    sums = draws.sums
+    ratios = np.sqrt(sums[:, 1] / sums[:, 0])
     if min(ratios) < _ALL_SMALL:  # tails say something of noise of the claimed size alone
         seen["tails"] = NOTHING
     if seen[SMALL].log_e > _SEEN and max(ratios) < _ALL_SMALL:
-        everywhere = f"the noise of every tensor is at most {max(ratios):.2g} times the claim"
+        upper = max(chosen_upper(n, squares, len(sums)) for n, squares in sums)
+        everywhere = f"the noise of every tensor is {interval_in_words(None, upper, _AT)}"
         seen[SCALE] = seen.pop(SMALL)._replace(what=everywhere)
     return seen
 
@@ -160,26 +164,30 @@ def _small(draws: Draws) -> Seen:
         return NOTHING
     told: list[Seen] = []
     entries: list[FloatArray] = []
+    among = 1 + sum(1 + sum(own.shape[1:]) for own in draws.tensors)
     for name, own in zip(draws.names, draws.tensors, strict=True):
         noise = contrasts(own)
         count, squares = len(noise), np.square(noise).sum(axis=0)
-        told.append(_sized(squares.sum()[None], count * squares.size, f"`{name}`"))
+        told.append(_sized(squares.sum()[None], count * squares.size, among, f"`{name}`"))
         if min(squares.shape) > 1:
-            told.append(_sized(squares.sum(1), count * squares.shape[1], f"a row of `{name}`"))
-            told.append(_sized(squares.sum(0), count * squares.shape[0], f"a column of `{name}`"))
+            rows, columns = squares.shape
+            told.append(_sized(squares.sum(1), count * columns, among, f"a row of `{name}`"))
+            told.append(_sized(squares.sum(0), count * rows, among, f"a column of `{name}`"))
         entries.append(squares.ravel())
     each = np.concatenate(entries)
     told.append(_in_entries(each, draws.count - 1))
     # Tensors that are too small to tell alone do together.
-    told.append(_sized(each.sum()[None], (draws.count - 1) * each.size, "all tensors together"))
+    told.append(_sized(each.sum()[None], count * each.size, among, "all tensors together"))
     return _mean(told)
 
 
-def _sized(squares: FloatArray, count: int, where: str) -> Seen:
-    """Mean e-value of sums of squares, of which each has so many terms."""
-    log_e = noise_log_e(np.full(len(squares), count), squares)
-    least = float(np.sqrt(squares.min() / count))
-    return Seen(float(log_mean_exp(log_e)), f"the noise of {where} is {least:.2g} times the claim")
+def _sized(squares: FloatArray, count: int, among: int, where: str) -> Seen:
+    """Mean e-value of sums of squares of so many terms each; the limit holds ``among`` so many."""
+    log_e = float(log_mean_exp(noise_log_e(np.full(len(squares), count), squares)))
+    if log_e <= 0.0:
+        return Seen(log_e, "")
+    upper = chosen_upper(count, squares.min(), among)
+    return Seen(log_e, f"the noise of {where} is {interval_in_words(None, upper, _AT)}")
 
 
 def _in_entries(squares: FloatArray, count: int) -> Seen:

@@ -136,13 +136,12 @@ class NoiseLog:
         """Whether the noise is not as claimed."""
         return self._judged(significance).violated
 
-    def result(self, significance: float, off: str = "", where: str = "") -> CheckResult:
+    def result(self, significance: float, off: str = "") -> CheckResult:
         """The result of the check `replay.noise`.
 
         Args:
             significance: of the whole run.
             off: why nothing is examined, or empty.
-            where: file of the user's optimizer or step.
         """
         test = self._judged(significance)
         if not self.looks:
@@ -153,12 +152,12 @@ class NoiseLog:
             "entries": self.entries,
         }
         if test.violated:
-            evidence |= {"of": self.kind, "finding": self.finding, "where": where}
+            evidence |= {"of": self.kind, "finding": self.finding}
         return REPLAY_NOISE.result(
             test,
             REPLAY_NOISE.fine,
             _WRONG.format(finding=self.finding),
-            f"{_ADVICE}; {where}" if where else _ADVICE,
+            _ADVICE,
             evidence,
         )
 

@@ -124,14 +124,12 @@ class ExaminationLog:
     Args:
         steps: that were examined, from 0.
         off: why none is, or empty.
-        where: file of the user's optimizer or step.
         between_epochs: epochs between which weights changed, where no replay goes.
         cost: see `AuditReport.examination_cost`.
     """
 
     steps: list[int] = field(default_factory=list)
     off: str = ""
-    where: str = ""
     between_epochs: int = 0
     cost: dict[str, float] = field(default_factory=dict)
     #: Steps of which all that is left behind follows from their release alone.
@@ -190,7 +188,7 @@ class ExaminationLog:
             significance: of the whole run.
         """
         asked = [self._result(name, told) for name, told in self._told.items()]
-        noise = self.noise.result(significance, self.off or NOT_EXAMINED, self.where)
+        noise = self.noise.result(significance, self.off or NOT_EXAMINED)
         return [*asked, noise]
 
     def _result(self, name: str, told: _Told) -> CheckResult:
@@ -215,22 +213,21 @@ class ExaminationLog:
                 "in_one_tensor": told.in_one_tensor,
                 "passes_whole": told.passes_whole,
                 "clips": told.clips,
-                "where": self.where,
             }
         return check.judged(
             evidence,
             check.fine,
             words.wrong.format(finding=finding),
-            f"{words.advice}; {self.where}" if self.where else words.advice,
+            words.advice,
         )
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds: nothing of which steps were examined, nor of what was seen."""
-        return {"where": self.where, "between_epochs": self.between_epochs}
+        return {"between_epochs": self.between_epochs}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint's state."""
-        self.where, self.between_epochs = state["where"], state["between_epochs"]
+        self.between_epochs = state["between_epochs"]
 
 
 def _add(told: _Told, step: int, answer: Answer) -> None:

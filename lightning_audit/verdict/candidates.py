@@ -21,14 +21,19 @@ MISSING = 0.1
 _PARAMETERS = ("parameters", "flagged")
 #: Entries that rules go by, and which tell a reader nothing.
 _INTERNAL = (
+    "added_ratio",
     "alike",
     "allowed",
     "clips",
     "examined",
     "findings",
+    "flagged_noise_ratio",
+    "flagged_ratio",
     "in_one_tensor",
     "of",
     "passes_whole",
+    "ratio_of_the_others",
+    "smallest_ratio",
     "where",
 )
 _PLACES = (*STEPS, *_PARAMETERS, "process")
@@ -99,6 +104,7 @@ class Case:
             parameters,
             None if (step := first_seen(seen)) is None else int(step),
             None if seen.get("process") is None else int(seen["process"]),
+            code=str(seen.get("where", "")),
         )
         entailed = tuple(n for n in self.violated if n in explains and n != finding)
         fault = LikelyFault(name, sentence, finding, look_at, dict(evidence), place, entailed)

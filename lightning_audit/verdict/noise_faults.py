@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
 from lightning_audit.catalogue.noise_checks import NOISE_ENTRIES, NOISE_STEP, NOISE_WHOLE
 from lightning_audit.catalogue.reuse_checks import REUSE_ENTRIES
 from lightning_audit.checks.monitor import AuditMonitor
+from lightning_audit.stats.evalues.noise_scale import interval_in_words, rounded_up
 from lightning_audit.verdict.candidates import (
     CHANNEL,
     LEAKAGE,
@@ -89,20 +91,21 @@ def noise_candidates(case: Case) -> list[Candidate]:
 def _from_a_step_on(case: Case, monitor: AuditMonitor) -> Candidate | None:
     """Noise that is as claimed up to a step, and too small at each step from there on."""
     names = monitor.header.tensors
-    ratios = {names[j]: r for j, r in monitor.witness_noise.onset.ratios().items()}
+    ratios = [names[j] for j in monitor.witness_noise.onset.ratios()]
     if not ratios or NOISE_STEP.name not in case.violated:
         return None
-    step, ratio = monitor.witness_noise.burst.violated_at, min(ratios.values())
+    step = monitor.witness_noise.burst.violated_at
+    upper = monitor.witness_noise.upper_since_onset(ratios)
     few = tuple(ratios) if 2 * len(ratios) < len(names) else ()
     whose = f"noise of {', '.join(f'`{name}`' for name in few[:5])}" if few else "noise"
     return case.candidate(
         "noise_too_small_from_a_step_on",
         NOISE_STEP.name,
-        f"{whose} too small from step {step} on, at the latest: since then it is {ratio:.3g} times "
-        "the claim or less, before it was as claimed",
+        f"{whose} too small from step {step} on, at the latest: since then it is "
+        f"{interval_in_words(None, upper)}, before it was as claimed",
         "what changes at that step: a scheduler of noise or learning rate, an epoch, a layer that "
         "is unfrozen, a flag of a warm-up",
-        {"sd_ratio": ratio},
+        {"noise_ratio_upper_since": rounded_up(upper)},
         few or None,
         (*NOISE, *REUSE, *CHANNEL, *LEAKAGE),
     )
@@ -185,23 +188,26 @@ def _in_tensors(case: Case, monitor: AuditMonitor) -> list[Candidate]:
     right = bool(others) and _HEALTHY[0] < float(np.median(others)) < _HEALTHY[1]
     if not (flagged and right and len(flagged) <= len(others)):
         return []
-    smallest = ratios[flagged[0]]
-    missing = smallest < MISSING
+    missing = ratios[flagged[0]] < MISSING
     if not missing and entries < _ENOUGH:  # by chance, or with the data, the others read the claim
         return []
     shown = ", ".join(f"`{name}`" for name in flagged[:5])
-    what = "is missing" if missing else f"is {smallest:.3g} times the claim or less"
+    limits = noise.upper_of_each(flagged)
+    interval = (None, max(limits.values()))
+    if whole:  # a step of all entries says more
+        interval = case.violated[NOISE_WHOLE.name].evidence["flagged_noise_ratio"]
+    what = "missing" if missing else interval_in_words(*interval)
     finding = case.first_of(("noise.tensor", *NOISE)) or "noise.tensor"
     rest = (*REUSE, "noise.canary", "noise.step", *CHANNEL, *LEAKAGE)
     evidence = {
-        "sd_ratio": {name: ratios[name] for name in flagged},
+        "noise_ratio_upper": {name: rounded_up(limit) for name, limit in limits.items()},
         "median_of_the_others": float(np.median(others)),
     }
     return [
         case.candidate(
             "noise_missing_in_tensors" if missing else "noise_too_small_in_tensors",
             finding,
-            f"noise of some tensors: the noise of {shown} {what}",
+            f"noise of some tensors: the noise of {shown} is {what}",
             "whether noise is added to every trainable parameter, and whether another optimizer "
             "or a hook writes to these ones' gradients",
             evidence,
@@ -231,16 +237,16 @@ def _scale(case: Case, monitor: AuditMonitor, finding: str) -> list[Candidate]:
         ratio = added
     sigma, norm = monitor.history[-1].noise_multiplier, monitor.last_norm
     batch, root = monitor.last_scale, math.sqrt(case.processes)
-    read = f"noise and data are {ratio:.3g} times the claimed noise"
-    small = f"noise scale too small: the noise is {ratio:.3g} times the claim or less"
+    size, limits = _size(case, monitor, finding, added)
+    small = f"noise scale too small: the noise is {size}"
     rows: list[tuple[bool, str, str, str, dict[str, float]]] = [
         (
             batch > 1
             and _WIDE_BAND[0] < ratio * batch < _WIDE_BAND[1]
             and added * batch > _WIDE_BAND[0],
             "noise_divided_by_batch",
-            f"noise divided by the batch size: {read}, about one over the expected batch size of "
-            f"{batch:g}",
+            f"noise divided by the batch size: the noise is {size}, about one over the expected "
+            f"batch size of {batch:g}",
             "whether the noise is added to the sum of the gradients, before it is divided, or "
             "drawn for the mean and divided once more",
             {"expected_batch_size": batch},
@@ -248,8 +254,8 @@ def _scale(case: Case, monitor: AuditMonitor, finding: str) -> list[Candidate]:
         (
             case.processes > 1 and _fits(ratio * root),
             "noise_averaged_over_processes",
-            f"noise averaged over processes: {read}, about one over the square root of the number "
-            f"of processes, {case.processes}",
+            f"noise averaged over processes: the noise is {size}, about one over the square root "
+            f"of the number of processes, {case.processes}",
             "whether every process adds its own noise and the gradients are then averaged; the "
             "noise is to be added to the sum, once",
             {"processes": case.processes},
@@ -281,12 +287,31 @@ def _scale(case: Case, monitor: AuditMonitor, finding: str) -> list[Candidate]:
     explains = (*NOISE, *REUSE, *CHANNEL, *LEAKAGE)
     parameters = _quietest_canary(monitor) if finding == "noise.canary" else ()
     return [
-        case.candidate(
-            name, finding, text, look_at, {"sd_ratio": smallest, **more}, parameters, explains
-        )
+        case.candidate(name, finding, text, look_at, {**limits, **more}, parameters, explains)
         for applies, name, text, look_at, more in rows
         if applies
     ]
+
+
+def _size(
+    case: Case, monitor: AuditMonitor, finding: str, added: float
+) -> tuple[str, dict[str, Any]]:
+    """What is known of the noise over the claim, in words and as evidence.
+
+    An interval where what was added to the sums is seen; where next to nothing was, the noise may
+    have been added elsewhere.
+    """
+    limit = case.violated[finding].evidence.get("noise_ratio_upper")
+    if limit is None:
+        limit = monitor.witness_noise.sums.noise_upper()
+    evidence = {"noise_ratio_upper": limit}
+    whole = case.violated.get(NOISE_WHOLE.name)
+    interval = whole.evidence.get("noise_ratio") if whole else None
+    if interval and added > MISSING and finding != "noise.canary":
+        evidence["noise_ratio"] = interval
+    else:
+        interval = (None, limit)
+    return interval_in_words(*interval), evidence
 
 
 def _fits(quotient: float) -> bool:

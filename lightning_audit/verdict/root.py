@@ -31,7 +31,7 @@ MAY_ENTAIL: Mapping[str, tuple[str, ...]] = {
 #: Entries of a check's evidence that tell at which step it was first seen.
 STEPS = ("first_step", "step", "violated_at_step")
 #: Evidence of a fault that has another name in its check, or none there.
-_NAMES: Mapping[str, str | None] = {"sd_ratio": "smallest_ratio", "shift": None}
+_NAMES: Mapping[str, str | None] = {"shift": None}
 
 
 def first_seen(evidence: Mapping[str, Any]) -> Any:

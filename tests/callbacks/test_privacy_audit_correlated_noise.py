@@ -106,7 +106,7 @@ def test_a_claimed_epsilon_is_not_judged_and_does_not_stand_in_the_way(tmp_path:
 def test_half_of_the_banded_noise_is_too_small(tmp_path: Path) -> None:
     report = fit(tmp_path, module(HalfBandedNoise), audit(on_violation="warn"), max_steps=20)
     assert report.verdict.root.name == "noise_too_small"
-    assert report.verdict.root.evidence["sd_ratio"] == pytest.approx(0.5, abs=0.05)
+    assert report.verdict.root.evidence["noise_ratio_upper"] == pytest.approx(0.52, abs=0.05)
     assert_nothing_is_composed(report)
 
 

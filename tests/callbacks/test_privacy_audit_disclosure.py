@@ -13,14 +13,14 @@ from neighbours import Kind, neighbours
 from stages import staged
 from torch.utils.data import TensorDataset
 from training_matrix import COMPARED, ROWS, Row
-from training_support import PrivateModule, fit, violation
+from training_support import PrivateModule, digits, fit, mlp, violation
 
 import lightning_audit
 from lightning_audit import PrivacyAudit
 from lightning_audit.catalogue.disclosure import shown
 from lightning_audit.catalogue.registry import REGISTRY
 from lightning_audit.results.audit_report import CheckResult
-from lightning_audit.testing.faults import FAULTS
+from lightning_audit.testing.faulty_steps import FirstRowNotClipped
 
 #: Of one check and pair of trainings at most: an e-value crosses a power of ten now and then.
 PAIRS, MOST = 20, 1
@@ -146,13 +146,17 @@ def test_a_number_of_the_data_that_is_computed_is_not_in_the_report(
     assert number == "ratio" or f'"{number}"' not in text
 
 
+class OwnClipping(FirstRowNotClipped):
+    """Of the user."""
+
+
 def test_places_in_a_report_are_not_absolute_paths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for folder in (Path.cwd(), tmp_path):
         monkeypatch.chdir(folder)
         directory = tmp_path / f"from_{folder.name}"
-        module = FAULTS["first_row_not_clipped"].module()
+        module = PrivateModule(mlp(64), dataset=digits(), optimizer_class=OwnClipping)
         audit = PrivacyAudit(seed=1, examinations=1)
         report = violation(directory, module, audit, max_steps=20)
         text = (directory / "audit" / "report.json").read_text()
@@ -160,6 +164,7 @@ def test_places_in_a_report_are_not_absolute_paths(
         assert str(Path(torch.__file__).parents[1]) not in text
         places = [place for c in report.checks if (place := c.evidence.get("where"))]
         assert places
-        files = [place.partition(" in ")[2].rpartition(":")[0] for place in places]
+        files = [p.partition(" at ")[2].rpartition(":")[0] for w in places for p in w.split(", ")]
+        assert {"tests/callbacks/test_privacy_audit_disclosure.py"} <= {*files}
         assert all(file.endswith(".py") and not Path(file).is_absolute() for file in files)
         assert any("computed from un-noised data" in note for note in report.notes)

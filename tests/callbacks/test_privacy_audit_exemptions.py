@@ -8,11 +8,19 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from gan_support import GENERATOR, REASON, Gan, GanWithEncoder
+from gan_support import GENERATOR, REASON, Dcgan, DcganOfFixedSize, Gan, GanWithEncoder
 from hand_written_support import CLAIM, HandWritten
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from training_matrix import TwoOptimizers, two_nets
-from training_support import PrivateModule, fit, replace_optimizer, status, trainer_for, violation
+from training_support import (
+    PrivateModule,
+    digits,
+    fit,
+    replace_optimizer,
+    status,
+    trainer_for,
+    violation,
+)
 
 from lightning_audit import Allow, PrivacyAudit, PrivacyClaim
 from lightning_audit.testing.faulty.faulty_clipping import ClipAfterAverage
@@ -46,6 +54,29 @@ def test_a_generator_beside_a_private_discriminator_passes_with_its_exemption(
 def test_without_the_exemption_it_is_a_violation(tmp_path: Path) -> None:
     report = violation(tmp_path, Gan(), audit(), **STEPS)
     assert status(report, "no_dp") == "violated"
+
+
+def test_opacus_dcgan_shows_its_generator_the_number_of_records(tmp_path: Path) -> None:
+    module = Dcgan(dataset=digits())
+    report = violation(tmp_path, module, audit(allow=[GENERATOR], examinations=0), **STEPS)
+    fault = report.verdict.faults[0]
+    assert fault.name == "number_of_records_reaches_exempt_optimizer"
+    assert "Dcgan.training_step at tests/support/gan_support.py:" in fault.place.code
+    assert "the number of records reaches an exempt optimizer" in report.verdict.summary
+    assert "train the generator on a fixed number of fakes" in report.verdict.advice
+    assert [check.name for check in report.checks if check.status == "violated"] == ["no_dp"]
+
+
+def test_dcgan_with_a_fixed_number_of_fakes_passes(tmp_path: Path) -> None:
+    module = DcganOfFixedSize(dataset=digits())
+    report = fit(tmp_path, module, audit(allow=[GENERATOR], examinations=0), **STEPS)
+    assert report.verdict.outcome == "PASS", report.verdict
+
+
+def test_without_the_exemption_dcgan_is_told_what_an_exemption_takes(tmp_path: Path) -> None:
+    report = violation(tmp_path, Dcgan(dataset=digits()), audit(examinations=0), **STEPS)
+    assert report.verdict.faults[0].name == "no_dp"
+    assert "Train it on a fixed number of fakes" in report.verdict.advice
 
 
 def test_a_third_optimizer_that_trains_on_the_records_is_a_violation(tmp_path: Path) -> None:

@@ -121,12 +121,12 @@ def test_the_number_of_guesses_is_the_one_that_is_given(
 @pytest.mark.parametrize(
     ("choice", "words"),
     [
-        ("0.75", "threshold 0.75, fixed beforehand"),
+        ("0.75", "threshold 0.75, given by the caller"),
         ("split", ", chosen on a random 50 % of the scores; the bound is of the rest"),
         ("multi_split", ", chosen on a random 50 % of the scores, 10 times; the bound is one that"),
         ("berk_jones", ", the best of all, valid for all at once (Berk-Jones band)"),
         ("dkw", ", the best of all, valid for all at once (Dvoretzky-Kiefer-Wolfowitz band)"),
-        ("0,0.5,1", ", the best of 3 fixed beforehand, each at its share of the significance"),
+        ("0,0.5,1", ", the best of 3 given by the caller, each at its share of the significance"),
         ("max", ", the best of all on the same scores, NOT valid"),
     ],
 )
@@ -142,6 +142,8 @@ def test_the_way_to_choose_the_threshold_is_told_and_only_the_maximum_is_not_val
     assert told["rule"] == words_of(parse_threshold(choice))
     assert words.split(", ", 1)[1] in told["rule"]
     assert told["valid"] == ("NOT VALID" not in text) == (choice != "max")
+    rests_on_the_caller = "chosen before the scores were seen, which cannot be checked" in text
+    assert rests_on_the_caller == (choice in ("0.75", "0,0.5,1"))
 
 
 def test_the_text_says_what_the_number_is(scores: Scores) -> None:
@@ -151,7 +153,7 @@ def test_the_text_says_what_the_number_is(scores: Scores) -> None:
     mu = mu_pooled_clopper_pearson(ConfusionCounts.from_scores(inside, outside, 0.75), 0.05)
     assert f"(mu >= {mu:.6g})" in done.stdout
     assert "95 % confidence, 400 scores in, 300 out" in done.stdout
-    assert "threshold 0.75, fixed" in done.stdout
+    assert "threshold 0.75, given by the caller" in done.stdout
     assert "assumes: epsilon from mu: the mechanism is Gaussian" in done.stdout
 
 

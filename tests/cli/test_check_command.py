@@ -408,7 +408,10 @@ def test_a_pass_outlives_only_edits_of_what_it_does_not_rest_on(
         (lambda fault: fault.update(consequences=fault["consequences"][1:]), "follows from noise"),
         (lambda fault: fault.update(finding="noise.tensor"), "summary does not begin with"),
         (lambda fault: fault["place"].update(step=80), "was first seen at step 80, noise at"),
-        (lambda fault: fault["evidence"].update(sd_ratio=0.99), "has sd_ratio 0.99, noise 0.5"),
+        (
+            lambda fault: fault["evidence"].update(noise_ratio_upper=0.99),
+            "has noise_ratio_upper 0.99, noise 0.5",
+        ),
         (lambda fault: fault["consequences"].append("accounting"), "cannot follow from noise"),
     ],
     ids=["consequence", "finding", "step", "evidence", "unrelated"],

@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from opacus.optimizers import DPOptimizer
 from plain_step import PlainStep, examined
-from torch import nn
 
 from lightning_audit.examine.questions import LEAST_RECORDS, QUESTIONS
-from lightning_audit.examine.step_examiner import source_of_step
 
 
 def test_a_loop_without_lightning_is_examined_and_left_as_it_was() -> None:
@@ -66,19 +63,3 @@ def test_exceptions_are_recorded(when: str, monkeypatch: pytest.MonkeyPatch) -> 
     answers = examined(user).answers
     assert all("RuntimeError" in answer.reason for answer in answers.values())
     assert not any("out of order" in answer.reason for answer in answers.values())
-
-
-class Own(DPOptimizer):
-    """Of the user."""
-
-
-def test_the_users_code_is_named_by_its_optimizer_or_its_step() -> None:
-    user = PlainStep()
-    optimizer = user.optimizers[0]
-    module: Any = type("Module", (nn.Module,), {"training_step": PlainStep.take})()
-    assert source_of_step(optimizer, module).startswith("Module.training_step in ")
-    optimizer.__class__ = Own
-    assert source_of_step(optimizer, module).startswith("Own in ")
-    assert "test_step_examiner.py:" in source_of_step(optimizer, module)
-    optimizer.__class__ = DPOptimizer
-    assert source_of_step(optimizer, nn.Linear(1, 1)) == ""

@@ -213,7 +213,7 @@ def test_observations_count_steps_that_went_as_planned_and_what_is_no_number(tmp
     observations(tmp_path / "observations.npz")
     scores = CanaryScores.load(tmp_path / "observations.npz")
     assert (scores.in_scores.tolist(), scores.out_scores.tolist()) == ([1.5, 2.0], [0.25])
-    assert (scores.threshold, scores.dropped) == (Fixed(0.5), 1)
+    assert (scores.threshold, scores.dropped) == (Fixed(0.5, given=False), 1)
     assert scores.mu_one_run(guesses=[2]).correct == 2
 
 

@@ -24,6 +24,7 @@ from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
 from lightning_audit.canaries import Mislabeled
 from lightning_audit.examine import examination_schedule
 from lightning_audit.examine.examination_schedule import NEVER
+from lightning_audit.results.verdict import describe
 from lightning_audit.run.examinations import Examinations
 from lightning_audit.run.run_facts import RunCourse
 from lightning_audit.session.ranks import Ranks
@@ -52,12 +53,16 @@ def private(**kwargs: Any) -> PrivateModule:
 # ------------------------------------------------------------------ what is found
 
 
+class OwnClipping(ClipByThreeNorm):
+    """Of the user."""
+
+
 def test_the_file_of_a_faulty_optimizer_is_named(tmp_path: Path) -> None:
-    module = private(optimizer_class=ClipByThreeNorm)
+    module = private(optimizer_class=OwnClipping)
     report = violation(tmp_path, module, audit(), max_steps=4)
-    where = check(report, "replay.sensitivity").evidence["where"]
-    assert where.startswith("ClipByThreeNorm in ")
-    assert "faulty_steps.py:" in where
+    code = report.verdict.faults[0].place.code
+    assert code.startswith("OwnClipping at tests/run/test_examinations.py:")
+    assert f"see {code}" in describe(report.verdict)
 
 
 def test_what_only_the_examination_sees_leads_the_report(tmp_path: Path) -> None:

@@ -173,7 +173,10 @@ def test_less_noise_in_every_tensor_is_told_from_less_in_one() -> None:
     names = ["a", "b", "c", "d"]
     seen = draws_seen(Draws([0.5 * own for own in noise()], names, 1.0))
     assert SMALL not in seen
-    assert seen[SCALE].what == "the noise of every tensor is at most 0.5 times the claim"
+    assert seen[SCALE].what == (
+        "the noise of every tensor is at most 0.55 times the stated (99 % confidence at one look, "
+        "for Gaussian noise)"
+    )
     assert NoiseLook(seen).largest[0] == SCALE
     assert seen["tails"] == NOTHING  # which supposes noise of the claimed size
     first, *others = noise()

@@ -636,7 +636,7 @@ def markdown() -> str:
         for row in rows:
             cells = [row.name, *(["" if row.copies else "yes"] if opacus else []), row.remark]
             parts.append(f"| {' | '.join(cells)} |\n")
-    parts.append("\n## Two processes (`strategy='ddp'`)\n\n| training |\n|---|\n")
+    parts.append("\n## Two processes (`strategy='ddp'`)\n\n[How](ddp.md).\n\n| training |\n|---|\n")
     parts += [f"| {name} |\n" for name in PROCESSES.values()]
     parts.append("\n## Refused, before the first step\n\n| training | instead |\n|---|---|\n")
     parts += [f"| {name} | {instead} |\n" for name, instead in REFUSED]

@@ -169,9 +169,9 @@ def test_a_fault_of_some_tensors_comes_with_their_names_its_size_and_its_step(
     report = _trained(tmp_path, FAULTS["no_noise_on_biases"].module(), 20)
     fault = report.verdict.faults[0]
     assert sorted(fault.place.parameters) == ["net.0.bias", "net.2.bias", "net.4.bias"]
-    assert set(fault.evidence["sd_ratio"]) == set(fault.place.parameters)
+    assert set(fault.evidence["noise_ratio_upper"]) == set(fault.place.parameters)
     # What is left on a bias is the data's part, which is loud in the last one.
-    assert min(fault.evidence["sd_ratio"].values()) < 0.1
+    assert min(fault.evidence["noise_ratio_upper"].values()) < 0.15
     assert fault.evidence["median_of_the_others"] == pytest.approx(1.0, abs=0.1)
     assert fault.place.step is not None
     assert fault.place.step < 20

@@ -224,7 +224,7 @@ def test_a_root_that_agrees_with_its_checks_is_believed() -> None:
         (
             lambda r: (
                 r["verdict"]["faults"][0]["evidence"].update(sd_ratio=0.99),
-                named(r, "noise")["evidence"].update(smallest_ratio=0.5),
+                named(r, "noise")["evidence"].update(sd_ratio=0.5),
             ),
             "half_noise has sd_ratio 0.99, noise 0.5",
         ),

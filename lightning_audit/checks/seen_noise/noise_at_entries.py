@@ -15,7 +15,16 @@ from lightning_audit.checks.seen_noise.noise_seen import WholeTensors
 from lightning_audit.layout import FloatArray
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.dependence.alike_entries import AlikeBet
-from lightning_audit.stats.evalues.noise_scale import noise_log_e
+from lightning_audit.stats.evalues.noise_scale import (
+    INTERVAL_SIGNIFICANCE,
+    chosen_upper,
+    interval_in_words,
+    noise_interval,
+    noise_log_e,
+    rounded_down,
+    rounded_up,
+    units_upper,
+)
 from lightning_audit.stats.evalues.sequential import SingleStepBet, log_mean_exp
 from lightning_audit.stats.evalues.single_entries import EntryBets, quiet_entries
 
@@ -96,6 +105,8 @@ class WholeSizes:
         self._added, self._all_alone = np.zeros(len(tensors)), True
         self._single = SingleStepBet()
         self._smallest = np.full(len(tensors), np.inf)
+        # Entries of that step, and how many steps there were by then.
+        self._of_smallest, self._steps = np.zeros((2, len(tensors))), 0
         self._largest = np.zeros(len(tensors))
 
     def update(self, seen: WholeTensors, *, alone: bool, step: int) -> None:
@@ -117,6 +128,10 @@ class WholeSizes:
         each = float(log_mean_exp(steady))
         self._test.update(float(log_mean_exp([each, float(self._single.log_e)])), step)
         ratio = np.sqrt(squares / np.maximum(count, 1.0))
+        self._steps += 1
+        self._of_smallest[:, ratio < self._smallest] = np.stack(
+            [count, np.full(len(count), self._steps)]
+        )[:, ratio < self._smallest]
         self._smallest = np.fmin(self._smallest, ratio)
         self._largest = np.fmax(self._largest, np.fmax(now, steady))
 
@@ -130,30 +145,62 @@ class WholeSizes:
         """What was added to the sums of some tensors in all steps, over the claimed noise."""
         return math.sqrt(self._added[which].sum() / max(self._count[which].sum(), 1.0))
 
+    def _interval_of_each(self, which: Sequence[int]) -> tuple[float, float]:
+        """Interval that holds the noise over its claim of each of some tensors.
+
+        They may be chosen by their readings: the intervals of all hold together.
+        """
+        level = INTERVAL_SIGNIFICANCE / len(self._tensors)
+        found = [noise_interval(self._count[[j]], self._added[[j]], level) for j in which]
+        ends = np.array([one for one in found if one is not None])
+        return float(ends[:, 0].min()), float(ends[:, 1].max())
+
+    def _upper_at_one_step(self, which: Sequence[int]) -> float:
+        """Upper limit of the noise over its claim in one of some tensors, at its quietest step.
+
+        The step is chosen among all, so that the limit of step t has the share 1 / (t (t + 1)).
+        """
+        j = min(which, key=lambda j: float(self._smallest[j]))
+        count, step = self._of_smallest[:, j]
+        among = len(self._tensors) * step * (step + 1.0)
+        return chosen_upper(count, count * self._smallest[j] ** 2, among)
+
     def result(self, lack: str) -> CheckResult:
         """Result of the check; ``lack`` is why no step was seen."""
         flagged = self._flagged()
         names = [self._tensors[j] for j in flagged]
         shown = ", ".join(f"`{name}`" for name in names[:5]) or "some tensor"
-        of = self._smallest[flagged] if flagged else self._smallest
-        smallest = float(of.min(initial=math.inf))
+        of = np.array(flagged or range(len(self._tensors)), dtype=np.intp)
+        smallest = float(self._smallest[of].min(initial=math.inf))
         evidence: dict[str, Any] = {"flagged": names, "tensors": len(self._tensors)}
-        if math.isfinite(smallest):
+        if math.isfinite(smallest) and self._test.violated:
             evidence["smallest_ratio"] = smallest
             evidence["added_ratio"] = self._added_ratio(np.arange(len(self._tensors)))
+            sums = self._count, self._added, INTERVAL_SIGNIFICANCE
+            if interval := noise_interval(*sums):
+                evidence["noise_ratio"] = _rounded(interval)
+            else:
+                evidence["noise_ratio_upper"] = rounded_up(units_upper(*sums))
         if flagged and self._all_alone:
             rest = np.setdiff1d(np.arange(len(self._tensors)), flagged)
             evidence["flagged_ratio"] = self._added_ratio(np.array(flagged))
+            evidence["flagged_noise_ratio"] = _rounded(self._interval_of_each(flagged))
             evidence["ratio_of_the_others"] = self._added_ratio(rest) if len(rest) else None
+        upper = self._upper_at_one_step(of.tolist()) if math.isfinite(smallest) else math.inf
         return NOISE_WHOLE.result(
             self._test,
             NOISE_WHOLE.fine,
             f"too little noise over all entries of {shown} ({len(names)} of "
-            f"{len(self._tensors)} tensors): at one step {smallest:.3g} times the claim",
+            f"{len(self._tensors)} tensors): at one step it is "
+            f"{interval_in_words(None, upper)}",
             _COMPARE,
             evidence,
             lack,
         )
+
+
+def _rounded(interval: tuple[float, float]) -> list[float]:
+    return [rounded_down(interval[0]), rounded_up(interval[1])]
 
 
 class AlikeEntries:

@@ -27,6 +27,7 @@ from lightning_audit.stats.bounds.thresholds import (
     Split,
     ThresholdBound,
     ThresholdChoice,
+    assumptions_of,
     threshold_bound,
     words_of,
 )
@@ -250,7 +251,7 @@ def named_bound(
         threshold_value=found.threshold if found else None,
         rule=words_of(choice) if choice else None,
         valid=found is None or found.valid,
-        assumptions=chosen.assumptions,
+        assumptions=(*chosen.assumptions, *(assumptions_of(choice) if choice else ())),
     )
 
 

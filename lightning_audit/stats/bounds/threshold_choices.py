@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -21,6 +21,7 @@ __all__ = [
     "Simultaneous",
     "Split",
     "ThresholdChoice",
+    "assumptions_of",
     "words_of",
 ]
 
@@ -33,12 +34,15 @@ class Fixed:
 
     Args:
         threshold: The threshold, a number that is not nan.
+        given: Whether a caller chose it, so that the bound assumes that it was before the scores
+            were seen; if not, the way in which the scores are made sets it.
 
     Raises:
         ValueError: If ``threshold`` is nan.
     """
 
     threshold: float
+    given: bool = field(default=True, repr=False)
     label: ClassVar[Label] = "fixed"
     valid: ClassVar[bool] = True
 
@@ -175,7 +179,21 @@ class Maximum:
 
 ThresholdChoice = Fixed | Grid | Split | MultiSplit | Simultaneous | Maximum
 
+_GIVEN = (
+    "thresholds that the caller gives were chosen before the scores were seen, which cannot be "
+    "checked here"
+)
 _BANDS = {"berk_jones": "Berk-Jones", "dkw": "Dvoretzky-Kiefer-Wolfowitz"}
+
+
+def assumptions_of(choice: ThresholdChoice) -> tuple[str, ...]:
+    """What a bound assumes because of the way in which its threshold is chosen.
+
+    Args:
+        choice: The way to choose.
+    """
+    given = isinstance(choice, Grid) or (isinstance(choice, Fixed) and choice.given)
+    return (_GIVEN,) if given else ()
 
 
 def words_of(choice: ThresholdChoice) -> str:
@@ -194,10 +212,10 @@ def words_of(choice: ThresholdChoice) -> str:
     """
     match choice:
         case Fixed():
-            return "fixed beforehand"
+            return "given by the caller" if choice.given else "half way between out and in"
         case Grid():
-            number = len(choice.thresholds)
-            return f"the best of {number} fixed beforehand, each at its share of the significance"
+            given = f"{len(choice.thresholds)} given by the caller"
+            return f"the best of {given}, each at its share of the significance"
         case Split():
             part = f"a random {100 * choice.fraction:g} % of the scores"
             return f"chosen on {part}; the bound is of the rest"

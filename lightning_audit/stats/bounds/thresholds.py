@@ -30,6 +30,7 @@ from lightning_audit.stats.bounds.threshold_choices import MultiSplit as MultiSp
 from lightning_audit.stats.bounds.threshold_choices import Simultaneous as Simultaneous
 from lightning_audit.stats.bounds.threshold_choices import Split as Split
 from lightning_audit.stats.bounds.threshold_choices import ThresholdChoice as ThresholdChoice
+from lightning_audit.stats.bounds.threshold_choices import assumptions_of as assumptions_of
 from lightning_audit.stats.bounds.threshold_choices import words_of as words_of
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "Split",
     "ThresholdBound",
     "ThresholdChoice",
+    "assumptions_of",
     "candidate_thresholds",
     "threshold_bound",
     "words_of",

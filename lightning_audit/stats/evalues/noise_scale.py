@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import optimize, special
@@ -17,7 +20,9 @@ NOISE_PRECISIONS: Floats = (
 #: tests of short runs nothing that shows.
 NOISE_WEIGHTS: Floats = np.array([0.01, 0.01, *np.full(8, 0.98 / 8)])
 
-#: Scales between which `noise_upper` looks for its limit.
+#: Probability with which an interval of the noise that a report shows misses its ratio.
+INTERVAL_SIGNIFICANCE = 0.01
+#: Scales between which `noise_upper` and `noise_lower` look for their limit.
 _SMALLEST, _LARGEST = 1e-9, 1e9
 
 #: Precision ratios over which `excess_log_e` mixes.
@@ -92,18 +97,165 @@ def noise_upper(
     References:
         As `noise_log_e`; Darling and Robbins 1967 (confidence sequences by inversion).
     """
-    n, s, w = np.asarray(count), np.asarray(sum_squares), np.asarray(weights)
-
-    def excess(log_scale: float) -> float:
-        values = _scale_log_e(n, s * np.exp(-2.0 * log_scale), NOISE_PRECISIONS)
-        return float(special.logsumexp(values, b=w) + np.log(significance))
-
+    excess = _excess(count, sum_squares, weights, significance, NOISE_PRECISIONS)
     low, high = np.log(_SMALLEST), np.log(_LARGEST)
     if excess(high) < 0.0:
         return float(np.inf)
     if excess(low) >= 0.0:
         return 0.0
     return float(np.exp(optimize.brentq(excess, low, high, xtol=1e-9)))
+
+
+def noise_lower(
+    count: ArrayLike, sum_squares: ArrayLike, weights: ArrayLike, significance: float
+) -> float:
+    """Lower limit of the noise over its claim, where nothing but the noise is read.
+
+    The mirror of `noise_upper`, with precisions below one. Proved for Gaussian noise: if it is at
+    most c times the claim in every step and coordinate, the probability that the limit is above c
+    at any look is at most ``significance``. Data beside the noise make the limit too large.
+
+    Args:
+        count: number of coordinates observed, of each sum, ``[n]``.
+        sum_squares: sums of the squared noise over the claimed variance, ``[n]``.
+        weights: of the sums, adding up to 1, ``[n]``.
+        significance: probability that the limit is too large.
+
+    Returns:
+        The limit; 0 where no scale is rejected.
+
+    Example:
+        >>> round(noise_lower([40_000], [40_000.0], [1.0], 0.025), 3)
+        0.988
+    """
+    excess = _excess(count, sum_squares, weights, significance, 1.0 / NOISE_PRECISIONS)
+    low, high = np.log(_SMALLEST), np.log(_LARGEST)
+    if excess(low) < 0.0:
+        return 0.0
+    return float(np.exp(optimize.brentq(excess, low, high, xtol=1e-9)))
+
+
+def units_upper(count: ArrayLike, sum_squares: ArrayLike, significance: float) -> float:
+    """`noise_upper` of several units: half of the stake is on all together, half on each alone.
+
+    Args:
+        count: number of coordinates observed, of each unit, ``[n]``.
+        sum_squares: sums of the squared residuals over the claimed variance, ``[n]``.
+        significance: probability that the limit is too small.
+    """
+    return noise_upper(*_all_and_each(count, sum_squares), significance)
+
+
+def chosen_upper(count: float, sum_squares: float, among: float) -> float:
+    """Upper limit of the noise of a sum that its readings may have chosen among so many.
+
+    The limits of all of them hold together with `INTERVAL_SIGNIFICANCE`.
+    """
+    return noise_upper([count], [sum_squares], [1.0], INTERVAL_SIGNIFICANCE / among)
+
+
+def noise_interval(
+    count: ArrayLike, sum_squares: ArrayLike, significance: float
+) -> tuple[float, float] | None:
+    """Confidence interval of the noise over its claim, for one look at a time of one's choice.
+
+    A confidence sequence: where the noise is Gaussian, independent over coordinates given the past,
+    and of one ratio to its claim in all steps and units, the probability that the interval misses
+    the ratio at any look is at most ``significance``. So it holds at the step at which a violation
+    stops the training, where a chi-square interval for a number of readings that was fixed
+    beforehand does not: such a step is one where the readings are small by chance. A claim that
+    changes on the way changes nothing: each reading is taken over its own.
+
+    Args:
+        count: number of coordinates observed, of each unit (tensor), ``[n]``.
+        sum_squares: sums of the squared noise, nothing else, over the claimed variance, ``[n]``.
+        significance: probability that the interval misses; half of it for each end.
+
+    Returns:
+        Lower and upper end; None where the units are seen to have more than one ratio.
+
+    Example:
+        >>> lower, upper = noise_interval([4_000], [1_000.0], 0.01)
+        >>> round(lower, 3), round(upper, 3)
+        (0.478, 0.524)
+
+    References:
+        As `noise_upper`.
+    """
+    terms = _all_and_each(count, sum_squares)
+    lower, upper = noise_lower(*terms, significance / 2), noise_upper(*terms, significance / 2)
+    return (lower, upper) if lower <= upper else None
+
+
+def interval_in_words(lower: float | None, upper: float, at: str = "at any stop") -> str:
+    """What is known of the noise over its claim, to follow "the noise is", rounded outwards.
+
+    Args:
+        lower: lower end; None where data may be beside the noise, so that there is none.
+        upper: upper end; both miss with `INTERVAL_SIGNIFICANCE`.
+        at: when they hold.
+
+    Example:
+        >>> interval_in_words(0.4371, 0.5782)
+        '0.43 to 0.58 times the stated (99 % interval at any stop, for Gaussian noise of one ratio)'
+        >>> interval_in_words(None, 0.5782)
+        'at most 0.58 times the stated (99 % confidence at any stop, for Gaussian noise)'
+        >>> interval_in_words(None, 1.2)
+        'smaller than stated, by how much is not known yet'
+    """
+    level = f"{100 * (1 - INTERVAL_SIGNIFICANCE):g} %"
+    if lower is not None:
+        return (
+            f"{rounded_down(lower):g} to {rounded_up(upper):g} times the stated ({level} interval "
+            f"{at}, for Gaussian noise of one ratio)"
+        )
+    if not upper < 1.0:
+        return "smaller than stated, by how much is not known yet"
+    return (
+        f"at most {rounded_up(upper):g} times the stated ({level} confidence {at}, for "
+        "Gaussian noise)"
+    )
+
+
+def rounded_up(value: float) -> float:
+    """The next number of two digits, or of so many that what is below 1 stays there."""
+    for digits in range(2, 7):
+        rounded = _to_digits(value, digits, math.ceil)
+        if (rounded < 1.0) == (value < 1.0):
+            break
+    return rounded
+
+
+def rounded_down(value: float) -> float:
+    """The number of two digits before."""
+    return _to_digits(value, 2, math.floor)
+
+
+def _to_digits(value: float, digits: int, to_whole: Callable[[float], int]) -> float:
+    if value <= 0.0 or not math.isfinite(value):
+        return value
+    places = digits - 1 - math.floor(math.log10(value))
+    return to_whole(round(value * 10.0**places, 9)) / 10.0**places
+
+
+def _all_and_each(count: ArrayLike, sum_squares: ArrayLike) -> tuple[Floats, Floats, Floats]:
+    """All units together at half of the stake, and each alone: counts, sums of squares, weights."""
+    n, s = np.asarray(count, dtype=np.float64), np.asarray(sum_squares, dtype=np.float64)
+    weights = np.array([0.5, *np.full(len(n), 0.5 / len(n))])
+    return np.array([n.sum(), *n]), np.array([s.sum(), *s]), weights
+
+
+def _excess(
+    count: ArrayLike, sum_squares: ArrayLike, weights: ArrayLike, significance: float, tau: Floats
+) -> Callable[[float], float]:
+    """Log e-value against c times the claim, over what rejects it, as a function of log c."""
+    n, s, w = np.asarray(count), np.asarray(sum_squares), np.asarray(weights)
+
+    def excess(log_scale: float) -> float:
+        values = _scale_log_e(n, s * np.exp(-2.0 * log_scale), tau)
+        return float(special.logsumexp(values, b=w) + np.log(significance))
+
+    return excess
 
 
 def excess_log_e(count: ArrayLike, sum_squares: ArrayLike) -> Floats:

@@ -22,6 +22,7 @@ from lightning_audit.stats.bounds.thresholds import (
     Maximum,
     Simultaneous,
     Split,
+    assumptions_of,
     words_of,
 )
 from lightning_audit.stats.posteriors.gdp_posterior import mu_posterior_quantile
@@ -75,7 +76,8 @@ def test_a_named_bound_is_what_the_function_gives(name: str) -> None:
     assert (bound.method, bound.significance, bound.valid) == (name, LEVEL, True)
     assert bound.delta == (0.0 if name == "katz" else DELTA)
     assert bound.interpretation == METHODS[name].interpretation
-    assert bound.assumptions == METHODS[name].assumptions
+    rests = assumptions_of(choice) if choice else ()
+    assert bound.assumptions == (*METHODS[name].assumptions, *rests)
     assert bound.threshold == (None if name == "fdp_t" else "fixed")
     assert bound.threshold_value == (None if name == "fdp_t" else AT)
 

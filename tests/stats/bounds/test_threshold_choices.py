@@ -12,6 +12,7 @@ from lightning_audit.stats.bounds.threshold_choices import (
     MultiSplit,
     Simultaneous,
     Split,
+    assumptions_of,
     words_of,
 )
 
@@ -46,3 +47,10 @@ test_choices_that_are_none_are_refused = refusals(
 
 def test_repeated_thresholds_of_a_grid_count_once_in_their_order() -> None:
     assert Grid([1.5, 0.5, 1.5]).thresholds == (0.5, 1.5)
+
+
+def test_only_what_a_caller_gives_rests_on_when_it_was_chosen() -> None:
+    given = [choice for choice in (*CHOICES, Fixed(0.5, given=False)) if assumptions_of(choice)]
+    assert {type(choice) for choice in given} == {Fixed, Grid}
+    assert Fixed(0.5, given=False) not in given
+    assert words_of(Fixed(0.5, given=False)) == "half way between out and in"
