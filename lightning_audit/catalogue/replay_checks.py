@@ -171,18 +171,18 @@ REPLAY_RELEASE = Check(
             "shows them without noise, and no accountant counts that",
             "what decides whether optimizer.step() is called: a loss, a gradient or an output must "
             "not; step on every batch, or by the number of batches, steps or epochs",
-            rank=0.5,
+            rank=-11,
             explains_groups=("replay", "leakage"),
             applies=lambda seen: seen["decides"] == "step",
         ),
         FaultRule(
             "noise_set_by_records",
-            "the noise of a step is set by records: noise_multiplier follows a loss or other values "
-            "without noise, so that the schedule itself shows them, and no accountant's epsilon "
-            "holds",
+            "the noise of a step is set by records: noise_multiplier follows a loss or other "
+            "values without noise, so that the schedule itself shows them, and no accountant's "
+            "epsilon holds",
             "what sets optimizer.noise_multiplier: the number of steps or epochs may, as in "
             "opacus.schedulers, and what was released; a loss of training records must not",
-            rank=0.5,
+            rank=-11,
             explains=("replay.noise",),
             explains_groups=("replay", "leakage"),
             applies=lambda seen: seen["decides"] == "noise",

@@ -128,7 +128,7 @@ def _of_other_records(
     sizes = [rows(batch) for batch in batches]
     norms = torch.cat(base.norms) if base.norms else torch.zeros(0)
     known = len(norms) == sum(sizes)
-    parts = norms.split(sizes) if known else [torch.arange(float(size)) for size in sizes]
+    parts = torch.split(norms, sizes) if known else [torch.arange(float(size)) for size in sizes]
     orders = [part.argsort() for part in parts]
     of = "of the {} gradients" if known else "that come {}"
     for which, name in (
