@@ -59,6 +59,28 @@ LEDGER_STEPS = Check(
     ),
 )
 
+#: Behind what was seen of the steps.
+UNKNOWN_SCHEDULE = (
+    "no schedule that is known: if a loss or another value without noise decides it, no epsilon "
+    "holds. Step on every batch, or every k-th; set the noise by opacus.schedulers, stepped once a "
+    "step or an epoch; or state allow=['ledger.schedule'] where steps, epochs, public data or "
+    "released values alone decide it"
+)
+
+
+def _unknown(found: CheckResult) -> str:
+    return found.message if found.status == "not_run" and found.evidence else ""
+
+
+LEDGER_SCHEDULE = Check(
+    "ledger.schedule",
+    "batches are left out, or noise_multiplier changes, by no schedule that is known, as where a "
+    "loss decides it (never a violation; replay.release tells whether records do)",
+    kind="accounting",
+    wrong=lambda _: False,
+    blocks=_unknown,
+)
+
 LEDGER_RECORDS = Check(
     "ledger.records",
     "the data set holds records several times, so that they are drawn more often than is accounted",

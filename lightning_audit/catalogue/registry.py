@@ -21,6 +21,7 @@ from lightning_audit.catalogue.ledger_checks import (
     LEDGER_ACCOUNTANT,
     LEDGER_DRAWS,
     LEDGER_RECORDS,
+    LEDGER_SCHEDULE,
     LEDGER_STEPS,
 )
 from lightning_audit.catalogue.noise_checks import (
@@ -101,6 +102,7 @@ _CHECKS = (
     SAMPLING_RATE,
     LEDGER_DRAWS,
     LEDGER_STEPS,
+    LEDGER_SCHEDULE,
     LEDGER_RECORDS,
     LEDGER_ACCOUNTANT,
     LOGICAL_BATCH,

@@ -155,7 +155,8 @@ REPLAY_CLIPPING = Check(
 
 REPLAY_RELEASE = Check(
     "replay.release",
-    "after the same release the training goes on otherwise with a record than without it",
+    "after the same release the training goes on otherwise with a record than without it, or "
+    "records decide whether a step is taken, or its noise_multiplier",
     group="replay",
     always=True,
     wrong=lambda seen: seen["findings"] > 0,
@@ -164,6 +165,28 @@ REPLAY_RELEASE = Check(
     fine="after the same release the training goes on in the same way with a record and without it",
     public=("between_epochs",),
     faults=(
+        FaultRule(
+            "steps_depend_on_records",
+            "steps are taken or skipped by the records of their batch: whether the weights move "
+            "shows them without noise, and no accountant counts that",
+            "what decides whether optimizer.step() is called: a loss, a gradient or an output must "
+            "not; step on every batch, or by the number of batches, steps or epochs",
+            rank=-11,
+            explains_groups=("replay", "leakage"),
+            applies=lambda seen: seen["decides"] == "step",
+        ),
+        FaultRule(
+            "noise_set_by_records",
+            "the noise of a step is set by records: noise_multiplier follows a loss or other "
+            "values without noise, so that the schedule itself shows them, and no accountant's "
+            "epsilon holds",
+            "what sets optimizer.noise_multiplier: the number of steps or epochs may, as in "
+            "opacus.schedulers, and what was released; a loss of training records must not",
+            rank=-11,
+            explains=("replay.noise",),
+            explains_groups=("replay", "leakage"),
+            applies=lambda seen: seen["decides"] == "noise",
+        ),
         FaultRule(
             "more_than_the_release",
             "more than the release is used: what a step leaves behind shows a record without noise",

@@ -7,6 +7,7 @@ record without noise.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 from lightning_audit.canaries.sample_batches import rows, taken
 from lightning_audit.catalogue.replay_checks import NOISED_BESIDE
+from lightning_audit.examine.made_up_records import within_range
 from lightning_audit.examine.replayed_pair import SHIFTED
 from lightning_audit.replay.random_places import same_numbers
 from lightning_audit.replay.replay import Replay
@@ -54,7 +56,9 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
         others = dict.fromkeys(places, seed + number * _OTHER_NOISE)
         return replay.run(batches, seed, released=base, then=batches, others=others)
 
-    found: list[Finding] = []
+    found = _decided(replay, batches, seed, base, first)
+    if found:
+        return Answer(len(found), tuple(found))
     asked, shifted = 0, 0
     hidden = True
     for name, row in (("first", 0), ("last", -1)):
@@ -81,6 +85,67 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
     alone = bool(asked) and not found and replay.has_left(2)
     alone = alone and not differing(first, draw(1), base)
     return Answer(asked, tuple(found), "" if asked else why, alone=alone)
+
+
+def _decided(
+    replay: StepReplay, batches: Sequence[Any], seed: int, base: Replay, first: Replay
+) -> list[Finding]:
+    """What a step decides by its records: whether it is taken, and which noise it states.
+
+    Batches of as many other records stand where the step's own do, behind the same state and with
+    the same random numbers. What is decided otherwise is decided by records: of the batches between
+    the two, exchanged record by record, two that differ in one record are.
+
+    Args:
+        replay: of the step.
+        batches: the physical batches of one logical step.
+        seed: of the replays.
+        base: the step as it is.
+        first: the same, followed by another on its batches.
+    """
+    for name, other_batches in _of_other_records(batches, base, seed):
+        if not replay.has_left(2):
+            break
+        other = replay.run(other_batches, seed, released=base, then=batches)
+        if other.error or not same_numbers(first, other):
+            continue
+        taken_steps = [(len(each.releases), len(each.later)) for each in (first, other)]
+        if taken_steps[0] != taken_steps[1]:
+            return [Finding(f"other steps {name}", math.inf, 0.0, decides="step")]
+        if first.noise != other.noise:
+            return [Finding(f"other noise {name}", math.inf, 0.0, decides="noise")]
+    return []
+
+
+def _of_other_records(
+    batches: Sequence[Any], base: Replay, seed: int
+) -> Iterator[tuple[str, list[Any]]]:
+    """Batches of as many records of another loss, and what they are.
+
+    Each has two of the batch's records in turns: of copies of one alone, some losses are not
+    defined.
+    """
+    sizes = [rows(batch) for batch in batches]
+    norms = torch.cat(base.norms) if base.norms else torch.zeros(0)
+    known = len(norms) == sum(sizes)
+    parts = torch.split(norms, sizes) if known else [torch.arange(float(size)) for size in sizes]
+    orders = [part.argsort() for part in parts]
+    of = "of the {} gradients" if known else "that come {}"
+    for which, name in (
+        (slice(None, 2), of.format("smallest" if known else "first")),
+        (slice(-2, None), of.format("largest" if known else "last")),
+    ):
+        yield (
+            f"with two records {name} in the place of all",
+            [
+                taken(batch, order[which].repeat(size)[:size].tolist())
+                for batch, order, size in zip(batches, orders, sizes, strict=True)
+            ],
+        )
+    yield (
+        "with records within the range of the data in the place of all",
+        [within_range(batch, seed) for batch in batches],
+    )
 
 
 def _hidden(

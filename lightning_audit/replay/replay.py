@@ -38,6 +38,7 @@ class Replay:
             "start", each "clipping" and "noise", and the "cut".
         stated: the clipping norm that Opacus' optimizer states when noise is added, over the
             claimed one.
+        noise: the noise multiplier that it states then, of each step, a second one among them.
         counts: what an optimizer that adapts its clipping norm releases beside its gradients.
         after: what the step left behind that later steps read or a checkpoint holds, by name.
         later: releases of a second step on the same batches; empty where none was asked for.
@@ -54,6 +55,7 @@ class Replay:
     gradients: list[torch.Tensor] = field(default_factory=list)
     marks: list[tuple[str, int]] = field(default_factory=list)
     stated: float = 1.0
+    noise: list[float] = field(default_factory=list)
     counts: dict[str, Any] = field(default_factory=dict)
     after: dict[str, torch.Tensor] = field(default_factory=dict)
     later: list[torch.Tensor] = field(default_factory=list)

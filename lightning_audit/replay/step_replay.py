@@ -292,6 +292,7 @@ class StepReplay:
 
         def before_noise() -> None:
             found.stated = float(private.max_grad_norm) / norm
+            found.noise.append(float(private.noise_multiplier))
             places.passes("noise")
 
         return [

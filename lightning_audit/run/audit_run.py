@@ -11,7 +11,6 @@ import torch
 
 from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.dpsgd.protocol import Backward
-from lightning_audit.lints.empty_batches import SKIPPED, EmptyBatches
 from lightning_audit.record.report_directory import REPORT_NAME
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.results.refusal import UnauditableTraining
@@ -62,7 +61,7 @@ class AuditRun:
         )
         #: Of each private optimizer; empty before there is one.
         self.sessions = self.optimizers.sessions
-        self._empty, self._steps_before = EmptyBatches(), 0
+        self._steps_before = 0
         #: Whether it is to be seen, behind the present batch, if the claim is false.
         self.look_is_due = False
         self._looks, self._epoch_ends = Looks(self.ranks), EpochEnds(self.ranks)
@@ -175,8 +174,8 @@ class AuditRun:
     @property
     def facts(self) -> RunFacts:
         """What is known now, from each part of the run."""
-        self.examinations.look_at_changes()
-        self.ledger.compare_rows(self.sessions)
+        self.ledger.look_at_steps(self.sessions, self._course)
+        self.examinations.look_at_changes(self.ledger.book)
         ledger = self.ledger.settle(self.optimizers.facts, self.config.claim)
         return RunFacts.of(self.optimizers, self.lints, self._course, self.ranks, ledger)
 
@@ -240,8 +239,8 @@ class AuditRun:
         taken = self.optimizers.steps - self._steps_before
         if taken > 1 or self.ledger.looks:
             self.ledger.end_batch(taken, self.sessions, batch)
-        if self.sessions and not taken and self._empty.skipped(batch):
-            self._course.notes.add(SKIPPED)
+        if self.sessions and all(s.planner.changed_at is None for s in self.sessions):
+            self.lints.end_batch(batch, stepped=taken > 0)
         if self.examinations.behind is not None or self.examinations.watch is not None:
             self.examinations.end_batch(self.optimizers.steps, stepped=taken > 0)
             self.look_is_due |= self._course.examined.found(self.config.significance)

@@ -14,9 +14,11 @@ from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.accounting.phases import rates_known
 from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.canaries.sample_batches import rows
+from lightning_audit.catalogue.replay_checks import REPLAY_RELEASE
+from lightning_audit.lints.noise_schedule import changes_of_noise, follows_a_scheduler
 from lightning_audit.lints.record_contents import repeated_contents, repeated_indices
 from lightning_audit.run.audited_optimizers import AuditedOptimizers
-from lightning_audit.run.run_facts import Notes, OptimizerFacts, rate_of_all
+from lightning_audit.run.run_facts import Notes, OptimizerFacts, RunCourse, rate_of_all
 from lightning_audit.run.run_lints import RunLints
 from lightning_audit.run_checks.drawn_batches import DrawnBatches
 from lightning_audit.run_checks.ledger import Ledger
@@ -191,7 +193,30 @@ class RunLedger:
                 self.book.draws.obstacle = "the sampler is not Poisson by its type"
         return self.book
 
-    def compare_rows(self, sessions: Sequence[AuditSession]) -> None:
+    def look_at_steps(self, sessions: Sequence[AuditSession], course: RunCourse) -> None:
+        """See whether steps, and their noise, follow a schedule that is known; compare their rows.
+
+        Noise that is set anew at most steps is asked of by replay, whatever sets it.
+
+        Args:
+            sessions: of the private optimizers.
+            course: of the run.
+        """
+        self._compare_rows(sessions)
+        book = self.book
+        asked = course.examined.asked(REPLAY_RELEASE.name) > 0
+        book.steps = book.changes = 0
+        for session in sessions:
+            changes = changes_of_noise(session.monitor.claims.runs())
+            steps, changed = sum(number for _, number in changes), len(changes) - 1
+            book.steps += steps
+            known = changed <= 0 or (asked and 2 * changed >= steps)
+            if not known and not follows_a_scheduler(changes, session.step.optimizer):
+                book.changes += changed
+        book.batches = course.trained_batches
+        book.left_out = max(0, book.batches - book.steps) if self._lints.irregular else 0
+
+    def _compare_rows(self, sessions: Sequence[AuditSession]) -> None:
         """Block a pass where steps clip more gradients than the sample rate lets records join.
 
         Args:

@@ -11,6 +11,7 @@ import torch
 from lightning_audit.lints.accumulation import accumulation_remarks
 from lightning_audit.lints.carried_over import carries_over, signals_ahead, splits_batches
 from lightning_audit.lints.ghost_lints import adaptive_remark, ghost_remarks
+from lightning_audit.lints.left_out_batches import SKIPPED, LeftOutBatches
 from lightning_audit.lints.loader_facts import (
     LoaderFacts,
     draws_from,
@@ -56,6 +57,9 @@ class RunLints:
         self._ranks = ranks
         self._taps: list[SamplerTap] = []
         self._split = False
+        self._left_out = LeftOutBatches()
+        #: Whether batches without a step lay at no fixed distance.
+        self.irregular = False
         self._ahead = 0
         #: Whether the first loss was looked at, and whether an epoch began in this process.
         self.loss_seen = self.began = False
@@ -116,10 +120,20 @@ class RunLints:
     def start_epoch(self, optimizers: Sequence[Any]) -> None:
         """At the first batch of an epoch: see whether something of the one before is left."""
         self.epochs, self.began = self.epochs + 1, True
+        self._left_out.start_epoch()
         if self._split:
             self.split_epochs += 1
             carried = [carries_over(optimizer, self._ahead) for optimizer in optimizers]
             self.carried_over += any(carried)
+
+    def end_batch(self, batch: Any, *, stepped: bool) -> None:
+        """See which batches make no step; where logical ones are split, their parts make none."""
+        if self._split:
+            return
+        self._left_out.take(batch, stepped=stepped)
+        self.irregular |= self._left_out.irregular
+        if self._left_out.empty:
+            self._notes.add(SKIPPED)
 
     def look_at_loss(self, module: torch.nn.Module, loss: Any) -> None:
         """Note of the first loss how it was made, and whether Lightning took something off it."""
@@ -129,7 +143,7 @@ class RunLints:
             self._notes.add(sentence)
 
     #: What a run that goes on after a stop cannot find out again.
-    _KEPT = ("epochs", "loss_reduction", "split_epochs")
+    _KEPT = ("epochs", "irregular", "loss_reduction", "split_epochs")
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds."""

@@ -9,7 +9,9 @@ from lightning_audit.accounting.phases import Phase
 from lightning_audit.catalogue.ledger_checks import (
     LEDGER_ACCOUNTANT,
     LEDGER_RECORDS,
+    LEDGER_SCHEDULE,
     LEDGER_STEPS,
+    UNKNOWN_SCHEDULE,
 )
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.run_checks.drawn_batches import DrawnBatches
@@ -36,6 +38,11 @@ class Ledger:
         taken_before: steps that were taken by then.
         accountants: how many there are.
         begun: whether the two above were written down.
+        steps: of all private optimizers.
+        changes: steps whose noise multiplier is another one than that of the step before, by no
+            schedule that is known.
+        batches: that were trained on.
+        left_out: those without a step, where they lie at no fixed distance; else 0.
         hook: "read" where the accountant behind each optimizer's step hook is known, "unread" where
             one cannot be followed, "none" where there is none.
     """
@@ -52,6 +59,10 @@ class Ledger:
     accountants: int = 1
     hook: str = "none"
     begun: bool = False
+    steps: int = 0
+    changes: int = 0
+    batches: int = 0
+    left_out: int = 0
 
     def results(self, told: Told, taken: Sequence[Phase]) -> list[CheckResult]:
         """Results of the checks of the ledger.
@@ -62,7 +73,7 @@ class Ledger:
         """
         checks = [self._of_accountant(told, taken)]
         if taken:
-            checks.append(self._of_steps())
+            checks += [self._of_steps(), self._of_schedule()]
         if self.repeated is not None:
             checks.append(
                 LEDGER_RECORDS.judged(
@@ -97,6 +108,19 @@ class Ledger:
         return LEDGER_STEPS.judged(
             evidence, fine, wrong, "take one step for each batch that is drawn, and keep none"
         )
+
+    def _of_schedule(self) -> CheckResult:
+        evidence = {
+            name: getattr(self, name) for name in ("steps", "changes", "batches", "left_out")
+        }
+        found = [
+            f"noise_multiplier changed at {self.changes} of {self.steps} steps"
+            * bool(self.changes),
+            f"{self.left_out} of {self.batches} batches made no step" * bool(self.left_out),
+        ]
+        if what := " and ".join(filter(None, found)):
+            return LEDGER_SCHEDULE.not_run(f"{what}, by {UNKNOWN_SCHEDULE}", evidence)
+        return LEDGER_SCHEDULE.judged(evidence, "steps and their noise follow a schedule", "", "")
 
     def _of_accountant(self, told: Told, taken: Sequence[Phase]) -> CheckResult:
         if self.hook != "read":

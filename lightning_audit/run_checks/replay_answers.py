@@ -96,6 +96,11 @@ _WORDS: Mapping[str, tuple[Check, _Words]] = {
         ),
     ),
 }
+#: How `replay.release` says which of a step's settings its records decide.
+_DECIDED = {
+    "step": "whether a step is taken depends on the records of its batch ({finding})",
+    "noise": "the noise_multiplier of a step depends on records ({finding})",
+}
 #: Names of the checks that are made of answers.
 REPLAY_CHECKS = tuple(_WORDS)
 
@@ -114,6 +119,7 @@ class _Told:
     in_one_tensor: bool = False
     passes_whole: bool = False
     clips: str = ""
+    decides: str = ""
     reason: str = ""
 
 
@@ -213,11 +219,12 @@ class ExaminationLog:
                 "in_one_tensor": told.in_one_tensor,
                 "passes_whole": told.passes_whole,
                 "clips": told.clips,
+                "decides": told.decides,
             }
         return check.judged(
             evidence,
             check.fine,
-            words.wrong.format(finding=finding),
+            _DECIDED.get(told.decides, words.wrong).format(finding=finding),
             words.advice,
         )
 
@@ -238,7 +245,7 @@ def _add(told: _Told, step: int, answer: Answer) -> None:
     if answer.findings and told.step is None:
         worst = max(answer.findings, key=lambda finding: finding.size)
         told.step, told.size, told.allowed = step, worst.rounded, worst.allowed
-        told.finding = worst.describe()
+        told.finding, told.decides = worst.describe(), worst.decides
         told.alike = _alike(answer.findings)
         # Where earlier steps were clipped as claimed, it is none of these.
         told.clips = answer.clips if told.asked == answer.asked else ""

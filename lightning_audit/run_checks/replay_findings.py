@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class Finding:
         allowed: what the definition allows.
         whole: norm of a crafted gradient over the clipping norm; None for a record.
         in_one_tensor: whether all of that gradient is in one of several tensors.
+        decides: what of a step its records decide: whether it is taken, or its noise multiplier.
     """
 
     name: str
@@ -24,6 +26,7 @@ class Finding:
     allowed: float
     whole: float | None = None
     in_one_tensor: bool = False
+    decides: Literal["", "step", "noise"] = ""
 
     @property
     def rounded(self) -> float | None:

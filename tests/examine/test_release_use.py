@@ -1,0 +1,308 @@
+"""What a step does beside its release: what its records decide, and what they must not."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from opacus.schedulers import ExponentialNoise, LambdaNoise
+from torch.nn import functional
+from training_support import ManualModule, PrivateModule, digits, mlp, trainer_for
+
+from lightning_audit import AuditReport, PrivacyAudit
+
+pytestmark = pytest.mark.training
+
+#: Of ten classes the loss begins at about log 10 = 2.30.
+LIMIT = 2.3
+BATCH = 32
+
+
+@pytest.fixture(autouse=True)
+def _one_seed() -> None:
+    torch.manual_seed(0)
+
+
+def report(
+    tmp_path: Path, kind: Any, *callbacks: pl.Callback, audit: Any = None, **trainer: Any
+) -> AuditReport:
+    own = PrivacyAudit(
+        **{"on_violation": "warn", "seed": 1, "examinations": "auto", **(audit or {})}
+    )
+    trainer = trainer or {"max_epochs": 1}
+    module = kind(mlp(64), dataset=digits(), batch_size=BATCH)
+    trainer_for(tmp_path, own, *callbacks, **trainer).fit(module)
+    assert own.report is not None
+    return own.report
+
+
+def named(found: AuditReport) -> str:
+    return found.verdict.faults[0].name if found.verdict.faults else ""
+
+
+def schedule(found: AuditReport) -> Any:
+    return next(check for check in found.checks if check.name == "ledger.schedule")
+
+
+def loss_of(module: Any, batch: Any) -> torch.Tensor:
+    return functional.cross_entropy(module.net(batch[0]), batch[1])
+
+
+# ------------------------------------------------------------------ steps that records decide
+
+
+class StepsBelowALimit(ManualModule):
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        loss = loss_of(self, batch)
+        self.manual_backward(loss)
+        if loss < LIMIT:
+            optimizer.step()
+
+
+class LosslessClosure(PrivateModule):
+    """The closure runs, and the optimizer is stepped where its loss is small enough."""
+
+    def optimizer_step(self, epoch: Any, batch_idx: Any, optimizer: Any, closure: Any) -> None:
+        loss = closure()
+        if loss < LIMIT:
+            optimizer.step(closure=lambda: loss)
+
+
+class GradientsAreTooLarge(ManualModule):
+    """As a scaler of gradients skips what overflows: the raw sum decides."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss_of(self, batch))
+        norms = [p.grad_sample.mean(0).norm() for p in self.net.parameters()]
+        if torch.stack(norms).norm() < 0.45:
+            optimizer.step()
+
+
+@pytest.mark.parametrize("kind", [StepsBelowALimit, LosslessClosure, GradientsAreTooLarge])
+def test_steps_that_are_skipped_by_their_records_are_named(tmp_path: Path, kind: Any) -> None:
+    found = report(tmp_path, kind)
+    assert named(found) == "steps_depend_on_records"
+    assert found.verdict.faults[0].finding == "replay.release"
+    assert "whether a step is taken depends on the records" in found.verdict.summary
+
+
+class RecordsOfLosses(ManualModule):
+    """Steps of which a long mean decides: no batch alone does."""
+
+    mean = 2.33
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        loss = loss_of(self, batch)
+        self.manual_backward(loss)
+        self.mean = 0.99 * self.mean + 0.01 * float(loss.detach())
+        if round(1e4 * self.mean) % 2:
+            optimizer.step()
+
+
+def test_steps_that_are_left_out_at_no_fixed_distance_do_not_pass(tmp_path: Path) -> None:
+    found = report(tmp_path, RecordsOfLosses, audit={"examinations": 0})
+    assert found.verdict.outcome == "INCONCLUSIVE"
+    (line,) = (item for item in found.verdict.pass_blockers if "made no step" in item)
+    assert line.startswith(f"{16 - found.steps} of 16 batches made no step, by no schedule")
+    assert schedule(found).status == "not_run"
+
+
+# ------------------------------------------------------------------ noise that records set
+
+
+class NoiseByTheLoss(PrivateModule):
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.trainer.optimizers[0].noise_multiplier = min(2.0, float(loss) / 2.0)
+        return loss
+
+
+class NoiseByALimit(PrivateModule):
+    """Close to where the losses begin; none of the batch's records moves it alone."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.trainer.optimizers[0].noise_multiplier = 1.0 if loss > 2.2 else 0.7
+        return loss
+
+
+class ByTheLossBefore(pl.Callback):
+    """The noise of the next step."""
+
+    def on_train_batch_end(
+        self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int
+    ) -> None:
+        trainer.optimizers[0].noise_multiplier = 1.0 + float(outputs["loss"]) / 10.0
+
+
+class NoiseByALambda(PrivateModule):
+    """A scheduler whose function asks for the loss of now."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        self.loss = 2.0
+        self.scheduler = LambdaNoise(optimizer, noise_lambda=lambda _: self.loss / 2.0)
+        return optimizer
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.loss = float(loss)
+        self.scheduler.step()
+        return loss
+
+
+@pytest.mark.parametrize(
+    ("kind", "callbacks"),
+    [
+        (NoiseByTheLoss, []),
+        (NoiseByALambda, []),
+        (PrivateModule, [ByTheLossBefore]),
+    ],
+)
+def test_noise_that_records_set_is_named(tmp_path: Path, kind: Any, callbacks: Any) -> None:
+    found = report(tmp_path, kind, *(callback() for callback in callbacks))
+    assert named(found) == "noise_set_by_records"
+    assert "noise_multiplier of a step depends on records" in found.verdict.summary
+
+
+class NoiseByTheEpochsLoss(PrivateModule):
+    """Between two batches no step is replayed: what the epoch's losses decide is not seen there."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.losses: list[float] = []
+        self.last = math.inf
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.losses.append(float(loss))
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        mean = sum(self.losses) / len(self.losses)
+        self.losses.clear()
+        if mean < self.last:
+            self.trainer.optimizers[0].noise_multiplier *= 0.95
+        self.last = mean
+
+
+def test_noise_that_changes_by_no_known_schedule_does_not_pass(tmp_path: Path) -> None:
+    found = report(tmp_path, NoiseByTheEpochsLoss, max_epochs=4)
+    assert found.verdict.outcome == "INCONCLUSIVE"
+    changes = len(found.history) - 1
+    assert changes >= 2
+    assert any(
+        item.startswith(f"noise_multiplier changed at {changes} of 64 steps, by no schedule")
+        for item in found.verdict.pass_blockers
+    )
+
+
+# ------------------------------------------------------------------ correct
+
+
+class Scheduled(PrivateModule):
+    every_step = False
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        self.scheduler = self.made(optimizer)
+        return optimizer
+
+    def made(self, optimizer: Any) -> Any:
+        return ExponentialNoise(optimizer, gamma=0.95)
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        if self.every_step:
+            self.scheduler.step()
+
+    def on_train_epoch_end(self) -> None:
+        if not self.every_step:
+            self.scheduler.step()
+
+
+class ScheduledByALambda(Scheduled):
+    def made(self, optimizer: Any) -> Any:
+        return LambdaNoise(optimizer, noise_lambda=lambda epoch: 1.0 / (1.0 + 0.1 * epoch))
+
+
+class ScheduledAtEveryStep(Scheduled):
+    every_step = True
+
+
+class ByHandAtEveryStep(PrivateModule):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        step = self.trainer.global_step
+        self.trainer.optimizers[0].noise_multiplier = 1.0 + 0.2 * math.cos(step / 20.0)
+
+
+class EverySecondBatch(ManualModule):
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss_of(self, batch))
+        if batch_idx % 2:
+            optimizer.step()
+
+
+class ByTheReleasedGradient(PrivateModule):
+    """Noise by the norm of what was released: whatever is computed of that is as private."""
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        private = self.trainer.optimizers[0]
+        norm = torch.cat([p.grad.flatten() for p in private.params]).norm()
+        private.noise_multiplier = 1.0 + 0.1 * math.tanh(float(norm))
+
+
+class SkipsAtRandom(ManualModule):
+    """Public coins decide; at no fixed distance all the same."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss_of(self, batch))
+        if torch.rand(()) < 0.7:
+            optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        ManualModule,
+        Scheduled,
+        ScheduledByALambda,
+        ScheduledAtEveryStep,
+        ByHandAtEveryStep,
+        ByTheReleasedGradient,
+        EverySecondBatch,
+        SkipsAtRandom,
+    ],
+)
+def test_correct_steps_and_noise_are_not_accused(tmp_path: Path, kind: Any) -> None:
+    found = report(tmp_path, kind, max_epochs=3)
+    assert found.verdict.outcome != "VIOLATION", found.verdict
+    known = "not_run" if kind is SkipsAtRandom else "ok"
+    assert schedule(found).status == known
+
+
+class ByEpoch(PrivateModule):
+    def on_train_epoch_start(self) -> None:
+        self.trainer.optimizers[0].noise_multiplier = 0.95**self.current_epoch
+
+
+def test_noise_by_hand_that_changes_with_epochs_passes_where_the_user_vouches(
+    tmp_path: Path,
+) -> None:
+    found = report(tmp_path, ByEpoch, audit={"allow": ["ledger.schedule"]}, max_epochs=3)
+    assert schedule(found).status == "not_run"
+    assert not any("noise_multiplier changed" in item for item in found.verdict.pass_blockers)
+    assert "ledger.schedule" in found.verdict.allowed
