@@ -18,7 +18,7 @@ _BY_RECORD, _BY_GRADIENT = "one_record_moves_too_much", "some_gradients_not_clip
 _KEPT = "more_than_the_release"
 _CORRELATED = "noise_correlated_over_steps"
 _SENTENCE = "noise correlated over steps: the noise of a step depends on that of earlier steps"
-_TOO_SMALL = "noise scale too small: the noise is 0."
+_TOO_SMALL = "noise scale too small: the noise is at most 0."
 
 OF_THE_STEP = (
     Fault(
