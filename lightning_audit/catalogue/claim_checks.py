@@ -82,6 +82,7 @@ NOT_POISSON = Check(
         "loader",
         "loader_rate",
         "accounted_rate",
+        "raised_in",
         "sampling",
         "poisson",
         "epsilon_that_holds",
@@ -125,6 +126,16 @@ SAMPLING_RATE = dataclasses.replace(
             rank=9,
             explains=("ledger.draws",),
             applies=lambda seen: "loader_rate" not in seen,  # told by the batches themselves
+        ),
+        FaultRule(
+            "sampled_too_often_later",
+            "wrong sampling: from a later epoch on the loader draws more often than the accountant "
+            "is told",
+            "what exchanges the loader, or sets its batch sampler's sample_rate, between epochs: "
+            "the accountant's step hook needs the new rate, or the loader keeps the old one",
+            rank=9,
+            explains=("ledger.draws",),
+            applies=lambda seen: seen.get("raised_in") is not None,
         ),
         FaultRule(
             "sampled_too_often",

@@ -34,6 +34,7 @@ class LoaderFacts:
         sample_rate: the sampler's rate, None if it states none.
         records: number of records in the data set, None if it has no length.
         once: whether each record enters one batch an epoch at most.
+        raised_in: epoch, from 0, from which on the rate is this one; None where it always was.
     """
 
     kind: Literal["poisson", "not_poisson", "unknown"]
@@ -41,6 +42,7 @@ class LoaderFacts:
     sample_rate: float | None = None
     records: int | None = field(default=None, compare=False)
     once: bool = False
+    raised_in: int | None = None
 
 
 def loader_facts(loaders: Any) -> LoaderFacts:
@@ -58,6 +60,14 @@ def loader_facts(loaders: Any) -> LoaderFacts:
     ]
     doubtful = [fact for fact in facts if fact.kind != "poisson"]
     return (doubtful or facts or [LoaderFacts("unknown", "no loader")])[0]
+
+
+def rate_of(loader: Any) -> float | None:
+    """The sample rate that a loader's sampler states now; None if it states none."""
+    sampler = unwatched(getattr(loader, "batch_sampler", None))
+    if isinstance(sampler, BatchSplittingSampler):
+        sampler = unwatched(sampler.sampler)
+    return getattr(sampler, "sample_rate", None)
 
 
 def loader_count(loaders: Any) -> int:

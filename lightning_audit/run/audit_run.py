@@ -241,6 +241,7 @@ class AuditRun:
             self.ledger.end_batch(taken, self.sessions, batch)
         if self.sessions and all(s.planner.changed_at is None for s in self.sessions):
             self.lints.end_batch(batch, stepped=taken > 0)
+        self.look_is_due |= self.lints.rate_rose
         if self.examinations.behind is not None or self.examinations.watch is not None:
             self.examinations.end_batch(self.optimizers.steps, stepped=taken > 0)
             self.look_is_due |= self._course.examined.found(self.config.significance)
@@ -250,7 +251,7 @@ class AuditRun:
 
     def look(self, *, composed: bool = False) -> AuditReport | None:
         """The report, if a check without an epsilon is violated, or where they are ``composed``."""
-        self.look_is_due = False
+        self.look_is_due = self.lints.rate_rose = False
         if not self.optimizers.steps:
             self.optimizers.read_rates()
         if not self.ranks.from_first(

@@ -152,6 +152,8 @@ class AuditedOptimizers:
         """
         same = len(optimizers) == len(self.attached)
         if same and not any(map(operator.is_not, optimizers, self.attached)):
+            for audit in self.audits:
+                audit.follow_hook()
             return
         self.attached = list(optimizers)
         names = {id(p): name for name, p in module.named_parameters()}

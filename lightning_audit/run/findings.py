@@ -213,6 +213,7 @@ def _sampling_results(
             by_choice=any(optimizer.poisson is False for optimizer in facts.optimizers),
             holds=holds,
             epsilon_that_holds=epsilon,
+            raised_in=facts.loader.raised_in,
         )
     if facts.repeated and facts.synchronised:
         found.append(repeated_result(facts.processes, facts.sample_rate))

@@ -12,7 +12,11 @@ import torch
 from opacus.optimizers import DPOptimizer
 
 from lightning_audit.config.audit_config import AuditConfig
-from lightning_audit.dpsgd.accountant_link import accountant_link, hook_is_unread
+from lightning_audit.dpsgd.accountant_link import (
+    AccountantLink,
+    accountant_link,
+    hook_is_unread,
+)
 from lightning_audit.dpsgd.protocol import DPSGDStep
 from lightning_audit.lints.carried_over import splits_batches
 from lightning_audit.record.store import ObservationStore, RecordHeader
@@ -44,6 +48,15 @@ class OptimizerAudit:
         self.session = session
         self.facts = facts
         self._front: HandWrittenFront | None = None
+        self._hook = getattr(session.step.optimizer, "step_hook", None)
+
+    def follow_hook(self) -> None:
+        """Read the accountant of a step hook that was attached meanwhile."""
+        optimizer = self.session.step.optimizer
+        hook = getattr(optimizer, "step_hook", None)
+        if hook is not self._hook:
+            self._hook = hook
+            self.facts.accountant, self.facts.hook = _told_by(optimizer)
 
     def open_to(self, root: torch.nn.Module) -> None:
         """Let the code of a hand-written training ask for canaries, by its module."""
@@ -69,15 +82,22 @@ class OptimizerAudit:
             self._front.remove()
 
 
+def _told_by(optimizer: DPOptimizer) -> tuple[AccountantLink | None, str]:
+    """The accountant that its step hook feeds, and whether that can be read."""
+    link = accountant_link(optimizer)
+    return link, "read" if link else "unread" if hook_is_unread(optimizer) else "none"
+
+
 def facts_of(optimizer: DPOptimizer) -> OptimizerFacts:
     """What can be read off a private optimizer beside its steps."""
     expected = None
     if optimizer.loss_reduction == "mean":
         # Of several processes each divides by its share, and then their mean is taken.
         expected = optimizer.expected_batch_size * getattr(optimizer, "world_size", 1)
+    accountant, hook = _told_by(optimizer)
     return OptimizerFacts(
-        accountant=(link := accountant_link(optimizer)),
-        hook="read" if link else "unread" if hook_is_unread(optimizer) else "none",
+        accountant=accountant,
+        hook=hook,
         expected_batch_size=expected,
         loss_reduction=optimizer.loss_reduction,
     )

@@ -38,6 +38,7 @@ class OptimizerFacts:
         hook: "read" where its step hook shows the accountant, "unread" where it does not, "none"
             where there is no hook.
         sample_rate: of its last step, None if unknown.
+        largest_rate: of all its steps in this process; 0 while none is known.
         expected_batch_size: divisor of its gradients, that of all processes together; None where
             they are summed.
         loss_reduction: what it takes the loss for, "mean" or "sum"; None if it does not say.
@@ -49,6 +50,7 @@ class OptimizerFacts:
     accountant: AccountantLink | None = None
     hook: str = "none"
     sample_rate: float | None = None
+    largest_rate: float = 0.0
     expected_batch_size: float | None = None
     loss_reduction: str | None = None
     poisson: bool | None = None
@@ -67,7 +69,7 @@ class OptimizerFacts:
             return None
         link = self.accountant
         rate = link.stated_rate if link.stated_rate is not None else link.sample_rate
-        self.sample_rate = rate
+        self.sample_rate, self.largest_rate = rate, max(self.largest_rate, rate or 0.0)
         return None if rate is None or shuffled else min(rate * accumulated, 1.0)
 
     def named(self, sentence: str) -> str:
@@ -243,7 +245,7 @@ def rate_of_all(optimizers: Sequence[OptimizerFacts], loaders: int) -> float | N
     One loader serves all optimizers, and must not draw more often than any of them states. Which of
     several loaders serves which optimizer cannot be told: there the largest rate counts.
     """
-    rates = [o.sample_rate for o in optimizers if o.sample_rate is not None]
+    rates = [max(o.sample_rate, o.largest_rate) for o in optimizers if o.sample_rate is not None]
     if not rates:
         return None
     return min(rates) if loaders == 1 else max(rates)

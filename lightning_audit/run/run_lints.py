@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from lightning_audit.lints.loader_facts import (
     draws_from,
     loader_count,
     loader_facts,
+    rate_of,
 )
 from lightning_audit.lints.loss_lint import reduction_of
 from lightning_audit.lints.own_code import OwnCode
@@ -57,6 +59,10 @@ class RunLints:
         self._ranks = ranks
         self._taps: list[SamplerTap] = []
         self._split = False
+        # Whether a pass over the data began whose epoch is not counted yet.
+        self._fresh = False
+        #: Whether the sample rate rose, which is to be looked at.
+        self.rate_rose = False
         self._left_out = LeftOutBatches()
         #: Whether batches without a step lay at no fixed distance.
         self.irregular = False
@@ -87,8 +93,11 @@ class RunLints:
         found = loader_facts(loader)
         if self.loader is not None and not found.once:
             self.loader = replace(self.loader, once=False)
+        if self.loader is not None and found.kind == "not_poisson" != self.loader.kind:
+            self.loader, self.rate_rose = replace(found, once=False), True
         if found.kind != "unknown" or found.records is None:
-            self._taps.append(SamplerTap(loader, _nothing, take))
+            seen = _both(partial(self._look_at_rate, loader), take)
+            self._taps.append(SamplerTap(loader, self._start_pass, seen))
             return
         check = self.batches
         if check is None:
@@ -96,6 +105,18 @@ class RunLints:
         elif check.records != found.records:
             check.obstacle = "the loader's data set changes"
         self._taps.append(SamplerTap(loader, check.start_epoch, _both(check.take, take)))
+
+    def _start_pass(self) -> None:
+        self._fresh = True
+
+    def _look_at_rate(self, loader: Any, _: Any) -> None:
+        """A batch was drawn: by then the sampler's rate may be another one."""
+        rate, known = rate_of(loader), self.loader_rate
+        if self.loader is not None and rate is not None and known is not None and rate > known:
+            # Batches are drawn before the first of them counts its epoch.
+            epoch = self.epochs if self._fresh else self.epochs - 1
+            self.loader = replace(self.loader, sample_rate=rate, raised_in=epoch)
+            self.rate_rose = True
 
     @property
     def loader_rate(self) -> float | None:
@@ -119,7 +140,7 @@ class RunLints:
 
     def start_epoch(self, optimizers: Sequence[Any]) -> None:
         """At the first batch of an epoch: see whether something of the one before is left."""
-        self.epochs, self.began = self.epochs + 1, True
+        self.epochs, self.began, self._fresh = self.epochs + 1, True, False
         self._left_out.start_epoch()
         if self._split:
             self.split_epochs += 1
@@ -159,10 +180,6 @@ class RunLints:
         for tap in self._taps:
             tap.remove()
         self._taps = []
-
-
-def _nothing() -> None:
-    """A pass begins, of which nothing is to be known."""
 
 
 def _both(one: Callable[[Any], None], other: Callable[[Any], None]) -> Callable[[Any], None]:

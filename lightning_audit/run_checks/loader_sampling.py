@@ -70,6 +70,7 @@ def sampling_results(
     by_choice: bool = False,
     holds: str = "",
     epsilon_that_holds: float | None = None,
+    raised_in: int | None = None,
 ) -> tuple[CheckResult, ...]:
     """Compare the loader with the accountant's supposition of Poisson sampling.
 
@@ -84,6 +85,7 @@ def sampling_results(
         by_choice: whether make_private was told ``poisson_sampling=False``.
         holds: which epsilon holds with this loader, in words; empty if that is not known.
         epsilon_that_holds: the same as a number, between the data sets that the claim is about.
+        raised_in: epoch, from 0, from which on the sampler has its rate; None where it always had.
 
     Returns:
         Results of `sampling.not_poisson` and, for a Poisson loader, `sampling.rate`.
@@ -117,7 +119,9 @@ def sampling_results(
         return (NOT_POISSON.not_run(message, evidence),)
     message = f"the loader is Poisson: {description}"
     poisson = NOT_POISSON.judged({"poisson": True}, message, "", "")
-    return (poisson,) if loader_rate is None else (poisson, _rates(loader_rate, accounted_rate))
+    if loader_rate is None:
+        return (poisson,)
+    return (poisson, _rates(loader_rate, accounted_rate, raised_in))
 
 
 def shuffled_result(kind: LoaderKind, description: str, *, once: bool) -> CheckResult:
@@ -141,11 +145,16 @@ def shuffled_result(kind: LoaderKind, description: str, *, once: bool) -> CheckR
     return NOT_POISSON.not_run(message, {"sampling": "shuffled"})
 
 
-def _rates(loader_rate: float, accounted_rate: float) -> CheckResult:
+def _rates(loader_rate: float, accounted_rate: float, raised_in: int | None) -> CheckResult:
     """Result of `sampling.rate`."""
-    evidence = {"loader_rate": loader_rate, "accounted_rate": accounted_rate}
+    evidence: dict[str, Any] = {"loader_rate": loader_rate, "accounted_rate": accounted_rate}
+    since = ""
+    if raised_in is not None:
+        since = f" from epoch {raised_in} on (the first is 0)"
+        evidence["raised_in"] = raised_in
     message = (
-        f"the loader's sample rate is {loader_rate:.4g}, the accountant's {accounted_rate:.4g}"
+        f"the loader's sample rate is {loader_rate:.4g}{since}, the accountant's "
+        f"{accounted_rate:.4g}"
     )
     advice = "give the loader and the accountant the same rate: 1 / len(loader)"
     return SAMPLING_RATE.judged(evidence, message, message, advice)
