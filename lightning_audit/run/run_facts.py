@@ -329,17 +329,15 @@ class RunCourse:
         """What a run that goes on after a stop cannot find out again.
 
         Args:
-            steps: of each private optimizer. More batches than the most of these are parts of
-                batches, whose number tells how many records there were.
+            steps: of each private optimizer; more batches than these tell how many records came.
         """
-        uncounted = {"passes": 0, "steps": list(steps)}
         return {
             "notes": list(self.notes.sentences),
             "comparison": self.comparison.state(),
             "epochs": [dict(row) for row in self.epochs],
             "resumed": self.resumed,
             "trained_batches": min(self.trained_batches, max(steps, default=0)),
-            "passes": self.passes.state(steps) if self.passes else uncounted,
+            "passes": (self.passes or PassCounter()).state(steps),
         }
 
     def load(self, state: dict[str, Any]) -> None:
