@@ -117,14 +117,16 @@ class Onset:
         units: number of tensors.
     """
 
+    #: Mean squares of the step that flagged: its readings chose it, and none of those after it.
+    #: Checkpoints of before have none.
+    _chosen: FloatArray | float = 0.0
+
     def __init__(self, units: int) -> None:
         self.steps = 0
         #: Of the former, those that are quiet each for itself.
         self.quiet = 0
         # Steps before, and the tensors' mean squares before and since, summed over the steps.
         self._before, self._squares = 0, np.zeros((2, units))
-        # Of the step that flagged: it was chosen by its readings, those after it were not.
-        self._chosen = np.zeros(units)
 
     def update(self, mean_squares: FloatArray, *, quiet: bool, flagged: bool) -> None:
         """Take in a step, and whether a step was flagged by now."""

@@ -136,7 +136,7 @@ def test_intervals_of_half_the_noise_have_these_ends(
 
 
 @pytest.mark.parametrize("ratio", [0.5, 0.9, 1.0])
-def test_the_interval_holds_at_the_look_that_is_worst_for_it(ratio: float) -> None:
+def test_the_interval_holds_at_the_look_whose_readings_are_furthest_off(ratio: float) -> None:
     """The step at which a run stops may be any; a chi-square interval fails at such a one."""
     rng, runs, looks = np.random.default_rng(3), 120, 400
     missed = fixed = 0
