@@ -22,7 +22,7 @@ from lightning_audit.dpsgd.protocol import (
     UnsupportedOptimizer,
     refuse_repeated_closures,
 )
-from lightning_audit.layout import Direction, Layout, TensorSlot, same_objects
+from lightning_audit.layout import Direction, Layout, TensorSlot
 from lightning_audit.taps.tensor_views import write_rows
 
 Gradients = TypeVar("Gradients", bound=dict[str, torch.Tensor])
@@ -105,7 +105,7 @@ class ManualStep(DPSGDStep):
         self.norms = None
         self.row_seed = None
         self.inner = updating_optimizer(optimizer)
-        self.params: Sequence[torch.nn.Parameter] = self._trained()
+        self.params: Sequence[torch.nn.Parameter] = self.trained()
         self.layout: Layout = [
             TensorSlot(names.get(id(p), f"parameter_{j}"), tuple(p.shape))
             for j, p in enumerate(self.params)
@@ -119,13 +119,10 @@ class ManualStep(DPSGDStep):
         self.samples = 0
         self._places: dict[tuple[int, tuple[str, ...]], dict[str, int | None]] = {}
 
-    def _trained(self) -> list[torch.nn.Parameter]:
+    def trained(self) -> Sequence[torch.nn.Parameter]:
+        """Those of the optimizer that need a gradient."""
         groups = self.inner.param_groups
         return [p for group in groups for p in group["params"] if p.requires_grad]
-
-    def same_params(self) -> bool:
-        """Whether the parameters in ``params`` are those that are trained now."""
-        return same_objects(self._trained(), self.params)
 
     def claim(self, accumulated: int | None = None) -> StepClaim:
         """What the user states; it is the same for every step, of however many batches."""

@@ -29,7 +29,7 @@ from lightning_audit.dpsgd.protocol import (
 )
 from lightning_audit.dpsgd.row_buffer import exchange
 from lightning_audit.dpsgd.row_places import draw_places, swap_rows
-from lightning_audit.layout import Direction, IndexArray, Layout, TensorSlot, same_objects
+from lightning_audit.layout import Direction, IndexArray, Layout, TensorSlot
 from lightning_audit.taps.tensor_views import write_rows
 
 #: Subclasses of DPOptimizer that cannot be audited, and what to train with instead.
@@ -105,9 +105,9 @@ class OpacusStep(DPSGDStep):
             for j, p in enumerate(self.params)
         ]
 
-    def same_params(self) -> bool:
-        """Whether the parameters in ``params`` are those that are trained now."""
-        return same_objects(self.optimizer.params, self.params)
+    def trained(self) -> Sequence[torch.nn.Parameter]:
+        """Those that Opacus clips."""
+        return list(self.optimizer.params)
 
     def claim(self, accumulated: int | None = None) -> StepClaim:
         """What the optimizer states now; ``scale`` is 1 for ``loss_reduction="sum"``.

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lightning_audit.layout import Direction, Layout
+from lightning_audit.layout import Direction, Layout, same_objects
 
 
 class CannotEnter(ValueError):
@@ -102,8 +102,12 @@ class DPSGDStep(ABC):
     row_seed: Sequence[int] | None
 
     @abstractmethod
+    def trained(self) -> Sequence[torch.nn.Parameter]:
+        """The parameters that are trained now; those at the start are in ``params``."""
+
     def same_params(self) -> bool:
-        """Whether the parameters in ``params`` are those that are trained now."""
+        """Whether these are the same."""
+        return same_objects(self.trained(), self.params)
 
     @abstractmethod
     def claim(self, accumulated: int | None = None) -> StepClaim:

@@ -337,11 +337,11 @@ class AuditedOptimizers:
 
     def unaudited(self, module: torch.nn.Module) -> tuple[str, ...]:
         """Parameters that no private optimizer trains, and that changed since the start."""
-        trained = [p for session in self.sessions for p in session.step.params]
-        now = fingerprints(module, trained)
-        moved = (name for name, sums in self._untrained.items() if now.get(name, sums) != sums)
-        allowed = self.config.exemptions
-        return tuple(n for n in moved if n not in self._exempt and not covers(allowed, n))
+        steps = [session.step for session in self.sessions]
+        now = fingerprints(module, [p for s in steps for p in (*s.params, *s.trained())])
+        kept = self._untrained = {**now, **self._untrained}  # a layer may come later
+        moved = {name for name, sums in kept.items() if now.get(name, sums) != sums} - self._exempt
+        return tuple(n for n in kept if n in moved and not covers(self.config.exemptions, n))
 
     def detach(self) -> None:
         """Take all hooks off."""

@@ -17,6 +17,7 @@ from lightning_audit.session.coordinates import Coordinates
 from lightning_audit.session.ranks import Ranks
 from lightning_audit.session.recorder import Recorder
 from lightning_audit.session.steps import PlannedStep
+from lightning_audit.verdict.pass_blockers import LAYOUT_CHANGED
 
 _log = logging.getLogger(__name__)
 
@@ -257,9 +258,20 @@ class StepPlanner:
         """Whether the same parameters are trained as at the start; if not, nothing is touched."""
         if self.changed_at is None and not self.step.same_params():
             self.changed_at = self.recorder.steps
+            before, now = (
+                {id(p): p for p in params} for params in (self.step.params, self.step.trained())
+            )
+            joined = [str(tuple(p.shape)) for number, p in now.items() if number not in before]
+            left = sum(number not in now for number in before)
+            what = f"{left} left" if left else ""
+            if joined:
+                shapes = ", ".join(joined[:5])
+                what = f"{len(joined)} joined, without which the audit began (shapes {shapes})"
             self.block_pass(
-                f"the set of trained parameters changed at step {self.changed_at}; later steps "
-                "are not audited: give the optimizer all parameters before the training starts"
+                f"{LAYOUT_CHANGED} at step {self.changed_at}: {what}; whether later steps clip and "
+                "noise them is not audited. Give the optimizer all parameters before the training "
+                "starts, and make_private a module that has all layers; to train some later, set "
+                "their learning rate to 0 until then"
             )
         return self.changed_at is None
 

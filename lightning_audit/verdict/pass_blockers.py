@@ -22,6 +22,8 @@ TARGET = 0.95
 MAX_LOST = 0.01
 #: A live canary's shift has its lower 95 % limit above this; a dead one reads mu = 0.
 _LIVE = 0.5
+#: How a blocker begins behind which no step is audited.
+LAYOUT_CHANGED = "the set of trained parameters changed"
 #: Of a run whose report is not its last.
 NOT_ENDED = "the training has not ended"
 
@@ -178,7 +180,8 @@ def blockers_of_optimizer(seen: OptimizerSeen | None, resolution: Resolution) ->
 
 def _of_steps(seen: OptimizerSeen, resolution: Resolution) -> list[str]:
     blockers = list(seen.pass_blockers)
-    if seen.lost_steps > MAX_LOST * seen.steps:
+    known = any(blocker.startswith(LAYOUT_CHANGED) for blocker in seen.pass_blockers)
+    if seen.lost_steps > MAX_LOST * seen.steps and not known:
         blockers.append(
             f"{seen.lost_steps} of {seen.steps} steps were lost to failed injections or "
             "non-finite gradients; look for NaN or Inf in the training"

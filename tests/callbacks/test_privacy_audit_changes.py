@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from opacus import GradSampleModule
 from opacus.optimizers import DPOptimizer
+from torch import nn
+from torch.nn import functional
 from training_support import PrivateModule, trainer_for
 
 from lightning_audit import PrivacyAudit
@@ -77,6 +80,58 @@ def test_a_layer_frozen_midway_is_left_alone_and_said(tmp_path: Path) -> None:
     assert any(
         "trained parameters changed at step 20" in m for m in audit.report.verdict.pass_blockers
     )
+
+
+class GainsAPrivateLayer(PrivateModule):
+    """Clipped and noised as the others, by what Opacus does; the audit began without it."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self.trainer.global_step == 20:
+            self.head = GradSampleModule(nn.Linear(10, 10))
+            group = {"params": list(self.head.parameters())}
+            self.trainer.optimizers[0].add_param_group(group)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        scores = self.net(batch[0])
+        head = getattr(self, "head", None)
+        return functional.cross_entropy(scores if head is None else head(scores), batch[1])
+
+
+class GainsALayerBeside(GainsAPrivateLayer):
+    """It is trained by an optimizer of its own, which the Trainer does not know."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self.trainer.global_step == 20:
+            self.head = nn.Linear(10, 10)
+            self.own = torch.optim.SGD(self.head.parameters(), lr=0.1)
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        if getattr(self, "own", None) is not None:
+            self.own.step()
+
+
+class GainsAFrozenLayer(GainsAPrivateLayer):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self.trainer.global_step == 20:
+            self.head = nn.Linear(10, 10).requires_grad_(False)
+
+
+def test_parameters_that_join_the_private_optimizer_are_said(tmp_path: Path) -> None:
+    report = _report(tmp_path, GainsAPrivateLayer(), max_steps=60)
+    (changed,) = (m for m in report.verdict.pass_blockers if "parameters changed" in m)
+    assert "at step 20: 2 joined, without which the audit began (shapes (10, 10), (10,))" in changed
+    assert not any("NaN" in m or "`head" in m for m in report.verdict.pass_blockers)
+    assert report.verdict.outcome == "INCONCLUSIVE"
+
+
+@pytest.mark.parametrize(("kind", "said"), [(GainsALayerBeside, True), (GainsAFrozenLayer, False)])
+def test_a_layer_that_is_added_and_trained_without_noise_does_not_pass(
+    tmp_path: Path, kind: Any, said: bool
+) -> None:
+    report = _report(tmp_path, kind(), max_steps=96)
+    found = [m for m in report.verdict.pass_blockers if "`head.weight`, `head.bias` changed" in m]
+    assert len(found) == said
+    assert report.verdict.outcome != "VIOLATION"
 
 
 class NoiseFallsInTheModulesHook(PrivateModule):
