@@ -7,6 +7,7 @@ record without noise.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ from lightning_audit.run_checks.replay_findings import Finding
 #: How far the releases of two second steps may be apart, in clipping norms and as a part of their
 #: size: their weights and batches are the same, so that they differ by rounding at the most.
 _ROUNDING, _OF_SIZE = 5e-5, 1e-6
+#: Relative error of the part by which a gradient is larger, of a divisor that is smaller by one.
+_OF_RATIO = 0.05
 _NEXT = "the next step's gradient"
 #: Draws that tell how much noise is beside what a record changes. What is computed of a release, as
 #: by Adam, may show a record by so many times what the release does.
@@ -41,6 +44,10 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
         replay: of the step.
         batches: the physical batches of one logical step.
         seed: of the replays.
+
+    Returns:
+        What came of it; its kind is "divisor" where the update used the release divided by the
+        number of records that the batch has.
     """
     if replay.adapts:
         return Answer(reason="the clipping norm is adapted by counts that are not at the cut")
@@ -56,7 +63,7 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
 
     found: list[Finding] = []
     asked, shifted = 0, 0
-    hidden = True
+    hidden = divided = True
     for name, row in (("first", 0), ("last", -1)):
         if not replay.has_left(2):
             break
@@ -75,12 +82,32 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
         found += [Finding(f"{where}, {what}", far, 0.0) for where, far in differ.items()]
         if differ and hidden:
             hidden = _hidden(replay, first, other, differ, moved, draw)
+        divided = divided and moved == 1 and _divided(first, other, sum(map(rows, batches)))
     if found and hidden:
         return Answer(reason=NOISED_BESIDE)
     why = SHIFTED if shifted else replay.why_none("neighbour of the batch")
     alone = bool(asked) and not found and replay.has_left(2)
     alone = alone and not differing(first, draw(1), base)
-    return Answer(asked, tuple(found), "" if asked else why, alone=alone)
+    kind = "divisor" if found and divided else ""
+    return Answer(asked, tuple(found), "" if asked else why, alone=alone, kind=kind)
+
+
+def _divided(one: Replay, other: Replay, records: int) -> bool:
+    """Whether the update used the same release divided by the number of records that there are.
+
+    Args:
+        one: a replay with so many records.
+        other: the same with one record less, and the same release.
+        records: how many there are.
+    """
+    square = float(one.used.square().sum())
+    if square == 0.0 or len(one.used) != len(other.used):
+        return False
+    ratio = float(one.used @ other.used) / square
+    alike = float((other.used - ratio * one.used).norm()) <= _OF_SIZE * math.sqrt(square)
+    # Without a record the gradient is larger by this part.
+    larger = 1.0 / (records - 1)
+    return alike and abs(ratio - 1.0 - larger) <= _OF_RATIO * larger
 
 
 def _hidden(

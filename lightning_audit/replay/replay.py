@@ -39,6 +39,7 @@ class Replay:
         stated: the clipping norm that Opacus' optimizer states when noise is added, over the
             claimed one.
         counts: what an optimizer that adapts its clipping norm releases beside its gradients.
+        used: the gradient that the update used, ``[d]``, where it is read what the step left.
         after: what the step left behind that later steps read or a checkpoint holds, by name.
         later: releases of a second step on the same batches; empty where none was asked for.
         sure: whether what was read is where the noise is in.
@@ -55,6 +56,7 @@ class Replay:
     marks: list[tuple[str, int]] = field(default_factory=list)
     stated: float = 1.0
     counts: dict[str, Any] = field(default_factory=dict)
+    used: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
     after: dict[str, torch.Tensor] = field(default_factory=dict)
     later: list[torch.Tensor] = field(default_factory=list)
     sure: bool = True

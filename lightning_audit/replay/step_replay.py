@@ -129,6 +129,7 @@ class StepReplay:
                 self._take_first(batches, rows, alone=alone)
                 if then or look:
                     found.after = left_behind(self._module, self._step.optimizer)
+                    found.used = self._flat([p.grad for p in self._step.params])
                 if then:
                     self._later = True
                     places.begin_second()

@@ -25,8 +25,9 @@ from lightning_audit.stats.evalues.sequential import log_mean_exp
 
 #: The kind of entries that go together, of which looks are multiplied.
 TOGETHER = "together"
-#: Too little noise somewhere, and in every tensor, whose noise is less than this part of the claim.
-SMALL, SCALE = "small", "scale"
+#: Too little noise somewhere, over all of a tensor, and in every tensor, whose noise is less than
+#: this part of the claim.
+SIZES = SMALL, TENSOR, SCALE = "small", "tensor", "scale"
 _ALL_SMALL = 0.95
 _SEEN = math.log(1000.0)
 #: Numbers by which the noise of a tensor is told from the claim.
@@ -146,6 +147,8 @@ def draws_seen(draws: Draws) -> dict[str, Seen]:
     if seen[SMALL].log_e > _SEEN and max(ratios) < _ALL_SMALL:
         everywhere = f"the noise of every tensor is at most {max(ratios):.2g} times the claim"
         seen[SCALE] = seen.pop(SMALL)._replace(what=everywhere)
+    elif seen[SMALL].log_e > _SEEN and seen[SMALL].what in {one.what for one in _whole(draws)}:
+        seen[TENSOR] = seen.pop(SMALL)
     return seen
 
 
@@ -158,12 +161,11 @@ def _small(draws: Draws) -> Seen:
     """Too little noise in tensors, their rows and columns, or in some entries."""
     if not draws.sized:
         return NOTHING
-    told: list[Seen] = []
+    told = _whole(draws)
     entries: list[FloatArray] = []
     for name, own in zip(draws.names, draws.tensors, strict=True):
         noise = contrasts(own)
         count, squares = len(noise), np.square(noise).sum(axis=0)
-        told.append(_sized(squares.sum()[None], count * squares.size, f"`{name}`"))
         if min(squares.shape) > 1:
             told.append(_sized(squares.sum(1), count * squares.shape[1], f"a row of `{name}`"))
             told.append(_sized(squares.sum(0), count * squares.shape[0], f"a column of `{name}`"))
@@ -173,6 +175,15 @@ def _small(draws: Draws) -> Seen:
     # Tensors that are too small to tell alone do together.
     told.append(_sized(each.sum()[None], (draws.count - 1) * each.size, "all tensors together"))
     return _mean(told)
+
+
+def _whole(draws: Draws) -> list[Seen]:
+    """Too little noise over all of each tensor."""
+    noise = [np.square(contrasts(own)) for own in draws.tensors]
+    return [
+        _sized(squares.sum()[None], squares.size, f"`{name}`")
+        for name, squares in zip(draws.names, noise, strict=True)
+    ]
 
 
 def _sized(squares: FloatArray, count: int, where: str) -> Seen:

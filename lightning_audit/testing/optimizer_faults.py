@@ -185,8 +185,9 @@ OF_THE_OPTIMIZER = (
         "less_noise_on_largest",
         "the largest tensor has nine tenths of the noise",
         "a scale that is set by layer",
-        optimizer=noise.LessNoiseOnLargest,
-        steps=20,
+        "noise.whole",
+        "noise too small: over all entries of a tensor",
+        noise.LessNoiseOnLargest,
         named="noise_too_small_over_a_tensor",
     ),
     Fault(
@@ -258,7 +259,9 @@ OF_THE_OPTIMIZER = (
         "divides_by_realised_batch",
         "the sum is divided by the number of records that a Poisson batch happens to have",
         "opacus #420, #571, #819",
-        optimizer=clipping.DividesByRealisedBatch,
+        "batch_normalised",
+        "divided by the realised batch size",
+        clipping.DividesByRealisedBatch,
     ),
     Fault(
         "parts_share_memory",

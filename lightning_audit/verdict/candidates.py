@@ -23,10 +23,10 @@ _PARAMETERS = ("parameters", "flagged")
 _INTERNAL = (
     "alike",
     "allowed",
-    "clips",
     "examined",
     "findings",
     "in_one_tensor",
+    "kind",
     "of",
     "passes_whole",
     "where",

@@ -133,7 +133,7 @@ def test_what_replays_show_of_the_clipping_comes_before_no_bounded_sensitivity(
 ) -> None:
     found = [
         check("replay.sensitivity", findings=2),
-        check("replay.clipping", findings=3, clips=kind),
+        check("replay.clipping", findings=3, kind=kind),
     ]
     (fault,) = likely_faults(found, monitor_of(simulate(1)), OVERSIZE)
     assert fault.name == name
@@ -141,7 +141,7 @@ def test_what_replays_show_of_the_clipping_comes_before_no_bounded_sensitivity(
 
 def test_canaries_that_are_clipped_together_have_one_name_beside_their_replay() -> None:
     record = simulate(80, shift=CLIPPED_AFTER_AVERAGE)
-    faults = faults_of(record, check("replay.clipping", findings=3, clips="sum"))
+    faults = faults_of(record, check("replay.clipping", findings=3, kind="sum"))
     assert names(faults) == ["clip_after_average"]
 
 
