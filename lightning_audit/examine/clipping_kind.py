@@ -46,8 +46,8 @@ def sensitivity_kind(
         worst: how far a record moves it, in clipping norms.
 
     Returns:
-        The kind of what Opacus' optimizer alone does with gradients, see `clipping_kind`, if that
-        moves as far; else "rows" where several gradients of a record are clipped one by one,
+        The kind of what Opacus' optimizer alone does with gradients, see `clipping_kind`; if that
+        is correct, "rows" where several gradients of a record are clipped one by one,
         "parts" where what a record adds depends on the part of a split batch that it is in; empty
         where it is none of these.
     """
@@ -57,7 +57,7 @@ def sensitivity_kind(
         return replay.run([largest], seed, rows=gradients, alone=True)
 
     if replay.clips_alone:
-        kind = clipping_kind(replay, alone, rows(largest), seed, tolerated, worst)
+        kind = clipping_kind(replay, alone, rows(largest), seed, tolerated)
     with contextlib.suppress(Stopped):
         if not kind and _has_several_rows(replay, batches, seed, tolerated, worst):
             kind = "rows"
@@ -135,9 +135,7 @@ def _dense(replay: StepReplay, seed: int) -> torch.Tensor:
     return dense / dense.norm()
 
 
-def clipping_kind(
-    replay: StepReplay, given: Given, count: int, seed: int, tolerated: float, worst: float = 0.0
-) -> str:
+def clipping_kind(replay: StepReplay, given: Given, count: int, seed: int, tolerated: float) -> str:
     """What is done instead of clipping each gradient at the claimed norm.
 
     Args:
@@ -146,7 +144,6 @@ def clipping_kind(
         count: gradients of a usual batch.
         seed: of the replays and of the direction.
         tolerated: rounding, in units of the clipping norm.
-        worst: what a gradient was seen to add, in clipping norms, which the kind is to explain.
 
     Returns:
         "sum" where all are clipped together, "none" where none is, "norm" where each is clipped at
@@ -170,9 +167,7 @@ def clipping_kind(
             added[name] = float((release - base).norm())
     except Stopped:
         return ""
-    kind = _kind(added, count, len(replay.sizes), 1.0 + tolerated)
-    bounded = kind in ("sum", "norm", "tensors") and worst > (1.0 + _EQUAL) * added["first"]
-    return "" if bounded else kind
+    return _kind(added, count, len(replay.sizes), 1.0 + tolerated)
 
 
 def _batches(replay: StepReplay, count: int, seed: int) -> dict[str, torch.Tensor]:

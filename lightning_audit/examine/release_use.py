@@ -26,7 +26,7 @@ from lightning_audit.run_checks.replay_findings import Finding
 #: How far the releases of two second steps may be apart, in clipping norms and as a part of their
 #: size: their weights and batches are the same, so that they differ by rounding at the most.
 _ROUNDING, _OF_SIZE = 5e-5, 1e-6
-#: Relative error of the part by which a gradient is larger, of a divisor that is smaller by one.
+#: Error of the quotient of two gradients, over the part by which it is not 1.
 _OF_RATIO = 0.05
 _NEXT = "the next step's gradient"
 #: Draws that tell how much noise is beside what a record changes. What is computed of a release, as
@@ -47,7 +47,7 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
 
     Returns:
         What came of it; its kind is "divisor" where the update used the release divided by the
-        number of records that the batch has.
+        number of records that the batch has, or its last part.
     """
     if replay.adapts:
         return Answer(reason="the clipping norm is adapted by counts that are not at the cut")
@@ -82,7 +82,10 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
         found += [Finding(f"{where}, {what}", far, 0.0) for where, far in differ.items()]
         if differ and hidden:
             hidden = _hidden(replay, first, other, differ, moved, draw)
-        divided = divided and moved == 1 and _divided(first, other, sum(map(rows, batches)))
+        numbers = [tuple(sum(map(rows, each)) for each in (batches, neighbour))]
+        if first.norms and other.norms:  # those of the last part that came to be clipped
+            numbers.append((len(first.norms[-1]), len(other.norms[-1])))
+        divided = divided and _divided(first, other, numbers)
     if found and hidden:
         return Answer(reason=NOISED_BESIDE)
     why = SHIFTED if shifted else replay.why_none("neighbour of the batch")
@@ -92,22 +95,21 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
     return Answer(asked, tuple(found), "" if asked else why, alone=alone, kind=kind)
 
 
-def _divided(one: Replay, other: Replay, records: int) -> bool:
-    """Whether the update used the same release divided by the number of records that there are.
+def _divided(one: Replay, other: Replay, numbers: Iterable[tuple[int, ...]]) -> bool:
+    """Whether the update used the same release divided by one of two replays' numbers of records.
 
     Args:
-        one: a replay with so many records.
+        one: a replay.
         other: the same with one record less, and the same release.
-        records: how many there are.
+        numbers: numbers of records in the one and in the other.
     """
     square = float(one.used.square().sum())
     if square == 0.0 or len(one.used) != len(other.used):
         return False
     ratio = float(one.used @ other.used) / square
     alike = float((other.used - ratio * one.used).norm()) <= _OF_SIZE * math.sqrt(square)
-    # Without a record the gradient is larger by this part.
-    larger = 1.0 / (records - 1)
-    return alike and abs(ratio - 1.0 - larger) <= _OF_RATIO * larger
+    quotients = [mine / theirs for mine, theirs in numbers if 0 < theirs != mine]
+    return alike and any(abs(ratio - q) <= _OF_RATIO * abs(q - 1.0) for q in quotients)
 
 
 def _hidden(

@@ -36,7 +36,7 @@ class Answer:
         kept: what steps to come are held against, in memory alone; None if nothing is.
         alone: whether all that a step leaves behind was seen to follow from its release alone,
             whatever the step's own noise is.
-        kind: which fault it is, see `clipping_kind`, `sensitivity_kind` and `examine_release`; empty
+        kind: which fault it is, see `clipping_kind`, `sensitivity_kind`, `examine_release`; empty
             where a few more replays do not tell.
         reason: why the question was not asked; empty where it was.
     """

@@ -114,8 +114,11 @@ def _candidate(case: Case, finding: str, rule: FaultRule, explains: tuple[str, .
 
 def _divisor_candidates(case: Case) -> list[Candidate]:
     """Division by the realised batch, where noise that is re-used does not look like it."""
-    finding, (rule,) = BATCH_NORMALISED.name, BATCH_NORMALISED.faults
-    if finding not in case.violated:
+    rules = {
+        c.name: c.faults[0] for c in (BATCH_NORMALISED, REPLAY_RELEASE) if c.name in case.violated
+    }
+    finding, *also = [n for n, r in rules.items() if r.applies(case.violated[n].evidence)] or [""]
+    if not finding:
         return []
     monitor = case.monitor
     if monitor is not None and monitor.witness_noise.onset.ratios():
@@ -125,9 +128,7 @@ def _divisor_candidates(case: Case) -> list[Candidate]:
         return []
     quiet = 1.0 if monitor is None else monitor.witness_noise.smallest_ratio
     small = group("noise") if quiet > _LARGE_BATCH else ()
-    replayed = case.violated.get(REPLAY_RELEASE.name)
-    same = replayed is not None and REPLAY_RELEASE.faults[0].applies(replayed.evidence)
-    also = (REPLAY_RELEASE.name,) if same else ()
+    rule = rules[finding]
     return [_candidate(case, finding, rule, (*entailed(rule), *small, *also))]
 
 
