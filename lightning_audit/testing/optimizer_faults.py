@@ -186,8 +186,7 @@ OF_THE_OPTIMIZER = (
         "the largest tensor has nine tenths of the noise",
         "a scale that is set by layer",
         "noise.whole",
-        "noise too small: over all entries of a tensor",
-        noise.LessNoiseOnLargest,
+        optimizer=noise.LessNoiseOnLargest,
         named="noise_too_small_over_a_tensor",
     ),
     Fault(
@@ -260,8 +259,7 @@ OF_THE_OPTIMIZER = (
         "the sum is divided by the number of records that a Poisson batch happens to have",
         "opacus #420, #571, #819",
         "batch_normalised",
-        "divided by the realised batch size",
-        clipping.DividesByRealisedBatch,
+        optimizer=clipping.DividesByRealisedBatch,
     ),
     Fault(
         "parts_share_memory",

@@ -25,6 +25,7 @@ OF_THE_STEP = (
         "clip_by_median_norm",
         "gradients are clipped by the median norm of their batch",
         "adaptive clipping without private counts",
+        "replay.clipping",
         optimizer=faulty.ClipByMedianNorm,
         named="clipping_norm_of_the_batch",
         audit=_THREE,

@@ -169,8 +169,8 @@ def _is_small_in_most(case: Case) -> bool:
     if whole is None or not whole.evidence.get("tensors"):
         return False
     seen = whole.evidence
-    flagged, others = (seen.get(key) for key in ("flagged_ratio", "ratio_of_the_others"))
-    alike = None not in (flagged, others) and others < 0.5 * (1.0 + flagged)
+    others = seen.get("ratio_of_the_others")
+    alike = others is not None and others < 0.5 * (1.0 + seen["flagged_ratio"])
     most = 2 * len(seen["flagged"]) > seen["tensors"]
     return (most or alike) and _added(case) < _ABOUT
 
