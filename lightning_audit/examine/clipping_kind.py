@@ -132,7 +132,8 @@ def _dense(replay: StepReplay, seed: int) -> torch.Tensor:
     """A gradient of norm 1 that lies in all tensors, ``[d]``."""
     generator = torch.Generator().manual_seed(seed)
     dense = torch.randn(sum(replay.sizes), generator=generator, dtype=torch.float64)
-    return dense / dense.norm()
+    unit: torch.Tensor = dense / dense.norm()
+    return unit
 
 
 def clipping_kind(replay: StepReplay, given: Given, count: int, seed: int, tolerated: float) -> str:
