@@ -40,6 +40,8 @@ OF_NETS = (
     "uniform_noise",
 )
 SELFTEST = "selftest"
+#: Stands for the name where the audit ended a training before the claim was exceeded.
+_KEPT = "one more would exceed claimed_epsilon"
 _STEPS = 60
 _RANK = 4
 
@@ -160,14 +162,13 @@ class LoraByHand(_OnTokens):
 
 
 _SMALL = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+_SMALL["intermediate_size"] = 256
 
 
 class LoraBert(_OnTokens):
     """BERT."""
 
-    make = staticmethod(
-        lambda: Hugging("Bert", ("query", "value"), **_SMALL, intermediate_size=256)
-    )
+    make = staticmethod(lambda: Hugging("Bert", ("query", "value"), **_SMALL))
 
 
 class LoraGpt2(_OnTokens):
@@ -179,9 +180,7 @@ class LoraGpt2(_OnTokens):
 class LoraLlama(_OnTokens):
     """Llama."""
 
-    make = staticmethod(
-        lambda: Hugging("Llama", ("q_proj", "v_proj"), **_SMALL, intermediate_size=256)
-    )
+    make = staticmethod(lambda: Hugging("Llama", ("q_proj", "v_proj"), **_SMALL))
 
 
 NETS: dict[str, type[Training]] = {
@@ -209,7 +208,7 @@ class Named:
 
     Args:
         row: what was trained.
-        names: the first of `Verdict.faults` of each seed; empty where nothing was found.
+        names: the first of `Verdict.faults` of each seed that had a fault; empty if none was found.
         steps: after which the training was over, of each seed.
     """
 
@@ -220,7 +219,7 @@ class Named:
     @property
     def right(self) -> int:
         """How many of the names are the registry's."""
-        return sum(name == self.row.fault.likely for name in self.names)
+        return self.names.count(self.row.fault.likely)
 
 
 def rows(kinds: Sequence[str] = (), faults: Sequence[str] = (), every: int = 1) -> list[Row]:
@@ -243,8 +242,7 @@ def rows(kinds: Sequence[str] = (), faults: Sequence[str] = (), every: int = 1) 
             found += [Row("configuration", fault, kind) for fault in own]
     if wanted(SELFTEST):
         own = [row for row in planned(faults) if row.group in ("fault", "configuration")]
-        own = [row for row in own if row.fault.processes == 1 and row.fault.ends == "VIOLATION"]
-        found += own[::every]
+        found += [r for r in own if r.fault.processes == 1 and r.fault.ends == "VIOLATION"][::every]
     return found
 
 
@@ -253,14 +251,14 @@ def first_name(row: Row, seed: int) -> tuple[str, int]:
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         report = train(row.fault, Path(folder) / "audit", row.seed + seed, Stops)
     assert report is not None  # a training in one process has a report
-    faults = report.verdict.faults
-    return (faults[0].name if faults else "", report.steps)
+    kept = [_KEPT for note in report.notes if _KEPT in note]
+    return [*(fault.name for fault in report.verdict.faults), *kept, ""][0], report.steps
 
 
 def named(row: Row, seeds: int) -> Named:
     """Train a row with several seeds."""
     found = [first_name(row, seed) for seed in range(seeds)]
-    return Named(row, tuple(name for name, _ in found), tuple(steps for _, steps in found))
+    return Named(row, tuple(n for n, _ in found if n != _KEPT), tuple(s for _, s in found))
 
 
 def run(
@@ -282,8 +280,9 @@ _HEAD = """# The first name that a fault is given
 
 By default the audit stops a training at the first violation, and its name is what an engineer
 acts on. Here each fault is trained under `PrivacyAudit` at that stop; seeds of each: {seeds}.
-**right** counts the seeds whose first name is the one that [the registry](faults.md) has. **step**
-is where the training was stopped, of each seed. {left}
+**right** counts the seeds whose first name is the one that [the registry](faults.md) has. A
+training that the audit ends before the claim is exceeded has no fault to name, and is not counted.
+**step** is where the training was stopped, of each seed. {left}
 
 This page is a run of {date} with lightning-audit {version}, made by `{command}`.
 
@@ -303,7 +302,7 @@ def markdown(results: Sequence[Named], command: str) -> str:
     head = _HEAD.format(
         right=sum(one.right for one in results),
         all=sum(len(one.names) for one in results),
-        seeds=len(results[0].names),
+        seeds=len(results[0].steps),
         left="" if has_peft() else _WITHOUT,
         date=datetime.now(UTC).date().isoformat(),
         version=__version__,

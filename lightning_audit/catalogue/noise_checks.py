@@ -95,13 +95,7 @@ NOISE_WHOLE = dataclasses.replace(
     # Single entries come between: they make that of a whole tensor a little small.
     faults=(
         _OVER_A_TENSOR,
-        dataclasses.replace(
-            _OVER_A_TENSOR,
-            name="noise_a_little_small_over_a_tensor",
-            sentence="noise a little too small over all entries of a tensor",
-            rank=0.75,
-            applies=lambda _: True,
-        ),
+        dataclasses.replace(_OVER_A_TENSOR, rank=0.75, applies=lambda _: True),
     ),
 )
 

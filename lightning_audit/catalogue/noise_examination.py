@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from lightning_audit.catalogue.check import Check, FaultRule, Group
+from lightning_audit.catalogue.noise_checks import NOISE_WHOLE
 from lightning_audit.catalogue.replay_checks import unanswered
 
 
@@ -11,7 +14,7 @@ def _rule(
     name: str,
     sentence: str,
     look_at: str,
-    rank: int,
+    rank: float,
     groups: tuple[Group, ...] = (),
 ) -> FaultRule:
     return FaultRule(
@@ -132,7 +135,10 @@ REPLAY_NOISE = Check(
             "noise scale too small: every tensor has less noise than claimed",
             "compare the standard deviation of the noise that is drawn (Opacus: in add_noise) with "
             "noise_multiplier * max_grad_norm",
-            12,
+            0.64,
+        ),
+        dataclasses.replace(
+            NOISE_WHOLE.faults[0], rank=12, applies=lambda seen: seen.get("of") == "tensor"
         ),
         _rule(
             ("small",),

@@ -132,9 +132,15 @@ def entailed(rule: FaultRule) -> tuple[str, ...]:
     return (*rule.explains, *(name for of in rule.explains_groups for name in group(of)))
 
 
-def teller(fault: str) -> tuple[Check, FaultRule] | None:
-    """The check that tells a fault by itself, and its rule; None where there is none."""
-    told = ((check, rule) for check in REGISTRY.values() for rule in check.faults)
+def teller(fault: str, name: str = "") -> tuple[Check, FaultRule] | None:
+    """The check that tells a fault by itself, and its rule; None where there is none.
+
+    Args:
+        fault: its name.
+        name: of the check, where several tell it; empty for the first.
+    """
+    checks = [check for check in REGISTRY.values() if name in ("", check.name)]
+    told = ((check, rule) for check in checks for rule in check.faults)
     return next(((check, rule) for check, rule in told if rule.name == fault), None)
 
 

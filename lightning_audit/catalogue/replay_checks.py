@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from lightning_audit.catalogue.check import Check, FaultRule
+from lightning_audit.catalogue.noise_checks import BATCH_NORMALISED
 from lightning_audit.results.audit_report import CheckResult
 
 #: Why a question was not asked that one of the next steps may be asked.
@@ -48,31 +51,6 @@ def unanswered(check: CheckResult) -> str:
     return next((f"{check.name}: {what}" for what in to_do), "")
 
 
-REPLAY_SENSITIVITY = Check(
-    "replay.sensitivity",
-    "replayed without a record, or with one more, a step's release moves by more than clipping "
-    "allows",
-    group="replay",
-    always=True,
-    wrong=lambda seen: seen["findings"] > 0,
-    blocks=unanswered,
-    private=True,
-    fine="no record that was left out, put in or replaced moves the release by more than clipping "
-    "allows",
-    faults=(
-        FaultRule(
-            "one_record_moves_too_much",
-            "no bounded sensitivity: with the same noise, one record moves what a step releases "
-            "by more than the clipping norm",
-            "everything between training_step and the noise that one record can change: clipping "
-            "factors, sums, several rows of one record, losses over the batch",
-            rank=1,
-            explains_groups=("replay", "clipping", "leakage"),
-        ),
-    ),
-)
-
-
 #: What to look at in code whose clipping is wrong, by the fault.
 CLIPPING_ADVICE = {
     "clip_after_average": "where gradients are summed or averaged: each sample's must be clipped "
@@ -85,49 +63,99 @@ CLIPPING_ADVICE = {
     "one, each of L tensors may keep max_grad_norm / sqrt(L)",
     "clipping_misses_tensors": "whether the norm by which a sample is clipped is taken over all "
     "trainable tensors",
+    "clipping_norm_of_the_batch": "what the clipping norm of a step is computed of: a median, mean "
+    "or quantile of the batch's own norms is private; clip at max_grad_norm, or take Opacus' "
+    "adaptive clipping, which counts under noise",
+    "parts_count_differently": "where the clipped sums of the parts are added up: a sum that "
+    "shares its memory with p.grad, that is added twice, or that is not set to zero after the step",
+    "record_counts_twice": "whether views, augmentations or time steps of a record, or a layer "
+    "that is used several times, give per-sample gradients that are clipped one by one",
 }
 
 
-def _instead(kind: str, name: str, sentence: str) -> FaultRule:
-    """A fault of the clipping that more crafted gradients tell from others."""
+def _told(kind: str, name: str, sentence: str) -> FaultRule:
+    """A fault of the clipping that a few more replays tell from others."""
     return FaultRule(
         name,
         sentence,
         CLIPPING_ADVICE[name],
         rank=0.55,
         explains_groups=("replay", "clipping", "leakage"),
-        applies=lambda seen: seen.get("clips") == kind,
+        applies=lambda seen: seen.get("kind") == kind,
     )
 
 
 #: Where canaries tell the same fault, it has the same name.
-_INSTEAD_OF_CLIPPING = (
-    _instead(
+_OF_CLIPPING = (
+    _told(
         "sum",
         "clip_after_average",
         "clipping after averaging: the batch's mean gradient is clipped, not each sample's "
         "gradient before the sum",
     ),
-    _instead(
+    _told(
         "none",
         "no_clipping",
         "no clipping: gradients pass with their full norm",
     ),
-    _instead(
+    _told(
         "norm",
         "clipping_norm_too_large",
         "clipping norm too large: gradients are clipped at more than max_grad_norm",
     ),
-    _instead(
+    _told(
         "tensors",
         "clip_per_tensor",
         "clipping per tensor: each tensor is clipped to max_grad_norm on its own",
     ),
-    _instead(
+    _told(
         "some",
         "clipping_misses_tensors",
         "clipping misses some tensors: gradients in them pass with their full norm, those in "
         "others are clipped",
+    ),
+    _told(
+        "batch",
+        "clipping_norm_of_the_batch",
+        "clipping norm made of the batch: at what a gradient is clipped depends on the other "
+        "gradients of its batch, and grows with them",
+    ),
+    _told(
+        "parts",
+        "parts_count_differently",
+        "parts of a split batch count differently: a record adds more in one of them than in "
+        "another",
+    ),
+    _told(
+        "rows",
+        "record_counts_twice",
+        "a record counts more than once: several per-sample gradients are made of it, and clipped "
+        "one by one",
+    ),
+)
+
+REPLAY_SENSITIVITY = Check(
+    "replay.sensitivity",
+    "replayed without a record, or with one more, a step's release moves by more than clipping "
+    "allows",
+    group="replay",
+    always=True,
+    wrong=lambda seen: seen["findings"] > 0,
+    blocks=unanswered,
+    private=True,
+    fine="no record that was left out, put in or replaced moves the release by more than clipping "
+    "allows",
+    faults=(
+        *(dataclasses.replace(rule, rank=0.57) for rule in _OF_CLIPPING),
+        FaultRule(
+            "one_record_moves_too_much",
+            "no bounded sensitivity: with the same noise, one record moves what a step releases "
+            "by more than the clipping norm",
+            "everything between training_step and the noise that one record can change: clipping "
+            "factors, sums, several rows of one record, losses over the batch",
+            rank=1,
+            explains_groups=("replay", "clipping", "leakage"),
+        ),
     ),
 )
 
@@ -141,7 +169,7 @@ REPLAY_CLIPPING = Check(
     private=True,
     fine="no crafted gradient adds more than the clipping norm",
     faults=(
-        *_INSTEAD_OF_CLIPPING,
+        *_OF_CLIPPING,
         FaultRule(
             "some_gradients_not_clipped",
             "clipping that can be passed: some per-sample gradients add more than the clipping "
@@ -165,6 +193,11 @@ REPLAY_RELEASE = Check(
     fine="after the same release the training goes on in the same way with a record and without it",
     public=("between_epochs",),
     faults=(
+        dataclasses.replace(
+            BATCH_NORMALISED.faults[0],
+            rank=0.52,
+            applies=lambda seen: seen.get("kind") == "divisor",
+        ),
         FaultRule(
             "steps_depend_on_records",
             "steps are taken or skipped by the records of their batch: whether the weights move "

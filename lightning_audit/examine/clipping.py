@@ -89,8 +89,8 @@ def examine_clipping(
     if unshown.count and not found:
         return Answer(reason=NOT_SHOWN)
     why = SHIFTED if shifted else replay.why_none("crafted gradient")
-    kind = clipping_kind(replay, given, count, seed, tolerated) if found else ""
-    return Answer(asked, tuple(found), "" if asked else why, clips=kind)
+    kind = clipping_kind(replay, given.run, count, seed, tolerated) if found else ""
+    return Answer(asked, tuple(found), "" if asked else why, kind=kind)
 
 
 def _judge(given: RowsReplay, trial: Trial, seed: int, allowed: float, *, zeros: bool) -> Judged:

@@ -1,19 +1,26 @@
-"""Where clipping fails: at what gradients are clipped, told by a few more of them.
+"""Where clipping fails: which fault it is, told by a few more replays.
 
-Each is put in alone, with zeros for the others, or many are equal; what they add to the release
-under the same random numbers is compared.
+Gradients are put in alone, with zeros for the others, or many that are equal; or records trade
+their places. What that does to the release under the same random numbers is compared.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
+from torch.utils import _pytree
 
-from lightning_audit.replay.replay import Stopped
-from lightning_audit.replay.rows_replay import RowsReplay
+from lightning_audit.canaries.sample_batches import leaves, rows, taken
+from lightning_audit.replay.random_places import same_numbers
+from lightning_audit.replay.replay import Replay, Stopped
 from lightning_audit.replay.step_replay import StepReplay
+
+#: Replays a step with gradients in units of the clipping norm, ``[n, d]``, under a seed.
+Given = Callable[[torch.Tensor, int], Replay]
 
 #: Gradients of a batch at the least, and the norms that are put in, in clipping norms.
 _SEVERAL, _LONG, _SHORT = 3, 1e4, 3.0
@@ -21,11 +28,115 @@ _SEVERAL, _LONG, _SHORT = 3, 1e4, 3.0
 _TENSORS = 6
 #: Relative difference of norms that are equal up to rounding.
 _EQUAL = 2e-2
+#: What records that trade their places move a release by, in clipping norms, so that it is no
+#: rounding.
+_MOVES = 0.05
 
 
-def clipping_kind(
-    replay: StepReplay, given: RowsReplay, count: int, seed: int, tolerated: float
+def sensitivity_kind(
+    replay: StepReplay, batches: Sequence[Any], seed: int, tolerated: float, worst: float
 ) -> str:
+    """Why one record moves a release by more than the clipping norm.
+
+    Args:
+        replay: of the step.
+        batches: the physical batches of one logical step.
+        seed: of the replays.
+        tolerated: rounding, in units of the clipping norm.
+        worst: how far a record moves it, in clipping norms.
+
+    Returns:
+        The kind of what Opacus' optimizer alone does with gradients, see `clipping_kind`; if that
+        is correct, "rows" where several gradients of a record are clipped one by one,
+        "parts" where what a record adds depends on the part of a split batch that it is in; empty
+        where it is none of these.
+    """
+    largest, kind = max(batches, key=rows), ""
+
+    def alone(gradients: torch.Tensor, seed: int) -> Replay:
+        return replay.run([largest], seed, rows=gradients, alone=True)
+
+    if replay.clips_alone:
+        kind = clipping_kind(replay, alone, rows(largest), seed, tolerated)
+    with contextlib.suppress(Stopped):
+        if not kind and _has_several_rows(replay, batches, seed, tolerated, worst):
+            kind = "rows"
+        if not kind and _parts_differ(replay, batches, seed, tolerated):
+            kind = "parts"
+    return kind
+
+
+def _parts_differ(replay: StepReplay, batches: Sequence[Any], seed: int, tolerated: float) -> bool:
+    """Whether a release changes as records trade their parts of the batch, and as no others do.
+
+    What two pairs of records change together is the sum of what each does, as where each part has a
+    weight: records that depend on those beside them do not add up like this.
+    """
+    base = replay.usual(batches, seed)
+    within = len(batches) == 1
+    sizes = [len(n) for n in base.norms] if within else [rows(batch) for batch in batches]
+    ends = torch.tensor(sizes, dtype=torch.long).cumsum(0).tolist()
+    large = [number for number, size in enumerate(sizes) if size > 1]
+    joined = _joined(batches)
+    if len(large) < 2 or joined is None or rows(joined) != ends[-1]:
+        return False
+    places = list(range(ends[-1]))
+    parts = [places[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    one, other = parts[large[0]], parts[large[-1]]
+    firsts, lasts = {one[0]: other[0], other[0]: one[0]}, {one[-1]: other[-1], other[-1]: one[-1]}
+    turned = {a: b for part in parts for a, b in zip(part, reversed(part), strict=True)}
+    replay.allow(4)
+    moved = []
+    for trade in (turned, firsts, lasts, firsts | lasts):
+        order = [trade.get(place, place) for place in places]
+        cuts = [places] if within else parts
+        changed = [taken(joined, [order[place] for place in cut]) for cut in cuts]
+        again = replay.run(changed, seed)
+        if again.finite is None or not same_numbers(base, again):
+            return False
+        if len(again.release) != len(base.release):
+            return False
+        moved.append(again.release - base.release)
+    in_part, first, last, both = moved
+    alike = max(float(in_part.norm()), float((both - first - last).norm())) <= 2.0 * tolerated
+    return alike and max(float(first.norm()), float(last.norm())) > _MOVES
+
+
+def _joined(batches: Sequence[Any]) -> Any:
+    """The physical batches as one; None where their records have several shapes."""
+    shapes = {tuple(tensor.shape[1:] for tensor in leaves(batch)) for batch in batches}
+    if len(shapes) > 1:
+        return None
+    return _pytree.tree_map(lambda *tensors: torch.cat(tensors), *batches)
+
+
+def _has_several_rows(
+    replay: StepReplay, batches: Sequence[Any], seed: int, tolerated: float, worst: float
+) -> bool:
+    """Whether each record has several gradients, of which each is clipped as claimed."""
+    found = replay.usual(batches, seed).rows
+    times, rest = divmod(found, max(sum(map(rows, batches)), 1))
+    if times < 2 or rest or worst > times * (1.0 + tolerated):
+        return False
+    zeros = torch.zeros(found, sum(replay.sizes), dtype=replay.dtype)
+    long = zeros.clone()
+    long[0] = _LONG * _dense(replay, seed)
+    replay.allow(2)
+    without, one = (replay.run(batches, seed, rows=each).finite for each in (zeros, long))
+    if without is None or one is None:
+        return False
+    return float((one - without).norm()) <= 1.0 + tolerated
+
+
+def _dense(replay: StepReplay, seed: int) -> torch.Tensor:
+    """A gradient of norm 1 that lies in all tensors, ``[d]``."""
+    generator = torch.Generator().manual_seed(seed)
+    dense = torch.randn(sum(replay.sizes), generator=generator, dtype=torch.float64)
+    unit: torch.Tensor = dense / dense.norm()
+    return unit
+
+
+def clipping_kind(replay: StepReplay, given: Given, count: int, seed: int, tolerated: float) -> str:
     """What is done instead of clipping each gradient at the claimed norm.
 
     Args:
@@ -38,19 +149,20 @@ def clipping_kind(
     Returns:
         "sum" where all are clipped together, "none" where none is, "norm" where each is clipped at
         a larger norm, "tensors" where each tensor is on its own, "some" where gradients in some
-        tensors pass whole; empty where it is none of these.
+        tensors pass whole, "batch" where the norm is made of the gradients of the batch; empty
+        where it is none of these.
     """
     if count < _SEVERAL:
         return ""
     batches = _batches(replay, count, seed)
     replay.allow(1 + len(batches))
     try:
-        base = given.run(torch.zeros_like(batches["first"]), seed).finite
+        base = given(torch.zeros_like(batches["first"]), seed).finite
         if base is None:
             return ""
         added = {}
-        for name, rows in batches.items():
-            release = given.run(rows, seed).finite
+        for name, gradients in batches.items():
+            release = given(gradients, seed).finite
             if release is None:
                 return ""
             added[name] = float((release - base).norm())
@@ -61,14 +173,12 @@ def clipping_kind(
 
 def _batches(replay: StepReplay, count: int, seed: int) -> dict[str, torch.Tensor]:
     """Gradients by what they show, ``[count, d]`` each."""
-    generator = torch.Generator().manual_seed(seed)
-    dense = torch.randn(sum(replay.sizes), generator=generator, dtype=torch.float64)
-    dense = dense / dense.norm()
+    dense = _dense(replay, seed)
 
     def alone(gradient: torch.Tensor, at: int) -> torch.Tensor:
-        rows = torch.zeros(count, len(gradient), dtype=replay.dtype)
-        rows[at] = gradient.to(replay.dtype)
-        return rows
+        gradients = torch.zeros(count, len(gradient), dtype=replay.dtype)
+        gradients[at] = gradient.to(replay.dtype)
+        return gradients
 
     batches = {
         "first": alone(_LONG * dense, 0),
@@ -94,8 +204,11 @@ def _kind(added: Mapping[str, float], count: int, tensors: int, allowed: float) 
     parts = [norm for name, norm in added.items() if name.startswith("tensor")]
     if one > allowed and _equal([one, *(added[n] for n in ("last", "many", "many longer"))]):
         return "sum"
-    if not (_equal([one, added["last"]]) and _equal([many, count * one])):
-        return ""  # it depends on the others, or on the place
+    if not _equal([one, added["last"]]):
+        return ""  # it depends on the place
+    if not _equal([many, count * one]):
+        grows = many > count * allowed and _equal([2.0 * many, added["many longer"]])
+        return "batch" if grows and max(one, *parts) < _LONG / (1.0 + _EQUAL) else ""
     if _equal([one, *parts, _LONG, added["longer"] / 2.0]) and _equal([added["short"], _SHORT]):
         return "none"
     whole = [norm for norm in parts if _equal([norm, _LONG])]

@@ -27,8 +27,7 @@ from lightning_audit.replay.step_replay import StepReplay
 from lightning_audit.run_checks.drawn_noise import (
     CERTAIN,
     NOTHING,
-    SCALE,
-    SMALL,
+    SIZES,
     Draws,
     Seen,
     contrasts,
@@ -145,7 +144,7 @@ class _Examination:
         with_rows = None if plain is None else self._entries.of_release(plain / sigma)
         drawn = Draws(tensors, self._entries.names, 1.0 / self._sigma, gain is not None, with_rows)
         seen = draws_seen(drawn)
-        size = SCALE if SCALE in seen else SMALL
+        size = next(kind for kind in SIZES if kind in seen)
         if seen[size].log_e > 0.0 and (shared := drawn.repeated_part):
             seen[EARLIER] = seen.pop(size)._replace(what=shared)
         of_records = self._of_records(first) or self._of_other_sums(first)

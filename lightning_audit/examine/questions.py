@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from lightning_audit.canaries.sample_batches import rows
 from lightning_audit.catalogue.replay_checks import NONE_LEFT, NOT_SHOWN
 from lightning_audit.examine.clipping import TRIALS, examine_clipping
+from lightning_audit.examine.clipping_kind import sensitivity_kind
 from lightning_audit.examine.noise import examine_noise
 from lightning_audit.examine.record_independence import examine_independence
 from lightning_audit.examine.record_sensitivity import examine_sensitivity, tolerance
@@ -150,9 +151,20 @@ def ask(asked: Asked, names: Collection[str] = tuple(QUESTIONS)) -> dict[str, An
             answers[name] = Answer(reason=reason or late) if reason or late else question(asked)
         except Stopped as stopped:
             answers[name] = Answer(reason=str(stopped))
+    _name_sensitivity(asked, answers)
     if replay.stopped:  # the other thread's numbers may be in any of them
         return {name: Answer(reason=replay.stopped) for name in names}
     return answers
+
+
+def _name_sensitivity(asked: Asked, answers: dict[str, Answer]) -> None:
+    """Tell why a record moves a release too far, where crafted gradients found nothing."""
+    found, crafted = (answers.get(n) for n in ("replay.sensitivity", "replay.clipping"))
+    if found is None or not found.findings or (crafted is not None and crafted.findings):
+        return
+    worst = max(finding.size for finding in found.findings)
+    kind = sensitivity_kind(asked.replay, asked.batches, asked.seed, asked.tolerated, worst)
+    answers["replay.sensitivity"] = replace(found, kind=kind)
 
 
 def _obstacle(asked: Asked) -> str:

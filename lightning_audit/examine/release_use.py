@@ -27,6 +27,8 @@ from lightning_audit.run_checks.replay_findings import Finding
 #: How far the releases of two second steps may be apart, in clipping norms and as a part of their
 #: size: their weights and batches are the same, so that they differ by rounding at the most.
 _ROUNDING, _OF_SIZE = 5e-5, 1e-6
+#: Error of the quotient of two gradients, over the part by which it is not 1.
+_OF_RATIO = 0.05
 _NEXT = "the next step's gradient"
 #: Draws that tell how much noise is beside what a record changes. What is computed of a release, as
 #: by Adam, may show a record by so many times what the release does.
@@ -43,6 +45,10 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
         replay: of the step.
         batches: the physical batches of one logical step.
         seed: of the replays.
+
+    Returns:
+        What came of it; its kind is "divisor" where the update used the release divided by the
+        number of records that the batch has, or its last part.
     """
     if replay.adapts:
         return Answer(reason="the clipping norm is adapted by counts that are not at the cut")
@@ -60,7 +66,7 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
     if found:
         return Answer(len(found), tuple(found))
     asked, shifted = 0, 0
-    hidden = True
+    hidden = divided = True
     for name, row in (("first", 0), ("last", -1)):
         if not replay.has_left(2):
             break
@@ -79,12 +85,34 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
         found += [Finding(f"{where}, {what}", far, 0.0) for where, far in differ.items()]
         if differ and hidden:
             hidden = _hidden(replay, first, other, differ, moved, draw)
+        numbers = [tuple(sum(map(rows, each)) for each in (batches, neighbour))]
+        if first.norms and other.norms:  # those of the last part that came to be clipped
+            numbers.append((len(first.norms[-1]), len(other.norms[-1])))
+        divided = divided and _divided(first, other, numbers)
     if found and hidden:
         return Answer(reason=NOISED_BESIDE)
     why = SHIFTED if shifted else replay.why_none("neighbour of the batch")
     alone = bool(asked) and not found and replay.has_left(2)
     alone = alone and not differing(first, draw(1), base)
-    return Answer(asked, tuple(found), "" if asked else why, alone=alone)
+    kind = "divisor" if found and divided else ""
+    return Answer(asked, tuple(found), "" if asked else why, alone=alone, kind=kind)
+
+
+def _divided(one: Replay, other: Replay, numbers: Iterable[tuple[int, ...]]) -> bool:
+    """Whether the update used the same release divided by one of two replays' numbers of records.
+
+    Args:
+        one: a replay.
+        other: the same with one record less, and the same release.
+        numbers: numbers of records in the one and in the other.
+    """
+    square = float(one.used.square().sum())
+    if square == 0.0 or len(one.used) != len(other.used):
+        return False
+    ratio = float(one.used @ other.used) / square
+    alike = float((other.used - ratio * one.used).norm()) <= _OF_SIZE * math.sqrt(square)
+    quotients = [mine / theirs for mine, theirs in numbers if 0 < theirs != mine]
+    return alike and any(abs(ratio - q) <= _OF_RATIO * abs(q - 1.0) for q in quotients)
 
 
 def _decided(

@@ -40,6 +40,7 @@ class Replay:
             claimed one.
         noise: the noise multiplier that it states then, of each step, a second one among them.
         counts: what an optimizer that adapts its clipping norm releases beside its gradients.
+        used: the gradient that the update used, ``[d]``, where it is read what the step left.
         after: what the step left behind that later steps read or a checkpoint holds, by name.
         later: releases of a second step on the same batches; empty where none was asked for.
         sure: whether what was read is where the noise is in.
@@ -57,6 +58,7 @@ class Replay:
     stated: float = 1.0
     noise: list[float] = field(default_factory=list)
     counts: dict[str, Any] = field(default_factory=dict)
+    used: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
     after: dict[str, torch.Tensor] = field(default_factory=dict)
     later: list[torch.Tensor] = field(default_factory=list)
     sure: bool = True

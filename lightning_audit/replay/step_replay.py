@@ -129,6 +129,7 @@ class StepReplay:
                 self._take_first(batches, rows, alone=alone)
                 if then or look:
                     found.after = left_behind(self._module, self._step.optimizer)
+                    found.used = self._flat([p.grad for p in self._step.params])
                 if then:
                     self._later = True
                     places.begin_second()
@@ -193,9 +194,8 @@ class StepReplay:
     @property
     def clips_alone(self) -> bool:
         """Whether it clips and adds noise without a forward and a backward pass."""
-        return self._private is not None and all(
-            isinstance(getattr(p, "grad_sample", None), torch.Tensor) for p in self._step.params
-        )
+        held = [getattr(p, "grad_sample", None) for p in self._step.params]
+        return self._private is not None and all(isinstance(h, torch.Tensor | list) for h in held)
 
     def _clip(self, rows: torch.Tensor) -> None:
         """Let the private optimizer make its gradient of per-sample gradients of ours."""

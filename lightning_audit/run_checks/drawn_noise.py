@@ -25,8 +25,9 @@ from lightning_audit.stats.evalues.sequential import log_mean_exp
 
 #: The kind of entries that go together, of which looks are multiplied.
 TOGETHER = "together"
-#: Too little noise somewhere, and in every tensor, whose noise is less than this part of the claim.
-SMALL, SCALE = "small", "scale"
+#: Too little noise somewhere, over all of a tensor, and in every tensor, whose noise is less than
+#: this part of the claim.
+SIZES = SMALL, TENSOR, SCALE = "small", "tensor", "scale"
 _ALL_SMALL = 0.95
 _SEEN = math.log(1000.0)
 #: Numbers by which the noise of a tensor is told from the claim.
@@ -150,6 +151,8 @@ def draws_seen(draws: Draws) -> dict[str, Seen]:
         upper = max(chosen_upper(n, squares, len(sums)) for n, squares in sums)
         everywhere = f"the noise of every tensor is {interval_in_words(None, upper, _AT)}"
         seen[SCALE] = seen.pop(SMALL)._replace(what=everywhere)
+    elif seen[SMALL].log_e > _SEEN and seen[SMALL].what in {one.what for one in _whole(draws)}:
+        seen[TENSOR] = seen.pop(SMALL)
     return seen
 
 
@@ -162,13 +165,12 @@ def _small(draws: Draws) -> Seen:
     """Too little noise in tensors, their rows and columns, or in some entries."""
     if not draws.sized:
         return NOTHING
-    told: list[Seen] = []
+    told = _whole(draws)
     entries: list[FloatArray] = []
-    among = 1 + sum(1 + sum(own.shape[1:]) for own in draws.tensors)
+    among = _among(draws)
     for name, own in zip(draws.names, draws.tensors, strict=True):
         noise = contrasts(own)
         count, squares = len(noise), np.square(noise).sum(axis=0)
-        told.append(_sized(squares.sum()[None], count * squares.size, among, f"`{name}`"))
         if min(squares.shape) > 1:
             rows, columns = squares.shape
             told.append(_sized(squares.sum(1), count * columns, among, f"a row of `{name}`"))
@@ -179,6 +181,20 @@ def _small(draws: Draws) -> Seen:
     # Tensors that are too small to tell alone do together.
     told.append(_sized(each.sum()[None], count * each.size, among, "all tensors together"))
     return _mean(told)
+
+
+def _whole(draws: Draws) -> list[Seen]:
+    """Too little noise over all of each tensor."""
+    noise = [np.square(contrasts(own)) for own in draws.tensors]
+    return [
+        _sized(squares.sum()[None], squares.size, _among(draws), f"`{name}`")
+        for name, squares in zip(draws.names, noise, strict=True)
+    ]
+
+
+def _among(draws: Draws) -> int:
+    """Of how many tensors, rows and columns one is named."""
+    return 1 + sum(1 + sum(own.shape[1:]) for own in draws.tensors)
 
 
 def _sized(squares: FloatArray, count: int, among: int, where: str) -> Seen:

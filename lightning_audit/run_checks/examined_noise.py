@@ -12,7 +12,14 @@ import numpy as np
 from lightning_audit.catalogue.evidence import Evidence, log_weight
 from lightning_audit.catalogue.noise_examination import REPLAY_NOISE
 from lightning_audit.results.audit_report import CheckResult
-from lightning_audit.run_checks.drawn_noise import FAMILIES, NOTHING, SCALE, TOGETHER, Seen
+from lightning_audit.run_checks.drawn_noise import (
+    FAMILIES,
+    NOTHING,
+    SCALE,
+    TENSOR,
+    TOGETHER,
+    Seen,
+)
 from lightning_audit.run_checks.replay_findings import Finding
 from lightning_audit.stats.evalues.sequential import log_mean_exp
 
@@ -36,6 +43,7 @@ _SHARPEST = (
     MISSING,
     EARLIER,
     SCALE,
+    TENSOR,
 )
 _CLEAR = 14.0
 #: Significance of a look that is not one of a run's.

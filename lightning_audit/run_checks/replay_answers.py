@@ -36,7 +36,8 @@ class Answer:
         kept: what steps to come are held against, in memory alone; None if nothing is.
         alone: whether all that a step leaves behind was seen to follow from its release alone,
             whatever the step's own noise is.
-        clips: what is done instead of clipping, see `clipping_kind`; empty where it is not known.
+        kind: which fault it is, see `clipping_kind`, `sensitivity_kind`, `examine_release`; empty
+            where a few more replays do not tell.
         reason: why the question was not asked; empty where it was.
     """
 
@@ -46,7 +47,7 @@ class Answer:
     noise: NoiseLook | None = None
     kept: Any = None
     alone: bool = False
-    clips: str = ""
+    kind: str = ""
 
     def describe(self) -> str:
         """What came of it, in a line."""
@@ -118,7 +119,7 @@ class _Told:
     alike: bool = True
     in_one_tensor: bool = False
     passes_whole: bool = False
-    clips: str = ""
+    kind: str = ""
     decides: str = ""
     reason: str = ""
 
@@ -218,7 +219,7 @@ class ExaminationLog:
                 "alike": told.alike,
                 "in_one_tensor": told.in_one_tensor,
                 "passes_whole": told.passes_whole,
-                "clips": told.clips,
+                "kind": told.kind,
                 "decides": told.decides,
             }
         return check.judged(
@@ -248,7 +249,7 @@ def _add(told: _Told, step: int, answer: Answer) -> None:
         told.finding, told.decides = worst.describe(), worst.decides
         told.alike = _alike(answer.findings)
         # Where earlier steps were clipped as claimed, it is none of these.
-        told.clips = answer.clips if told.asked == answer.asked else ""
+        told.kind = answer.kind if told.asked == answer.asked else ""
         told.in_one_tensor = any(found.in_one_tensor for found in answer.findings)
         told.passes_whole = any(
             found.whole is not None

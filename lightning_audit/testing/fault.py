@@ -35,7 +35,8 @@ class Fault:
         wrong: what is wrong, in words.
         met_in: where it was met.
         check: name of the finding that fires; empty where a note of the report tells it. This and
-            the sentence are the catalogue's where a check tells the fault by itself.
+            the sentence are the catalogue's where a check tells the fault by itself, the first of
+            several unless it is stated.
         sentence: how `Verdict.fault` begins, for a warning how its message does.
         optimizer: the faulty class, for faults that can be planted.
         training: a class of `lightning_audit.testing.trainings` that shows the fault.
@@ -74,7 +75,7 @@ class Fault:
     remarked: bool = False
 
     def __post_init__(self) -> None:
-        told = None if self.sentence else teller(self.likely)
+        told = None if self.sentence else teller(self.likely, self.check)
         if told is not None:
             check, rule = told
             object.__setattr__(self, "check", check.name)

@@ -185,8 +185,8 @@ OF_THE_OPTIMIZER = (
         "less_noise_on_largest",
         "the largest tensor has nine tenths of the noise",
         "a scale that is set by layer",
+        "noise.whole",
         optimizer=noise.LessNoiseOnLargest,
-        steps=20,
         named="noise_too_small_over_a_tensor",
     ),
     Fault(
@@ -258,6 +258,7 @@ OF_THE_OPTIMIZER = (
         "divides_by_realised_batch",
         "the sum is divided by the number of records that a Poisson batch happens to have",
         "opacus #420, #571, #819",
+        "batch_normalised",
         optimizer=clipping.DividesByRealisedBatch,
     ),
     Fault(

@@ -25,10 +25,9 @@ OF_THE_STEP = (
         "clip_by_median_norm",
         "gradients are clipped by the median norm of their batch",
         "adaptive clipping without private counts",
-        "replay.sensitivity",
-        "clipping norm too large",
-        faulty.ClipByMedianNorm,
-        named="clipping_norm_too_large",
+        "replay.clipping",
+        optimizer=faulty.ClipByMedianNorm,
+        named="clipping_norm_of_the_batch",
         audit=_THREE,
     ),
     Fault(
@@ -101,7 +100,7 @@ OF_THE_STEP = (
         "two augmented views of a record are clipped as two records",
         "augmentation that repeats records in the batch",
         training=faulty.ViewsClippedApart,
-        named=_BY_RECORD,
+        named="record_counts_twice",
         audit=_THREE,
     ),
 )

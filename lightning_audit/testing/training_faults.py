@@ -140,6 +140,7 @@ OF_THE_TRAINING = (
         "divides_by_realised_batch_by_hand",
         "DP-SGD by hand averages over the records that a Poisson batch happens to have",
         "`sum / len(batch)`",
+        "batch_normalised",
         training=trainings.MeanOverBatch,
         audit={"claim": BY_HAND_CLAIM},
         named="divides_by_realised_batch",

@@ -11,12 +11,19 @@ from typing import Any
 import numpy as np
 
 from lightning_audit.catalogue.registry import group
-from lightning_audit.catalogue.replay_checks import CLIPPING_ADVICE, REPLAY_CLIPPING
+from lightning_audit.catalogue.replay_checks import (
+    CLIPPING_ADVICE,
+    REPLAY_CLIPPING,
+    REPLAY_SENSITIVITY,
+)
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.verdict.candidates import Candidate, Case, named_tensors
 
 #: Canaries at least this large tell a clipped one from one that is not, whatever the noise.
 _OVERSIZE = 20.0
+#: Kinds that canaries take for another one, and the checks that tell them.
+_BY_REPLAY = {"sum", "batch", "parts", "rows"}
+_REPLAYED = {REPLAY_CLIPPING.name, REPLAY_SENSITIVITY.name}
 #: How the label of an input canary ends; those of gradient canaries end with a place.
 _INPUT = re.compile(r"\(input(, sampling_rate=[^)]*)?\)$")
 
@@ -37,9 +44,9 @@ def clipping_candidates(case: Case) -> list[Candidate]:
     at_times, missed = _at_times(monitor), _missed(monitor, case.oversize)
     found = [at_times] if at_times else [_after_average(monitor), missed]
     loose = at_times is not None or missed is not None
-    replayed = case.violated.get(REPLAY_CLIPPING.name)
-    if replayed is not None and replayed.evidence.get("clips") == "sum":
+    if _BY_REPLAY & {case.violated[n].evidence.get("kind") for n in _REPLAYED & set(case.violated)}:
         return []  # the replay itself names it
+    replayed = case.violated.get(REPLAY_CLIPPING.name)
     if loose and replayed is not None and replayed.evidence.get("passes_whole"):
         return []  # whole gradients pass now and then, whichever tensors they are in
     if shift > 0.5 * case.oversize and not at_times:
@@ -168,8 +175,7 @@ def _by_part(monitor: AuditMonitor) -> _Named | None:
         "parts of a split batch count differently: a record in its last part adds "
         f"{max(last, 0.0):.2g} times max_grad_norm, one in an earlier part "
         f"{max(earlier, 0.0):.2g} times",
-        "where the clipped sums of the parts are added up: a sum that shares its memory with "
-        "p.grad, that is added twice, or that is not set to zero after the step",
+        CLIPPING_ADVICE["parts_count_differently"],
         {"shift_of_earlier_parts": earlier, "shift_of_last_parts": last},
     )
 
@@ -211,8 +217,7 @@ def _counts_twice(monitor: AuditMonitor) -> _Named | None:
         "record_counts_twice",
         "a record counts more than once: it adds about "
         f"{times} times max_grad_norm, as if {times} samples were made of it",
-        "whether views, augmentations or time steps of a record, or a layer that is used several "
-        "times, give per-sample gradients that are clipped one by one",
+        CLIPPING_ADVICE["record_counts_twice"],
         {"times": times},
     )
 

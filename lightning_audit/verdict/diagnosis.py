@@ -51,14 +51,15 @@ def likely_faults(
         *clipping_candidates(case),
         *reuse_candidates(case),
         *noise_candidates(case),
-        *(candidate for rule, candidate in alone if rule.rank > 0),
+        *(by_itself := [candidate for rule, candidate in alone if rule.rank > 0]),
     ]
     kept: list[LikelyFault] = []
     explained: set[str] = set()
     for candidate in candidates:
         finding = candidate.fault.finding
-        # A fault that one check tells may have been told before, by its rank among others.
-        again = any((f.name, f.finding) == (candidate.fault.name, finding) for f in kept)
+        # What one check tells by itself may have been told before, by its rank or better.
+        told = [f.name for f in kept if f.finding == finding]
+        again = candidate.fault.name in told or (bool(told) and candidate in by_itself)
         if finding not in explained and not again:
             kept.append(candidate.fault)
             explained.update(name for name in candidate.explains if name != finding)
@@ -113,8 +114,11 @@ def _candidate(case: Case, finding: str, rule: FaultRule, explains: tuple[str, .
 
 def _divisor_candidates(case: Case) -> list[Candidate]:
     """Division by the realised batch, where noise that is re-used does not look like it."""
-    finding, (rule,) = BATCH_NORMALISED.name, BATCH_NORMALISED.faults
-    if finding not in case.violated:
+    rules = {
+        c.name: c.faults[0] for c in (BATCH_NORMALISED, REPLAY_RELEASE) if c.name in case.violated
+    }
+    finding, *also = [n for n, r in rules.items() if r.applies(case.violated[n].evidence)] or [""]
+    if not finding:
         return []
     monitor = case.monitor
     if monitor is not None and monitor.witness_noise.onset.ratios():
@@ -124,7 +128,8 @@ def _divisor_candidates(case: Case) -> list[Candidate]:
         return []
     quiet = 1.0 if monitor is None else monitor.witness_noise.smallest_ratio
     small = group("noise") if quiet > _LARGE_BATCH else ()
-    return [_candidate(case, finding, rule, (*entailed(rule), *small))]
+    rule = rules[finding]
+    return [_candidate(case, finding, rule, (*entailed(rule), *small, *also))]
 
 
 def _unexplained(case: Case, finding: str) -> LikelyFault:

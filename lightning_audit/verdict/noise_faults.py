@@ -164,12 +164,18 @@ def _of_few_entries(case: Case) -> bool:
 
 
 def _is_small_in_most(case: Case) -> bool:
-    """Whether what was added to the sums is too small in most tensors, where data hide it."""
+    """Whether what was added to the sums is too small in most tensors, where data hide it.
+
+    Tensors that are too small to be flagged count, where they read about what the others do.
+    """
     whole = case.violated.get(NOISE_WHOLE.name)
     if whole is None or not whole.evidence.get("tensors"):
         return False
-    most = 2 * len(whole.evidence["flagged"]) > whole.evidence["tensors"]
-    return most and _added(case) < _ABOUT
+    seen = whole.evidence
+    others = seen.get("ratio_of_the_others")
+    alike = others is not None and others < 0.5 * (1.0 + seen["flagged_ratio"])
+    most = 2 * len(seen["flagged"]) > seen["tensors"]
+    return (most or alike) and _added(case) < _ABOUT
 
 
 def _in_tensors(case: Case, monitor: AuditMonitor) -> list[Candidate]:

@@ -24,7 +24,9 @@ MAY_ENTAIL: Mapping[str, tuple[str, ...]] = {
     },
     "sensitivity": (*group("replay"), *_LEAKAGE),
     "epsilon": group("replay"),
-    "batch_normalised": ("sensitivity", *group("replay"), *_OF_NOISE),
+    **dict.fromkeys(
+        ("batch_normalised", "replay.release"), ("sensitivity", *group("replay"), *_OF_NOISE)
+    ),
     **dict.fromkeys((*_NOISE, *_REUSE), _OF_NOISE),
 }
 

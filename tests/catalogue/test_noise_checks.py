@@ -78,4 +78,4 @@ def test_a_tensor_with_too_little_noise_is_told_from_single_entries_without() ->
     entries = (NOISE_ENTRIES, NOISE_SHAPE)
     assert told(0.5, *entries) == ["noise_too_small_over_a_tensor"]
     assert told(0.99, *entries) == ["noise_missing_at_entries"]
-    assert told(0.99) == ["noise_a_little_small_over_a_tensor"]
+    assert told(0.99) == ["noise_too_small_over_a_tensor"]

@@ -14,6 +14,7 @@ from lightning_audit.run_checks.drawn_noise import (
     NOTHING,
     SCALE,
     SMALL,
+    TENSOR,
     Draws,
     contrasts,
     differences,
@@ -181,8 +182,14 @@ def test_less_noise_in_every_tensor_is_told_from_less_in_one() -> None:
     assert seen["tails"] == NOTHING  # which supposes noise of the claimed size
     first, *others = noise()
     seen = draws_seen(Draws([0.5 * first, *others], names, 1.0))
+    assert seen[TENSOR].log_e > 14.0
+    assert seen[TENSOR].what == "the noise of `a` is 0.5 times the claim"
+    assert not {SCALE, SMALL} & set(seen)
+    half_quiet = first.copy()
+    half_quiet.reshape(len(first), -1)[:, ::2] *= 0.01
+    seen = draws_seen(Draws([half_quiet, *others], names, 1.0))
     assert seen[SMALL].log_e > 14.0
-    assert SCALE not in seen
+    assert not {SCALE, TENSOR} & set(seen)
 
 
 @pytest.mark.parametrize("factor", [0.85, 0.9])

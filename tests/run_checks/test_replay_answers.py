@@ -55,8 +55,8 @@ def test_what_is_done_instead_of_clipping_is_not_known_where_earlier_steps_were_
     log = ExaminationLog()
     if fine_before:
         log.take(0, {"replay.clipping": Answer(8)})
-    log.take(9, {"replay.clipping": Answer(8, (FAR,), clips="none")})
-    assert result(log, "replay.clipping").evidence["clips"] == kind
+    log.take(9, {"replay.clipping": Answer(8, (FAR,), kind="none")})
+    assert result(log, "replay.clipping").evidence["kind"] == kind
 
 
 def test_a_size_without_end_has_none() -> None:

@@ -125,6 +125,7 @@ def test_loud_data_are_not_taken_for_steps_without_clipping() -> None:
         ("norm", "clipping_norm_too_large"),
         ("tensors", "clip_per_tensor"),
         ("some", "clipping_misses_tensors"),
+        ("batch", "clipping_norm_of_the_batch"),
         ("", "one_record_moves_too_much"),
     ],
 )
@@ -133,15 +134,34 @@ def test_what_replays_show_of_the_clipping_comes_before_no_bounded_sensitivity(
 ) -> None:
     found = [
         check("replay.sensitivity", findings=2),
-        check("replay.clipping", findings=3, clips=kind),
+        check("replay.clipping", findings=3, kind=kind),
     ]
     (fault,) = likely_faults(found, monitor_of(simulate(1)), OVERSIZE)
     assert fault.name == name
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("none", "no_clipping"),
+        ("norm", "clipping_norm_too_large"),
+        ("rows", "record_counts_twice"),
+        ("parts", "parts_count_differently"),
+        ("", "one_record_moves_too_much"),
+    ],
+)
+def test_a_record_that_moves_too_much_has_the_name_that_replays_show(kind: str, name: str) -> None:
+    found = [check("replay.sensitivity", findings=2, kind=kind)]
+    faults = likely_faults(found, monitor_of(simulate(1)), OVERSIZE)
+    assert names(faults) == [name]
+    canary = check("sensitivity")
+    faults = likely_faults([canary, *found], monitor_of(simulate(80, shift=2.0)), OVERSIZE)
+    assert names(faults) == [name if kind and kind != "none" else "clipping_norm_too_large"]
+
+
 def test_canaries_that_are_clipped_together_have_one_name_beside_their_replay() -> None:
     record = simulate(80, shift=CLIPPED_AFTER_AVERAGE)
-    faults = faults_of(record, check("replay.clipping", findings=3, clips="sum"))
+    faults = faults_of(record, check("replay.clipping", findings=3, kind="sum"))
     assert names(faults) == ["clip_after_average"]
 
 

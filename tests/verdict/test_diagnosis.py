@@ -229,6 +229,18 @@ def test_division_by_the_realised_batch_explains_noise_that_is_a_little_small() 
     assert names(faults) == ["divides_by_realised_batch", "noise_too_small"]
 
 
+@pytest.mark.parametrize("noise", [0.83, 1.0])
+def test_a_divisor_that_replays_show_explains_noise_that_is_a_little_small(noise: float) -> None:
+    record, seen = simulate(80, noise=noise), check("replay.release", kind="divisor")
+    assert names(faults_of(record, seen)) == ["divides_by_realised_batch"]
+    both = faults_of(record, seen, check("batch_normalised"))
+    assert names(both) == ["divides_by_realised_batch"]
+    assert both[0].finding == "batch_normalised"
+    other = faults_of(record, check("replay.release", kind=""))
+    assert "more_than_the_release" in names(other)
+    assert "divides_by_realised_batch" not in names(other)
+
+
 def test_a_record_that_is_not_finite_comes_before_all_but_a_missing_dp_sgd() -> None:
     certain = ["gradient_replaced", "no_dp", "finite"]
     others = ["reuse.resume", "coupling", "sensitivity", "noise", "batch_normalised", "accounting"]

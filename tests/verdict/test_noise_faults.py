@@ -107,6 +107,23 @@ def test_half_the_noise_under_loud_data_is_told_by_what_was_added_to_the_sums() 
     assert fault.name == "noise_too_small_over_a_tensor"
 
 
+@pytest.mark.parametrize(
+    ("others", "name"),
+    [
+        (0.8, "noise_too_small"),
+        (1.0, "noise_too_small_over_a_tensor"),
+        (None, "noise_too_small_over_a_tensor"),
+    ],
+)
+def test_small_tensors_that_read_what_the_large_one_does_show_that_all_noise_is_small(
+    others: float | None, name: str
+) -> None:
+    seen = {"flagged": TENSORS[:1], "tensors": 3, "smallest_ratio": 0.74, "added_ratio": 0.76}
+    seen |= {"flagged_ratio": 0.75, "ratio_of_the_others": others}
+    (fault,) = likely_faults([check("noise.whole", **seen)], monitor_of(simulate(1)), OVERSIZE)
+    assert fault.name == name
+
+
 def _one_after_the_other(*records: tuple[RecordHeader, np.ndarray]) -> Any:
     """A record whose mechanism changes."""
     entries = np.concatenate([entries for _, entries in records])
