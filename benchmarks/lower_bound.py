@@ -8,10 +8,9 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from pytorch_lightning import Trainer, seed_everything
 from support import quiet
 
-from lightning_audit import PrivacyAudit
+from lightning_audit import AuditReport
 from lightning_audit.accounting.composition import epsilon_of_history
 from lightning_audit.accounting.least_cost import cheapest
 from lightning_audit.accounting.phases import Phase
@@ -54,27 +53,9 @@ def proved(claims: list[tuple[float, float, int]], seed: int, *, planned: bool =
 
 def of_digits(seed: int) -> float:
     """The part that the report of the demo's correct training proves."""
-    seed_everything(seed, verbose=False)
     with tempfile.TemporaryDirectory() as folder:
-        audit = PrivacyAudit(
-            claimed_epsilon=DEMO["CLAIMED_EPSILON"],
-            delta=DEMO["DELTA"],
-            report_dir=folder,
-            seed=seed,
-            examinations=0,
-        )
-        trainer = Trainer(
-            max_epochs=DEMO["EPOCHS"],
-            callbacks=[audit],
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-        trainer.fit(DEMO["Digits"](DEMO["RUNS"]["correct"][0]))
-    report = audit.report
-    assert report is not None
+        DEMO["train"]("correct", Path(folder), seed)
+        report = AuditReport.load(Path(folder) / "report.json")
     assert report.epsilon_spent
     return (report.epsilon_lower or 0.0) / report.epsilon_spent
 
