@@ -173,7 +173,7 @@ REPLAY_RELEASE = Check(
             "not; step on every batch, or by the number of batches, steps or epochs",
             rank=-11,
             explains_groups=("replay", "leakage"),
-            applies=lambda seen: seen["decides"] == "step",
+            applies=lambda seen: seen.get("decides") == "step",
         ),
         FaultRule(
             "noise_set_by_records",
@@ -185,7 +185,7 @@ REPLAY_RELEASE = Check(
             rank=-11,
             explains=("replay.noise",),
             explains_groups=("replay", "leakage"),
-            applies=lambda seen: seen["decides"] == "noise",
+            applies=lambda seen: seen.get("decides") == "noise",
         ),
         FaultRule(
             "more_than_the_release",
