@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from stages import most_failures, staged
 
 from lightning_audit.accounting.composition import epsilon_of_history
 from lightning_audit.accounting.least_cost import cheapest
@@ -85,16 +86,22 @@ FALSE_OF_A_MEAN: dict[str, tuple[list[Claim], np.ndarray]] = {
     "rate falls": ([(1.0, 0.1, 500), (1.0, 0.001, 1500)], np.repeat([2.0, 1.0], [500, 1500])),
     "batch grows": ([(1.0, 0.004, 1500), (1.0, 0.064, 300)], np.repeat([1.0, 1.6], [1500, 300])),
     "full batches": ([(10.0, 1.0, 1500), (1.0, 1.0, 200)], np.full(1700, 2.0)),
+    "exponential schedule": (
+        [(sigma, 0.02, 25) for sigma in np.geomspace(4.0, 0.8, 40).tolist()],
+        np.full(1000, 1.5),
+    ),
 }
 
 
+@pytest.mark.parametrize("runs", staged(quick=[3], nightly=[60]))
 @pytest.mark.parametrize("name", list(FALSE_OF_A_MEAN))
-def test_what_is_proved_is_below_what_unlike_steps_cost(name: str) -> None:
+def test_what_is_proved_is_below_what_unlike_steps_cost(name: str, runs: int) -> None:
     claims, noise = FALSE_OF_A_MEAN[name]
     rates = np.repeat([rate for _, rate, _ in claims], [steps for *_, steps in claims])
     true = epsilon_of_history(
         [Phase(float(s), float(q), 1) for s, q in zip(noise, rates, strict=True)], DELTA
     )
-    found = [of_run(claims, noise, seed) for seed in range(3)]
-    print(f"\n{name}: {found} of {true}")
-    assert 0.1 * true < max(found) <= true
+    found = np.array([of_run(claims, noise, seed) for seed in range(runs)])
+    print(f"\n{name}: median {np.median(found)}, largest {found.max()} of {true}")
+    assert 0.1 * true < np.median(found)
+    assert np.sum(found > true) <= (0 if runs < 10 else most_failures(runs, 0.05, 60))
