@@ -123,7 +123,7 @@ QUESTIONS: Mapping[str, Callable[[Asked], Answer]] = {
 #: Steps that each replays at the most where it is asked alone, of a few crafted gradients.
 USUAL: Mapping[str, float] = {
     "replay.sensitivity": 10.0,
-    "replay.release": 10.0,
+    "replay.release": 18.0,
     "coupling": 5.0,
     "replay.clipping": 22.0,
     "replay.noise": 24.0,

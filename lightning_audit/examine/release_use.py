@@ -8,6 +8,7 @@ record without noise.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -34,6 +35,8 @@ _NEXT = "the next step's gradient"
 #: by Adam, may show a record by so many times what the release does.
 _DRAWS, _PROCESSED = 4, 2.0
 _OTHER_NOISE = 6_700_417
+#: Pairs of records that stand for all where replays are not counted.
+_PAIRS = 8
 #: Places of a step where its noise is drawn, and where what comes before its clipping is.
 _NOISE, _BEFORE = ("clipping", "noise"), ("start",)
 
@@ -131,7 +134,8 @@ def _decided(
         base: the step as it is.
         first: the same, followed by another on its batches.
     """
-    for name, other_batches in _of_other_records(batches, base, seed):
+    more = 0 if replay.limited else _PAIRS
+    for name, other_batches in _of_other_records(batches, base, seed, more):
         if not replay.has_left(2):
             break
         other = replay.run(other_batches, seed, released=base, then=batches)
@@ -146,12 +150,18 @@ def _decided(
 
 
 def _of_other_records(
-    batches: Sequence[Any], base: Replay, seed: int
+    batches: Sequence[Any], base: Replay, seed: int, more: int
 ) -> Iterator[tuple[str, list[Any]]]:
     """Batches of as many records of another loss, and what they are.
 
     Each has two of the batch's records in turns: of copies of one alone, some losses are not
-    defined.
+    defined. A limit near to the losses of batches lies among those of pairs.
+
+    Args:
+        batches: the physical batches of one logical step.
+        base: the step as it is.
+        seed: of the choice.
+        more: pairs at random besides.
     """
     sizes = [rows(batch) for batch in batches]
     norms = torch.cat(base.norms) if base.norms else torch.zeros(0)
@@ -174,6 +184,14 @@ def _of_other_records(
         "with records within the range of the data in the place of all",
         [within_range(batch, seed) for batch in batches],
     )
+    rng = random.Random(seed)
+    for _ in range(more):
+        pairs = [rng.choices(range(size), k=2) for size in sizes]
+        orders_of_pairs = [(pair * size)[:size] for pair, size in zip(pairs, sizes, strict=True)]
+        yield (
+            "with two records at random in the place of all",
+            [taken(batch, order) for batch, order in zip(batches, orders_of_pairs, strict=True)],
+        )
 
 
 def _hidden(

@@ -18,9 +18,8 @@ class LeftOutBatches:
     """Sees which batches make no step.
 
     Steps lie at a fixed distance within an epoch: on every batch, or on every k-th, where gradients
-    are added up or several optimizers take turns. The last of an epoch may come earlier. What one
-    batch had to do with its step cannot be told where an empty batch came before it, nor behind the
-    first batch of a process, which may have resumed amid a distance.
+    are added up or several optimizers take turns. The first and the last of an epoch may come
+    earlier. Where an empty batch came in between it cannot be told.
     """
 
     def __init__(self) -> None:
@@ -29,13 +28,14 @@ class LeftOutBatches:
         #: Whether an empty one was left out, and every other such batch was empty as well.
         self.empty = False
         self._once_a_batch = True
-        self._unsure = True
-        self._distance: int | None = None
-        self._batches, self._early = 0, False
+        self.start_epoch()
 
     def start_epoch(self) -> None:
         """The distance may be another one in each epoch."""
-        self._distance, self._batches, self._early = None, 0, False
+        self._distance: int | None = None
+        # Batches before the first step and that one, where it is known, and those since the last.
+        self._first, self._batches = 0, 0
+        self._begins, self._unsure, self._early = True, False, False
 
     def take(self, batch: Any, *, stepped: bool) -> None:
         """A batch was trained.
@@ -50,14 +50,18 @@ class LeftOutBatches:
             return
         self._once_a_batch &= stepped
         self._batches += 1
-        if not self._unsure:
+        if not (self._begins or self._unsure):
             late = self._distance is not None and self._batches >= self._distance + stepped
             self.irregular |= self._early or late
-        if stepped:
-            if not self._unsure:
-                self._distance = self._distance or self._batches
-                self._early = self._batches < self._distance
-            self._batches, self._unsure = 0, False
+        if not stepped:
+            return
+        if self._begins:
+            self._first = 0 if self._unsure else self._batches
+        elif not self._unsure:
+            self._distance = self._distance or self._batches
+            self._early = self._batches < self._distance
+            self.irregular |= self._first > self._distance
+        self._batches, self._begins, self._unsure = 0, False, False
 
 
 def is_empty(batch: Any) -> bool:

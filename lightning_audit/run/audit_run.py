@@ -175,7 +175,7 @@ class AuditRun:
     def facts(self) -> RunFacts:
         """What is known now, from each part of the run."""
         self.ledger.look_at_steps(self.sessions, self._course)
-        self.examinations.look_at_changes(self.ledger.book)
+        self.examinations.look_at_changes()
         ledger = self.ledger.settle(self.optimizers.facts, self.config.claim)
         return RunFacts.of(self.optimizers, self.lints, self._course, self.ranks, ledger)
 
@@ -239,8 +239,8 @@ class AuditRun:
         taken = self.optimizers.steps - self._steps_before
         if taken > 1 or self.ledger.looks:
             self.ledger.end_batch(taken, self.sessions, batch)
-        if self.sessions and all(s.planner.changed_at is None for s in self.sessions):
-            self.lints.end_batch(batch, stepped=taken > 0)
+        if self.sessions and self.lints.end_batch(batch, self.sessions, stepped=taken > 0):
+            self.examinations.look_at_schedule(self.optimizers.steps)
         self.look_is_due |= self.lints.rate_rose
         if self.examinations.behind is not None or self.examinations.watch is not None:
             self.examinations.end_batch(self.optimizers.steps, stepped=taken > 0)

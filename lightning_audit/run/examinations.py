@@ -17,13 +17,12 @@ from lightning_audit.examine.successive_steps import SuccessiveSteps
 from lightning_audit.replay.step_watch import StepWatch, TakenStep
 from lightning_audit.run.audited_optimizers import AuditedOptimizers
 from lightning_audit.run.run_facts import RunCourse
-from lightning_audit.run_checks.ledger import Ledger
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.ranks import Ranks
 
 #: Steps after which it is asked again whether there is time for an examination.
 _WAIT = 16
-#: How often steps that follow no known schedule bring the next question forward.
+#: How often a change of the noise, or a batch without a step, brings the next question forward.
 _HASTENED = 3
 _OFF = "examinations=0"
 _RANKS = "several processes train, and a step is replayed in one only"
@@ -61,8 +60,8 @@ class Examinations:
         self._names: list[str] = []
         #: Epochs between which weights were seen to change, and whether they did within one.
         self._between, self._moves = 0, False
-        #: Steps and batches that follow no known schedule, and how often that hastened a question.
-        self._odd = self._hastened = 0
+        #: How often a question was hastened by the schedule of steps, and from when on it may be.
+        self._hastened = self._hastened_at = 0
         #: Whether what is done to releases was seen not to be followed.
         self._lost = False
         #: Keeps the noise of the steps behind an examination.
@@ -164,14 +163,10 @@ class Examinations:
             shown = ", ".join(f"`{name}`" for name in found.logged[:5])
             self._notes.add(_BY_TRAINING.format(names=shown) + _SEES)
 
-    def look_at_changes(self, book: Ledger) -> None:
+    def look_at_changes(self) -> None:
         """Where weights begin to change behind a step's end, ask of the next one what it uses.
 
-        The same where what is done to releases cannot be followed, and a few times where steps, or
-        changes of their noise, follow no schedule that is known.
-
-        Args:
-            book: of the run.
+        The same where what is done to releases cannot be followed.
         """
         self._session()
         marks = [s.way.tap.weights.fingerprint for s in self._optimizers.sessions]
@@ -182,10 +177,17 @@ class Examinations:
         lost = any(not s.recorder.is_followed(self._log.alone) for s in self._optimizers.sessions)
         news = (within > 0 and not self._moves, lost and not self._lost)
         self._moves, self._lost = self._moves or within > 0, self._lost or lost
-        odd = book.changes + book.left_out
-        more = odd > self._odd and self._hastened < _HASTENED
-        self._odd, self._hastened = max(self._odd, odd), self._hastened + more
-        if any(news) or more:
+        if any(news):
+            self.schedule.hasten("replay.release")
+
+    def look_at_schedule(self, steps: int) -> None:
+        """A batch was left out, or its noise is another one: ask a few of the next what decides it.
+
+        Args:
+            steps: that were taken.
+        """
+        if self._hastened < _HASTENED and steps >= self._hastened_at:
+            self._hastened, self._hastened_at = self._hastened + 1, 2 * steps
             self.schedule.hasten("replay.release")
 
     def _session(self) -> AuditSession | None:

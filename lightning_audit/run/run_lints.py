@@ -25,6 +25,7 @@ from lightning_audit.lints.own_code import OwnCode
 from lightning_audit.run.run_facts import Notes
 from lightning_audit.run_checks.accounted_epsilon import PlannedCost
 from lightning_audit.run_checks.batch_sampling import BatchCheck
+from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.ranks import Ranks
 from lightning_audit.taps.sampler_tap import SamplerTap
 
@@ -64,6 +65,7 @@ class RunLints:
         #: Whether the sample rate rose, which is to be looked at.
         self.rate_rose = False
         self._left_out = LeftOutBatches()
+        self._noise: list[Any] = []
         #: Whether batches without a step lay at no fixed distance.
         self.irregular = False
         self._ahead = 0
@@ -147,14 +149,24 @@ class RunLints:
             carried = [carries_over(optimizer, self._ahead) for optimizer in optimizers]
             self.carried_over += any(carried)
 
-    def end_batch(self, batch: Any, *, stepped: bool) -> None:
-        """See which batches make no step; where logical ones are split, their parts make none."""
-        if self._split:
-            return
-        self._left_out.take(batch, stepped=stepped)
-        self.irregular |= self._left_out.irregular
-        if self._left_out.empty:
-            self._notes.add(SKIPPED)
+    def end_batch(self, batch: Any, sessions: Sequence[AuditSession], *, stepped: bool) -> bool:
+        """See which batches make no step, and whether the noise changes.
+
+        Where logical batches are split, their parts make none.
+
+        Returns:
+            Whether a batch was left out for the first time at no fixed distance, or noise changed.
+        """
+        noise = [getattr(session.step.optimizer, "noise_multiplier", None) for session in sessions]
+        news, self._noise = self._noise not in ([], noise), noise
+        if not self._split and all(session.planner.changed_at is None for session in sessions):
+            before = self.irregular
+            self._left_out.take(batch, stepped=stepped)
+            self.irregular |= self._left_out.irregular
+            news |= self.irregular and not before
+            if self._left_out.empty:
+                self._notes.add(SKIPPED)
+        return news
 
     def look_at_loss(self, module: torch.nn.Module, loss: Any) -> None:
         """Note of the first loss how it was made, and whether Lightning took something off it."""

@@ -127,8 +127,8 @@ def _at_times(monitor: AuditMonitor) -> _Named | None:
         "clipping_missing_at_times",
         f"clipping is missing at times: canaries pass with {loud.shift:.3g} times max_grad_norm "
         f"{loud.part:.0%} of the times they enter, and are clipped the others",
-        "what is otherwise there: the last batch of an epoch, a branch that skips the clipping, "
-        "rows of the batch that are left out of it",
+        "what is otherwise there: values, losses or norms of a batch that decide whether its "
+        "gradients are clipped, the last batch of an epoch, rows that are left out",
         {"loud_steps": loud.numbers},
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from opacus import GradSampleModule
 from opacus.optimizers import DPOptimizer
 from torch import nn
 from torch.nn import functional
-from training_support import PrivateModule, trainer_for
+from training_support import PrivateModule, digits, mlp, trainer_for
 
 from lightning_audit import PrivacyAudit
 from lightning_audit.dpsgd.accountant_link import accountant_link
@@ -58,6 +59,29 @@ def test_noise_seeded_anew_in_each_epoch_is_seen(tmp_path: Path) -> None:
     report = _report(tmp_path, SeedsEveryEpoch(batch_size=9), max_epochs=4)
     assert report.verdict.outcome == "VIOLATION"
     assert "the same noise is added in every epoch" in report.verdict.fault
+
+
+class ClipsByWhatTheBatchHolds(DPOptimizer):
+    """The gradients of one batch in fifty are not clipped, by a number of its records."""
+
+    def clip_and_accumulate(self) -> None:
+        rows = torch.cat([g.flatten(1) for g in self.grad_samples], dim=1)
+        median = float(rows.norm(dim=1).median())
+        stated = self.max_grad_norm
+        if (math.sin(12.9898 * median) * 43758.5453) % 1.0 < 0.02:
+            self.max_grad_norm = 1e9
+        super().clip_and_accumulate()
+        self.max_grad_norm = stated
+
+
+def test_canaries_that_pass_in_few_steps_are_not_taken_for_noise(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = PrivateModule(mlp(64), dataset=digits(), optimizer_class=ClipsByWhatTheBatchHolds)
+    report = _report(tmp_path, module, max_steps=150)
+    status = {check.name: check.status for check in report.checks}
+    assert (status["sensitivity"], status["noise.excess"]) == ("ok", "ok")
+    assert report.verdict.outcome == "INCONCLUSIVE"
+    assert report.verdict.pass_blockers[0].startswith("sums are longer than clipping allows, and")
 
 
 class FreezesALayer(PrivateModule):

@@ -56,7 +56,8 @@ def test_a_training_that_adds_up_batches_is_not_taken_for_one_that_leaves_some_o
         ("..s..s..s.", "..s..s..s.s"),  # the rest of an epoch is dropped, or steps at its end
         (".....", "sssss"),  # a first epoch that does not train
         (".s.s.s", "...s...s"),  # another distance in another epoch
-        ("s..s..s", "..s..s.."),  # the process resumed amid a distance
+        ("s..s..s", ".s..s..s"),  # by the number of the batch; the process resumed amid a distance
+        ("s.s.s.", "s.s.s."),
         ("ss,ss", "..s,.s..s"),  # an empty batch is no batch that a loss is of
     ],
 )

@@ -220,6 +220,11 @@ class NoiseChannelChecks:
             self._long_at = step
         self._longest = max(self._longest, ratio)
 
+    @property
+    def sums_are_long(self) -> bool:
+        """Whether a sum was longer than its clipped terms can make it."""
+        return self._long_at >= 0
+
     def results(self, *, clips: bool) -> tuple[CheckResult, ...]:
         """Results of the checks.
 
@@ -291,7 +296,7 @@ class NoiseChannelChecks:
             "max_grad_norm; momentum, or anything else that is added to the gradient before the "
             "update, looks like noise as well"
         )
-        if clips and self._long_at >= 0 and not self.excess.violated:
+        if clips and self.sums_are_long and not self.excess.violated:
             return NOISE_EXCESS.judged(
                 {**evidence, "violated_at_step": self._long_at},
                 "",
