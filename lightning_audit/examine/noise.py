@@ -30,11 +30,11 @@ from lightning_audit.run_checks.drawn_noise import (
     SIZES,
     Draws,
     Seen,
-    contrasts,
     draws_seen,
 )
 from lightning_audit.run_checks.examined_noise import EARLIER, MISSING, OF_RECORDS, NoiseLook
 from lightning_audit.run_checks.replay_answers import Answer
+from lightning_audit.stats.dependence.contrasts import contrasts
 from lightning_audit.stats.evalues.noise_scale import noise_log_e
 
 #: Draws of the noise, usually and at the least; more where it lies on a lattice, or costs little.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
@@ -150,11 +149,11 @@ class AuditedOptimizers:
         Raises:
             UnauditableTraining: an optimizer cannot be audited.
         """
-        same = len(optimizers) == len(self.attached)
-        if same and not any(map(operator.is_not, optimizers, self.attached)):
+        if [*map(id, optimizers)] == [*map(id, self.attached)]:
             for audit in self.audits:
                 audit.follow_hook()
             return
+        self._lints.exchanged += bool(self.attached)
         self.attached = list(optimizers)
         names = {id(p): name for name, p in module.named_parameters()}
         scoped = scoped_optimizers(optimizers, names, self.config.exemptions)

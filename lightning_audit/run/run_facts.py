@@ -337,7 +337,7 @@ class RunCourse:
             "epochs": [dict(row) for row in self.epochs],
             "resumed": self.resumed,
             "trained_batches": min(self.trained_batches, max(steps, default=0)),
-            "passes": (self.passes or PassCounter()).state(steps),
+            "passes": self.passes.state(steps) if self.passes else {"passes": 0, "steps": [*steps]},
         }
 
     def load(self, state: dict[str, Any]) -> None:

@@ -214,7 +214,8 @@ class RunLedger:
             if not known and not follows_a_scheduler(changes, session.step.optimizer):
                 book.changes += changed
         book.batches = course.trained_batches
-        book.left_out = max(0, book.batches - book.steps) if self._lints.irregular else 0
+        unseen = book.batches - book.steps - self._lints.exchanged
+        book.left_out = max(0, unseen) if self._lints.irregular else 0
 
     def _compare_rows(self, sessions: Sequence[AuditSession]) -> None:
         """Block a pass where steps clip more gradients than the sample rate lets records join.

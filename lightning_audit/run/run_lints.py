@@ -68,6 +68,8 @@ class RunLints:
         self._noise: list[Any] = []
         #: Whether batches without a step lay at no fixed distance.
         self.irregular = False
+        #: How often optimizers were exchanged: a step of a new one may have gone by unseen.
+        self.exchanged = 0
         self._ahead = 0
         #: Whether the first loss was looked at, and whether an epoch began in this process.
         self.loss_seen = self.began = False
@@ -176,7 +178,7 @@ class RunLints:
             self._notes.add(sentence)
 
     #: What a run that goes on after a stop cannot find out again.
-    _KEPT = ("epochs", "irregular", "loss_reduction", "split_epochs")
+    _KEPT = ("epochs", "exchanged", "irregular", "loss_reduction", "split_epochs")
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from lightning_audit.layout import FloatArray
 from lightning_audit.run_checks.repeated_numbers import copied_entries, few_values, repeated_numbers
+from lightning_audit.stats.dependence.contrasts import contrasts, differences
 from lightning_audit.stats.dependence.low_rank import low_rank_log_e
 from lightning_audit.stats.dependence.symmetric_noise import product_log_e, together_log_e
 from lightning_audit.stats.evalues.noise_scale import chosen_upper, interval_in_words, noise_log_e
@@ -111,26 +112,6 @@ class Draws:
         if not whole > 0.98 or drawn > 0.98 * whole:
             return ""
         return f"{1.0 - drawn / whole:.0%} of its variance is the same under other random numbers"
-
-
-def contrasts(draws: FloatArray) -> FloatArray:
-    """Independent combinations of draws in which what they have in common cancels.
-
-    Args:
-        draws: independent, of one size, ``[n, ...]``.
-
-    Returns:
-        Of the same size each, ``[n - 1, ...]``: the Helmert contrasts.
-    """
-    total = np.cumsum(draws[:-1], axis=0)
-    number = np.arange(1, len(draws)).reshape(-1, *[1] * (draws.ndim - 1))
-    return np.asarray((total - number * draws[1:]) / np.sqrt(number * (number + 1.0)))
-
-
-def differences(draws: FloatArray) -> FloatArray:
-    """Differences of each draw of one half and its like of the other, ``[n // 2, ...]``."""
-    half = len(draws) // 2
-    return np.asarray(draws[:half] - draws[half : 2 * half])
 
 
 def draws_seen(draws: Draws) -> dict[str, Seen]:

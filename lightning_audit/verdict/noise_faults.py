@@ -238,7 +238,8 @@ def _scale(case: Case, monitor: AuditMonitor, finding: str) -> list[Candidate]:
     """The factor by which noise is too small, known ones first."""
     smallest, added = _smallest(case, monitor, finding), _added(case)
     # After few steps the quietest tensor is quieter than its noise by chance; all entries are not.
-    ratio = max(smallest, _of_whole_tensors(case)) if finding != "noise.canary" else smallest
+    canary = finding == "noise.canary"
+    ratio = max(smallest, 0.0 if canary else _of_whole_tensors(case, "flagged_ratio", 0.0))
     if finding == NOISE_WHOLE.name:
         ratio = added
     sigma, norm = monitor.history[-1].noise_multiplier, monitor.last_norm
@@ -333,19 +334,15 @@ def _smallest(case: Case, monitor: AuditMonitor, finding: str) -> float:
     return monitor.witness_noise.smallest_ratio
 
 
-def _of_whole_tensors(case: Case) -> float:
-    """Noise over the claim at all entries of the quiet tensors; 0 where it is not known alone."""
+def _of_whole_tensors(case: Case, number: str, unknown: float) -> float:
+    """A number of the noise over the claim at all entries of tensors."""
     whole = case.violated.get(NOISE_WHOLE.name)
-    return 0.0 if whole is None else float(whole.evidence.get("flagged_ratio", 0.0))
+    return unknown if whole is None else float(whole.evidence.get(number, unknown))
 
 
 def _added(case: Case) -> float:
-    """What was added to the sums over the claimed noise, at all entries; inf where not seen.
-
-    The data, which add to what witnesses read, are no part of it.
-    """
-    whole = case.violated.get(NOISE_WHOLE.name)
-    return math.inf if whole is None else float(whole.evidence.get("added_ratio", math.inf))
+    """What was added to the sums over the claimed noise, without data; inf where not seen."""
+    return _of_whole_tensors(case, "added_ratio", math.inf)
 
 
 def _quietest_canary(monitor: AuditMonitor) -> tuple[str, ...]:

@@ -130,7 +130,6 @@ def computed_and_shown(
         ("noise.excess", "ratio"),
         ("noise.mean", "positive"),
         ("noise.mean", "negative"),
-        ("noise.whole", "added_ratio"),
         ("reuse.recurrence", "difference_ratio"),
         ("coupling", "change"),
     ],

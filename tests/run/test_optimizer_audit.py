@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,10 @@ def session_of(
     step: DPSGDStep, place: tuple[int, int] = (1, 1), precision: str = "32-true", **arguments: Any
 ) -> AuditSession:
     config = PrivacyAudit(seed=1, **arguments).config
-    return new_session(step, place, config, precision, lambda _: None, None, Ranks())
+    trainer = SimpleNamespace(
+        precision=precision, optimizers=[None], estimated_stepping_batches=40, train_dataloader=None
+    )
+    return new_session(step, place, config, trainer, lambda _: None, None, Ranks())
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,6 @@ from lightning_audit.run_checks.drawn_noise import (
     SMALL,
     TENSOR,
     Draws,
-    contrasts,
-    differences,
     draws_seen,
 )
 from lightning_audit.run_checks.examined_noise import NoiseLook
@@ -140,15 +138,6 @@ def test_what_is_made_of_the_noise_is_not_sized() -> None:
     assert max(seen.values()) < 5.0
 
 
-def test_contrasts_are_independent_and_free_of_what_all_share() -> None:
-    draws = RNG(0).normal(size=(7, 5))
-    helmert = contrasts(np.eye(7))
-    np.testing.assert_allclose(helmert @ helmert.T, np.eye(6), atol=1e-12)
-    np.testing.assert_allclose(contrasts(draws + 4.0), contrasts(draws), atol=1e-12)
-    np.testing.assert_allclose(contrasts(draws), helmert @ draws, atol=1e-12)
-    np.testing.assert_array_equal(differences(draws), draws[:3] - draws[3:6])
-
-
 @pytest.mark.parametrize(("part", "told"), [(0.5, "25%"), (0.0, "")])
 def test_a_part_that_all_draws_share_is_told_where_the_whole_is_as_claimed(
     part: float, told: str
@@ -183,7 +172,7 @@ def test_less_noise_in_every_tensor_is_told_from_less_in_one() -> None:
     first, *others = noise()
     seen = draws_seen(Draws([0.5 * first, *others], names, 1.0))
     assert seen[TENSOR].log_e > 14.0
-    assert seen[TENSOR].what == "the noise of `a` is 0.5 times the claim"
+    assert seen[TENSOR].what.startswith("the noise of `a` is at most 0.5")
     assert not {SCALE, SMALL} & set(seen)
     half_quiet = first.copy()
     half_quiet.reshape(len(first), -1)[:, ::2] *= 0.01
