@@ -5,11 +5,11 @@ from __future__ import annotations
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from lightning_audit.files.printable import nearby
 from lightning_audit.replay.own_reach import ReachesOut
 
 #: Why nothing more is replayed.
@@ -91,7 +91,8 @@ class Replay:
         """Take in what the user's code raised; the text of an exception may hold values of data."""
         self.error = str(error) if isinstance(error, ReachesOut) else type(error).__name__
         frames = [f for f in traceback.extract_tb(error.__traceback__) if f.name != "_refuse"]
-        self.where = f"{nearby(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+        # The name alone: numbers in a folder's name would be taken for the data's.
+        self.where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
 
 
 def count_rows(found: Replay, grads: Sequence[torch.Tensor], norm: float, keep: int = 0) -> None:
