@@ -29,7 +29,7 @@ from lightning_audit.dpsgd.protocol import (
 )
 from lightning_audit.dpsgd.row_buffer import exchange
 from lightning_audit.dpsgd.row_places import draw_places, swap_rows
-from lightning_audit.layout import Direction, IndexArray, Layout, TensorSlot
+from lightning_audit.layout import Direction, IndexArray, Layout, TensorSlot, same_objects
 from lightning_audit.taps.tensor_views import write_rows
 
 #: Subclasses of DPOptimizer that cannot be audited, and what to train with instead.
@@ -93,21 +93,23 @@ class OpacusStep(DPSGDStep):
         #: Gradients that hold canaries, and how many; the step that frees them is not held up.
         self._entered: list[weakref.ref[torch.Tensor]] = []
         self._rows = 0
-        #: Identities of gradients in which canaries stand among the data's rows, and number of
-        #: rows that AdaClip does not count.
+        #: Gradients with canaries among the data's rows, by id; rows that AdaClip does not count.
         self._swapped: list[int] = []
         self._uncounted = 0
         self._places: IndexArray = draw_places(None, 0, 0)
         self._earlier_lost = False
-        shares = _clip_shares(optimizer)
         self.layout: Layout = [
-            TensorSlot(own_name(names.get(id(p), f"parameter_{j}")), tuple(p.shape), shares[j])
-            for j, p in enumerate(self.params)
+            TensorSlot(own_name(names.get(id(p), f"parameter_{j}")), tuple(p.shape), share)
+            for j, (p, share) in enumerate(zip(self.params, _clip_shares(optimizer), strict=True))
         ]
 
     def trained(self) -> Sequence[torch.nn.Parameter]:
         """Those that Opacus clips."""
         return list(self.optimizer.params)
+
+    def same_params(self) -> bool:
+        """Asked at each step."""
+        return same_objects(self.optimizer.params, self.params)
 
     def claim(self, accumulated: int | None = None) -> StepClaim:
         """What the optimizer states now; ``scale`` is 1 for ``loss_reduction="sum"``.
@@ -168,8 +170,7 @@ class OpacusStep(DPSGDStep):
             self._places = draw_places(self.row_seed, len(grown[0]) - rows, rows)
             swap_rows(grown, self._places, rows, self._swapped)
         if self.adapts_its_norm:
-            # Canaries are clipped, so that they count among the samples alone.
-            self.optimizer.sample_size -= rows
+            self.optimizer.sample_size -= rows  # canaries are clipped, and no samples
             self._uncounted = rows
 
     def concerns(self, coming: Backward) -> bool:

@@ -37,6 +37,11 @@ class LeftOutBatches:
         self._first, self._batches = 0, 0
         self._begins, self._unsure, self._early = True, False, False
 
+    @property
+    def regular(self) -> bool:
+        """Whether each batch has made a step lately: one more that does changes nothing."""
+        return self._distance == 1 and not (self._batches or self._begins or self._unsure)
+
     def take(self, batch: Any, *, stepped: bool) -> None:
         """A batch was trained.
 

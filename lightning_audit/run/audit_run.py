@@ -62,8 +62,7 @@ class AuditRun:
         #: Of each private optimizer; empty before there is one.
         self.sessions = self.optimizers.sessions
         self._steps_before = 0
-        #: Whether it is to be seen, behind the present batch, if the claim is false.
-        self.look_is_due = False
+        self.look_is_due = False  # after the present batch: is the claim false?
         self._looks, self._epoch_ends = Looks(self.ranks), EpochEnds(self.ranks)
         self.ledger = RunLedger(notes, config.significance, self.lints)
         self.examinations = Examinations(config, self.optimizers, self.ranks, self._course)
@@ -223,7 +222,8 @@ class AuditRun:
         self._course.trained_batches += 1
         if (passes := self._course.passes) is not None:
             passes.start_batch(steps_of(self.sessions))
-        self._steps_before, self.optimizers.plain.records = self.optimizers.steps, count_rows(batch)
+        self._steps_before, plain = self.optimizers.steps, self.optimizers.plain
+        plain.records = count_rows(batch) if plain.rows else None
         if self._course.trained_batches >= self.ledger.due:
             self.ledger.start_batch(batch, self._course.trained_batches, self.optimizers)
         for session in self.sessions:
@@ -239,13 +239,14 @@ class AuditRun:
         taken = self.optimizers.steps - self._steps_before
         if taken > 1 or self.ledger.looks:
             self.ledger.end_batch(taken, self.sessions, batch)
-        if self.sessions and self.lints.end_batch(batch, self.sessions, stepped=taken > 0):
+        waits = bool(self.sessions) and all(session.recorder.waits for session in self.sessions)
+        regular = waits and taken == 1 and self.lints.regular
+        if not regular and self.lints.end_batch(batch, self.sessions, stepped=taken > 0):
             self.examinations.look_at_schedule(self.optimizers.steps)
         self.look_is_due |= self.lints.rate_rose
         if self.examinations.behind is not None or self.examinations.watch is not None:
             self.examinations.end_batch(self.optimizers.steps, stepped=taken > 0)
             self.look_is_due |= self._course.examined.found(self.config.significance)
-        waits = bool(self.sessions) and all(session.recorder.waits for session in self.sessions)
         if not waits or self.ledger.looks:
             self.look_is_due |= self._looks.is_due(self.optimizers, self.ledger.book)
 

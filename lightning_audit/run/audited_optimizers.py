@@ -151,7 +151,8 @@ class AuditedOptimizers:
         """
         if [*map(id, optimizers)] == [*map(id, self.attached)]:
             for audit in self.audits:
-                audit.follow_hook()
+                if getattr(audit.optimizer, "step_hook", None) is not audit.hook:
+                    audit.follow_hook()
             return
         self._lints.exchanged += bool(self.attached)
         self.attached = list(optimizers)
@@ -222,7 +223,7 @@ class AuditedOptimizers:
     def _followed(self, step: DPSGDStep, facts: OptimizerFacts) -> OptimizerAudit:
         """The audit that goes on with a step over the same parameters."""
         for audit in self.audits:
-            if type(step) is type(audit.session.step) and audit.session.follow(step):
+            if type(step) is type(audit.session.step) and audit.follow(step):
                 audit.facts.accountant, audit.facts.hook = facts.accountant, facts.hook
                 audit.facts.expected_batch_size = facts.expected_batch_size
                 audit.facts.loss_reduction = facts.loss_reduction

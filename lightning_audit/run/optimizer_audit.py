@@ -48,15 +48,23 @@ class OptimizerAudit:
         self.session = session
         self.facts = facts
         self._front: HandWrittenFront | None = None
-        self._hook = getattr(session.step.optimizer, "step_hook", None)
+        self._keep_hook()
+
+    def _keep_hook(self) -> None:
+        """Know the optimizer of now, and its step hook."""
+        self.optimizer = self.session.step.optimizer
+        self.hook = getattr(self.optimizer, "step_hook", None)
+
+    def follow(self, step: DPSGDStep) -> bool:
+        """Go on with a step over the same parameters; see `AuditSession.follow`."""
+        followed = self.session.follow(step)
+        self._keep_hook()
+        return followed
 
     def follow_hook(self) -> None:
         """Read the accountant of a step hook that was attached meanwhile."""
-        optimizer = self.session.step.optimizer
-        hook = getattr(optimizer, "step_hook", None)
-        if hook is not self._hook:
-            self._hook = hook
-            self.facts.accountant, self.facts.hook = _told_by(optimizer)
+        self._keep_hook()
+        self.facts.accountant, self.facts.hook = _told_by(self.optimizer)
 
     def open_to(self, root: torch.nn.Module) -> None:
         """Let the code of a hand-written training ask for canaries, by its module."""

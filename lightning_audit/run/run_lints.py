@@ -68,6 +68,8 @@ class RunLints:
         self._noise: list[Any] = []
         #: Whether batches without a step lay at no fixed distance.
         self.irregular = False
+        #: Whether each batch makes a step, so that one more that does needs no look.
+        self.regular = False
         #: How often optimizers were exchanged: a step of a new one may have gone by unseen.
         self.exchanged = 0
         self._ahead = 0
@@ -146,6 +148,7 @@ class RunLints:
         """At the first batch of an epoch: see whether something of the one before is left."""
         self.epochs, self.began, self._fresh = self.epochs + 1, True, False
         self._left_out.start_epoch()
+        self.regular = False
         if self._split:
             self.split_epochs += 1
             carried = [carries_over(optimizer, self._ahead) for optimizer in optimizers]
@@ -159,11 +162,14 @@ class RunLints:
         Returns:
             Whether a batch was left out for the first time at no fixed distance, or noise changed.
         """
+        if not sessions:
+            return False
         noise = [getattr(session.step.optimizer, "noise_multiplier", None) for session in sessions]
         news, self._noise = self._noise not in ([], noise), noise
         if not self._split and all(session.planner.changed_at is None for session in sessions):
             before = self.irregular
             self._left_out.take(batch, stepped=stepped)
+            self.regular = self._left_out.regular
             self.irregular |= self._left_out.irregular
             news |= self.irregular and not before
             if self._left_out.empty:

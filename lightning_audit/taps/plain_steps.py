@@ -63,7 +63,8 @@ class PlainSteps:
         self.exempt: dict[str, int] = {}
         #: Records of the batch of now; None where that is not known.
         self.records: int | None = None
-        self._rows: dict[str, _Rows] = {}
+        #: Of exempt optimizers whose modules are known, the rows that these are trained on.
+        self.rows: dict[str, _Rows] = {}
         #: Class of the optimizer whose step was refused, and what refuses it by `StepRefused`.
         self.refused = ""
         self.refuse: Callable[[str], None] | None = None
@@ -72,7 +73,7 @@ class PlainSteps:
     @property
     def follow_records(self) -> tuple[str, ...]:
         """Exempt optimizers that train on as many rows as the batch has records, or a multiple."""
-        return tuple(words for words, rows in self._rows.items() if rows.follow_records)
+        return tuple(words for words, rows in self.rows.items() if rows.follow_records)
 
     def watch(
         self, plain: Iterable[tuple[torch.optim.Optimizer, str, torch.nn.Module | None]]
@@ -89,7 +90,7 @@ class PlainSteps:
             take = entry(partial(self._take, words))
             self._handles.append(optimizer.register_step_post_hook(take))
             if words and module is not None:
-                self._handles.append(self._rows.setdefault(words, _Rows()).watch(module))
+                self._handles.append(self.rows.setdefault(words, _Rows()).watch(module))
             if not words:
                 self._handles.append(optimizer.register_step_pre_hook(entry(self._about_to)))
 
@@ -101,8 +102,8 @@ class PlainSteps:
     def _take(self, exempt: str, optimizer: Any, *_: Any) -> None:
         if exempt:
             self.exempt[exempt] = self.exempt.get(exempt, 0) + 1
-            if exempt in self._rows:
-                self._rows[exempt].end_step(self.records)
+            if exempt in self.rows:
+                self.rows[exempt].end_step(self.records)
             return
         self.count += 1
         self.kind = type(optimizer).__name__
