@@ -59,8 +59,7 @@ class AuditRun:
         self.optimizers = AuditedOptimizers(
             config, self.files, trainer, self.ranks, notes, self.lints
         )
-        #: Of each private optimizer; empty before there is one.
-        self.sessions = self.optimizers.sessions
+        self.sessions = self.optimizers.sessions  # empty before there is a private optimizer
         self._steps_before = 0
         self.look_is_due = False  # after the present batch: is the claim false?
         self._looks, self._epoch_ends = Looks(self.ranks), EpochEnds(self.ranks)
@@ -240,7 +239,8 @@ class AuditRun:
         if taken > 1 or self.ledger.looks:
             self.ledger.end_batch(taken, self.sessions, batch)
         waits = bool(self.sessions) and all(session.recorder.waits for session in self.sessions)
-        regular = waits and taken == 1 and self.lints.regular
+        noise = [getattr(own.optimizer, "noise_multiplier", None) for own in self.optimizers.audits]
+        regular = waits and taken == 1 and noise == self.lints.regular
         if not regular and self.lints.end_batch(batch, self.sessions, stepped=taken > 0):
             self.examinations.look_at_schedule(self.optimizers.steps)
         self.look_is_due |= self.lints.rate_rose

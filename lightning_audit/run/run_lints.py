@@ -68,8 +68,8 @@ class RunLints:
         self._noise: list[Any] = []
         #: Whether batches without a step lay at no fixed distance.
         self.irregular = False
-        #: Whether each batch makes a step, so that one more that does needs no look.
-        self.regular = False
+        #: The noise multipliers where each batch makes a step: one more with them needs no look.
+        self.regular: list[Any] | None = None
         #: How often optimizers were exchanged: a step of a new one may have gone by unseen.
         self.exchanged = 0
         self._ahead = 0
@@ -148,7 +148,7 @@ class RunLints:
         """At the first batch of an epoch: see whether something of the one before is left."""
         self.epochs, self.began, self._fresh = self.epochs + 1, True, False
         self._left_out.start_epoch()
-        self.regular = False
+        self.regular = None
         if self._split:
             self.split_epochs += 1
             carried = [carries_over(optimizer, self._ahead) for optimizer in optimizers]
@@ -169,7 +169,7 @@ class RunLints:
         if not self._split and all(session.planner.changed_at is None for session in sessions):
             before = self.irregular
             self._left_out.take(batch, stepped=stepped)
-            self.regular = self._left_out.regular
+            self.regular = noise if self._left_out.regular else None
             self.irregular |= self._left_out.irregular
             news |= self.irregular and not before
             if self._left_out.empty:
