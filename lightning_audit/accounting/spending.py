@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -16,7 +16,7 @@ from lightning_audit.accounting.composition import Adjacency, epsilon_of_history
 from lightning_audit.accounting.least_cost import cheapest
 from lightning_audit.accounting.phases import Phase, compress, leaking, merge, rates_known
 from lightning_audit.accounting.step_history import StepHistory
-from lightning_audit.stats.evalues.leakage_bet import LeastLogs
+from lightning_audit.stats.evalues.leakage_bet import ProvedPart
 from lightning_audit.stats.tradeoff.renyi import renyi_divergence
 
 if TYPE_CHECKING:
@@ -183,8 +183,8 @@ def epsilon_at_ratio(
         delta: the delta.
         adjacency: see `accounting.composition.epsilon_of_history`; a lower bound for
             "add_remove" is one for "replace_one" as well.
-        lower: whether a lower bound is asked for; of more than a million steps it is that of the
-            first million.
+        lower: whether a lower bound is asked for, on the low side of each approximation; of more
+            than a million steps it is that of the first million.
 
     Returns:
         Epsilon, None where a sample rate is unknown.
@@ -192,22 +192,11 @@ def epsilon_at_ratio(
     if ratio == 0.0:
         return 0.0 if rates_known(history) else None
     composed = _first_steps(history) if lower else history
-    return composed_epsilon(leaking(composed, ratio), delta, adjacency, "up")
-
-
-class ProvedSteps(Protocol):
-    """What is proved of the steps up to a look; see `lightning_audit.checks.leakage.ProvedPart`."""
-
-    @property
-    def ratio(self) -> float: ...  # noqa: D102
-    @property
-    def steps(self) -> int: ...  # noqa: D102
-    @property
-    def logs(self) -> Callable[[], list[LeastLogs]]: ...  # noqa: D102
+    return composed_epsilon(leaking(composed, ratio), delta, adjacency, "up" if lower else "mean")
 
 
 def epsilon_of_parts(
-    claims: StepHistory, front: Sequence[ProvedSteps], delta: float
+    claims: StepHistory, front: Sequence[ProvedPart], delta: float
 ) -> float | None:
     """The largest epsilon of a first part of the run, at the least cost that is proved of it.
 
@@ -232,7 +221,7 @@ def epsilon_of_parts(
     )
     begins = np.cumsum(counts) - counts
 
-    def estimate(part: ProvedSteps) -> float:
+    def estimate(part: ProvedPart) -> float:
         mu = part.ratio / np.maximum(sigma, 1e-9)
         steps = np.clip(part.steps - begins, 0.0, counts)
         return min(
@@ -245,8 +234,8 @@ def epsilon_of_parts(
     return max(found, default=0.0)
 
 
-def _least_epsilon(taken: Sequence[Phase], part: ProvedSteps, delta: float) -> float:
-    """Epsilon of the cheapest steps that are admitted; of one claim, of its ratio if less."""
+def _least_epsilon(taken: Sequence[Phase], part: ProvedPart, delta: float) -> float:
+    """Epsilon of the cheapest steps that the bets admit, or of steps that leak alike, if less."""
     courses = [cheapest(part.logs(), taken)]
     if len(courses[0]) > 1:  # steps that leak alike are admitted by the same proof
         courses.append([p for p in leaking(taken, part.ratio) if p.noise_multiplier > 0])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +13,7 @@ from lightning_audit.accounting.step_history import StepHistory
 from lightning_audit.record.store import RecordHeader
 from lightning_audit.stats._arguments import Floats
 from lightning_audit.stats.bounds.gaussian import mu_noncentral_t
-from lightning_audit.stats.evalues.leakage_bet import Claim, LeakageBet, LeastLogs
+from lightning_audit.stats.evalues.leakage_bet import Claim, LeakageBet, LeastLogs, ProvedPart
 from lightning_audit.stats.evalues.signal_bet import SignalBet
 from lightning_audit.stats.evalues.two_groups import TwoGroups
 
@@ -28,21 +27,6 @@ _SIGNAL_GRID = np.concatenate(
         [1.15, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0, 5.0, 10.0, 30.0, 100.0, 300.0, 1000.0],
     ]
 )
-
-
-@dataclass(frozen=True)
-class ProvedPart:
-    """What is proved of the steps up to a look.
-
-    Args:
-        ratio: some step leaked more than this times its claim.
-        steps: number of steps up to the look, those without canaries included.
-        logs: gives what each bet proves of them.
-    """
-
-    ratio: float
-    steps: int
-    logs: Callable[[], list[LeastLogs]]
 
 
 class LeakageBound:

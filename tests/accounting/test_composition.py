@@ -347,3 +347,26 @@ test_arguments_out_of_range_are_refused = refusals(
     (lambda: bucket_up(1.0, 1.0), r"ratio=1\.0 must be a finite number > 1; use 1\.02"),
     (lambda: compress([], max_phases=0), "max_phases=0 must be a whole number >= 1"),
 )
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        [Phase(1.0, 0.01, 1000)],
+        [Phase(0.7, 0.05, 300)],
+        [Phase(1.0, 0.001, 100)],
+        [Phase(1.0, 0.01, 300), Phase(0.8, 0.04, 200)],
+    ],
+)
+def test_a_lower_bound_lies_below_what_a_fine_grid_gives_and_near_it(history: list[Phase]) -> None:
+    # A finer grid overstates less, so that its epsilon is the nearest known one from above.
+    fine = epsilon_of_history(history, 1e-5, grid=2e-5)
+    lower, upper = (epsilon_of_history(history, 1e-5, lower=low) for low in (True, False))
+    assert 0.995 * fine < lower < fine < upper
+
+
+def test_the_composition_of_the_reference_is_bracketed() -> None:
+    # sigma 1, rate .01, 1,000 steps: 1.8282 by an optimistic and a pessimistic distribution.
+    history = [Phase(1.0, 0.01, 1000)]
+    lower, upper = (epsilon_of_history(history, 1e-5, lower=low) for low in (True, False))
+    assert lower < 1.8282 < upper

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from opacus.accountants import PRVAccountant, RDPAccountant
 
 from lightning_audit.accounting.composition import epsilon_of_history
 from lightning_audit.accounting.phases import Phase
-from lightning_audit.accounting.spending import epsilon_claim, epsilon_spent
+from lightning_audit.accounting.spending import (
+    composed_epsilon,
+    epsilon_at_ratio,
+    epsilon_claim,
+    epsilon_spent,
+)
 from lightning_audit.dpsgd.accountant_link import AccountantLink
 
 DELTA = 1e-5
@@ -71,3 +77,13 @@ def test_steps_are_composed_between_the_data_sets_of_the_claim(adjacency: Any) -
     # A longer history of the accountant counts between the same data sets.
     more = epsilon_spent(seen, [link((1.0, 0.1, 20))], DELTA, adjacency)
     assert more == epsilon_of_history([Phase(1.0, 0.1, 20)], DELTA, adjacency=adjacency)
+
+
+def test_a_lower_bound_and_an_epsilon_that_is_not_excluded_are_on_either_side() -> None:
+    schedule = [Phase(sigma, 0.02, 25) for sigma in np.geomspace(4.0, 0.8, 40).tolist()]
+    spent = composed_epsilon(schedule, DELTA)
+    assert spent is not None
+    lower, upper = (epsilon_at_ratio(schedule, 1.0, DELTA, lower=low) for low in (True, False))
+    assert upper == spent
+    assert lower is not None
+    assert 0.8 * spent < lower < spent  # twelve noise multipliers stand in for forty

@@ -25,12 +25,12 @@ from lightning_audit.accounting.spending import (
     epsilon_of_parts,
 )
 from lightning_audit.accounting.step_history import StepHistory
-from lightning_audit.checks.leakage import LeakageBound, ProvedPart
+from lightning_audit.checks.leakage import LeakageBound
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.record.snapshot import restore, snapshot
 from lightning_audit.record.store import INJECTED, RecordHeader
 from lightning_audit.run.run_bounds import betting_bound, mu_bound
-from lightning_audit.stats.evalues.leakage_bet import LeakageBet, LeastLogs, score_mu
+from lightning_audit.stats.evalues.leakage_bet import LeakageBet, LeastLogs, ProvedPart, score_mu
 
 K, WITNESSES, DELTA, LEVEL = 8, 64, 1e-5, 0.05
 HEADER = RecordHeader(tuple(f"canary {i}" for i in range(K)), ("weight",), (WITNESSES,), 2)

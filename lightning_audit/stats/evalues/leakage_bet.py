@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -141,6 +141,21 @@ class LeastLogs:
     @property
     def _scores(self) -> list[HockeySticks]:
         return [_scores(mu)[0 if self.sharp else 1] for mu in self.mus.tolist()]
+
+
+@dataclass(frozen=True)
+class ProvedPart:
+    """What is proved of the steps up to a look.
+
+    Args:
+        ratio: some step leaked more than this times its claim.
+        steps: number of steps up to the look, those without canaries included.
+        logs: gives what each bet proves of them.
+    """
+
+    ratio: float
+    steps: int
+    logs: Callable[[], list[LeastLogs]]
 
 
 class LeakageBet:
