@@ -213,8 +213,7 @@ class RunLedger:
             known = changed <= 0 or (asked and 2 * changed >= steps)
             if not known and not follows_a_scheduler(changes, session.step.optimizer):
                 book.changes += changed
-        book.batches = course.trained_batches
-        unseen = book.batches - book.steps - self._lints.exchanged
+        unseen = course.trained_batches - book.steps - self._lints.exchanged
         book.left_out = max(0, unseen) if self._lints.irregular else 0
 
     def _compare_rows(self, sessions: Sequence[AuditSession]) -> None:

@@ -41,8 +41,7 @@ class Ledger:
         steps: of all private optimizers.
         changes: steps whose noise multiplier is another one than that of the step before, by no
             schedule that is known.
-        batches: that were trained on.
-        left_out: those without a step, where they lie at no fixed distance; else 0.
+        left_out: batches without a step, where they lie at no fixed distance; else 0.
         hook: "read" where the accountant behind each optimizer's step hook is known, "unread" where
             one cannot be followed, "none" where there is none.
     """
@@ -61,7 +60,6 @@ class Ledger:
     begun: bool = False
     steps: int = 0
     changes: int = 0
-    batches: int = 0
     left_out: int = 0
 
     def results(self, told: Told, taken: Sequence[Phase]) -> list[CheckResult]:
@@ -110,13 +108,13 @@ class Ledger:
         )
 
     def _of_schedule(self) -> CheckResult:
-        evidence = {
-            name: getattr(self, name) for name in ("steps", "changes", "batches", "left_out")
-        }
+        # How many batches there were is not said: of split batches it is a number of the data.
+        evidence = {name: getattr(self, name) for name in ("steps", "changes", "left_out")}
         found = [
             f"noise_multiplier changed at {self.changes} of {self.steps} steps"
             * bool(self.changes),
-            f"{self.left_out} of {self.batches} batches made no step" * bool(self.left_out),
+            f"{self.left_out} of {self.steps + self.left_out} batches made no step"
+            * bool(self.left_out),
         ]
         if what := " and ".join(filter(None, found)):
             return LEDGER_SCHEDULE.not_run(f"{what}, by {UNKNOWN_SCHEDULE}", evidence)
