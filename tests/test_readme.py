@@ -20,7 +20,6 @@ from stages import staged
 import lightning_audit
 from lightning_audit import AuditReport, PrivacyAudit, PrivacyClaim
 from lightning_audit.canaries import Dirac, Spread
-from lightning_audit.catalogue.registry import shares
 from lightning_audit.cli import main as cli
 from lightning_audit.config.audit_config import findings
 from lightning_audit.stats.bounds.named_bounds import METHODS
@@ -256,10 +255,3 @@ def test_the_two_commands_are_targets_of_the_makefile():
     for command in commands:
         assert re.search(rf"^{command.split()[1]}:", makefile, flags=re.MULTILINE)
     assert "make test" in (REPOSITORY / ".ci" / "run").read_text(encoding="utf-8")
-
-
-def test_the_shares_of_the_significance_are_those_of_the_docs():
-    # The table of the docs is made of the registry, see `tests/docs_build`.
-    few = [0.002] + [0.005] * 4 + [0.008] + [0.01] * 5 + [0.02] * 2 + [0.07] + [0.08]
-    assert sorted(shares().values()) == few + [0.1] * 6 + [0.13]
-    assert sum(shares().values()) == pytest.approx(1)

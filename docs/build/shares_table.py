@@ -21,7 +21,8 @@ def _rows(handed_out: dict[str, float], of: str) -> list[str]:
     for name, share in handed_out.items():
         names.setdefault(share, []).append(f"`{name}`")
     return [
-        f"| {share:g}{of} | {', '.join(names[share])} |\n" for share in sorted(names, reverse=True)
+        f"| {share:.3g}{of} | {', '.join(names[share])} |\n"
+        for share in sorted(names, reverse=True)
     ]
 
 

@@ -53,7 +53,8 @@ class Check:
         name: in reports and in ``allow``.
         finds: what is wrong where it is violated; checks of the same words share a row of the docs.
         kind: which claim it is about.
-        share: of the significance, for a check by e-process; where it warns, of a second one.
+        weight: of a check by e-process, >= 0: what it gets of the significance is in proportion to
+            it (`share`).
         group: of checks of the same property, None if it is alone.
         needs: what was missing where it did not run, in words, if nothing more is known.
         each: whether each private optimizer has one of its own; if not, the run has one.
@@ -82,7 +83,7 @@ class Check:
     name: str
     finds: str
     kind: Kind = "mechanism"
-    share: float = 0.0
+    weight: float = 0.0
     group: Group | None = None
     needs: str = "nothing was seen of it"
     each: bool = False
@@ -106,6 +107,13 @@ class Check:
         if optimizers >= self.optimizers:
             most = optimizers if self.each else 1
         return (most if self.always else 0), most
+
+    @property
+    def share(self) -> float:
+        """Of the significance, or of the second one where it warns: see `registry.shares`."""
+        from lightning_audit.catalogue import registry  # which lists the checks
+
+        return registry.share(self)
 
     def test(self, significance: float) -> Evidence:
         """An empty e-process of this check, at its share of the significance of a run."""

@@ -70,7 +70,7 @@ NOT_POISSON = Check(
     "sampling.not_poisson",
     "the loader draws otherwise than the accountant supposes",
     kind="accounting",
-    share=0.01,
+    weight=10,
     always=True,
     wrong=lambda seen: seen["poisson"] is not True and seen.get("sampling") != "shuffled",
     blocks=_unknown_sampling,

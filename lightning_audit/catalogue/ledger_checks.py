@@ -105,7 +105,7 @@ LEDGER_DRAWS = Check(
     "ledger.draws",
     "batches that were drawn before come again, or records that come more often than the others",
     kind="accounting",
-    share=0.02,
+    weight=20,
     needs="no batch was seen of which the records are known",
     private=True,
     fine="no batch is one that was drawn before, and no record comes too often",

@@ -19,7 +19,7 @@ _NO_STEP = "no finite gradient was read of a step whose noise is claimed"
 NOISE = Check(
     "noise",
     _FINDS,
-    share=0.1,
+    weight=100,
     group="noise",
     needs=_NO_STEP,
     each=True,
@@ -41,7 +41,7 @@ NOISE_CANARY = dataclasses.replace(
 NOISE_SHAPE = Check(
     "noise.shape",
     "noise whose tails are not those of normal noise, or that lies on a lattice",
-    share=0.01,
+    weight=10,
     group="channel",
     needs="of no step were entries read between its noise and its update",
     each=True,
@@ -57,7 +57,7 @@ _MORE_THAN_ENTRIES = 0.9
 NOISE_ENTRIES = dataclasses.replace(
     NOISE_SHAPE,
     name="noise.entries",
-    share=0.005,
+    weight=5,
     finds="single entries of the gradient with too little noise, or with the same at every step",
     needs="of no step the noise of entries was read apart from the clipped sums",
     fine="every entry that is read has noise of its own, of the claimed size at least",
@@ -87,7 +87,7 @@ _OVER_A_TENSOR = FaultRule(
 NOISE_WHOLE = dataclasses.replace(
     NOISE_SHAPE,
     name="noise.whole",
-    share=0.005,
+    weight=5,
     finds="too little noise over all entries of a tensor, at one step or more (Opacus, in one "
     "process)",
     needs="of no step whole tensors were read beside their clipped sums",
@@ -126,7 +126,7 @@ BATCH_NORMALISED = dataclasses.replace(
 NOISE_MEAN = Check(
     "noise.mean",
     "noise whose mean is not zero (a warning: no privacy is lost, no gate fails)",
-    share=0.5,
+    weight=500,
     needs=NOISE_SHAPE.needs,
     each=True,
     always=True,

@@ -31,7 +31,7 @@ REPLAY_NOISE = Check(
     "replay.noise",
     "noise that replays show to be missing at some entries, too small, used twice, of few values, "
     "not normal, or dependent on the records or on earlier noise",
-    share=0.02,
+    weight=20,
     group="channel",
     needs="the noise of no step was examined",
     always=True,

@@ -6,6 +6,7 @@ everywhere.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 from lightning_audit.catalogue import evidence
@@ -113,13 +114,28 @@ _CHECKS = (
 REGISTRY: Mapping[str, Check] = {check.name: check for check in _CHECKS}
 
 
+#: Part of the significance that is handed out; the rest is for checks that come later.
+_HANDED_OUT = 0.9
+
+
+def share(check: Check) -> float:
+    """What a check gets of the significance: its weight over the sum of all, times `_HANDED_OUT`.
+
+    A check that is added costs the others almost nothing: all shares shrink a little. Checks that
+    only warn share a second significance of the same size.
+    """
+    weights = {c.name: c.weight for c in REGISTRY.values() if c.warns == check.warns}
+    weights[check.name] = check.weight  # of one that is not listed, too
+    return _HANDED_OUT * check.weight / math.fsum(weights.values()) if check.weight else 0.0
+
+
 def shares(*, warns: bool = False) -> dict[str, float]:
-    """Share of the significance of each check that has one, at most 1 in all.
+    """Share of the significance of each check that has one.
 
     Args:
         warns: for the checks that only warn, which share a second significance of the same size.
     """
-    return {c.name: c.share for c in REGISTRY.values() if c.share > 0 and c.warns == warns}
+    return {c.name: share(c) for c in REGISTRY.values() if c.weight > 0 and c.warns == warns}
 
 
 def group(name: Group) -> tuple[str, ...]:

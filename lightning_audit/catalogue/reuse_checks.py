@@ -12,7 +12,7 @@ CORRELATED_OVER_STEPS = "noise_correlated_over_steps"
 REUSE_LAG = Check(
     "reuse.lag",
     "noise that is not drawn anew",
-    share=0.08,
+    weight=80,
     group="reuse",
     needs="no reading was compared with that of an earlier step",
     each=True,
@@ -23,14 +23,14 @@ REUSE_LAG = Check(
 REUSE_BROADCAST = dataclasses.replace(
     REUSE_LAG,
     name="reuse.broadcast",
-    share=0.1,
+    weight=100,
     needs="no readings of one step were compared with each other",
 )
 
 REUSE_PAIR = dataclasses.replace(
     REUSE_LAG,
     name="reuse.pair",
-    share=0.07,
+    weight=70,
     needs="no readings of two tensors were compared with each other",
 )
 
@@ -40,7 +40,7 @@ RECURRENCE = dataclasses.replace(
     finds="noise that comes back at irregular steps, as from few seeds, or depends on that of "
     "earlier steps otherwise than is claimed",
     # What it looks for shows in a step or two, with evidence that needs no larger share.
-    share=0.008,
+    weight=8,
     needs="of no step were entries read between its noise and its update",
     private=True,
     fine="no step's noise was that of an earlier step",
@@ -52,7 +52,7 @@ _TOLD = 0.97
 REUSE_FORECAST = dataclasses.replace(
     RECURRENCE,
     name="reuse.forecast",
-    share=0.005,
+    weight=5,
     finds="noise that depends on that of earlier steps: in part, with opposite sign, or so that "
     "it cancels",
     needs="no step's noise was read behind that of another step",
@@ -75,7 +75,7 @@ REUSE_FORECAST = dataclasses.replace(
 REUSE_ENTRIES = dataclasses.replace(
     RECURRENCE,
     name="reuse.entries",
-    share=0.005,
+    weight=5,
     finds="entries of a step that share their noise: tiled, mirrored, repeated along an axis",
     needs="of no step whole tensors were read beside their clipped sums",
     fine="no entries of a step share their noise",
@@ -95,7 +95,7 @@ REUSE_ENTRIES = dataclasses.replace(
 NOISE_RESTARTED = Check(
     "reuse.resume",
     "a seeded noise generator started again when the training was resumed",
-    share=0.002,
+    weight=2,
     needs="the first steps of the training or after the resume were not read",
     each=True,
     private=True,

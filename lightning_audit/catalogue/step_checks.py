@@ -81,7 +81,7 @@ SENSITIVITY = Check(
     "sensitivity",
     "one record adds more than clipping allows",
     # It needs the most steps of all: what is left over helps it most.
-    share=0.13,
+    weight=130,
     group="clipping",
     needs="no finite gradient was read of a step with canaries",
     each=True,
@@ -95,7 +95,7 @@ GRADIENT_REPLACED = Check(
     "gradient_replaced",
     "the update used another gradient than the noisy one, or more than it",
     # The update follows coins whose canaries were taken out; raw gradients show in a step or two.
-    share=0.01,
+    weight=10,
     each=True,
     always=True,
     must_run=True,
@@ -210,7 +210,7 @@ EPSILON = Check(
     "epsilon",
     "more leaks than claimed, over the run",
     kind="epsilon",
-    share=0.1,
+    weight=100,
     group="leakage",
     always=True,
     doubtful=True,

@@ -4,7 +4,10 @@ import pytest
 
 from lightning_audit.catalogue.check import Check
 
-BY_E_VALUE = Check("made.up", "nothing that exists", share=0.1, needs="nobody looked")
+#: By which a check that is not listed gets .1 of the significance: w / (1000 + w) of nine tenths.
+WEIGHT = 125.0
+
+BY_E_VALUE = Check("made.up", "nothing that exists", weight=WEIGHT, needs="nobody looked")
 BY_RULE = Check("made.up", "nothing that exists", kind="accounting", wrong=lambda seen: seen["n"])
 
 
@@ -15,7 +18,7 @@ def result(check: Check, *log_e_values: float, lack: str = "") -> tuple[str, str
         test.update(log_e, step)
     found = check.result(test, "fine", "wrong", "do this", {"seen": 1}, lack)
     assert found.name == "made.up"
-    assert found.share == 0.1
+    assert found.share == pytest.approx(0.1)
     assert found.log_e_value == max([0.0, *log_e_values])
     assert found.evidence == {"seen": 1, "violated_at_step": test.violated_at}
     return found.status, found.message, found.advice
@@ -28,7 +31,7 @@ def test_an_e_process_is_violated_at_its_share_of_the_significance() -> None:
 
 
 def test_a_check_that_warns_says_so_at_the_same_threshold() -> None:
-    warns = Check("made.up", "nothing that exists", share=0.1, warns=True)
+    warns = Check("made.up", "nothing that exists", weight=WEIGHT, warns=True)
     assert result(warns, 6.9) == ("ok", "fine", "")
     assert result(warns, 7.0) == ("warned", "wrong", "do this")
 

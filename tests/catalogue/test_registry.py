@@ -13,16 +13,16 @@ from lightning_audit.verdict.diagnosis import likely_faults
 MADE_UP = Check(
     "made.up",
     "nothing that exists",
-    share=0.003,
+    weight=3,
     group="noise",
     wrong=lambda seen: seen["much"] > 1,
     faults=(FaultRule("made_up", "made up: nothing", "nowhere", rank=-20),),
 )
 
 
-def test_shares_of_the_significance_add_up_to_no_more_than_one() -> None:
+def test_shares_of_the_significance_leave_a_tenth() -> None:
     for handed_out in (shares(), shares(warns=True)):
-        assert math.fsum(handed_out.values()) <= 1
+        assert math.fsum(handed_out.values()) == pytest.approx(0.9)
         assert min(handed_out.values()) > 0
 
 
@@ -46,10 +46,13 @@ def test_no_two_checks_name_faults_of_one_rank() -> None:
 
 
 def test_a_check_that_is_added_is_known_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = shares()
     monkeypatch.setitem(REGISTRY, MADE_UP.name, MADE_UP)
     found = MADE_UP.judged({"much": 2}, "", "too much", "less")
     assert "made.up" in findings()
-    assert shares()["made.up"] == 0.003
+    weights = math.fsum(check.weight for check in REGISTRY.values() if not check.warns)
+    assert shares()["made.up"] == pytest.approx(0.9 * 3 / weights)
+    assert before["noise"] * 0.99 < shares()["noise"] < before["noise"]
     assert group("noise")[-1] == "made.up"
     assert "made.up" in entailed(REGISTRY["gradient_replaced"].faults[0])
     other = CheckResult("noise", "mechanism", "ok", "fine")

@@ -17,7 +17,7 @@ def test_the_page_is_made_of_the_registry() -> None:
 
 
 def test_a_private_check_that_is_added_has_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    added = Check("made.up", "nothing", share=0.1, private=True, fine="fine", public=("rate",))
+    added = Check("made.up", "nothing", weight=100, private=True, fine="fine", public=("rate",))
     monkeypatch.setitem(REGISTRY, "made.up", added)
     assert "| `made.up` | `log_e_value`: coarse | `rate` |\n" in markdown()
 
