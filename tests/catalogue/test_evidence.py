@@ -28,7 +28,7 @@ def test_shared_e_value_reaches_the_threshold_exactly_when_a_check_flags() -> No
 
 def test_evidence_flags_at_one_over_its_share_and_keeps_the_first_step() -> None:
     evidence = NOISE.test(0.01)
-    assert evidence.threshold == pytest.approx(math.log(1000))
+    assert evidence.threshold == pytest.approx(-math.log(0.01 * NOISE.share))
     evidence.update(evidence.threshold - 1e-9, 1)
     assert not evidence.violated
     evidence.update(evidence.threshold, 2)
