@@ -1,0 +1,79 @@
+"""Finds phrases that docs/english.md lists: in docstrings, messages, comments and pages.
+
+    python docs/build/english.py [path ...]
+
+Exits with 1 if it finds one. Code between backticks and replacement fields of f-strings are left
+out.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "docs" / "english.md"
+#: What is read if no path is given; README follows its own rewrite.
+PLACES = ("lightning_audit", "benchmarks", "docs", "examples", "CONTRIBUTING.md")
+_ROW = re.compile(r"^\| ([a-z, ]+) \| (.+) \|$", re.MULTILINE)
+_CODE = re.compile(r"```.*?```|``[^`]*``|`[^`]*`|\{[^{}\n]*\}", re.DOTALL)
+
+
+def phrases(guide: str) -> list[tuple[re.Pattern[str], str]]:
+    """The phrases of the guide's list, each with what to write instead."""
+    rows = [row for row in _ROW.findall(guide) if row[0] != "do not write"]
+    return [
+        (re.compile(rf"\b(?:{'|'.join(banned.split(', '))})\b".replace(" ", r"\s+"), re.I), instead)
+        for banned, instead in rows
+    ]
+
+
+def texts(path: Path) -> Iterator[tuple[int, str]]:
+    """Texts of a file for its readers, each with the number of its first line."""
+    source = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        yield 1, source
+        return
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        # A string without a space is a key or a name.
+        if token.type in (tokenize.COMMENT, tokenize.STRING) and " " in token.string:
+            yield token.start[0], token.string
+
+
+def found_in(text: str, banned: list[tuple[re.Pattern[str], str]]) -> Iterator[tuple[int, str]]:
+    """Phrases in a text: the line, counted from 0, and what is wrong there."""
+    plain = _CODE.sub(lambda code: re.sub(r"[^\n]", "\0", code.group()), text)
+    for pattern, instead in banned:
+        for match in pattern.finditer(plain):
+            yield plain.count("\n", 0, match.start()), f"{match.group()!r}: write {instead}"
+
+
+def files(places: list[Path]) -> Iterator[Path]:
+    """Python files and pages of the places, but for the guide itself."""
+    for place in places:
+        inside = sorted(place.rglob("*")) if place.is_dir() else [place]
+        for path in inside:
+            hidden = any(part.startswith(".") for part in path.relative_to(ROOT).parts)
+            if path.suffix in (".py", ".md") and path != GUIDE and not hidden:
+                yield path
+
+
+def main(arguments: list[str]) -> int:
+    """Print each place with a phrase of the list; 1 if there is one."""
+    banned = phrases(GUIDE.read_text(encoding="utf-8"))
+    wrong = 0
+    for path in files([Path(a).resolve() for a in arguments] or [ROOT / p for p in PLACES]):
+        for first, text in texts(path):
+            for line, message in found_in(text, banned):
+                print(f"{path.relative_to(ROOT)}:{first + line}: {message}")
+                wrong += 1
+    print(f"{wrong} phrases that docs/english.md lists" if wrong else "no listed phrase found")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
