@@ -75,9 +75,7 @@ class Recorder:
         self._monitor = AuditMonitor(header, significance)
         self._reducer = WitnessReducer(witnesses)
         #: What is seen of the noise itself; asked for after `digest`.
-        self._noise = NoiseChannelChecks(
-            significance, fine=header.signal == 1.0, tensors=header.tensors
-        )
+        self._noise = NoiseChannelChecks(header, significance, fine=header.signal == 1.0)
         self._use = UseOfRelease(significance, header.coin_probability)
         self._processing = ReleaseProcessing()
         self._waiting: list[ObservedStep] = []
