@@ -120,7 +120,7 @@ THEIRS: dict[str, tuple[str, str, str, str | None]] = {
 
 
 class UnavailableError(Exception):
-    """An environment of a peer could not be made, or its worker failed."""
+    """A peer's environment could not be created, or its worker failed."""
 
 
 def interpreter(peer: str) -> Path:
@@ -151,7 +151,7 @@ def interpreter(peer: str) -> Path:
 
 
 def peer_results(peer: str, data: Path) -> dict[str, Any]:
-    """What the peer's worker prints about a file of data: its version and results."""
+    """Return what the peer's worker prints for a data file: its version and results."""
     worker = FOLDER / "peers_workers" / f"{peer.replace('-', '_')}_worker.py"
     result: dict[str, Any] = json.loads(_output([str(interpreter(peer)), str(worker), str(data)]))
     return result
@@ -203,9 +203,9 @@ def cases() -> dict[str, dict[str, Any]]:
 
 
 def our_quantile(case: dict[str, Any]) -> dict[str, float]:
-    """Our quantile, its time, and how far it is off by plain quadrature in 25 digits.
+    """Return our quantile, its time, and its error against plain quadrature in 25 digits.
 
-    Next to the true quantile the error is that of the probability, over the density.
+    Near the true quantile the error is that of the probability, divided by the density.
     """
     counts = ConfusionCounts(*case["counts"])
     value, ms = timed(
@@ -221,7 +221,7 @@ def our_quantile(case: dict[str, Any]) -> dict[str, float]:
 
 
 def _twins() -> Any:
-    """The independent quadrature with which the tests compare as well."""
+    """Return the independent quadrature that the tests also compare with."""
     folder = str(FOLDER.parent / "tests" / "support")
     if folder not in sys.path:
         sys.path.append(folder)
@@ -231,7 +231,7 @@ def _twins() -> Any:
 
 
 def timed(call: Callable[[], Any], repetitions: int = 5) -> tuple[Any, float]:
-    """The result, and the median milliseconds of some calls after a first one."""
+    """Return the result, and the median milliseconds of some calls after a first one."""
     result, times = call(), []
     for _ in range(repetitions):
         start = time.perf_counter()
@@ -255,12 +255,12 @@ def all_thresholds(n: int) -> dict[str, Any]:
 
 
 def as_epsilon(mu: float) -> float:
-    """Epsilon at `DELTA` of mu-GDP."""
+    """Return epsilon at `DELTA` of mu-GDP."""
     return float(gaussian_epsilon(mu, DELTA))
 
 
 def one_runs(folder: Path) -> dict[str, Any]:
-    """Bounds from counts of guesses in one run beside jax-privacy's, and the ratios of times."""
+    """Compare bounds from counts of guesses in one run with jax-privacy's, and their times."""
     wanted = {
         f"{canaries} canaries, {correct} of {guesses} correct": {
             "canaries": canaries,
@@ -305,7 +305,7 @@ def one_runs(folder: Path) -> dict[str, Any]:
 
 
 def our_methods(at: float) -> dict[str, Callable[[Scores], float]]:
-    """Our bounds by the names of `OURS`; ``at`` is a threshold fixed beforehand."""
+    """Return our bounds by the names of `OURS`; ``at`` is a threshold fixed in advance."""
 
     def named(method: str, choice: Any = None) -> Callable[[Scores], float]:
         return lambda scores: (
@@ -338,7 +338,7 @@ def our_methods(at: float) -> dict[str, Callable[[Scores], float]]:
 
 
 def our_bounds(epsilon: float, scores: list[Scores]) -> dict[str, dict[str, Any]]:
-    """A bound a seed and the median milliseconds, of each of our methods."""
+    """Return one bound per seed and the median milliseconds, for each of our methods."""
     results = {}
     for name, method in our_methods(middle(epsilon)).items():
         method(scores[0])  # the bands of a sample size are computed once
@@ -364,7 +364,7 @@ def summary(epsilon: float, found: dict[str, Any], *labels: str) -> dict[str, An
 
 
 def tightness(games: list[Game], seeds: int, folder: Path) -> dict[str, Any]:
-    """The bounds of all methods on the same scores, and where the peer's are larger."""
+    """Return the bounds of all methods on the same scores, and where the peer's are larger."""
     data = {game: simulated(*game, seeds) for game in games}
     file = folder / "scores.npz"
     arrays = {}
@@ -410,7 +410,7 @@ def tightness(games: list[Game], seeds: int, folder: Path) -> dict[str, Any]:
 
 
 def quantiles(folder: Path) -> dict[str, Any]:
-    """Our quantiles beside the peer's."""
+    """Compare our quantiles with the peer's."""
     wanted = cases()
     file = folder / "cases.json"
     file.write_text(json.dumps(wanted))
@@ -456,7 +456,7 @@ def quantiles(folder: Path) -> dict[str, Any]:
 
 
 def run(seeds: int = 100, sizes: tuple[int, ...] = (500, 5000)) -> dict[str, object]:
-    """All comparisons; keys that begin with "holds" are the requirements."""
+    """Return all comparisons; keys that begin with "holds" are requirements."""
     games = [(epsilon, n) for n in sizes for epsilon in (0.0, 1.0, 2.0, 4.0, 8.0)]
     results: dict[str, object] = {
         "date": datetime.date.today().isoformat(),

@@ -1,4 +1,4 @@
-"""Trainings that the benchmarks share: real data, real Opacus, a real Trainer."""
+"""Trainings shared by the benchmarks: real data, real Opacus, a real Trainer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DELTA = 1e-5
 
 
 def quiet() -> None:
-    """Silence what Lightning and Opacus say of loaders, hooks and devices."""
+    """Silence the messages of Lightning and Opacus on loaders, hooks and devices."""
     for name in ("pytorch_lightning", "lightning_audit"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", module="opacus|pytorch_lightning|torch|lightning_utilities")
@@ -47,14 +47,14 @@ def large_digits() -> TensorDataset:
 
 
 def digit_tokens() -> TensorDataset:
-    """The digits as sequences of 16 tokens: the quantised means of 2 x 2 pixels."""
+    """The digits as sequences of 16 tokens: the quantized means of 2 x 2 pixels."""
     images, labels = digits().tensors
     means = functional.avg_pool2d(images, 2).flatten(1)
     return TensorDataset((means * 16).round().long(), labels)
 
 
 def cells() -> TensorDataset:
-    """569 records of 30 standardised features, two classes."""
+    """569 records of 30 standardized features, two classes."""
     data = load_breast_cancer()
     features = torch.tensor(data.data, dtype=torch.float32)
     return TensorDataset((features - features.mean(0)) / features.std(0), torch.tensor(data.target))
@@ -120,7 +120,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(width, 10)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Class scores of token sequences, ``[n, 16]`` to ``[n, 10]``."""
+        """Return class scores of token sequences, ``[n, 16]`` to ``[n, 10]``."""
         places = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
         x = self.norms[0](self.tokens(tokens) + self.places(places))
         x = x + self.attention(x, x, x)[0]
@@ -156,11 +156,11 @@ class Classifier(pl.LightningModule):
         return functional.cross_entropy(self.net(inputs), labels)
 
     def train_dataloader(self):
-        """Poisson batches."""
+        """Return a loader of Poisson batches."""
         return DPDataLoader.from_data_loader(DataLoader(self.data, self.batch_size))
 
     def configure_optimizers(self):
-        """The optimizer of make_private, or a faulty one in its place."""
+        """Return the optimizer of make_private, or a faulty one instead."""
         self.net, optimizer, _ = PrivacyEngine().make_private(
             module=self.net,
             optimizer=self.make_optimizer(self.net.parameters(), lr=self.learning_rate),
@@ -183,7 +183,7 @@ class GhostClassifier(Classifier):
         return {"loss": self.criterion(self.net(inputs), labels)}
 
     def configure_optimizers(self):
-        """The optimizer of make_private."""
+        """Return the optimizer of make_private."""
         self.net, optimizer, criterion, _ = PrivacyEngine().make_private(
             module=self.net,
             optimizer=self.make_optimizer(self.net.parameters(), lr=self.learning_rate),
@@ -197,7 +197,7 @@ class GhostClassifier(Classifier):
 
 
 def trainer(steps: int, *callbacks: pl.Callback) -> pl.Trainer:
-    """A Trainer of a given number of steps that writes nothing."""
+    """Return a Trainer of a given number of steps that writes nothing."""
     return pl.Trainer(
         max_steps=steps,
         max_epochs=-1,
@@ -212,7 +212,7 @@ def trainer(steps: int, *callbacks: pl.Callback) -> pl.Trainer:
 
 @contextlib.contextmanager
 def counted_replays() -> Iterator[list[int]]:
-    """How many steps each examination within replays, which no report tells."""
+    """Yield a list to which each examination appends its number of replayed steps."""
     counts: list[int] = []
     make = examinations.examine_step
 
