@@ -62,7 +62,7 @@ def digit_losses(epochs, noise):
 
 
 def p_value(rng, losses, held, components):
-    """Return the p-value of the paper's test: held-out losses against draws of the fitted mixture."""
+    """Return the p-value of the paper's test: held-out losses against draws of the mixture."""
     shuffled = rng.permutation(losses)
     mixture = fit("losses", shuffled[held:], components)
     chosen = rng.choice(components, held, p=mixture.weights)
