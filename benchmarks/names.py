@@ -284,9 +284,9 @@ Here each fault is trained under `PrivacyAudit` up to that stop; seeds of each: 
 that the audit ends before the claim is exceeded has no fault to name, and is not counted.
 **step** is the step at which the training stopped, for each seed. {left}
 
-This page is a run of {date} with lightning-audit {version}, made by `{command}`.
+This page shows a run of {date} with lightning-audit {version}, made by `{command}`.
 
-| way to train | fault | right | step | first names that are not the registry's |
+| configuration | fault | right | step | first names that are not the registry's |
 |---|---|---|---|---|
 """
 _WITHOUT = "transformers and peft were not installed: BERT, GPT-2 and Llama are omitted."

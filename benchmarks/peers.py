@@ -1,7 +1,7 @@
 """Side by side with privacy-estimates and jax-privacy: times, accuracy, tightness, on one data set.
 
 Each peer runs in a virtual environment of its own, made with pip on first use and kept in
-benchmarks/.environments. Where one cannot be made the result says so and holds our half.
+benchmarks/.environments. If one cannot be created, the result says so and has only our half.
 """
 
 from __future__ import annotations

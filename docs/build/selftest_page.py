@@ -40,8 +40,8 @@ _HEAD = """# What the audit finds, and after how many steps
 `lightning-audit selftest` trains every fault of [the registry](faults.md) and correct trainings
 under `PrivacyAudit`, each in a few seconds. It fails if a fault is not found under its name, or if
 a correct training is accused. Each training has a fixed seed.
-This page is a run of {date} with lightning-audit {version}: {seconds:.0f} seconds, {jobs} trainings
-at a time.
+This page shows a run of {date} with lightning-audit {version}: {seconds:.0f} seconds, {jobs}
+trainings at a time.
 
 **answer**: *found* means a violation with the finding and the name that the registry states;
 *warned* is the same without loss of privacy, which fails no gate. *named otherwise*, *not found*,
