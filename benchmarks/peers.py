@@ -1,6 +1,6 @@
-"""Side by side with privacy-estimates and jax-privacy: times, accuracy, tightness, on one data set.
+"""Comparison with privacy-estimates and jax-privacy on one data set: time, accuracy, tightness.
 
-Each peer runs in a virtual environment of its own, made with pip on first use and kept in
+Each peer runs in its own virtual environment, created with pip on first use and kept in
 benchmarks/.environments. If one cannot be created, the result says so and has only our half.
 """
 
@@ -64,7 +64,7 @@ CASES: dict[str, tuple[tuple[int, int, int, int], float, float]] = {
     "41296+1296 errors of 5e4+5e4, .025": ((41296, 8704, 1296, 48704), DELTA, 0.025),
 }
 
-#: Of our methods: what is assumed of the scores, and whether the threshold is searched.
+#: For each of our methods: its assumption on the scores, and whether it searches the threshold.
 OURS = {
     "CP, fixed": ("independent", "fixed"),
     "CP, split 1:4": ("independent", "searched"),
@@ -81,7 +81,7 @@ OURS = {
     "GDP noncentral t": ("independent, Gaussian scores", "none"),
 }
 
-#: Canaries, guesses and correct ones of the bounds of one run.
+#: Canaries, guesses and correct guesses for the bounds of one run.
 GUESSES = (
     (1000, 1000, 1000),
     (1000, 1000, 900),
@@ -94,7 +94,7 @@ GUESSES = (
 )
 
 _DIVISOR = "not proved: the number of hypotheses is read off the data (the hull's corners)"
-#: Of the peer's methods: assumption, threshold, whether it is proved, and ours to compare with.
+#: For each of the peer's methods: assumption, threshold, whether it is proved, our counterpart.
 THEIRS: dict[str, tuple[str, str, str, str | None]] = {
     "CP, fixed": ("independent", "fixed", "proved", "CP, fixed"),
     "CP, split": ("independent", "searched", "proved", "CP, Berk-Jones"),
@@ -124,7 +124,7 @@ class UnavailableError(Exception):
 
 
 def interpreter(peer: str) -> Path:
-    """Python of the peer's own environment, which is made if it is not there.
+    """Return the Python of the peer's environment, which is created if it is missing.
 
     Args:
         peer: name on the package index, one of `PINS`.
@@ -158,7 +158,7 @@ def peer_results(peer: str, data: Path) -> dict[str, Any]:
 
 
 def _output(command: list[str]) -> str:
-    # A path of ours must not shadow the peer's own packages.
+    # PYTHONPATH must not shadow the peer's own packages.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     environment |= {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
     try:
@@ -181,12 +181,12 @@ def simulated(epsilon: float, n: int, seeds: int) -> list[Scores]:
 
 
 def middle(epsilon: float) -> float:
-    """The threshold midway between the worlds, known before the scores."""
+    """Return the threshold midway between the worlds, known before the scores."""
     return float(gaussian_mu(epsilon, DELTA)) / 2 if epsilon else 0.0
 
 
 def cases() -> dict[str, dict[str, Any]]:
-    """The quantiles to compare: `CASES` and three thresholds of 500 + 500 scores."""
+    """Return the quantiles to compare: `CASES` and three thresholds of 500 + 500 scores."""
     found = {
         name: {"counts": counts, "delta": delta, "probability": probability}
         for name, (counts, delta, probability) in CASES.items()
@@ -241,7 +241,7 @@ def timed(call: Callable[[], Any], repetitions: int = 5) -> tuple[Any, float]:
 
 
 def all_thresholds(n: int) -> dict[str, Any]:
-    """Every quantile, and their maximum with pruning, over all thresholds of n + n scores."""
+    """Time every quantile, and their pruned maximum, over all thresholds of n + n scores."""
     scores = simulated(4.0, n, 1)[0]
     counts = ConfusionCounts.from_scores(*scores, candidate_thresholds(*scores))
     every, ms = timed(lambda: epsilon_posterior_quantile(0.05, counts, DELTA))
@@ -352,7 +352,7 @@ def our_bounds(epsilon: float, scores: list[Scores]) -> dict[str, dict[str, Any]
 
 
 def summary(epsilon: float, found: dict[str, Any], *labels: str) -> dict[str, Any]:
-    """Median bound over epsilon (the bound itself if that is 0), misses, and milliseconds."""
+    """Return the median bound over epsilon (the bound itself if that is 0), misses, and time."""
     values = np.array([np.nan if v is None else v for v in found["values"]], dtype=np.float64)
     median = float(np.nanmedian(values))
     return {

@@ -41,13 +41,13 @@ def digits() -> TensorDataset:
 
 
 def large_digits() -> TensorDataset:
-    """The digits, enlarged to 28 x 28 pixels."""
+    """Return the digits, enlarged to 28 x 28 pixels."""
     images, labels = digits().tensors
     return TensorDataset(functional.interpolate(images, 28, mode="bilinear"), labels)
 
 
 def digit_tokens() -> TensorDataset:
-    """The digits as sequences of 16 tokens: the quantized means of 2 x 2 pixels."""
+    """Return the digits as sequences of 16 tokens: the quantized means of 2 x 2 pixels."""
     images, labels = digits().tensors
     means = functional.avg_pool2d(images, 2).flatten(1)
     return TensorDataset((means * 16).round().long(), labels)
@@ -96,7 +96,7 @@ def mlp(
     classes: int = 10,
     activation: Callable[[], nn.Module] = nn.ReLU,
 ) -> nn.Module:
-    """A net of three linear layers."""
+    """Return a net of three linear layers."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(inputs, hidden),
@@ -151,7 +151,7 @@ class Classifier(pl.LightningModule):
         self.noise_factor, self.make_optimizer = noise_factor, make_optimizer
 
     def training_step(self, batch, _):
-        """Cross-entropy of a batch."""
+        """Return the cross-entropy of a batch."""
         inputs, labels = batch
         return functional.cross_entropy(self.net(inputs), labels)
 
@@ -178,7 +178,7 @@ class GhostClassifier(Classifier):
     """The same with ghost clipping."""
 
     def training_step(self, batch, _):
-        """Cross-entropy of a batch, as Opacus packs it for its two backward passes."""
+        """Return the cross-entropy of a batch, wrapped by Opacus for its two backward passes."""
         inputs, labels = batch
         return {"loss": self.criterion(self.net(inputs), labels)}
 
