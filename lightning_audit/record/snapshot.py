@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-_PACKAGE = __name__.partition(".")[0]
+from lightning_audit.checks.base.registry import packages
 
 
 def snapshot(value: Any) -> Any:
@@ -47,10 +47,10 @@ def snapshot(value: Any) -> Any:
         case dict():
             return {"dict": [[snapshot(k), snapshot(v)] for k, v in value.items()]}
     kind = type(value)
-    if kind.__module__.partition(".")[0] != _PACKAGE:
+    if kind.__module__.partition(".")[0] not in packages():
         raise TypeError(
             f"{kind.__module__}.{kind.__qualname__} cannot be part of a snapshot; keep plain "
-            "values, arrays, or objects of this package's classes."
+            "values, arrays, or objects of this package's classes and of those that add checks."
         )
     state = {name: snapshot(item) for name, item in vars(value).items()}
     return {"object": f"{kind.__module__}:{kind.__qualname__}", "state": state}
@@ -95,7 +95,7 @@ def restore(data: Any) -> Any:
 def _class(name: object) -> type:
     module, _, qualified = name.partition(":") if isinstance(name, str) else ("", "", "")
     kind = None
-    if module.partition(".")[0] == _PACKAGE:
+    if module.partition(".")[0] in packages():
         with contextlib.suppress(ImportError):
             kind = getattr(importlib.import_module(module), qualified, None)
     if not isinstance(kind, type) or kind.__module__ != module:

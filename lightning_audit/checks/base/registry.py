@@ -127,6 +127,12 @@ def statistics(reads: str, header: RecordHeader, significance: float) -> dict[st
     }
 
 
+def packages() -> set[str]:
+    """Names of the packages whose statistics a checkpoint may hold."""
+    made = (check.init.__module__ for check in REGISTRY.values() if check.init is not None)
+    return {ENTRY_POINTS.partition(".")[0], *(module.partition(".")[0] for module in made)}
+
+
 def group(name: Group) -> tuple[str, ...]:
     """Names of the checks of a group."""
     return tuple(check.name for check in REGISTRY.values() if check.group == name)
