@@ -1,7 +1,7 @@
-"""Turns this package's objects into plain data and back, so that a run can go on after a stop.
+"""Converts this package's objects to plain data and back, for checkpoints.
 
-A snapshot is made of dicts, lists, strings, numbers and arrays only: whoever reads it runs no code
-but this package's. It holds every attribute, so that a new one cannot be forgotten.
+A snapshot consists of dicts, lists, strings, numbers and arrays only: reading it runs no code but
+this package's. It contains every attribute, so that a new one cannot be forgotten.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 
 _PACKAGE = "lightning_audit"
 
-#: Names of classes in snapshots. A class may move or be called otherwise; its name here stays, so
-#: that the checkpoints of before can be read.
+#: Names of classes in snapshots. A class may be moved or renamed; its name here does not change, so
+#: that old checkpoints can be read.
 _CLASSES: Mapping[str, str] = {
     "audit_monitor": "checks.monitor:AuditMonitor",
     "canary_noise_check": "checks.noise_size:CanaryNoiseCheck",
@@ -54,17 +54,17 @@ _NAMES = {place: name for name, place in _CLASSES.items()}
 
 
 def snapshot(value: Any) -> Any:
-    """Plain data that `restore` turns into an equal value.
+    """Return plain data from which `restore` creates an equal value.
 
     Args:
         value: None, a bool, number, string, numpy array, an object of this package's classes, or a
             list, tuple or dict of such.
 
     Returns:
-        The same as dicts, lists and plain values; arrays as they are.
+        The value as dicts, lists and plain values; arrays are copied.
 
     Raises:
-        TypeError: a value of another kind.
+        TypeError: the value, or a part of it, is of another kind.
 
     Example:
         >>> snapshot((1, {"a": 2.0}))
@@ -72,7 +72,7 @@ def snapshot(value: Any) -> Any:
     """
     match value:
         case None | bool() | int() | float() | str():
-            # A subclass, such as numpy's float64 or a string enumeration, is stored as what it is.
+            # numpy's float64 is a subclass of float and is stored as a float.
             return value.item() if isinstance(value, np.generic) else value
         case np.generic():
             return value.item()
@@ -88,21 +88,21 @@ def snapshot(value: Any) -> Any:
     place = f"{kind.__module__.removeprefix(f'{_PACKAGE}.')}:{kind.__qualname__}"
     if place not in _NAMES:
         raise TypeError(
-            f"{kind.__module__}.{kind.__qualname__} cannot be part of a snapshot; a class of this "
-            "package can, once it has a name in record/snapshot.py."
+            f"{kind.__module__}.{kind.__qualname__} cannot be part of a snapshot; give a class of "
+            "this package a name in record/snapshot.py."
         )
     state = {name: snapshot(item) for name, item in vars(value).items()}
     return {"object": _NAMES[place], "state": state}
 
 
 def restore(data: Any) -> Any:
-    """The value that `snapshot` was given.
+    """Return the value from which `snapshot` created the data.
 
     Returns:
-        A value that is equal and shares no array with ``data``.
+        An equal value that shares no array with ``data``.
 
     Raises:
-        ValueError: the data are no snapshot, or of a class that this version does not have.
+        ValueError: the data are no snapshot, or contain a class that this version does not have.
 
     Example:
         >>> restore({"tuple": [1, {"dict": [["a", 2.0]]}]})
