@@ -2,7 +2,7 @@
 
 A checkpoint contains only data computed from released gradients, the audit's coins and settings. A
 check that is declared `private` therefore restarts at each resume. For such a check a checkpoint
-stores what a report shows: the verdict, and the e-value rounded to a power of ten; see
+stores what a report shows: the verdict, and the e-value as a whole power of ten; see
 `catalogue.disclosure`.
 """
 

@@ -269,8 +269,8 @@ class Recorder:
         if kept != now:
             raise ValueError(
                 f"claim.noise_coefficients={now} is not what the checkpoint's steps were read "
-                f"against: they are {kept} there; resume with the checkpoint's, or audit what "
-                "follows as a training of its own, without ckpt_path."
+                f"against: they are {kept} there; resume with the checkpoint's, or audit the "
+                "following steps as a separate training, without ckpt_path."
             )
         if header != self.header:
             raise ValueError(

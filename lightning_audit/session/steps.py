@@ -5,10 +5,10 @@ A step is planned, its canaries are inserted, its gradient is read
 
 Some entries of a gradient may not be part of its release: they contain neither noise nor canary.
 Updates of one block at a time, or noise in a public subspace, leave the other entries exactly zero.
-Nothing is released there, and no noise is missing. But noise that is omitted where the data's
-gradient is zero leaves zeros too, and reveals where they are. In that case an entry that a canary
-makes nonzero gets noise. So zeros count as not released only after an inserted canary was read as
-exactly zero.
+Nothing is released there, and no noise is missing. But code that adds noise only to the nonzero
+entries of the data's gradient leaves zeros too, and reveals which entries are zero. That code adds
+noise to an entry that a canary makes nonzero. So zeros count as not released only after an inserted
+canary was read as exactly zero.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def test_classes_of_other_packages_or_versions_are_refused(name: str) -> None:
 
 
 def test_a_class_without_a_registered_name_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"once it has a name in record/snapshot\.py"):
+    with pytest.raises(TypeError, match=r"a class of this package a name in record/snapshot\.py"):
         snapshot(PrivacyClaim(noise_multiplier=1.0))
 
 
