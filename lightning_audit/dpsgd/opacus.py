@@ -108,7 +108,7 @@ class OpacusStep(DPSGDStep):
         return list(self.optimizer.params)
 
     def same_params(self) -> bool:
-        """Compare identities only: called at each step."""
+        """Return whether Opacus clips the parameters of the start, by identity."""
         return same_objects(self.optimizer.params, self.params)
 
     def claim(self, accumulated: int | None = None) -> StepClaim:

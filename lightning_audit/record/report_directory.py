@@ -59,7 +59,7 @@ def all_beside(directory: Path) -> list[Path]:
 def set_aside(
     directory: Path, *, but_the_record: bool = False, only: Collection[str] | None = None
 ) -> Path | None:
-    """Move an earlier run's files into a new folder ``previous-N``; None if there are none.
+    """Move an earlier run's files into a folder ``previous-N``, and return it; None if no files.
 
     Args:
         directory: a report directory.

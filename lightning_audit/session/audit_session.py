@@ -39,7 +39,7 @@ class AuditSession:
 
     Each step is planned and its canaries are inserted (`source`). Its gradient is read after the
     noise was added (`way`). After the update, the observation is recorded and checked (`recorder`).
-    Hooks call the session; the session calls its components; components never call back.
+    Hooks call the session, and the session calls its components.
 
     Args:
         planner: plans the steps.

@@ -12,7 +12,7 @@ from lightning_audit.dpsgd.protocol import DPSGDStep
 
 
 class LostSteps:
-    """Counts of samples with a non-finite gradient in such steps, and of all their samples.
+    """Per such step: number of samples whose gradient was not finite, and of all samples.
 
     All processes share a step's gradient, and each sees only its own samples. The counts of all
     processes are added.

@@ -82,7 +82,7 @@ class ReadingWay(Protocol):
 
 
 class PrivateReading:
-    """Reader of a private optimizer's steps, when the update begins or already after the noise.
+    """Reader of a private optimizer's steps: after the noise if hooked there, else at the update.
 
     Args:
         step: the adapter.

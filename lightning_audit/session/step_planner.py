@@ -102,7 +102,7 @@ class StepPlanner:
         """Return the claim about the coming step: the optimizer's, overridden by `config.claim`.
 
         Raises:
-            ValueError: the optimizer states no claim.
+            ValueError: the optimizer's claim cannot be read, as without per-sample gradients.
         """
         stated, own = self.step.claim(accumulated), self.config.claim
         if own is None:

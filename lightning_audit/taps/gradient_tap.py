@@ -131,7 +131,7 @@ class GradientTap:
 
     @torch.no_grad()
     def arrives(self, level: int) -> bool:
-        """Proceed to the update: the gradients of a step are computed.
+        """Proceed to the update of a step, whose gradients are computed.
 
         Args:
             level: return value of `enters` for the step.
