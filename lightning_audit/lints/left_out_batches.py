@@ -25,7 +25,7 @@ class LeftOutBatches:
     def __init__(self) -> None:
         #: Whether non-empty batches were left out at irregular intervals.
         self.irregular = False
-        #: Whether an empty batch was left out, and no other batch before it was.
+        #: Whether an empty batch was left out, and no non-empty batch before it was.
         self.empty = False
         self._once_a_batch = True
         self.start_epoch()

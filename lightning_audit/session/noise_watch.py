@@ -1,4 +1,4 @@
-"""Reads a step's noise together with its clipped sums, and tracks when releases were read."""
+"""Reads a step's noise together with its clipped sums, and tracks where releases were read."""
 
 from __future__ import annotations
 
