@@ -1,4 +1,4 @@
-"""A package adds two checks by entry points: the report, `allow`, the gate and the docs have them."""
+"""Checks that a package adds by entry points: in report, `allow`, gate, docs and checkpoint."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ if shift != "0":
     noise_median.SHIFT = float(shift)
 audit = PrivacyAudit(
     seed=1,
-    directory=directory,
+    report_dir=directory,
     examinations=0,
     allow=["noise.median"] if shift != "0" else [],
     on_violation="warn",
