@@ -19,6 +19,7 @@ _SPENT_MORE = FaultRule(
     "wrong_accounting",
     "wrong accounting: the steps cost more than is claimed",
     "the number of steps, the sample rate and the noise multiplier that the claim was made for",
+    headline="The steps cost more than claimed",
     rank=15,
 )
 
@@ -28,6 +29,7 @@ _OF_REPLACEMENT = FaultRule(
     "record more or less",
     "which data sets are neighbours for the accountant: Opacus' suppose a record more or less, and "
     "another record in the place of one moves the sum of the gradients twice as far",
+    headline="The claim covers removing a record, not replacing one",
     rank=15,
     # The claim would hold if no record were replaced, but one added or removed.
     applies=lambda seen: (
@@ -39,6 +41,12 @@ _OF_REPLACEMENT = FaultRule(
 ACCOUNTING = Check(
     "accounting",
     "the steps, or those that are planned, cost more than the claim",
+    title="Epsilon of the steps",
+    failed_title="Steps cost more than claimed",
+    meaning="The steps that ran, or that are planned, compose to a larger epsilon than the claim.",
+    look_at="Check the number of steps, the sampling rate and the noise multiplier that the claim "
+    "was computed for, and whether it covers replaced records.",
+    topic="Total epsilon",
     kind="accounting",
     always=True,
     wrong=lambda seen: exceeds(

@@ -22,6 +22,12 @@ from lightning_audit.stats.evalues.two_groups import TwoGroups
 EPSILON = Check(
     "epsilon",
     "more leaks than claimed, over the run",
+    title="Lower bound on epsilon",
+    failed_title="More leaks than claimed",
+    meaning="The epsilon that the readings prove for the run is larger than the claim.",
+    look_at="Check clipping and noise of each step, and the noise multiplier that the accountant "
+    "uses.",
+    topic="Total epsilon",
     kind="epsilon",
     weight=100,
     group="leakage",
@@ -36,6 +42,7 @@ EPSILON = Check(
             "leaks_more_than_claimed",
             "more leaks than the claim allows, by noise and clipping together",
             "clipping and noise of each step, and the noise multiplier that the accountant is told",
+            headline="More leaks than the claim allows",
             rank=5,
         ),
     ),

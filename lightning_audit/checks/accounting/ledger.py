@@ -18,6 +18,13 @@ def _unread(found: CheckResult) -> str:
 LEDGER_ACCOUNTANT = Check(
     "ledger.accountant",
     "the accountant was told of fewer steps, or of more noise, than the optimizer took and stated",
+    title="What the accountant recorded",
+    failed_title="Accountant recorded too little",
+    meaning="The accountant recorded fewer steps than the optimizer took, or more noise than the "
+    "optimizer stated.",
+    look_at="Check what calls `accountant.step`, and with which `noise_multiplier`: "
+    "`attach_step_hook` makes the optimizer call it once per step.",
+    topic="Sampling and bookkeeping",
     kind="accounting",
     always=True,
     wrong=lambda seen: seen["missing"] > 0 or seen["told_noise"] is not None,
@@ -28,6 +35,7 @@ LEDGER_ACCOUNTANT = Check(
             "accountant_not_told",
             "wrong accounting: the accountant was not told of all steps",
             "who calls accountant.step: with attach_step_hook the optimizer does it at each step",
+            headline="The accountant did not record all steps",
             rank=4,
             explains=("accounting", "epsilon"),
             applies=lambda seen: seen["missing"] > 0,
@@ -36,6 +44,7 @@ LEDGER_ACCOUNTANT = Check(
             "accountant_told_of_more_noise",
             "wrong accounting: the accountant was told of more noise than the optimizer states",
             "the noise_multiplier that accountant.step is given",
+            headline="The accountant recorded more noise than was added",
             rank=4,
             explains=("accounting", "epsilon"),
         ),
@@ -46,6 +55,12 @@ LEDGER_STEPS = Check(
     "ledger.steps",
     "several steps were taken on one batch, at once or later, which is accounted for as if each "
     "drew its own",
+    title="Steps taken per batch",
+    failed_title="Several steps on one batch",
+    meaning="Several steps were taken on one batch, and accounted as if each had drawn its own.",
+    look_at="Look for loops over `optimizer.step` within a batch, and for batches that are kept "
+    "for later.",
+    topic="Sampling and bookkeeping",
     kind="accounting",
     wrong=lambda seen: seen["again"] > 0 or seen["stale"] > 0,
     private=True,
@@ -58,6 +73,7 @@ LEDGER_STEPS = Check(
             "wrong sampling: several steps were taken on one batch",
             "loops over optimizer.step within a batch, and batches that are kept for later: each "
             "step needs a batch that is drawn anew",
+            headline="Several steps were taken on one batch",
             rank=11,
             explains=("sampling.rate",),
         ),
@@ -81,6 +97,13 @@ LEDGER_SCHEDULE = Check(
     "ledger.schedule",
     "batches are left out, or noise_multiplier changes, by no schedule that is known, as where a "
     "loss decides it (never a violation; replay.release tells whether records do)",
+    title="Schedule of steps and noise",
+    failed_title="Schedule may depend on data",
+    meaning="Batches are left out or `noise_multiplier` changes by no known schedule, so no "
+    "epsilon holds if a loss, or another value without noise, decides it.",
+    look_at="Check what decides whether a batch makes a step, and what sets `noise_multiplier`: "
+    "steps, epochs, public data and released values may, a loss of training records may not.",
+    topic="Sampling and bookkeeping",
     kind="accounting",
     wrong=lambda _: False,
     blocks=_unknown,
@@ -89,6 +112,12 @@ LEDGER_SCHEDULE = Check(
 LEDGER_RECORDS = Check(
     "ledger.records",
     "the data set holds records several times, so that they are drawn more often than is accounted",
+    title="Duplicates in the data set",
+    failed_title="Data set repeats records",
+    meaning="The data set holds some records several times, so they are drawn more often than is "
+    "accounted.",
+    look_at="Check the indices that a `Subset` or `ConcatDataset` is made of.",
+    topic="Sampling and bookkeeping",
     kind="accounting",
     wrong=lambda seen: seen["repeated"] > 0,
     private=True,
@@ -100,6 +129,7 @@ LEDGER_RECORDS = Check(
             "wrong sampling: the data set holds indices several times",
             "how its Subset or ConcatDataset is made: an index that stands there k times is drawn "
             "k times as often",
+            headline="The data set holds records several times",
             rank=12,
             explains=("sampling.rate", "ledger.draws"),
         ),

@@ -23,6 +23,11 @@ from lightning_audit.checks.replay.replay_checks import (
 if TYPE_CHECKING:
     from lightning_audit.checks.monitor import AuditMonitor
 
+#: Headlines of the faults that no check names alone.
+HEADLINES = {
+    "clipping_missing_at_times": "Some steps are not clipped",
+    "clipping_missing_from_a_step_on": "Clipping stops at some step",
+}
 #: Canaries at least this large tell a clipped one from one that is not, whatever the noise.
 _OVERSIZE = 20.0
 #: Kinds that canaries take for another one, and the checks that tell them.

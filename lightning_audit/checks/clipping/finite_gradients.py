@@ -37,6 +37,13 @@ def finite_result(lost: int, first: tuple[int, int, int] | None) -> CheckResult:
 FINITE = Check(
     "finite",
     "a record's gradient is not a number, and gets past clipping",
+    title="NaN and infinite gradients",
+    failed_title="Non-finite gradients escape clipping",
+    meaning="A record's gradient is NaN or infinite, which neither clipping nor noise hides, so "
+    "the model reveals that the record was in the batch.",
+    look_at="Check the loss of that record (logarithm or division of zero, overflow), and whether "
+    "samples with a non-finite norm are set to zero before clipping.",
+    topic="Clipping",
     each=True,
     always=True,
     wrong=lambda seen: "records" in seen,
@@ -50,6 +57,7 @@ FINITE = Check(
             "the model shows whether the record was there",
             "the loss of that record (a logarithm or a quotient of zero, an overflow), and whether "
             "clipping leaves samples out whose norm is not finite",
+            headline="A non-finite gradient escapes clipping",
             rank=-7,
         ),
     ),

@@ -19,6 +19,13 @@ CLIPPING_NORM = Check(
     "clipping.norm",
     "ghost clipping goes by norms that samples' gradients exceed, or by a larger max_grad_norm "
     "than the optimizer's",
+    title="Norms used by ghost clipping",
+    failed_title="Ghost clipping uses wrong norms",
+    meaning="Ghost clipping scales samples by norms below those of their gradients, or clips at a "
+    "larger norm than the noise is made for.",
+    look_at="Check the norm samplers (a layer, a bias or a layer used twice may be left out), and "
+    "that `module.max_grad_norm` equals `optimizer.max_grad_norm`.",
+    topic="Clipping",
     each=True,
     wrong=lambda seen: seen["largest_ratio"] > NORM_TOLERANCE or norm_not_passed_on(seen),
     private=True,
@@ -32,6 +39,7 @@ CLIPPING_NORM = Check(
             "noise is made for the optimizer's, which is smaller",
             "what changes optimizer.max_grad_norm, as a scheduler does: it must set "
             "module.max_grad_norm to the same value",
+            headline="Module and optimizer have different clipping norms",
             rank=-4,
             explains_groups=("clipping", "replay", "leakage"),
             applies=norm_not_passed_on,
@@ -40,6 +48,7 @@ CLIPPING_NORM = Check(
             "wrong_norms",
             "clipping by wrong norms: samples are clipped by norms that their gradients exceed",
             "the norm samplers of ghost clipping: a layer, a bias or a second use may be left out",
+            headline="Ghost clipping uses wrong norms",
             rank=-4,
             explains_groups=("clipping", "replay", "leakage"),
         ),

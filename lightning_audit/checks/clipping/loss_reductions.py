@@ -37,6 +37,14 @@ def loss_reduction_result(found: str | None, supposed: str | None) -> tuple[Chec
 LOSS_REDUCTION = Check(
     "loss_reduction",
     "the loss is a sum where the optimizer takes it for a mean, or the reverse (a warning)",
+    title="Mean or sum of losses",
+    failed_title="Loss reduction is set wrongly",
+    meaning="The loss is a sum over the batch and the optimizer takes it for a mean, or the "
+    "reverse; no privacy is lost, but every per-sample gradient is off by a factor of the "
+    "batch size.",
+    look_at="Compare `loss_reduction` of `make_private` with the reduction of the loss that "
+    "`training_step` returns.",
+    topic="Clipping",
     warns=True,
     wrong=lambda seen: seen["loss"] != seen["optimizer"],
 )

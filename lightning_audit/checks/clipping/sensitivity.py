@@ -17,6 +17,13 @@ from lightning_audit.stats.evalues.coin_bet import CoinBet
 SENSITIVITY = Check(
     "sensitivity",
     "one record adds more than clipping allows",
+    title="Influence of one record",
+    failed_title="One record counts too much",
+    meaning="A canary, a test record that the audit adds, moved the gradient by more than the "
+    "clipping norm, so the noise is too small to hide one record.",
+    look_at="Check that each per-sample gradient is clipped at `max_grad_norm`, by its norm over "
+    "all tensors, before gradients are summed or averaged.",
+    topic="Clipping",
     # It needs the most steps of all: what is left over helps it most.
     weight=130,
     group="clipping",

@@ -21,6 +21,12 @@ from lightning_audit.checks.randomness.noise_reuse import REUSE_BROADCAST, REUSE
 if TYPE_CHECKING:
     from lightning_audit.checks.monitor import AuditMonitor
 
+#: Headlines of the faults that no check names alone.
+HEADLINES = {
+    "same_noise_at_every_step": "The same noise is added at every step",
+    "same_noise_in_every_epoch": "The same noise is added in every epoch",
+    "noise_in_a_cycle": "The noise repeats in a cycle",
+}
 #: A residual this much smaller than the plain one speaks for re-used noise, not for small noise.
 _REUSE_GAIN = 0.7
 #: The same over noise whose size is known without the data.

@@ -30,6 +30,7 @@ from lightning_audit.stats.evalues.sequential import log_mean_exp
 def _rule(
     kinds: tuple[str, ...],
     name: str,
+    headline: str,
     sentence: str,
     look_at: str,
     rank: float,
@@ -40,6 +41,7 @@ def _rule(
         sentence,
         look_at,
         rank,
+        headline=headline,
         explains_groups=("noise", "reuse", "channel", "leakage", *groups),
         applies=lambda seen: seen.get("of") in kinds,
     )
@@ -49,6 +51,13 @@ REPLAY_NOISE = Check(
     "replay.noise",
     "noise that replays show to be missing at some entries, too small, used twice, of few values, "
     "not normal, or dependent on the records or on earlier noise",
+    title="Noise of replayed steps",
+    failed_title="Replay shows wrong noise",
+    meaning="Replaying a step with other random numbers shows noise that is too small, repeated, "
+    "not normal, or dependent on records or on earlier noise.",
+    look_at="Check how `add_noise` draws and seeds the noise: nothing in the batch may set its "
+    "size or its seed.",
+    topic="Noise",
     weight=20,
     group="channel",
     needs="the noise of no step was examined",
@@ -61,6 +70,7 @@ REPLAY_NOISE = Check(
         _rule(
             ("records",),
             "noise_depends_on_records",
+            "The noise depends on the records",
             "noise that depends on the records: with other records, and the same random numbers, "
             "it is another one",
             "what the noise's size and seed are computed of: nothing of a batch may be in it",
@@ -70,6 +80,7 @@ REPLAY_NOISE = Check(
         _rule(
             ("one_value",),
             "one_value_for_all_coordinates",
+            "All coordinates of a step get one noise value",
             "noise re-used: one noise value is shared by all coordinates of a step",
             "the shape that the noise is drawn with: it must be that of the gradient",
             -10,
@@ -77,6 +88,7 @@ REPLAY_NOISE = Check(
         _rule(
             ("tensors",),
             "one_key_for_all_tensors",
+            "Several tensors get the same noise",
             "noise re-used: one noise key is used for several tensors",
             "whether one seed or draw serves several tensors of a step",
             -10,
@@ -84,6 +96,7 @@ REPLAY_NOISE = Check(
         _rule(
             ("twice",),
             "noise_numbers_twice",
+            "Several entries of a step get the same noise",
             "noise re-used: the same numbers stand at several entries of one step's noise",
             "the shape that the noise is drawn with, and whether it is repeated, mirrored or "
             "rolled to that of the gradient",
@@ -92,6 +105,7 @@ REPLAY_NOISE = Check(
         _rule(
             ("draws",),
             "few_seeds",
+            "The noise comes from few seeds and repeats",
             "noise re-used: the noise comes back at irregular steps, as from few seeds",
             "how the noise is seeded: whether seeds are drawn from a small range, or noise from a "
             "pool",
@@ -100,6 +114,7 @@ REPLAY_NOISE = Check(
         _rule(
             ("low_rank",),
             "noise_of_low_rank",
+            "The noise of a matrix has low rank",
             "noise of low rank: that of a matrix has few directions, and the others have none",
             "the shape that the noise is drawn with, and what it is multiplied with",
             -10,
@@ -107,6 +122,7 @@ REPLAY_NOISE = Check(
         _rule(
             ("neighbours",),
             "noise_alike_in_neighbours",
+            "Neighboring entries have dependent noise",
             "noise of neighbours: entries that are near each other have noise that depends on one "
             "another",
             "what is made of the noise after it is drawn: sums, filters, interpolation",
@@ -115,6 +131,7 @@ REPLAY_NOISE = Check(
         _rule(
             ("together",),
             "noise_alike_at_entries",
+            "Groups of entries have dependent noise",
             "noise of entries that go together: some directions have less than the claimed noise",
             "whether entries or tensors share a draw, and what the noise is multiplied with",
             -10,
@@ -125,6 +142,7 @@ REPLAY_NOISE = Check(
                 "tails",
             ),
             "noise_of_another_shape",
+            "The noise is not Gaussian",
             "noise of another shape: its standard deviation is right and its distribution is not "
             "the normal one that the accountant supposes",
             "which distribution the noise is drawn from, and whether it is rounded, clipped or "
@@ -134,6 +152,7 @@ REPLAY_NOISE = Check(
         _rule(
             ("earlier",),
             "noise_correlated_over_steps",
+            "The noise depends on that of earlier steps",
             "noise correlated over steps: the noise of a step depends on that of earlier steps, "
             "otherwise than is claimed",
             "what the optimizer keeps of its noise from step to step; correlated noise needs an "
@@ -143,6 +162,7 @@ REPLAY_NOISE = Check(
         _rule(
             ("missing",),
             "noise_missing_at_entries",
+            "Single entries get too little noise or none",
             "noise of some entries: single entries of the gradient have too little noise, or none",
             "masks, slices and shapes where the noise is drawn (Opacus: in add_noise)",
             12,
@@ -150,6 +170,7 @@ REPLAY_NOISE = Check(
         _rule(
             ("scale",),
             "noise_too_small",
+            "Too little noise is added",
             "noise scale too small: every tensor has less noise than claimed",
             "compare the standard deviation of the noise that is drawn (Opacus: in add_noise) with "
             "noise_multiplier * max_grad_norm",
@@ -161,6 +182,7 @@ REPLAY_NOISE = Check(
         _rule(
             ("small",),
             "noise_too_small_at_entries",
+            "Some entries get too little noise",
             "noise of some entries: it is smaller than claimed",
             "how the noise is drawn (Opacus: in add_noise), and what it is scaled by",
             12,

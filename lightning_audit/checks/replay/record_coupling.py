@@ -12,6 +12,13 @@ from lightning_audit.results.audit_report import CheckResult
 COUPLING = Check(
     "coupling",
     "a record's gradient depends on the others in its batch",
+    title="Independence of record gradients",
+    failed_title="Records change each other's gradients",
+    meaning="A record changes the gradients of other records, so clipping its own gradient does "
+    "not bound what it adds.",
+    look_at="Look for layers and losses that work across the batch: BatchNorm, batch statistics, "
+    "contrastive losses, packed sequences with `enforce_sorted=False`.",
+    topic="Clipping",
     always=True,
     wrong=lambda seen: seen["step"] is not None,
     blocks=unanswered,
@@ -25,6 +32,7 @@ COUPLING = Check(
             "layers and losses that work over the batch: batch normalisation, statistics of the "
             "batch, contrastive losses; and layers that order the batch anew, such as packed "
             "sequences",
+            headline="Records change each other's gradients",
             rank=-1,
             explains_groups=("clipping", "replay", "leakage"),
         ),

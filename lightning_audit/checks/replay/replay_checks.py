@@ -73,12 +73,13 @@ CLIPPING_ADVICE = {
 }
 
 
-def _told(kind: str, name: str, sentence: str) -> FaultRule:
-    """A fault of the clipping that a few more replays tell from others."""
+def _told(kind: str, name: str, headline: str, sentence: str) -> FaultRule:
+    """Return the rule of a clipping fault that a few more replays distinguish from others."""
     return FaultRule(
         name,
         sentence,
         CLIPPING_ADVICE[name],
+        headline=headline,
         rank=0.55,
         explains_groups=("replay", "clipping", "leakage"),
         applies=lambda seen: seen.get("kind") == kind,
@@ -90,45 +91,53 @@ _OF_CLIPPING = (
     _told(
         "sum",
         "clip_after_average",
+        "The mean of the batch is clipped instead of each gradient",
         "clipping after averaging: the batch's mean gradient is clipped, not each sample's "
         "gradient before the sum",
     ),
     _told(
         "none",
         "no_clipping",
+        "Gradients are not clipped",
         "no clipping: gradients pass with their full norm",
     ),
     _told(
         "norm",
         "clipping_norm_too_large",
+        "Gradients are clipped at more than `max_grad_norm`",
         "clipping norm too large: gradients are clipped at more than max_grad_norm",
     ),
     _told(
         "tensors",
         "clip_per_tensor",
+        "Each tensor is clipped separately",
         "clipping per tensor: each tensor is clipped to max_grad_norm on its own",
     ),
     _told(
         "some",
         "clipping_misses_tensors",
+        "Clipping leaves some tensors out",
         "clipping misses some tensors: gradients in them pass with their full norm, those in "
         "others are clipped",
     ),
     _told(
         "batch",
         "clipping_norm_of_the_batch",
+        "The clipping norm depends on the batch",
         "clipping norm made of the batch: at what a gradient is clipped depends on the other "
         "gradients of its batch, and grows with them",
     ),
     _told(
         "parts",
         "parts_count_differently",
+        "Parts of a split batch count differently",
         "parts of a split batch count differently: a record adds more in one of them than in "
         "another",
     ),
     _told(
         "rows",
         "record_counts_twice",
+        "One record counts more than once in a step",
         "a record counts more than once: several per-sample gradients are made of it, and clipped "
         "one by one",
     ),
@@ -138,6 +147,13 @@ REPLAY_SENSITIVITY = Check(
     "replay.sensitivity",
     "replayed without a record, or with one more, a step's release moves by more than clipping "
     "allows",
+    title="Replay with one record changed",
+    failed_title="Replay exceeds the clipping norm",
+    meaning="Replaying a step with the same noise, but with one record removed, added or replaced, "
+    "moved the released gradient by more than clipping allows.",
+    look_at="Check everything that one record can change between `training_step` and the noise: "
+    "clipping factors, sums, several rows of one record, losses over the batch.",
+    topic="Clipping",
     group="replay",
     always=True,
     wrong=lambda seen: seen["findings"] > 0,
@@ -153,6 +169,7 @@ REPLAY_SENSITIVITY = Check(
             "by more than the clipping norm",
             "everything between training_step and the noise that one record can change: clipping "
             "factors, sums, several rows of one record, losses over the batch",
+            headline="One record moves a step by more than the clipping norm",
             rank=1,
             explains_groups=("replay", "clipping", "leakage"),
         ),
@@ -162,6 +179,13 @@ REPLAY_SENSITIVITY = Check(
 REPLAY_CLIPPING = Check(
     "replay.clipping",
     "a crafted per-sample gradient adds more to a step's release than the clipping norm",
+    title="Clipping of crafted gradients",
+    failed_title="Crafted gradients escape clipping",
+    meaning="A per-sample gradient that the audit crafted, for example a huge one, added more than "
+    "the clipping norm to a replayed step.",
+    look_at="Check the norm that is used for clipping, and whether any rows, sizes or batches are "
+    "exempt from it.",
+    topic="Clipping",
     group="replay",
     always=True,
     wrong=lambda seen: seen["findings"] > 0,
@@ -175,6 +199,7 @@ REPLAY_CLIPPING = Check(
             "clipping that can be passed: some per-sample gradients add more than the clipping "
             "norm, whatever the batch of now shows",
             "the norm that clips, and the rows, sizes and batches that it leaves out",
+            headline="Some gradients escape clipping",
             rank=2,
             explains_groups=("clipping", "leakage"),
         ),
@@ -185,6 +210,13 @@ REPLAY_RELEASE = Check(
     "replay.release",
     "after the same release the training goes on otherwise with a record than without it, or "
     "records decide whether a step is taken, or its noise_multiplier",
+    title="State after a replayed step",
+    failed_title="Records leak past the noise",
+    meaning="Given the same noisy gradient, the training continues differently with a record than "
+    "without it, or records decide whether a step is taken or how much noise it gets.",
+    look_at="Look for state that is computed from raw gradients, inputs or losses: momentum, "
+    "learning rates, skipped steps, `noise_multiplier`, statistics, weights changed elsewhere.",
+    topic="What the update uses",
     group="replay",
     always=True,
     wrong=lambda seen: seen["findings"] > 0,
@@ -204,6 +236,7 @@ REPLAY_RELEASE = Check(
             "shows them without noise, and no accountant counts that",
             "what decides whether optimizer.step() is called: a loss, a gradient or an output must "
             "not; step on every batch, or by the number of batches, steps or epochs",
+            headline="Records decide whether a step is taken",
             rank=-11,
             explains_groups=("replay", "leakage"),
             applies=lambda seen: seen.get("decides") == "step",
@@ -215,6 +248,7 @@ REPLAY_RELEASE = Check(
             "epsilon holds",
             "what sets optimizer.noise_multiplier: the number of steps or epochs may, as in "
             "opacus.schedulers, and what was released; a loss of training records must not",
+            headline="Records decide how much noise a step gets",
             rank=-11,
             explains=("replay.noise",),
             explains_groups=("replay", "leakage"),
@@ -225,6 +259,7 @@ REPLAY_RELEASE = Check(
             "more than the release is used: what a step leaves behind shows a record without noise",
             "what is computed of raw gradients, inputs or losses and kept: momentum, learning "
             "rates, clipping norms, statistics, weights that are changed elsewhere",
+            headline="The training uses more than the noisy gradient",
             rank=3,
             explains_groups=("leakage",),
         ),

@@ -39,6 +39,13 @@ def _unknown_sampling(found: CheckResult) -> str:
 NOT_POISSON = Check(
     "sampling.not_poisson",
     "the loader draws otherwise than the accountant supposes",
+    title="How batches are drawn",
+    failed_title="Batches are not Poisson-sampled",
+    meaning="The accountant assumes that each record enters a batch independently with the same "
+    "probability, and the loader draws otherwise.",
+    look_at="Return `DPDataLoader.from_data_loader(loader)` from `train_dataloader`; Lightning "
+    "does not use the loader that `make_private` returns.",
+    topic="Sampling and bookkeeping",
     kind="accounting",
     weight=10,
     always=True,
@@ -64,6 +71,7 @@ NOT_POISSON = Check(
             "wrong sampling: a record stands twice in a batch, where it adds up to twice the "
             "clipping norm",
             "the sampler, and what fills batches up",
+            headline="A batch contains a record twice",
             rank=6,
             explains=("sampling.rate", "ledger.draws"),
             applies=lambda seen: bool(seen.get("doubled")),
@@ -73,6 +81,7 @@ NOT_POISSON = Check(
             "wrong sampling: the loader is not Poisson although the accountant supposes it",
             "which loader train_dataloader returns: Lightning does not take the one of "
             "make_private",
+            headline="Batches are not Poisson-sampled",
             rank=6,
             explains=("sampling.rate", "ledger.draws"),
         ),
@@ -82,6 +91,13 @@ NOT_POISSON = Check(
 SAMPLING_RATE = dataclasses.replace(
     NOT_POISSON,
     name="sampling.rate",
+    title="Sampling rate of the loader",
+    failed_title="Records are drawn too often",
+    meaning="Records enter batches more often than the accountant assumes, so the steps cost more "
+    "than is accounted.",
+    look_at="Compare the batch size of the loader that is trained on with that of the loader given "
+    "to `make_private`, and check that the sampler favors no record.",
+    topic="Sampling and bookkeeping",
     needs="no batch was seen whose rate the accountant was told",
     fine="the batches hold no more records than the accountant's rate allows",
     always=False,
@@ -93,6 +109,7 @@ SAMPLING_RATE = dataclasses.replace(
             "wrong sampling: some records are drawn more often than the accountant is told",
             "the sampler: records that it favours or gives again soon, and its rate beside the "
             "accountant's",
+            headline="Some records are drawn more often than accounted",
             rank=9,
             explains=("ledger.draws",),
             applies=lambda seen: "loader_rate" not in seen,  # told by the batches themselves
@@ -103,6 +120,7 @@ SAMPLING_RATE = dataclasses.replace(
             "is told",
             "what exchanges the loader, or sets its batch sampler's sample_rate, between epochs: "
             "the accountant's step hook needs the new rate, or the loader keeps the old one",
+            headline="The loader draws more often from some epoch on",
             rank=9,
             explains=("ledger.draws",),
             applies=lambda seen: seen.get("raised_in") is not None,
@@ -112,6 +130,7 @@ SAMPLING_RATE = dataclasses.replace(
             "wrong sampling: the loader draws more often than the accountant is told",
             "the batch sizes of the loader that is trained on and of the one that make_private was "
             "given",
+            headline="The loader draws more often than accounted",
             rank=9,
             explains=("ledger.draws",),
         ),

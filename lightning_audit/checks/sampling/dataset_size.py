@@ -25,6 +25,12 @@ EXPECTED_BATCH_SIZE = Check(
     "expected_batch_size",
     "one record more or less changes the divisor of the gradients, and what that costs (a "
     "violation only where the number of records is stated as private)",
+    title="Divisor and data set size",
+    failed_title="Divisor reveals data set size",
+    meaning="Gradients are divided by a number computed from the data set, although the number of "
+    "records is stated as private.",
+    look_at="Set `expected_batch_size` to a constant that is not computed from the records.",
+    topic="Sampling and bookkeeping",
     kind="accounting",
     each=True,
     blocks=_unpaid,
@@ -41,6 +47,7 @@ EXPECTED_BATCH_SIZE = Check(
             "many there are, which is stated as private",
             "what the sum of gradients and noise is divided by: make_private computes it of the "
             "data set, and it can be set to a constant afterwards",
+            headline="The divisor reveals the number of records",
             rank=10,
         ),
     ),

@@ -19,6 +19,12 @@ from lightning_audit.stats.evalues.sequential import log_mean_exp
 LEDGER_DRAWS = Check(
     "ledger.draws",
     "batches that were drawn before come again, or records that come more often than the others",
+    title="Independence of the draws",
+    failed_title="Draws are not independent",
+    meaning="Batches repeat, or some records are drawn more often than others.",
+    look_at="Check what the sampler keeps or seeds at the start of an epoch, and whether it favors "
+    "some records.",
+    topic="Sampling and bookkeeping",
     kind="accounting",
     weight=20,
     needs="no batch was seen of which the records are known",
@@ -31,6 +37,7 @@ LEDGER_DRAWS = Check(
             "batches_come_again",
             "wrong sampling: batches that were drawn before come again",
             "what the sampler keeps or seeds at an epoch's start: each batch must be drawn anew",
+            headline="Earlier batches are drawn again",
             rank=7,
             applies=lambda seen: seen.get("of") == "again",
         ),
@@ -38,6 +45,7 @@ LEDGER_DRAWS = Check(
             "records_are_favoured",
             "wrong sampling: some records come more often than the accountant supposes",
             "how the sampler chooses records: the accountant needs the largest probability of all",
+            headline="Some records are drawn more often than others",
             rank=7,
             explains=("sampling.rate",),
         ),

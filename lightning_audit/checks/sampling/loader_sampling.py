@@ -20,6 +20,12 @@ from lightning_audit.results.audit_report import CheckResult
 REPEATED = Check(
     "sampling.repeated",
     "every process draws from all records, so that one may enter a step several times",
+    title="Records shared among processes",
+    failed_title="Every process draws all records",
+    meaning="Each process draws from all records, so one record can enter a step several times.",
+    look_at="Check that the loader deals the records out to the processes: "
+    "`DPDataLoader.from_data_loader(loader, distributed=True)`.",
+    topic="Sampling and bookkeeping",
     kind="accounting",
     wrong=lambda seen: seen["processes"] > 1,
     refutes=OF_BATCHES,
@@ -29,6 +35,7 @@ REPEATED = Check(
             "wrong sampling: every process draws from all records, so a record may enter a step "
             "several times",
             "whether the loader deals the records out to the processes",
+            headline="Every process draws from all records",
             rank=8,
         ),
     ),

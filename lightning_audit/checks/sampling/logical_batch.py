@@ -29,6 +29,12 @@ def logical_batch_result(carried: int, epochs: int) -> CheckResult:
 LOGICAL_BATCH = Check(
     "logical_batch",
     "a rest of one logical batch is added to the next, where a record can count twice",
+    title="Boundaries of split batches",
+    failed_title="Split batches run together",
+    meaning="The rest of one logical batch is added to the next one, where a record can count "
+    "twice.",
+    look_at="Check how the loader that splits batches ends an epoch.",
+    topic="Sampling and bookkeeping",
     wrong=lambda seen: seen["carried_over"] > 0,
     private=True,
     fine="every epoch began with a logical batch of its own",
@@ -37,6 +43,7 @@ LOGICAL_BATCH = Check(
             "batches_run_together",
             "logical batches run together: a record can count twice in one step",
             "how the loader that splits batches ends an epoch",
+            headline="Split batches run together",
             rank=-2,
         ),
     ),

@@ -31,6 +31,13 @@ def gradient_replaced_result(
 GRADIENT_REPLACED = Check(
     "gradient_replaced",
     "the update used another gradient than the noisy one, or more than it",
+    title="Gradient of the update",
+    failed_title="Update uses another gradient",
+    meaning="The update used a gradient other than the clipped and noisy one, or more than that "
+    "one.",
+    look_at="Check whether `step` passes its closure to the inner optimizer, and whether code "
+    "writes to `p.grad` after the noise is added.",
+    topic="What the update uses",
     # The update follows coins whose canaries were taken out; raw gradients show in a step or two.
     weight=10,
     each=True,
@@ -45,6 +52,7 @@ GRADIENT_REPLACED = Check(
             "whether step() passes its closure on to the inner optimizer, which runs it again, and "
             "whether the step has a second backward pass: both losses belong into one, before the "
             "noise",
+            headline="A backward pass after the noise replaces the gradient",
             rank=-9,
             explains_groups=MEASURED,
             applies=lambda seen: seen.get("replaced") != 0,
@@ -55,6 +63,7 @@ GRADIENT_REPLACED = Check(
             "one or in its place",
             "what the optimizer, or a hook, does after the noise was added: with p.grad_sample, "
             "p.summed_grad, or gradients kept from before",
+            headline="The update uses gradients from before the noise",
             rank=-9,
             explains_groups=MEASURED,
         ),

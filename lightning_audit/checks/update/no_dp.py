@@ -77,6 +77,13 @@ def no_dp_result(
 NO_DP = Check(
     "no_dp",
     "an optimizer steps without clipping and noise",
+    title="Optimizers without DP-SGD",
+    failed_title="An optimizer is not private",
+    meaning="An optimizer steps without clipping and noise, or an exempt one trains on a number of "
+    "rows that follows the number of records.",
+    look_at="Check what `configure_optimizers` returns: each optimizer must come from "
+    "`make_private`, or be exempt and train on a fixed number of rows.",
+    topic="What the update uses",
     always=True,
     optimizers=0,  # whoever audits claims privacy, also where no optimizer is private
     must_run=True,
@@ -89,6 +96,7 @@ NO_DP = Check(
             "the number of records reaches an optimizer without DP-SGD, by the size of what it is "
             "trained on",
             "how many fakes the generator is trained on: a fixed number passes",
+            headline="The number of records reaches an exempt optimizer",
             rank=-8,
             applies=lambda seen: seen.get("by_records", 0) > 0,
         ),
@@ -96,6 +104,7 @@ NO_DP = Check(
             "no_dp",
             "no DP-SGD: an optimizer steps that is not the private one",
             "what configure_optimizers returns: every optimizer there must come from make_private",
+            headline="An optimizer steps without clipping and noise",
             rank=-8,
         ),
     ),

@@ -29,6 +29,12 @@ def unsynchronised_result(synchronised: bool, processes: int) -> CheckResult:
 UNSYNCHRONISED = Check(
     "unsynchronised",
     "several processes train, and each updates with a gradient of its own",
+    title="Synchronization of the processes",
+    failed_title="Processes train separately",
+    meaning="Each process clips, adds noise and updates on its own, and only the model of the "
+    "first one is kept.",
+    look_at="Check how the module is wrapped for several processes before `make_private` gets it.",
+    topic="What the update uses",
     wrong=lambda seen: seen["synchronised"] is not True,
     faults=(
         FaultRule(
@@ -36,6 +42,7 @@ UNSYNCHRONISED = Check(
             "no synchronised DP-SGD: each process clips, adds noise and trains on its own, and the "
             "first one's model is kept",
             "how the module is wrapped for several processes before make_private sees it",
+            headline="Each process trains alone",
             rank=-6,
             explains_groups=MEASURED,
         ),
