@@ -1,4 +1,4 @@
-"""How the loss adds up its batch: `loss_reduction` warns."""
+"""The check `loss_reduction`: a warning if the loss is reduced otherwise than declared."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from lightning_audit.results.audit_report import CheckResult
 
 
 def loss_reduction_result(found: str | None, supposed: str | None) -> tuple[CheckResult, ...]:
-    """Result of `loss_reduction`: a loss that is scaled by the batch size costs accuracy.
+    """Return the result of `loss_reduction`: a loss scaled by the batch size costs accuracy.
 
     Args:
-        found: how the loss adds up its batch, "mean" or "sum"; None if that cannot be told.
-        supposed: what the optimizer takes it for; None if it does not say.
+        found: how the loss reduces its batch, "mean" or "sum"; None if unknown.
+        supposed: the reduction that the optimizer assumes; None if it has none.
 
     Returns:
-        One result, or none where nothing can be told.
+        One result, or none if either is unknown.
     """
     if found is None or supposed is None:
         return ()
     effect = (
-        "per-sample gradients are a batch's size too large, and all are clipped"
+        "per-sample gradients are too large by a factor of the batch size, and all are clipped"
         if found == "sum"
-        else "per-sample gradients are a batch's size too small, and drown in the noise"
+        else "per-sample gradients are too small by a factor of the batch size, and the noise "
+        "dominates"
     )
     result = LOSS_REDUCTION.judged(
         {"loss": found, "optimizer": supposed},
