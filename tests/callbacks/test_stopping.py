@@ -91,7 +91,9 @@ def test_it_is_told_which_epsilon_holds_and_whether_it_was_chosen(
     report, _ = stopped(tmp_path, module, **LONG)
     (found,) = (check for check in report.checks if check.name == "sampling.not_poisson")
     assert "one epoch costs epsilon 4.377 at delta 1e-05 where a record is zeroed" in found.message
-    assert ("make_private was told" in found.advice) == (not make_poisson)
+    assert ("make_private was called with poisson_sampling=False" in found.advice) == (
+        not make_poisson
+    )
 
 
 def test_three_epochs_of_shuffled_batches_cost_three_steps(tmp_path: Path) -> None:

@@ -77,8 +77,8 @@ def clipping_norm_result(
             CLIPPING_NORM.fine,
             f"ghost clipping clips at module.max_grad_norm={module_norm:.4g}, and the noise is "
             f"made for optimizer.max_grad_norm={optimizer_norm:.4g}",
-            "wherever optimizer.max_grad_norm is changed, set module.max_grad_norm, of the module that "
-            "make_private returns, to the same value",
+            "if optimizer.max_grad_norm is changed, set module.max_grad_norm to the same value "
+            "(module is the one that make_private returns)",
         )
     if not checked:
         message = "no sample's norm was looked at"
