@@ -75,7 +75,7 @@ def test_a_private_number_of_records_is_violated_where_the_divisor_alone_costs_m
     result = of_512(PRIVATE)
     assert (result.status, result.kind) == ("violated", "accounting")
     assert not blocks(result)
-    assert "by 15, and the number of records is private: the other size of" in result.message
+    assert "by 15, and the number of records is private: the different size of" in result.message
     assert result.message.endswith("(1e+05 parameters times steps), and 3 is claimed")
     assert "PrivacyClaim(expected_batch_size=...)" in result.advice
 
