@@ -51,7 +51,7 @@ def noise_of_another_shape(case: Case) -> list[Candidate]:
         "noise_of_another_shape",
         NOISE_SHAPE.name,
         "noise of another shape: its standard deviation is right and its distribution is not the "
-        "normal one that the accountant supposes",
+        "normal one that the accountant assumes",
         "which distribution the noise is drawn from, and whether it is rounded, clipped or cast to "
         "a type of low precision afterwards",
     )

@@ -65,7 +65,7 @@ REUSE_ENTRIES = dataclasses.replace(
     faults=(
         FaultRule(
             "noise_numbers_twice",
-            "noise re-used: the same numbers stand at several entries of one step's noise",
+            "noise re-used: several entries of one step's noise have the same numbers",
             "the shape that the noise is drawn with, and whether it is repeated, mirrored or "
             "rolled to that of the gradient",
             headline="Several entries of a step get the same noise",
