@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from lightning_audit.checks.base.evidence import Evidence
 from lightning_audit.results.audit_report import CheckResult, Kind
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from lightning_audit.checks.noise.noise_seen import NoiseStep
+    from lightning_audit.record.store import RecordHeader
 
 #: Checks of the same property: a fault that explains one of them explains the others.
 #: Those of the channel assume noise of the claimed size in each coordinate: noise that is smaller,
@@ -37,6 +44,26 @@ Refuted = Literal["claimed", "spent", "lower"]
 OF_BATCHES: tuple[Refuted, ...] = ("claimed", "spent", "lower")
 #: Groups of checks that measure gradients of steps, or replayed steps.
 MEASURED: tuple[Group, ...] = ("clipping", "replay", "noise", "reuse", "channel", "leakage")
+
+
+class EntryStatistic(Protocol):
+    """Statistic of a record's entries; checkpoints hold it, see `record.snapshot`."""
+
+    def update(self, entry: NDArray[np.void]) -> None:
+        """Add one entry that counts."""
+
+    def results(self) -> tuple[CheckResult, ...]:
+        """Results of the checks."""
+
+
+class NoiseStatistic(Protocol):
+    """Statistic of what steps show of their noise; no checkpoint holds it."""
+
+    def update(self, step: NoiseStep) -> None:
+        """Add one step."""
+
+    def result(self, lack: str) -> CheckResult:
+        """Result of the check; ``lack`` is why the latest step shows no noise, or empty."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +132,12 @@ class Check:
         fine: message of a private check if nothing is wrong.
         public: names of the parts of a private check that are functions of settings, coins and
             released gradients only: keys of the evidence, or "message".
+        reads: what its statistic is given: "steps", entries of the record of steps with noise;
+            "canaries", entries of those whose coins count; "readings", `NoiseStep` of each step;
+            "noise", the same of steps whose noise is known without the data; None if its result is
+            made elsewhere. Of a family of checks one has the statistic, which gives all results.
+        init: makes the statistic of the record's header and the significance of a run, see
+            `EntryStatistic` and `NoiseStatistic`.
         refutes: which epsilons do not hold if it is violated and the user allows it: the claim,
             the epsilon that the steps compose to, or the lower bounds, which assume how batches are
             drawn.
@@ -134,6 +167,8 @@ class Check:
     private: bool = False
     fine: str = ""
     public: tuple[str, ...] = ()
+    reads: Literal["steps", "canaries", "readings", "noise"] | None = None
+    init: Callable[[RecordHeader, float], Any] | None = None
     refutes: tuple[Refuted, ...] = ("claimed", "spent")
 
     def heading(self, *, failed: bool = False) -> str:

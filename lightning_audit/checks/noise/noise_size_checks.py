@@ -3,8 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
-from lightning_audit.checks.base.check import Check
+from lightning_audit.checks.base.check import Check, EntryStatistic
+
+if TYPE_CHECKING:
+    from lightning_audit.record.store import RecordHeader
+
+
+def _of_coordinates(header: RecordHeader, significance: float) -> EntryStatistic:
+    from lightning_audit.checks.noise.noise_size import WitnessNoiseCheck
+
+    return WitnessNoiseCheck(header, significance)
+
+
+def _of_canaries(header: RecordHeader, significance: float) -> EntryStatistic:
+    from lightning_audit.checks.noise.noise_size import CanaryNoiseCheck
+
+    return CanaryNoiseCheck(header, significance)
+
 
 _FINDS = "too little noise: everywhere, in a tensor, in a few steps, on a canary"
 
@@ -27,6 +44,9 @@ NOISE = Check(
     must_run=True,
     doubtful=True,
     size_of="noise",
+    # Its statistic gives the results of `noise.tensor` and `noise.step` as well.
+    reads="steps",
+    init=_of_coordinates,
 )
 
 NOISE_TENSOR = dataclasses.replace(
@@ -39,6 +59,8 @@ NOISE_TENSOR = dataclasses.replace(
     look_at="Check which parameters get noise, and at which scale: biases, frozen or late layers, "
     "parameter groups.",
     topic="Noise",
+    reads=None,
+    init=None,
 )
 
 NOISE_STEP = dataclasses.replace(
@@ -52,6 +74,8 @@ NOISE_STEP = dataclasses.replace(
     "accumulation, warm-up), and what the noisy sum is divided by.",
     topic="Noise",
     size_of=None,
+    reads=None,
+    init=None,
 )
 
 NOISE_CANARY = dataclasses.replace(
@@ -64,6 +88,8 @@ NOISE_CANARY = dataclasses.replace(
     "it lies in.",
     topic="Noise",
     needs="no finite gradient was read of a step with canaries",
+    reads="canaries",
+    init=_of_canaries,
 )
 
 CHECKS = (NOISE, NOISE_TENSOR, NOISE_STEP, NOISE_CANARY)

@@ -19,7 +19,7 @@ from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.evalues.noise_scale import noise_log_e
 from lightning_audit.stats.evalues.sequential import is_look, log_mean_exp
 
-REUSE_LAG = Check(
+_REUSE = Check(
     "reuse.lag",
     "noise that is not drawn anew",
     title="Noise across steps",
@@ -35,9 +35,10 @@ REUSE_LAG = Check(
     always=True,
     doubtful=True,
 )
-
+# One statistic gives the results of these three.
+REUSE_LAG = dataclasses.replace(_REUSE, reads="steps", init=lambda *about: ReuseCheck(*about))
 REUSE_BROADCAST = dataclasses.replace(
-    REUSE_LAG,
+    _REUSE,
     name="reuse.broadcast",
     title="Noise across coordinates",
     failed_title="Coordinates share one noise value",
@@ -49,7 +50,7 @@ REUSE_BROADCAST = dataclasses.replace(
 )
 
 REUSE_PAIR = dataclasses.replace(
-    REUSE_LAG,
+    _REUSE,
     name="reuse.pair",
     title="Noise across tensors",
     failed_title="Tensors share their noise",
