@@ -35,6 +35,12 @@ NOISE_ENTRIES = dataclasses.replace(
     name="noise.entries",
     weight=5,
     finds="single entries of the gradient with too little noise, or with the same at every step",
+    title="Noise at single entries",
+    failed_title="Single entries lack noise",
+    meaning="Some entries of the gradient have too little noise, or the same noise at every step.",
+    look_at="Check that the noise has the shape of the gradient, and look for later writes to "
+    "single entries: a mask, an index, a slice.",
+    topic="Noise",
     needs="of no step the noise of entries was read apart from the clipped sums",
     fine="every entry that is read has noise of its own, of the claimed size at least",
     faults=(
@@ -43,6 +49,7 @@ NOISE_ENTRIES = dataclasses.replace(
             "noise of some entries: single entries of the gradient have too little noise, or none",
             "whether the noise has the gradient's shape, and what writes to single entries after "
             "it was added: a mask, an index, a slice",
+            headline="Single entries get too little noise or none",
             rank=0.7,
             explains=("noise.tensor",),
             explains_groups=("reuse", "channel", "leakage"),
@@ -57,6 +64,7 @@ _OVER_A_TENSOR = FaultRule(
     "noise too small: over all entries of a tensor it is smaller than claimed",
     "the standard deviation with which this tensor's noise is drawn, and what is done to it before "
     "it is added",
+    headline="A whole tensor gets too little noise",
     rank=0.65,
     explains_groups=("reuse", "channel", "leakage"),
     applies=lambda seen: seen["smallest_ratio"] < _MORE_THAN_ENTRIES,
@@ -68,6 +76,12 @@ NOISE_WHOLE = dataclasses.replace(
     weight=5,
     finds="too little noise over all entries of a tensor, at one step or more (Opacus, in one "
     "process)",
+    title="Noise over whole tensors",
+    failed_title="A whole tensor lacks noise",
+    meaning="Over all entries of a tensor, the noise of a step is smaller than claimed, if only "
+    "slightly.",
+    look_at="Check the shape and the scale of the noise that is drawn for this tensor.",
+    topic="Noise",
     needs="of no step whole tensors were read beside their clipped sums",
     fine="over all entries of a tensor the noise of no step is smaller than claimed",
     # Single entries come between: they make that of a whole tensor a little small.

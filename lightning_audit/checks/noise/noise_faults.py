@@ -15,12 +15,29 @@ from lightning_audit.checks.base.candidates import (
 )
 from lightning_audit.checks.base.registry import group
 from lightning_audit.checks.noise.noise_at_entries import NOISE_WHOLE
-from lightning_audit.checks.noise.noise_size import NOISE, NOISE_CANARY, NOISE_STEP, NOISE_TENSOR
+from lightning_audit.checks.noise.noise_size_checks import (
+    NOISE,
+    NOISE_CANARY,
+    NOISE_STEP,
+    NOISE_TENSOR,
+)
 from lightning_audit.stats.evalues.noise_scale import interval_in_words, rounded_up
 
 if TYPE_CHECKING:
     from lightning_audit.checks.monitor import AuditMonitor
 
+#: Headlines of the faults that no check names alone.
+HEADLINES = {
+    "no_noise": "No noise is added",
+    "noise_divided_by_batch": "The noise is divided by the batch size once too often",
+    "noise_averaged_over_processes": "Averaging over processes shrinks the noise",
+    "noise_of_squared_norm": "The noise is scaled by the clipping norm twice",
+    "noise_of_squared_multiplier": "The noise is scaled by the noise multiplier twice",
+    "noise_missing_in_tensors": "Some tensors get no noise",
+    "noise_too_small_in_tensors": "Some tensors get too little noise",
+    "noise_missing_in_steps": "Some steps get too little noise or none",
+    "noise_too_small_from_a_step_on": "The noise becomes too small at some step",
+}
 #: Ratios of reading to claim at which the noise of a tensor is taken to be right.
 _HEALTHY = (0.95, 1.08)
 #: The same over all steps, where a few of them have much less; and where it is all that is known,

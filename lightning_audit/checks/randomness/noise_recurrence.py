@@ -18,6 +18,13 @@ RECURRENCE = dataclasses.replace(
     name="reuse.recurrence",
     finds="noise that comes back at irregular steps, as from few seeds, or depends on that of "
     "earlier steps otherwise than is claimed",
+    title="Noise of distant steps",
+    failed_title="Noise repeats at irregular steps",
+    meaning="The noise of a step equals that of an earlier step, as if drawn from few seeds, or "
+    "depends on it.",
+    look_at="Check how seeds are chosen: all noise must come from one generator that is seeded "
+    "once.",
+    topic="Fresh randomness",
     # What it looks for shows in a step or two, with evidence that needs no larger share.
     weight=8,
     needs="of no step were entries read between its noise and its update",

@@ -9,6 +9,10 @@ from lightning_audit.checks.noise.noise_faults import added_ratio
 from lightning_audit.checks.noise.normal_noise import NOISE_SHAPE
 from lightning_audit.checks.randomness.shared_entries import REUSE_ENTRIES
 
+#: Headlines of the faults that no check names alone.
+HEADLINES = {
+    "noise_repeated_in_step": "Noise repeats within a step",
+}
 #: Part of a step's values that occur again in it; ratio of added to claimed noise that is no noise.
 _REPEATED, _NOTHING = 0.25, 1e-3
 
@@ -47,7 +51,7 @@ def noise_of_another_shape(case: Case) -> list[Candidate]:
         "noise_of_another_shape",
         NOISE_SHAPE.name,
         "noise of another shape: its standard deviation is right and its distribution is not the "
-        "normal one that the accountant supposes",
+        "normal one that the accountant assumes",
         "which distribution the noise is drawn from, and whether it is rounded, clipped or cast to "
         "a type of low precision afterwards",
     )
