@@ -127,7 +127,7 @@ def test_contents_that_stand_twice_are_a_note(tmp_path: Path) -> None:
     for tensor in module.data.tensors:
         tensor[5] = tensor[4]
     report = trained(tmp_path, Training, module)
-    assert any("have the contents of other ones" in note for note in report.notes)
+    assert any("holds records with equal contents" in note for note in report.notes)
     assert not [found for found in report.checks if found.status == "violated"]
 
 
