@@ -121,7 +121,7 @@ def planned(file: Path, name: str) -> tuple[int, list[str]]:
     [
         ("half_noise_and_fixed_batches", "wrong: noise: ", ["also wrong: sampling.not_poisson: "]),
         ("first_step_too_dear", "wrong: accounting: the steps so far cost epsilon", []),
-        ("epochs_too_many", "wrong: accounting: the 3 epochs that are planned cost", []),
+        ("epochs_too_many", "wrong: accounting: the 3 planned epochs cost", []),
         ("plain", "cannot be audited: no private optimizer took a step", []),
     ],
 )
