@@ -295,7 +295,7 @@ class PrivacyAudit(arguments.AuditArguments, OneFit):
 
     @of_its_run(outcome.fit_end_failed)
     def on_fit_end(self, run: AuditRun, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show the report, and raise if the verdict asks for it."""
+        """Show the report, and raise the error of its verdict if configured."""
         if not self._ended:  # nothing was trained, so on_train_end was not called
             run.take_up(trainer, pl_module)
             if run.report is None:

@@ -267,7 +267,7 @@ class _Examination:
         for row in range(self._count - self._count % 2):
             pairs[row] = (3.0 if row % 2 else -3.0) * self._direction.to(self._type)
         more = self._zeros.new_zeros(self._count + 2, self._size)
-        for gradients, what in ((more, "how many records there are"), (pairs, "gradients")):
+        for gradients, what in ((more, "the number of records"), (pairs, "gradients")):
             other = self._release(gradients)
             if other is None:
                 continue
@@ -279,7 +279,7 @@ class _Examination:
             if gradients is more and far > _SAME and self._divides(draw, other):
                 continue
             if not by_draws and far > _SAME and self._varies(gradients, other - draw):
-                return Seen(CERTAIN, f"it depends on {what}, where their sum is the same")
+                return Seen(CERTAIN, f"it depends on {what}, although the sum of gradients is equal")
         return None
 
     def _divides(self, draw: torch.Tensor, other: torch.Tensor) -> bool:

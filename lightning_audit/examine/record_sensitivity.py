@@ -133,7 +133,7 @@ class _Examination:
             return Answer(reason=NOT_SHOWN)
         if self._asked and not self._moves:
             return Answer(reason=NO_RECORD)
-        why = SHIFTED if self._shifted else self._replay.why_none("neighbour of the batch")
+        why = SHIFTED if self._shifted else self._replay.why_none("neighbor of the batch")
         found = sorted(self._found, key=lambda finding: -finding.size)
         return Answer(self._asked, tuple(found), "" if self._asked else why)
 
@@ -141,7 +141,7 @@ class _Examination:
     def _most(self) -> int | None:
         return _FEW if self._replay.limited and self._replaced else None
 
-    # ------------------------------------------------------------------ neighbours
+    # ------------------------------------------------------------------ neighbors
 
     def _leave_out(self, place: int, row: int, where: str) -> None:
         """Leave a record out; if that shifts random numbers, replace it, and zero its gradient."""

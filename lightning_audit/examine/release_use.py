@@ -94,7 +94,7 @@ def examine_release(replay: StepReplay, batches: Sequence[Any], seed: int) -> An
         divided = divided and _divided(first, other, numbers)
     if found and hidden:
         return Answer(reason=NOISED_BESIDE)
-    why = SHIFTED if shifted else replay.why_none("neighbour of the batch")
+    why = SHIFTED if shifted else replay.why_none("neighbor of the batch")
     alone = bool(asked) and not found and replay.has_left(2)
     alone = alone and not differing(first, draw(1), base)
     kind = "divisor" if found and divided else ""

@@ -36,10 +36,10 @@ class AuditRun:
     """Audit of one training.
 
     Args:
-        config: what is claimed and asked for.
+        config: of the audit.
         trainer: of the training.
         ranks: its processes.
-        directory: where report and records go.
+        directory: of report and records.
     """
 
     def __init__(

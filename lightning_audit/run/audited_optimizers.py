@@ -58,8 +58,8 @@ class AuditedOptimizers:
     """The Trainer's optimizers, with one session for each private one.
 
     Args:
-        config: what is claimed and asked for.
-        files: where records go; None to keep none.
+        config: of the audit.
+        files: the report directory; None to keep no records.
         trainer: of the training.
         ranks: the processes that train together.
         notes: remarks on the run.

@@ -305,7 +305,7 @@ class RunCourse:
 
     @classmethod
     def of(cls, *, shuffled: bool) -> RunCourse:
-        """Return the course of a run that starts, counting passes if batches are shuffled."""
+        """Return the course of a new run, which counts passes if batches are shuffled."""
         return cls(passes=PassCounter() if shuffled else None)
 
     def end_epoch(self, row: Mapping[str, float]) -> None:

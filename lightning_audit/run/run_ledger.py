@@ -239,7 +239,7 @@ class RunLedger:
 
 
 def _private_modules(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the modules that get the batches: Opacus', or if there is none the top two levels."""
+    """Return the modules that get the batches: Opacus', or without one the top two levels."""
     wrapped = [m for m in module.modules() if isinstance(m, AbstractGradSampleModule)]
     return wrapped or [module, *module.children()]
 

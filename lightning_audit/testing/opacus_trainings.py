@@ -20,7 +20,7 @@ class Configured(Training):
     engine_arguments: ClassVar[dict[str, Any]] = {}
 
     def configure_optimizers(self) -> Any:
-        """The optimizer of make_private, with the fault planted."""
+        """Return the optimizer of make_private, with the fault planted."""
         self.net, optimizer, *_ = self._private()
         return self.plant(optimizer)
 
@@ -38,7 +38,7 @@ class Ghost(Configured):
     """Ghost clipping as in its tutorial."""
 
     def configure_optimizers(self) -> Any:
-        """The optimizer of make_private, with the fault planted."""
+        """Return the optimizer of make_private, with the fault planted."""
         self.net, optimizer, criterion, _ = self._private(
             criterion=nn.CrossEntropyLoss(), grad_sample_mode="ghost"
         )

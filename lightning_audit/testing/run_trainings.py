@@ -86,7 +86,7 @@ class SeededNoise(Configured):
         self.net, self._optimizer, _ = self._private(noise_generator=generator)
 
     def configure_optimizers(self) -> Any:
-        """The optimizer of make_private."""
+        """Return the optimizer of make_private."""
         return self._optimizer
 
 

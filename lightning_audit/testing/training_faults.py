@@ -113,7 +113,7 @@ OF_THE_TRAINING = (
     ),
     Fault(
         "summed_loss",
-        "the loss is a sum where Opacus expects a mean, so that every gradient is clipped",
+        "the loss is a sum although Opacus expects a mean, so that every gradient is clipped",
         "wrong `loss_reduction`",
         "loss_reduction",
         "the loss is a sum over its batch where the optimizer takes it for a mean",

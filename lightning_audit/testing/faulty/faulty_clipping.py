@@ -43,7 +43,7 @@ class ClipAtTwice(DPOptimizer):
 
 
 class NoClipping(DPOptimizer):
-    """Sums per-sample gradients as they are."""
+    """Sums unclipped per-sample gradients."""
 
     def clip_and_accumulate(self) -> None:
         """Sum without clipping."""
