@@ -279,7 +279,7 @@ class _Examination:
             if gradients is more and far > _SAME and self._divides(draw, other):
                 continue
             if not by_draws and far > _SAME and self._varies(gradients, other - draw):
-                return Seen(CERTAIN, f"it depends on {what}, although the sum of gradients is equal")
+                return Seen(CERTAIN, f"it depends on {what}, although the gradients' sum is equal")
         return None
 
     def _divides(self, draw: torch.Tensor, other: torch.Tensor) -> bool:

@@ -51,7 +51,7 @@ class ReportFiles:
         if name in self.unwritten or self._lock is None:
             return None
         path = self.directory / name
-        with contextlib.suppress(OSError, ValueError):  # the file is not below the cwd, or there is no cwd
+        with contextlib.suppress(OSError, ValueError):  # not below the cwd, or there is no cwd
             path = path.relative_to(Path.cwd())
         return path
 
