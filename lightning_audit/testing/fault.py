@@ -15,7 +15,7 @@ from opacus.optimizers import (
     DPPerLayerOptimizer,
 )
 
-from lightning_audit.catalogue.registry import teller
+from lightning_audit.checks.base.registry import teller
 from lightning_audit.testing import faulty_steps, trainings
 from lightning_audit.testing.faulty import faulty_clipping, faulty_parts
 
@@ -36,7 +36,7 @@ class Fault:
         met_in: where the fault was found in practice.
         check: name of the finding that fires; empty if a note of the report states the fault.
         sentence: how `Verdict.fault` begins; for a warning, how its message begins. If left out, it
-            comes, like ``check``, from the catalogue's first check that names the fault; a given
+            comes, like ``check``, from the first check that names the fault; a given
             ``check`` selects that one.
         optimizer: the faulty class, for faults that can be planted.
         training: a class of `lightning_audit.testing.trainings` that shows the fault.

@@ -141,7 +141,7 @@ def test_a_correct_training_exits_with_0(file: Path, name: str) -> None:
     code, lines = planned(file, name)
     assert code == 0
     assert lines[0].startswith("can be audited: ")
-    told = [line for line in lines if line.startswith("over the claim: the 32 steps")]
+    told = [line for line in lines if line.startswith("over the claim: the 32 planned steps")]
     assert len(told) == (name == "ends_early")
 
 
