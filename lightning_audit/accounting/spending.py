@@ -136,35 +136,31 @@ def _steps_of(accountants: Iterable[Any]) -> list[Phase]:
     return merge(Phase(sigma, min(rate, 1.0), int(steps)) for sigma, rate, steps in told if rate)
 
 
-def epsilon_spent(
+def costlier(
     history: Sequence[Phase],
-    links: Sequence[AccountantLink],
+    told: Sequence[Phase],
     delta: float,
     adjacency: Adjacency = "add_remove",
-) -> float | None:
-    """Epsilon of all steps that ran, composed anew as privacy loss distributions.
+) -> Sequence[Phase]:
+    """The steps that an epsilon spent is composed of: each is a mechanism that is run on the data.
 
-    Each step of each optimizer is a mechanism that is run on the data. The larger of two: of the
-    steps that this audit saw, and of the accountants' histories, which are longer where the model
-    was trained before, and shorter or of too much noise where they are wrong.
+    Of two histories the one that costs more: the steps that the audit saw, or those that
+    accountants were told of, which are more where the model was trained before, and fewer or of too
+    much noise where they are wrong.
 
     Args:
         history: phases that the audit saw.
-        links: the accountants.
+        told: those of the accountants, see `steps_told`.
         delta: the delta.
         adjacency: see `lightning_audit.accounting.composition.epsilon_of_history`.
 
     Returns:
-        Epsilon, None where a sample rate is unknown.
+        One of both; the first where a sample rate is unknown.
     """
-    seen = composed_epsilon(history, delta, adjacency)
-    if seen is None:
-        return None
-    recorded = steps_told(links)
-    if not recorded or set(recorded) == set(merge(history)):
-        return seen
-    told = composed_epsilon(recorded, delta, adjacency)
-    return seen if told is None else max(seen, told)
+    if not told or set(told) == set(merge(history)):
+        return history
+    seen, recorded = (composed_epsilon(steps, delta, adjacency) for steps in (history, told))
+    return history if seen is None or recorded is None or recorded <= seen else told
 
 
 def epsilon_at_ratio(

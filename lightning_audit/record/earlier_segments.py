@@ -17,7 +17,8 @@ from lightning_audit.catalogue.check import Check
 from lightning_audit.catalogue.disclosure import shown
 from lightning_audit.catalogue.evidence import Evidence
 from lightning_audit.catalogue.registry import REGISTRY
-from lightning_audit.results.audit_report import CheckResult, plain
+from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.results.report_json import plain
 
 #: Relative difference of e-value and threshold within which the last bit may decide.
 _ROUNDING = 1e-9

@@ -50,7 +50,7 @@ from lightning_audit.testing.faulty.faulty_correlation import (
 from lightning_audit.testing.runs import train as run_fault
 from lightning_audit.testing.training_faults import BY_HAND_CLAIM
 from lightning_audit.testing.trainings import BandedByHand
-from lightning_audit.verdict.consistency import contradictions
+from lightning_audit.verdict.gate import contradictions
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Full backward hook is firing"),

@@ -15,7 +15,7 @@ from report_edits import TURNED, edits
 from lightning_audit.catalogue.registry import REGISTRY
 from lightning_audit.cli import main as cli
 from lightning_audit.results.audit_report import EXIT_CODES, AuditReport, ReportError
-from lightning_audit.verdict.consistency import contradictions
+from lightning_audit.verdict.gate import contradictions
 
 pytestmark = pytest.mark.training
 HEAVY = pytest.mark.heavy

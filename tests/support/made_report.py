@@ -19,6 +19,7 @@ from lightning_audit.results.audit_report import (
     Power,
     Verdict,
 )
+from lightning_audit.verdict.judge import judge
 from lightning_audit.verdict.pass_blockers import OutcomeSettings, Resolution
 
 STEPS, CANARIES, DELTA, SIGNIFICANCE = 100, 8, 1e-5, 1e-3
@@ -45,10 +46,14 @@ def made_report(
     power = {"noise": Power(0.99, 50, 0.8), "sensitivity": Power(1.0, 40, 2.0)}
     asked = OutcomeSettings(None, DELTA, SIGNIFICANCE, 0.05, Resolution(), ())
     blockers = ("the canary was taken out",) if outcome == "INCONCLUSIVE" else ()
+    seen = OptimizerSeen(
+        "", STEPS, CANARIES, STEPS, 0, 0, 1000.0, SHIFT_LOWER, power, 1.0, blockers
+    )
+    checks = _checks(outcome, claimed, spent)
     assumptions = ("flat clipping",)
     fields: dict[str, Any] = {
-        "verdict": _verdict(outcome, blockers),
-        "checks": _checks(outcome, claimed, spent),
+        "verdict": _verdict(outcome, checks, seen),
+        "checks": checks,
         "bounds": (
             EpsilonBound(
                 *("betting", proved, DELTA, 0.25, 0.05, "confidence", "fixed", "anytime"),
@@ -66,25 +71,16 @@ def made_report(
         "epochs": (),
         "settings": {**dataclasses.asdict(asked), "bounds": []},
         "environment": {},
-        "optimizers": (
-            OptimizerSeen(
-                "", STEPS, CANARIES, STEPS, 0, 0, 1000.0, SHIFT_LOWER, power, 1.0, blockers
-            ),
-        ),
+        "optimizers": (seen,),
     }
     return AuditReport(**{**fields, **changes})
 
 
-def _verdict(outcome: Outcome, blockers: tuple[str, ...]) -> Verdict:
-    half = (LikelyFault("half_noise", "half the noise", "noise", place=Place(step=7)),)
-    violated = outcome == "VIOLATION"
-    return Verdict(
-        outcome,
-        "mechanism" if violated else None,
-        "noise: seen" if violated else "the summary of the verdict",
-        pass_blockers=blockers,
-        faults=half if violated else (),
-    )
+def _verdict(outcome: Outcome, checks: tuple[CheckResult, ...], seen: OptimizerSeen) -> Verdict:
+    if outcome != "VIOLATION":
+        return judge(checks, None, seen, Resolution())
+    half = LikelyFault("half_noise", "half the noise", "noise", place=Place(step=7))
+    return Verdict("VIOLATION", "mechanism", "noise: seen", faults=(half,))
 
 
 def _checks(

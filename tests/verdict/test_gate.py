@@ -12,7 +12,7 @@ import pytest
 from made_report import made_report
 
 from lightning_audit.results.audit_report import AuditReport, Outcome
-from lightning_audit.verdict.consistency import contradictions
+from lightning_audit.verdict.gate import contradictions
 
 Report = dict[str, Any]
 
