@@ -218,17 +218,19 @@ def _of_checks(report: AuditReport, checks: tuple[CheckResult, ...]) -> Iterator
 def _of_numbers(report: AuditReport, settings: OutcomeSettings, now: Held) -> Iterator[str]:
     """Numbers that stand in two places."""
     steps = sum(one.steps for one in report.optimizers)
+    stated = settings.claimed_epsilon
     told = {
         "delta": (report.delta, settings.delta),
         "epsilon_spent": (report.epsilon_spent, now.spent),
         "claimed_epsilon": (report.claimed_epsilon, now.claimed),
+        "settings.claimed_epsilon": (stated, None if stated is None else report.claimed_epsilon),
         "epsilon_refuted_by": (report.epsilon_refuted_by, now.refuted_by),
         "steps": (report.steps, steps),
         "the sum of steps in history": (sum(phase[2] for phase in report.history), steps),
     }
-    for name, (stated, given) in told.items():
-        if stated != given:
-            yield f"{name} is {stated}, and {given} elsewhere"
+    for name, (here, there) in told.items():
+        if here != there:
+            yield f"{name} is {here}, and {there} elsewhere"
     if not now.lower_holds and report.epsilon_lower is not None:
         yield "a lower bound supposes batches as they are accounted for"
     for one in report.optimizers:
