@@ -342,13 +342,10 @@ EDITS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "the verdict does not say what was judged": _says_nothing,
     "an epsilon is spent": lambda r: r.update(epsilon_spent=1.0),
     "an epsilon is claimed": lambda r: r.update(claimed_epsilon=1.0),
-    "an epsilon is excluded": lambda r: r.update(epsilon_not_excluded=2.0),
 }
 
 
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
 def test_an_edited_report_is_caught(passed: dict[str, Any], edit: Callable[..., Any]) -> None:
     assert contradictions(AuditReport.from_json(json.dumps(passed))) == []
-    changed = copy.deepcopy(passed)
-    edit(changed)
-    assert contradictions(AuditReport.from_json(json.dumps(changed)))
+    assert contradictions(AuditReport.from_json(with_(json.dumps(passed), edit)))
