@@ -78,4 +78,6 @@ def _restored(value: Any) -> Any:
         return {key: _restored(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_restored(item) for item in value]
+    if isinstance(value, int):
+        float(value)  # one that no float holds is an error: msgspec 0.20 reads it as -1.0
     return float(value) if value in ("inf", "-inf") else value

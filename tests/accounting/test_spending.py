@@ -12,9 +12,9 @@ from lightning_audit.accounting.composition import epsilon_of_history
 from lightning_audit.accounting.phases import Phase
 from lightning_audit.accounting.spending import (
     composed_epsilon,
+    costlier,
     epsilon_at_ratio,
     epsilon_claim,
-    costlier,
 )
 from lightning_audit.dpsgd.accountant_link import AccountantLink
 

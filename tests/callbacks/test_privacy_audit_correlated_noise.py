@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections import deque
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from report_edits import with_
 from resume_support import (
     RESUMING,
     STEPS_PER_EPOCH,
