@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_audit.catalogue.check import Check
-from lightning_audit.catalogue.registry import REGISTRY
+from lightning_audit.checks.base.check import Check
+from lightning_audit.checks.base.registry import REGISTRY
 
 PAGE = Path(__file__).parents[1] / "what-files-reveal.md"
 
@@ -45,7 +45,7 @@ _FIELDS: Sequence[tuple[str, str, str]] = (
     (
         "`report.json`",
         "`bounds`, `operating_points`, `power`, `epsilon_spent`, `epsilon_refuted_by`, "
-        "`epsilon_not_excluded`, `history`, `steps`, `observations`, `optimizers`",
+        "`epsilon_not_excluded`, `history`, `composed`, `steps`, `observations`, `optimizers`",
         "public",
     ),
     ("`report.json`", "`epochs`", "as the metrics"),

@@ -13,8 +13,8 @@ from typing import Any
 
 from lightning_audit.accounting.margin import exceeds
 from lightning_audit.accounting.phases import Phase
-from lightning_audit.catalogue.claim_checks import ACCOUNTING
-from lightning_audit.catalogue.registry import REGISTRY
+from lightning_audit.checks.accounting.accounted_epsilon import ACCOUNTING
+from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.results.audit_report import AuditReport, CheckResult, Verdict
 from lightning_audit.verdict.allowed import Held, held, with_allowed
 from lightning_audit.verdict.judge import judge, worst

@@ -7,22 +7,10 @@ needs more than what stands in the report.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from lightning_audit.catalogue.registry import REGISTRY
+from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.results.audit_report import CheckResult, LikelyFault
-
-#: Entries of a check's evidence that tell at which step it was first seen.
-STEPS = ("first_step", "step", "violated_at_step")
-
-
-def first_seen(evidence: Mapping[str, Any]) -> Any:
-    """The optimizer step, from 0, at which a check was first violated; None if unknown.
-
-    Of a report that was edited it may be anything.
-    """
-    return next((evidence[key] for key in STEPS if evidence.get(key) is not None), None)
 
 
 def settled(faults: Iterable[LikelyFault]) -> tuple[LikelyFault, ...]:

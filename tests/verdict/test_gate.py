@@ -14,7 +14,7 @@ from report_edits import with_
 
 from lightning_audit.accounting.phases import Phase
 from lightning_audit.accounting.spending import composed_epsilon
-from lightning_audit.catalogue.noise_checks import NOISE
+from lightning_audit.checks.noise.noise_size import NOISE
 from lightning_audit.results.audit_report import AuditReport, Outcome
 from lightning_audit.verdict.gate import (
     composed_again,
