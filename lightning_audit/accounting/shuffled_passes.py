@@ -108,12 +108,12 @@ class PassCounter:
 
 
 def passes_taken(taken: Sequence[Phase], told: Sequence[Phase], passes: int) -> Phase:
-    """What a training costs whose batches are shuffled: so many steps on all records.
+    """Return the phase whose epsilon a training on shuffled batches spends.
 
     Args:
-        taken: the steps, whose rates do not matter; not empty.
-        told: what accountants were told of, which is more where the model was trained before.
-        passes: of the steps; see `PassCounter`.
+        taken: the steps, at any rate; not empty.
+        told: phases of the accountants, which are more if the model was trained before.
+        passes: number of passes of the steps; see `PassCounter`.
 
     Returns:
         Passes with the least noise; `epsilon_of_history` composes them as `epsilon_of_passes`.

@@ -142,20 +142,19 @@ def costlier(
     delta: float,
     adjacency: Adjacency = "add_remove",
 ) -> Sequence[Phase]:
-    """The steps that an epsilon spent is composed of: each is a mechanism that is run on the data.
+    """Return the steps from which the spent epsilon is composed: the history that costs more.
 
-    Of two histories the one that costs more: the steps that the audit saw, or those that
-    accountants were told of, which are more where the model was trained before, and fewer or of too
-    much noise where they are wrong.
+    The accountants' history is longer if the model was trained before. It is shorter, or has too
+    much noise, if the accountants are wrong.
 
     Args:
         history: phases that the audit saw.
-        told: those of the accountants, see `steps_told`.
+        told: phases of the accountants, see `steps_told`.
         delta: the delta.
         adjacency: see `lightning_audit.accounting.composition.epsilon_of_history`.
 
     Returns:
-        One of both; the first where a sample rate is unknown.
+        One of the two; ``history`` if a sample rate is unknown.
     """
     if not told or set(told) == set(merge(history)):
         return history

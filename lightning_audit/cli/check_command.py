@@ -75,11 +75,14 @@ def _check(path: str, max_epsilon: float | None) -> int:
 
 
 def _refusal(report: AuditReport, found: list[str]) -> str:
-    """Why a report is not taken that contradicts itself."""
+    """Return why the gate refuses a report that contradicts itself."""
     lines = [f"  {visible(sentence)}" for sentence in found[:_SHOWN]]
     lines += [f"  and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
     said = f"the report says {report.verdict.outcome} and contradicts itself:"
-    close = "It was edited or damaged, or written by another release. Run the training again."
+    close = (
+        "It was edited or damaged, or another release or other packages of checks wrote it. Run "
+        "the training again."
+    )
     return "\n".join([f"INCONCLUSIVE: {said}", *lines, close])
 
 

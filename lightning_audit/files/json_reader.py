@@ -1,4 +1,4 @@
-"""Reads JSON that somebody else may have written: bounded, and held to types by msgspec."""
+"""Reads JSON from elsewhere with msgspec: of limited size, and converted to types."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import msgspec
 
 from lightning_audit.files.bounded import read_text
 
-# Objects and lists take up to 30 times their bytes: a gigabyte at most.
+# Objects and lists need up to 30 times as much memory: 1 GB.
 MOST_BYTES = 2**25
 _TOO_DEEP = "it is nested too deep"
 
 
 class JsonError(ValueError):
-    """The text is no JSON; the message says what is wrong."""
+    """The text is not JSON; the message says why."""
 
 
 def read_json(path_or_text: os.PathLike[str] | str | bytes) -> Any:
@@ -25,13 +25,13 @@ def read_json(path_or_text: os.PathLike[str] | str | bytes) -> Any:
         path_or_text: a path (`pathlib.Path`), or the text itself (str, or bytes in UTF-8).
 
     Returns:
-        Dicts, lists, strings, finite numbers, bools and None. Of a key that stands twice in an
-        object the last one counts.
+        Dicts, lists, strings, finite numbers, bools and None. If an object has a key twice, the
+        last value counts.
 
     Raises:
         OSError: the file is absent or may not be read.
-        JsonError: it is no regular file, too long, no UTF-8 or no JSON, or a number is NaN,
-            infinite or too long.
+        JsonError: it is not a regular file, not UTF-8, not JSON or too large, or a number is NaN,
+            infinite or too large.
 
     Example:
         >>> read_json('{"a": [1, 2.5]}')
@@ -51,16 +51,16 @@ def read_json(path_or_text: os.PathLike[str] | str | bytes) -> Any:
 
 
 def as_type(kind: Any, value: Any, where: str = "") -> Any:
-    """Hold what `read_json` gives to a type.
+    """Convert a value that `read_json` returned to a type.
 
     Args:
-        kind: a dataclass, whose fields without default have to be there, or another type. Fields
-            that it does not have are left out.
-        value: the strings "inf" and "-inf" stand for infinite numbers.
-        where: name of the place, for the error.
+        kind: a dataclass or another type. Fields that the dataclass does not have are ignored.
+        value: the strings "inf" and "-inf" are read as infinite numbers.
+        where: name of the value, for the error.
 
     Raises:
-        ValueError: the value is of another type; the message names the place.
+        ValueError: the value has another type, or a field without default is missing; the message
+            names the field.
     """
     try:
         return msgspec.convert(_restored(value), kind)
@@ -73,11 +73,11 @@ def as_type(kind: Any, value: Any, where: str = "") -> Any:
 
 
 def _restored(value: Any) -> Any:
-    """The value with the strings "inf" and "-inf" as numbers."""
+    """Replace the strings "inf" and "-inf" by numbers."""
     if isinstance(value, dict):
         return {key: _restored(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_restored(item) for item in value]
     if isinstance(value, int):
-        float(value)  # one that no float holds is an error: msgspec 0.20 reads it as -1.0
+        float(value)  # raises OverflowError; msgspec 0.20 would read -1.0
     return float(value) if value in ("inf", "-inf") else value

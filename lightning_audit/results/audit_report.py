@@ -29,7 +29,7 @@ from lightning_audit.results.verdict import Verdict as Verdict
 from lightning_audit.results.verdict import describe as describe
 
 #: Version of the report's layout; raised when a reader of the old one would misread the new one.
-#: Fields that only add something may come within a version: a reader leaves them out.
+#: A release may add fields without raising it: older releases ignore them.
 SCHEMA_VERSION = 6
 
 
@@ -178,8 +178,9 @@ class AuditReport:
         steps: optimizer steps seen.
         observations: canary readings that entered the tests.
         history: phases of (noise_multiplier, sample_rate, steps); sample_rate None if unknown.
-        composed: phases that the steps are composed of, if they are others than ``history``: of
-            accountants that were told of more, or passes over shuffled batches at the rate 1.
+        composed: phases from which ``epsilon_spent`` is composed; empty for those of ``history``.
+            They differ if the accountants recorded steps that cost more, or if the batches are
+            shuffled: passes at the sample rate 1.
         power: for each part of the resolution, the probability of a flag and the steps it needs.
         epochs: what was logged at each epoch's end.
         settings: arguments of the audit, seed included.
@@ -249,17 +250,17 @@ class AuditReport:
             text: what `to_json` wrote.
 
         Returns:
-            The report; a note names fields that this release does not know.
+            The report; a note names fields that this release ignores.
 
         Raises:
-            ReportError: the text is truncated, is no report, has another layout, has another
-                SHA-256 than its content, or a field of another type.
+            ReportError: the text is truncated or not a report, has another layout, a SHA-256 that
+                does not match, or a field of another type.
         """
         report: AuditReport
         report, unknown = report_json.read(cls, text, SCHEMA_VERSION)
         if not unknown:
             return report
-        note = f"fields that this release does not know were left out: {', '.join(unknown)}"
+        note = f"this release ignores the unknown fields {', '.join(unknown)}"
         return dataclasses.replace(report, notes=(*report.notes, visible(note)))
 
     def save(self, path: str | os.PathLike[str]) -> Path:

@@ -1,4 +1,4 @@
-"""A report as JSON: plain values, and a digest of them against accidents."""
+"""Writes a report as JSON with a digest, and reads it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from lightning_audit.files.json_reader import JsonError, as_type, read_json
 from lightning_audit.files.printable import visible
 
-#: The field of the digest, and that of the layout.
+#: Names of the fields of the digest and of the layout.
 _DIGEST, _VERSION = "sha256", "schema_version"
 
 
@@ -39,21 +39,21 @@ def plain(value: Any) -> Any:
 
 
 def digest(data: Mapping[str, Any]) -> str:
-    """SHA-256 of the canonical JSON of a report, without the digest itself.
+    """Return the SHA-256 of the canonical JSON of a report, without the field of the digest.
 
-    Canonical are sorted keys, no spaces and ASCII alone. It finds accidents; who edits a report on
-    purpose computes it again.
+    Canonical JSON has sorted keys, no spaces, and ASCII only. The digest detects accidents; anyone
+    can edit a report and compute the digest again.
 
     Args:
-        data: the report as `plain` gives it, or as it was read.
+        data: the report as `plain` returns it, or as it was read.
     """
-    told = {name: value for name, value in data.items() if name != _DIGEST}
-    text = json.dumps(told, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    content = {name: value for name, value in data.items() if name != _DIGEST}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
 def write(fields: Mapping[str, Any]) -> str:
-    """A report's fields as JSON, with their digest."""
+    """Return the fields of a report as JSON, with their digest."""
     data = plain(fields)
     return json.dumps({**data, _DIGEST: digest(data)}, indent=2, allow_nan=False)
 
@@ -67,7 +67,7 @@ def read(kind: Any, text: str, version: int) -> tuple[Any, list[str]]:
         version: the layout that is read.
 
     Returns:
-        (the report, the fields that it does not have and that were left out).
+        (the report, names of the fields that its class does not have).
 
     Raises:
         ReportError: see `AuditReport.from_json`.
@@ -107,7 +107,7 @@ def read(kind: Any, text: str, version: int) -> tuple[Any, list[str]]:
 
 
 def _unknown(data: Any, read: Any, where: str = "") -> Iterator[str]:
-    """Places of the fields that were in the text, and are none of the classes that were read."""
+    """Yield the fields of the text that the classes do not have."""
     if isinstance(data, dict):
         for name, value in data.items():
             inner = read.get(name) if isinstance(read, Mapping) else getattr(read, name, ...)

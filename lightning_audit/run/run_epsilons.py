@@ -56,7 +56,7 @@ class Epsilons:
         proved: lower bounds.
         epsilon_by_removal: where the claim is about replaced records, what the steps cost where a
             record is added or removed.
-        composed: phases that ``epsilon_spent`` is composed of.
+        composed: phases from which ``epsilon_spent`` is composed.
     """
 
     claim: EpsilonClaim

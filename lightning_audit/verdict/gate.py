@@ -1,6 +1,7 @@
-"""The gate: what judged a run judges its report again, and epsilon is composed again.
+"""The gate: judges a report again as the run was judged, and composes its epsilon again.
 
-A report in which all numbers were written anew so that they fit is believed: it is no signature.
+The gate detects accidents and careless edits. It accepts a report in which all numbers were
+rewritten consistently: a report is not a signature.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from lightning_audit.accounting.margin import exceeds
 from lightning_audit.accounting.phases import Phase
+from lightning_audit.accounting.spending import composed_epsilon, costlier
 from lightning_audit.checks.accounting.accounted_epsilon import ACCOUNTING
 from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.results.audit_report import AuditReport, CheckResult, Verdict
@@ -25,13 +27,10 @@ _ROUNDING = 1e-9
 
 
 def contradictions(report: AuditReport) -> list[str]:
-    """Where a report says something else than its own checks give.
+    """Return what in a report contradicts its own checks, as text; empty if nothing does.
 
     Args:
         report: as it was read.
-
-    Returns:
-        Sentences, that of the verdict first; none where the report agrees with itself.
     """
     try:
         settings = OutcomeSettings.of(report.settings)
@@ -49,13 +48,14 @@ def contradictions(report: AuditReport) -> list[str]:
 
 
 def composed_again(report: AuditReport) -> float | None:
-    """Epsilon of the steps in a report, before anything that is allowed counts; None if unknown.
+    """Compose the epsilon of the steps in a report, regardless of allowed findings.
 
     Args:
         report: one without `contradictions`.
-    """
-    from lightning_audit.accounting.spending import composed_epsilon, costlier  # loads scipy
 
+    Returns:
+        Epsilon; None if it is unknown.
+    """
     if _claims(report, "noise_coefficients") is not None or not report.steps:
         return None
     history, told = ([Phase(*each) for each in of] for of in (report.history, report.composed))
@@ -66,7 +66,7 @@ def composed_again(report: AuditReport) -> float | None:
 
 
 def contradiction_of_epsilon(report: AuditReport) -> str:
-    """Whether a report states another epsilon than its steps compose to, in a sentence, or empty.
+    """Return how the epsilon of a report differs from that of its steps, as text; empty if not.
 
     Args:
         report: one without `contradictions`.
@@ -84,13 +84,13 @@ def contradiction_of_epsilon(report: AuditReport) -> str:
 
 
 def _claims(report: AuditReport, name: str) -> Any:
-    """A part of the claim; None where it states none."""
+    """Return a part of the claim; None if it is not claimed."""
     claim = report.settings.get("claim")
     return claim.get(name) if isinstance(claim, Mapping) else None
 
 
 def _of_names(report: AuditReport) -> Iterator[str]:
-    """Checks that are absent, are there too often, or are of nothing."""
+    """Yield the checks that are missing, duplicate or unknown."""
     counts = Counter(check.name for check in report.checks)
     yield from (f"there is no check {name!r}" for name in counts if name not in REGISTRY)
     for name, known in REGISTRY.items():
@@ -106,11 +106,11 @@ def _of_names(report: AuditReport) -> Iterator[str]:
 
 
 def _again(check: CheckResult, settings: OutcomeSettings, optimizers: int) -> CheckResult:
-    """The check, with the share and the status that the registry gives to its numbers."""
+    """Return the check with the share and the status that follow from the registry."""
     known, share = REGISTRY[check.name], 0.0
     if check.log_e_value is not None:
         share = known.share / (max(optimizers, 1) if known.each else 1)
-    elif check.share:  # of one that has an e-value elsewhere
+    elif check.share:  # the check may have an e-value
         share = known.share
     if math.isclose(share, check.share, rel_tol=_ROUNDING):
         share = check.share
@@ -118,7 +118,7 @@ def _again(check: CheckResult, settings: OutcomeSettings, optimizers: int) -> Ch
     allowed = check.name in settings.allow or (scoped and check.status == "allowed")
     wrong: Any = "allowed" if allowed and not known.warns else known.flag
     found = _is_wrong(check, share, settings.significance)
-    # A private check shows its numbers only where they are wrong.
+    # The report holds the numbers of a private check only if it is violated.
     unseen = known.private and check.log_e_value is None and bool(known.wrong or not known.weight)
     possible = {
         True: (wrong, *(("undecided",) if known.doubtful and not allowed else ())),
@@ -130,7 +130,7 @@ def _again(check: CheckResult, settings: OutcomeSettings, optimizers: int) -> Ch
 
 
 def _is_wrong(check: CheckResult, share: float, significance: float) -> bool | None:
-    """Whether the numbers of a check are a finding; None where it shows none."""
+    """Return whether the numbers of a check are a finding; None if it has no numbers."""
     known = REGISTRY[check.name]
     if check.log_e_value is None or not known.weight:
         try:
@@ -138,7 +138,7 @@ def _is_wrong(check: CheckResult, share: float, significance: float) -> bool | N
         except (KeyError, TypeError):
             return None
     threshold = -math.log(share * significance)
-    if math.isclose(check.log_e_value, threshold, rel_tol=_ROUNDING):  # the last bit
+    if math.isclose(check.log_e_value, threshold, rel_tol=_ROUNDING):  # rounding
         return check.status not in ("ok", "not_run")
     return check.log_e_value > threshold or check.evidence.get("violated_at_step") is not None
 
@@ -146,7 +146,7 @@ def _is_wrong(check: CheckResult, share: float, significance: float) -> bool | N
 def _judged(
     report: AuditReport, checks: tuple[CheckResult, ...], settings: OutcomeSettings
 ) -> Verdict:
-    """The verdict of the judge of the run."""
+    """Return the verdict on these checks."""
     correlated = _claims(report, "noise_coefficients") is not None
     composed, _ = _composed(report)
     blockers = blockers_of_run(
@@ -174,7 +174,7 @@ def _judged(
 
 
 def _composed(report: AuditReport) -> tuple[float | None, float | None]:
-    """What the steps are composed to, and the claim, before anything that is allowed counts."""
+    """Return the epsilon spent and the claim, regardless of allowed findings."""
     for check in report.checks:
         if check.name == ACCOUNTING.name:
             return check.evidence["epsilon_spent"], check.evidence["claimed_epsilon"]
@@ -193,16 +193,16 @@ def _of_verdict(report: AuditReport, given: Verdict, now: Held) -> Iterator[str]
         return
     if stated.kind != given.kind:
         yield f"its verdict is of the {stated.kind}, its checks give the {given.kind}"
-    # The words of a violation rest on more than a report holds, those of a pass do not.
+    # The text of a violation depends on readings that the report does not hold.
     words = given if given.outcome == "PASS" else stated
     names = {check.name for check in report.checks if check.status == "allowed"}
     if with_allowed(words, stated.allowed, now, report.delta) != stated or (
         not names <= {*stated.allowed}
     ):
-        yield "the words of its verdict are not those that its checks give"
+        yield "the text of its verdict does not follow from its checks"
     for part in ("faults", "pass_blockers"):
         if bool(getattr(stated, part)) != bool(getattr(given, part)):
-            yield f"{part} of its verdict are not those of {given.outcome}"
+            yield f"{part} of its verdict do not belong to {given.outcome}"
 
 
 def _of_checks(report: AuditReport, checks: tuple[CheckResult, ...]) -> Iterator[str]:
@@ -216,7 +216,7 @@ def _of_checks(report: AuditReport, checks: tuple[CheckResult, ...]) -> Iterator
 
 
 def _of_numbers(report: AuditReport, settings: OutcomeSettings, now: Held) -> Iterator[str]:
-    """Numbers that stand in two places."""
+    """Yield numbers that differ between two places."""
     steps = sum(one.steps for one in report.optimizers)
     stated = settings.claimed_epsilon
     told = {
@@ -232,8 +232,8 @@ def _of_numbers(report: AuditReport, settings: OutcomeSettings, now: Held) -> It
         if here != there:
             yield f"{name} is {here}, and {there} elsewhere"
     if not now.lower_holds and report.epsilon_lower is not None:
-        yield "a lower bound supposes batches as they are accounted for"
+        yield "bounds hold an epsilon_lower, which assumes batches as they are accounted for"
     for one in report.optimizers:
         sizes = {part: power.size for part, power in one.power.items()}
         if sizes != settings.resolution.parts and (sizes or (report.complete and one.steps)):
-            yield f"power is of {sizes}, the resolution asks for {dict(settings.resolution.parts)}"
+            yield f"power is for {sizes}, the resolution is {dict(settings.resolution.parts)}"

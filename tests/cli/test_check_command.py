@@ -175,7 +175,7 @@ def _rated_lower(data: Report) -> None:
         ),
         (
             lambda data: data["verdict"].update(pass_blockers=["more steps"]),
-            "the words of its verdict are not those",
+            "the text of its verdict does not follow",
         ),
         (
             lambda data: data.update(pass_blockers=["the loader"]),
@@ -191,14 +191,14 @@ def _rated_lower(data: Report) -> None:
         (lambda data: data.update(epsilon_spent=None), "epsilon_spent is None, and 1."),
         (lambda data: data.update(claimed_epsilon=None), "claimed_epsilon is None, and 50.0"),
         (lambda data: data.update(optimizers=[]), "noise occurs 1 times, not 0"),
-        (lambda data: data["optimizers"][0]["power"].pop("noise"), "power is of "),
+        (lambda data: data["optimizers"][0]["power"].pop("noise"), "power is for "),
         (
             lambda data: data["optimizers"][0]["power"]["noise"].update(power=0.5),
             "50% power against",
         ),
         (lambda data: data["optimizers"][0].update(lost_steps=2), "2 of 60 steps were lost"),
         (lambda data: data["optimizers"][0].update(shift_lower=0.1), "signal was not detected"),
-        (lambda data: data["settings"]["resolution"].update(noise=0.5), "the resolution asks for"),
+        (lambda data: data["settings"]["resolution"].update(noise=0.5), "the resolution is"),
         (lambda data: data["settings"].pop("allow"), "required field `allow`"),
         (lambda data: data["settings"].update(allow="noise"), "settings.allow: Expected `array`"),
         (
@@ -229,7 +229,7 @@ def test_an_inconclusive_report_is_not_edited_to_pass(
 
     code, errors = gate(with_(trained("broken off"), change))
     assert code == 2
-    assert "power is of {}" in errors
+    assert "power is for {}" in errors
 
 
 # ------------------------------------------------------------------ edits with a new digest

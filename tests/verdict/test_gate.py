@@ -50,9 +50,9 @@ def test_a_report_that_agrees_with_itself_has_no_contradiction(outcome: Outcome)
         (lambda r: r.update(delta=1e-6), "delta is 1e-06, and 1e-05 elsewhere"),
         (
             lambda r: r["optimizers"][0]["power"].update(loud=r["power"]["noise"]),
-            "'loud': 0.8}, the resolution asks for {'noise': 0.8, 'sensitivity': 2.0}",
+            "'loud': 0.8}, the resolution is {'noise': 0.8, 'sensitivity': 2.0}",
         ),
-        (lambda r: r["settings"]["resolution"].update(noise=0.5), "the resolution asks for"),
+        (lambda r: r["settings"]["resolution"].update(noise=0.5), "the resolution is"),
         (
             lambda r: r["settings"].update(claimed_epsilon=9.0),
             "settings.claimed_epsilon is 9.0, and 8.0 elsewhere",
@@ -84,10 +84,10 @@ def test_a_report_that_agrees_with_itself_has_no_contradiction(outcome: Outcome)
             lambda r: named(r, "sensitivity").update(status="not_run"),
             "it says PASS, its checks give INCONCLUSIVE: sensitivity: seen",
         ),
-        (lambda r: r["verdict"].update(kind="epsilon"), "the words of its verdict"),
-        (lambda r: r["verdict"].update(fault="loud"), "the words of its verdict"),
-        (lambda r: r["verdict"].update(summary="it is fine"), "the words of its verdict"),
-        (lambda r: r["verdict"].update(allowed=["noise"]), "the words of its verdict"),
+        (lambda r: r["verdict"].update(kind="epsilon"), "the text of its verdict"),
+        (lambda r: r["verdict"].update(fault="loud"), "the text of its verdict"),
+        (lambda r: r["verdict"].update(summary="it is fine"), "the text of its verdict"),
+        (lambda r: r["verdict"].update(allowed=["noise"]), "the text of its verdict"),
         (lambda r: named(r, "noise").update(name="unheard"), "there is no check 'unheard'"),
         (lambda r: named(r, "noise").update(name="unheard"), "noise occurs 0 times, not 1"),
         (lambda r: r["checks"].append(r["checks"][0]), " occurs 2 times, not 1"),
@@ -105,7 +105,7 @@ def test_what_cannot_be_in_a_pass_is_told(change: Change, sentence: str) -> None
     [
         (lambda r: r["verdict"].update(outcome="PASS"), "it says PASS, its checks give VIOLATION"),
         (lambda r: r["verdict"].update(kind="accounting"), "of the accounting, its checks give"),
-        (lambda r: r["verdict"].update(faults=[], fault=""), "faults of its verdict are not"),
+        (lambda r: r["verdict"].update(faults=[], fault=""), "faults of its verdict do not"),
         (lambda r: r["settings"].update(allow=["noise"]), "noise is violated, its numbers give al"),
         (lambda r: named(r, "noise").update(status="ok"), "noise is ok, its numbers give violated"),
         (lambda r: named(r, "noise").update(log_e_value=None), "noise is violated, its numbers"),
@@ -118,7 +118,7 @@ def test_what_cannot_be_in_a_violation_is_told(change: Change, sentence: str) ->
 
 def test_an_inconclusive_verdict_says_what_is_missing() -> None:
     found = told(lambda data: data["verdict"].update(pass_blockers=[]), "INCONCLUSIVE")
-    assert found == ["pass_blockers of its verdict are not those of INCONCLUSIVE"]
+    assert found == ["pass_blockers of its verdict do not belong to INCONCLUSIVE"]
 
 
 @pytest.mark.parametrize("beyond", [-0.01, 0.01])
