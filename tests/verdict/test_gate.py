@@ -104,7 +104,10 @@ def test_what_cannot_be_in_a_pass_is_told(change: Change, sentence: str) -> None
     ("change", "sentence"),
     [
         (lambda r: r["verdict"].update(outcome="PASS"), "it says PASS, its checks give VIOLATION"),
-        (lambda r: r["verdict"].update(kind="accounting"), "of the accounting, its checks give"),
+        (
+            lambda r: r["verdict"].update(kind="accounting"),
+            "about the accounting, its checks about the mech",
+        ),
         (lambda r: r["verdict"].update(faults=[], fault=""), "faults of its verdict do not"),
         (lambda r: r["settings"].update(allow=["noise"]), "noise is violated, its numbers give al"),
         (lambda r: named(r, "noise").update(status="ok"), "noise is ok, its numbers give violated"),
