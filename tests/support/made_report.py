@@ -19,6 +19,7 @@ from lightning_audit.results.audit_report import (
     Power,
     Verdict,
 )
+from lightning_audit.stats.tradeoff.gdp import gaussian_mu
 from lightning_audit.verdict.judge import judge
 from lightning_audit.verdict.pass_blockers import OutcomeSettings, Resolution
 
@@ -66,7 +67,7 @@ def made_report(
         "delta": DELTA,
         "steps": STEPS,
         "observations": STEPS * CANARIES,
-        "history": ((1.0, None if spent is None else 0.01, STEPS),),
+        "history": (_costing(spent),),
         "power": {part: dataclasses.asdict(row) for part, row in power.items()},
         "epochs": (),
         "settings": {**dataclasses.asdict(asked), "bounds": []},
@@ -74,6 +75,15 @@ def made_report(
         "optimizers": (seen,),
     }
     return AuditReport(**{**fields, **changes})
+
+
+def _costing(spent: float | None) -> tuple[float, float | None, int]:
+    """Steps on all records that compose to this epsilon, without a grid."""
+    if spent is None or spent <= 0:
+        return (1.0, None, STEPS)
+    if math.isinf(spent):
+        return (0.0, 1.0, STEPS)
+    return (math.sqrt(STEPS) / float(gaussian_mu(spent, DELTA)), 1.0, STEPS)
 
 
 def _verdict(outcome: Outcome, checks: tuple[CheckResult, ...], seen: OptimizerSeen) -> Verdict:
