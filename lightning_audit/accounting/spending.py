@@ -14,6 +14,7 @@ import numpy as np
 
 from lightning_audit.accounting.composition import Adjacency, epsilon_of_history
 from lightning_audit.accounting.least_cost import cheapest
+from lightning_audit.accounting.margin import RESOLUTION
 from lightning_audit.accounting.phases import Phase, compress, leaking, merge, rates_known
 from lightning_audit.accounting.step_history import StepHistory
 from lightning_audit.stats.evalues.leakage_bet import ProvedPart
@@ -253,6 +254,7 @@ def composed_epsilon(
     delta: float,
     adjacency: Adjacency = "add_remove",
     rounding: Literal["mean", "up"] = "mean",
+    resolution: float = RESOLUTION,
 ) -> float | None:
     """Epsilon of a history, of which many noise multipliers are rounded; see `compress`.
 
@@ -261,6 +263,7 @@ def composed_epsilon(
         delta: the delta.
         adjacency: see `lightning_audit.accounting.composition.epsilon_of_history`.
         rounding: "mean" for an epsilon spent, "up" for a lower bound.
+        resolution: see `lightning_audit.accounting.composition.epsilon_of_history`.
 
     Returns:
         Epsilon, None where a sample rate is unknown.
@@ -269,4 +272,5 @@ def composed_epsilon(
         return None
     # Twelve buckets round a noise schedule's epsilon, of a steep one by about a percent.
     short = compress(history, max_phases=12, rounding=rounding)
-    return epsilon_of_history(short, delta, adjacency=adjacency, lower=rounding == "up")
+    lower = rounding == "up"
+    return epsilon_of_history(short, delta, adjacency=adjacency, lower=lower, resolution=resolution)

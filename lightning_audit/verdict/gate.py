@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lightning_audit.accounting.margin import exceeds
+from lightning_audit.accounting.margin import COMPOSITION_ERROR, RESOLUTION, exceeds
 from lightning_audit.accounting.phases import Phase
-from lightning_audit.accounting.spending import composed_epsilon, costlier
+from lightning_audit.accounting.spending import composed_epsilon
 from lightning_audit.checks.accounting.accounted_epsilon import ACCOUNTING
 from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.results.audit_report import AuditReport, CheckResult, Verdict
@@ -58,11 +58,21 @@ def composed_again(report: AuditReport) -> float | None:
     """
     if _claims(report, "noise_coefficients") is not None or not report.steps:
         return None
-    history, told = ([Phase(*each) for each in of] for of in (report.history, report.composed))
+    histories = [report.history, report.composed]
+    if _claims(report, "sampling") == "shuffled":
+        histories = [report.composed]
     adjacency: Any = _claims(report, "adjacency") or "add_remove"
-    if _claims(report, "sampling") != "shuffled":
-        told = list(costlier(history, told, report.delta, adjacency))
-    return composed_epsilon(told, report.delta, adjacency)
+    # An edited report may have an epsilon of almost zero, which takes minutes to resolve.
+    stated, _ = _composed(report)
+    resolution = max(RESOLUTION, 0.25 * COMPOSITION_ERROR * (1.0 if stated is None else stated))
+    epsilons = [
+        composed_epsilon(
+            [Phase(*each) for each in history], report.delta, adjacency, resolution=resolution
+        )
+        for history in histories
+    ]
+    known = [epsilon for epsilon in epsilons if epsilon is not None]
+    return max(known) if len(known) == len(epsilons) else None
 
 
 def contradiction_of_epsilon(report: AuditReport) -> str:
