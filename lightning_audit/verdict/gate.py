@@ -202,7 +202,7 @@ def _of_verdict(report: AuditReport, given: Verdict, now: Held) -> Iterator[str]
         yield f"it says {stated.outcome}, its checks give {given.outcome}" + (why and f": {why}")
         return
     # Without the readings, another violated check may be the root.
-    kinds = {check.kind for check in report.checks if check.status == "violated"}
+    kinds: set[Any] = {c.kind for c in report.checks if c.status == "violated"}
     if stated.kind not in (kinds or {given.kind}):
         yield f"its verdict is about the {stated.kind}, its checks about the {given.kind}"
     # The text of a violation depends on readings that the report does not hold.
