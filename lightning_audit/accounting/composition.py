@@ -48,6 +48,7 @@ def epsilon_of_history(
     adjacency: Adjacency = "add_remove",
     grid: float | None = None,
     lower: bool = False,
+    resolution: float = RESOLUTION,
 ) -> float:
     r"""Epsilon that a history of subsampled Gaussian steps spends at ``delta``.
 
@@ -83,6 +84,8 @@ def epsilon_of_history(
         grid: Width of the discretisation of the privacy loss, in nats; None chooses it.
         lower: Whether a lower bound is asked for: what a grid of twice the width gives more is
             taken off, as a grid's error at least halves with it.
+
+        resolution: Smallest difference in epsilon that matters; the grid is not refined below it.
 
     Returns:
         Epsilon >= 0; infinity exactly if a phase has no noise.
@@ -127,7 +130,8 @@ def epsilon_of_history(
         return min(_renyi_epsilon(phases, delta), unsampled)
     if grid is None:
         few = phases if len(phases) <= _FEW else [_uniform(phases)]
-        grid = _sufficient_grid(tuple(_round_down(phase) for phase in few), delta, adjacency)
+        rounded = tuple(_round_down(phase) for phase in few)
+        grid = _sufficient_grid(rounded, delta, adjacency, resolution)
     epsilon = _epsilon_on_grid(tuple(phases), delta, grid, adjacency)
     if lower:
         coarse = _epsilon_on_grid(tuple(phases), delta, 2.0 * grid, adjacency)
@@ -159,7 +163,9 @@ def _expected_loss(phases: Sequence[Phase]) -> float:
 
 
 @lru_cache(maxsize=256)
-def _sufficient_grid(phases: tuple[Phase, ...], delta: float, adjacency: Adjacency) -> float:
+def _sufficient_grid(
+    phases: tuple[Phase, ...], delta: float, adjacency: Adjacency, resolution: float
+) -> float:
     """Halve the grid until epsilon has settled; see `epsilon_of_history`."""
     grid = _unsampled_epsilon(phases, delta, adjacency) / _START_CELLS
     grid = min(max(grid, _FINEST_START), _COARSEST_START)
@@ -168,7 +174,7 @@ def _sufficient_grid(phases: tuple[Phase, ...], delta: float, adjacency: Adjacen
         grid /= 2
         fine = _epsilon_on_grid(phases, delta, grid, adjacency)
         # Of an epsilon of practically zero the grids would be endless.
-        tolerance = max(COMPOSITION_ERROR * fine, RESOLUTION)
+        tolerance = max(COMPOSITION_ERROR * fine, resolution)
         # On a grid that is wide against epsilon, both may round up to the same point.
         if coarse - fine <= tolerance and grid <= tolerance:
             return grid

@@ -107,21 +107,16 @@ class PassCounter:
         self._before = [int(each) for each in state["steps"]]
 
 
-def cost_of_passes(
-    taken: Sequence[Phase],
-    told: Sequence[Phase],
-    passes: int,
-    delta: float,
-    adjacency: Adjacency = "add_remove",
-) -> float:
-    """Epsilon of a training whose batches are shuffled.
+def passes_taken(taken: Sequence[Phase], told: Sequence[Phase], passes: int) -> Phase:
+    """Return the phase whose epsilon a training on shuffled batches spends.
 
     Args:
-        taken: the steps, whose rates do not matter; not empty.
-        told: what accountants were told of, which is more where the model was trained before.
-        passes: of the steps; see `PassCounter`.
-        delta: in (0, 1).
-        adjacency: as `epsilon_of_passes` has it.
+        taken: the steps, at any rate; not empty.
+        told: phases of the accountants, which are more if the model was trained before.
+        passes: number of passes of the steps; see `PassCounter`.
+
+    Returns:
+        Passes with the least noise; `epsilon_of_history` composes them as `epsilon_of_passes`.
     """
     least = min(phase.noise_multiplier for phase in (*taken, *told))
-    return epsilon_of_passes(least, max(1, passes, passes_of(told)), delta, adjacency)
+    return Phase(least, 1.0, max(1, passes, passes_of(told)))

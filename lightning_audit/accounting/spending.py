@@ -14,6 +14,7 @@ import numpy as np
 
 from lightning_audit.accounting.composition import Adjacency, epsilon_of_history
 from lightning_audit.accounting.least_cost import cheapest
+from lightning_audit.accounting.margin import RESOLUTION
 from lightning_audit.accounting.phases import Phase, compress, leaking, merge, rates_known
 from lightning_audit.accounting.step_history import StepHistory
 from lightning_audit.stats.evalues.leakage_bet import ProvedPart
@@ -136,35 +137,30 @@ def _steps_of(accountants: Iterable[Any]) -> list[Phase]:
     return merge(Phase(sigma, min(rate, 1.0), int(steps)) for sigma, rate, steps in told if rate)
 
 
-def epsilon_spent(
+def costlier(
     history: Sequence[Phase],
-    links: Sequence[AccountantLink],
+    told: Sequence[Phase],
     delta: float,
     adjacency: Adjacency = "add_remove",
-) -> float | None:
-    """Epsilon of all steps that ran, composed anew as privacy loss distributions.
+) -> Sequence[Phase]:
+    """Return the steps from which the spent epsilon is composed: the history that costs more.
 
-    Each step of each optimizer is a mechanism that is run on the data. The larger of two: of the
-    steps that this audit saw, and of the accountants' histories, which are longer where the model
-    was trained before, and shorter or of too much noise where they are wrong.
+    The accountants' history is longer if the model was trained before. It is shorter, or has too
+    much noise, if the accountants are wrong.
 
     Args:
         history: phases that the audit saw.
-        links: the accountants.
+        told: phases of the accountants, see `steps_told`.
         delta: the delta.
         adjacency: see `lightning_audit.accounting.composition.epsilon_of_history`.
 
     Returns:
-        Epsilon, None where a sample rate is unknown.
+        One of the two; ``history`` if a sample rate is unknown.
     """
-    seen = composed_epsilon(history, delta, adjacency)
-    if seen is None:
-        return None
-    recorded = steps_told(links)
-    if not recorded or set(recorded) == set(merge(history)):
-        return seen
-    told = composed_epsilon(recorded, delta, adjacency)
-    return seen if told is None else max(seen, told)
+    if not told or set(told) == set(merge(history)):
+        return history
+    seen, recorded = (composed_epsilon(steps, delta, adjacency) for steps in (history, told))
+    return history if seen is None or recorded is None or recorded <= seen else told
 
 
 def epsilon_at_ratio(
@@ -258,6 +254,7 @@ def composed_epsilon(
     delta: float,
     adjacency: Adjacency = "add_remove",
     rounding: Literal["mean", "up"] = "mean",
+    resolution: float = RESOLUTION,
 ) -> float | None:
     """Epsilon of a history, of which many noise multipliers are rounded; see `compress`.
 
@@ -266,6 +263,7 @@ def composed_epsilon(
         delta: the delta.
         adjacency: see `lightning_audit.accounting.composition.epsilon_of_history`.
         rounding: "mean" for an epsilon spent, "up" for a lower bound.
+        resolution: see `lightning_audit.accounting.composition.epsilon_of_history`.
 
     Returns:
         Epsilon, None where a sample rate is unknown.
@@ -274,4 +272,5 @@ def composed_epsilon(
         return None
     # Twelve buckets round a noise schedule's epsilon, of a steep one by about a percent.
     short = compress(history, max_phases=12, rounding=rounding)
-    return epsilon_of_history(short, delta, adjacency=adjacency, lower=rounding == "up")
+    lower = rounding == "up"
+    return epsilon_of_history(short, delta, adjacency=adjacency, lower=lower, resolution=resolution)

@@ -7,9 +7,10 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from lightning_audit.accounting.composition import epsilon_of_history
 from lightning_audit.accounting.margin import exceeds
 from lightning_audit.accounting.phases import Phase, inverse_square, merge
-from lightning_audit.accounting.shuffled_passes import cost_of_passes
+from lightning_audit.accounting.shuffled_passes import passes_taken
 from lightning_audit.accounting.spending import composed_epsilon, steps_told
 from lightning_audit.accounting.step_budget import steps_within
 from lightning_audit.checks.accounting.accounted_epsilon import PlannedCost
@@ -101,13 +102,12 @@ class ClaimBudget:
         run, config = self._run, self._run.config
         if self._epochs is None:
             return None
-        cost = cost_of_passes(
+        passes = passes_taken(
             [*run_history(run.sessions), *coming],
             steps_told(links_of(run.optimizers.facts)),
             self._epochs * len(run.sessions),
-            config.delta,
-            config.adjacency,
         )
+        cost = epsilon_of_history([passes], config.delta, adjacency=config.adjacency)
         if not exceeds(cost, config.claimed_epsilon or math.inf):
             return None
         many = "planned epoch costs" if self._epochs == 1 else "planned epochs cost"

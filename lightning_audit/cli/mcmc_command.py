@@ -13,7 +13,7 @@ import numpy as np
 from lightning_audit._validate import shown
 from lightning_audit.cli.options import positive_int, whole
 from lightning_audit.cli.output import Refused, as_json
-from lightning_audit.files.strict_json import read_json
+from lightning_audit.files.json_reader import read_json
 from lightning_audit.stats.attack_strength.correlated_attacks import (
     correlated_attack_posterior,
     pooled_attacks,

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 from lightning_audit.files.printable import visible
-from lightning_audit.results.audit_report import EXIT_CODES, plain
+from lightning_audit.results.audit_report import EXIT_CODES
+from lightning_audit.results.report_json import plain
 
 #: How the message of an unexpected error begins.
 OWN_FAULT = "a bug in lightning-audit"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from importlib import metadata
 from typing import Any
 
-from lightning_audit.accounting.phases import Phase, leaking
+from lightning_audit.accounting.phases import Phase, leaking, merge
 from lightning_audit.accounting.spending import epsilon_at_ratio
 from lightning_audit.checks.base.disclosure import numbers_of_data
 from lightning_audit.checks.base.registry import REGISTRY, shared_log_e
@@ -166,6 +166,7 @@ def build_report(
     names = named(findings.all, config, facts.unaudited)
     verdict = with_allowed(verdict, names, now, config.delta)
     monitors = [session.monitor for session in sessions]
+    history, composed = run_history(sessions), merge(epsilons.composed)
     not_run = {check.name for check in findings.all if check.status == "not_run"}
     records = [session.store.path.name for session in sessions if session.store]
     return AuditReport(
@@ -182,7 +183,8 @@ def build_report(
         delta=config.delta,
         steps=sum(monitor.steps for monitor in monitors),
         observations=sum(monitor.sensitivity.observations for monitor in monitors),
-        history=tuple(dataclasses.astuple(phase) for phase in run_history(sessions)),
+        history=_as_tuples(history),
+        composed=() if {*composed} == {*merge(history)} else _as_tuples(composed),
         power=_least_power(powers),
         epochs=_rows_that_hold(facts.epochs, findings.all),
         settings=config.settings(ended=complete),
@@ -201,6 +203,10 @@ def build_report(
         audit_cost=facts.cost,
         examination_cost=facts.examined.cost,
     )
+
+
+def _as_tuples(phases: Iterable[Phase]) -> tuple[tuple[float, float | None, int], ...]:
+    return tuple((phase.noise_multiplier, phase.sample_rate, phase.steps) for phase in phases)
 
 
 def segment_state(

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from lightning_audit.accounting.margin import exceeds
 from lightning_audit.accounting.phases import Phase
-from lightning_audit.accounting.shuffled_passes import cost_of_passes
+from lightning_audit.accounting.shuffled_passes import passes_taken
 from lightning_audit.accounting.spending import (
     EpsilonClaim,
+    composed_epsilon,
+    costlier,
     epsilon_claim,
     epsilon_of_parts,
-    epsilon_spent,
     steps_told,
 )
 from lightning_audit.checks.accounting.accounted_epsilon import NOT_COMPOSED
@@ -55,12 +56,14 @@ class Epsilons:
         proved: lower bounds.
         epsilon_by_removal: if the claim is for the replace_one adjacency, the epsilon of the steps
             for add_remove.
+        composed: phases from which ``epsilon_spent`` is composed.
     """
 
     claim: EpsilonClaim
     epsilon_spent: float | None
     proved: Proved = dataclasses.field(default_factory=Proved)
     epsilon_by_removal: float | None = None
+    composed: Sequence[Phase] = ()
 
     @property
     def claimed_epsilon(self) -> float | None:
@@ -91,20 +94,22 @@ def current_epsilons(
     monitors = [session.monitor for session in sessions if session.monitor.steps]
     if not monitors:
         return Epsilons(claim, None)
-    history, accountants = run_history(sessions), facts.accountants
-    spent = epsilon_spent(history, accountants, config.delta, config.adjacency)
+    history, told = run_history(sessions), steps_told(facts.accountants)
     if config.shuffled:
-        told = steps_told(accountants)
-        spent = cost_of_passes(history, told, facts.passes, config.delta, config.adjacency)
-    replaced = config.adjacency == "replace_one"
-    by_removal = epsilon_spent(history, accountants, config.delta) if replaced else None
+        composed: Sequence[Phase] = (passes_taken(history, told, facts.passes),)
+    else:
+        composed = costlier(history, told, config.delta, config.adjacency)
+    spent = composed_epsilon(composed, config.delta, config.adjacency)
+    by_removal = None
+    if config.adjacency == "replace_one":
+        by_removal = composed_epsilon(costlier(history, told, config.delta), config.delta)
     # A ratio of at most one proves no more than epsilon_spent: composing it is of use only if
     # epsilon_spent exceeds the claim.
     claimed_epsilon = claim.claimed_epsilon
     within = spent is not None and claimed_epsilon is not None and spent <= claimed_epsilon
     each = [_proved(monitor, config, len(sessions), within) for monitor in monitors]
     largest = each[0] if len(each) == 1 else _largest(each, config.bound_significance)
-    return Epsilons(claim, spent, largest, by_removal)
+    return Epsilons(claim, spent, largest, by_removal, composed)
 
 
 def _proved(monitor: AuditMonitor, config: AuditConfig, optimizers: int, within: bool) -> Proved:

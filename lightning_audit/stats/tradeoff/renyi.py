@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import special, stats
+from scipy import special
 
 from lightning_audit.stats._arguments import Floats
 
@@ -75,5 +75,6 @@ def renyi_divergence(mu: ArrayLike, sample_rate: ArrayLike, order: int) -> Float
     k = np.arange(order + 1.0)
     q = np.asarray(sample_rate, dtype=np.float64)[..., None]
     exponent = 0.5 * k * (k - 1.0) * np.asarray(mu, dtype=np.float64)[..., None] ** 2
-    chance = stats.binom.logpmf(k, order, q)
+    ways = -special.betaln(k + 1.0, order - k + 1.0) - np.log(order + 1.0)
+    chance = ways + special.xlogy(k, q) + special.xlog1py(order - k, -q)
     return np.asarray(special.logsumexp(chance + exponent, axis=-1) / (order - 1.0))
