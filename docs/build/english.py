@@ -2,8 +2,8 @@
 
     python docs/build/english.py [path ...]
 
-Exits with 1 if it finds one. Code between backticks and replacement fields of f-strings are left
-out.
+Exits with 1 if it finds one. Code between backticks, replacement fields of f-strings and names of
+arguments in docstrings are left out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ GUIDE = ROOT / "docs" / "english.md"
 #: What is read if no path is given; README follows its own rewrite.
 PLACES = ("lightning_audit", "benchmarks", "docs", "examples", "CONTRIBUTING.md")
 _ROW = re.compile(r"^\| ([a-z, ]+) \| (.+) \|$", re.MULTILINE)
-_CODE = re.compile(r"```.*?```|``[^`]*``|`[^`]*`|\{[^{}\n]*\}", re.DOTALL)
+#: Code, replacement fields, and names of arguments and fields in docstrings.
+_CODE = re.compile(r"```.*?```|``[^`]*``|`[^`]*`|\{[^{}\n]*\}|(?m:^ +\w+(?=:))", re.DOTALL)
 
 
 def phrases(guide: str) -> list[tuple[re.Pattern[str], str]]:

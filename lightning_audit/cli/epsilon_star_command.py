@@ -103,14 +103,14 @@ def read_losses(
     """Read the losses of both sides.
 
     Args:
-        path: an .npz with losses_train and losses_population, or a .csv with side and loss.
-        max_values: losses that are read at most, whatever the file declares.
+        path: An .npz with losses_train and losses_population, or a .csv with side and loss.
+        max_values: Largest number of losses to read, regardless of what the file declares.
 
     Returns:
         (training losses, losses of the population).
 
     Raises:
-        Refused: the file is absent or holds something else.
+        Refused: If the file is absent or holds anything else.
     """
     name = os.fspath(path)
     names = [f"losses_{side}" for side in _SIDES]
@@ -161,7 +161,7 @@ def _as_json(star: EpsilonStar, null: PermutationNull, sizes: tuple[int, int]) -
 
 
 def _decided_by(star: EpsilonStar, sizes: tuple[int, int]) -> str | None:
-    """What the rate in the denominator is limited by; None if it is not."""
+    """Return what limits the rate in the denominator; None if nothing does."""
     if not star.at_clip:
         return None
     one_loss = star.fit is None and star.clip < 1 / _denominator(star, sizes)[1]
@@ -169,7 +169,7 @@ def _decided_by(star: EpsilonStar, sizes: tuple[int, int]) -> str | None:
 
 
 def _denominator(star: EpsilonStar, sizes: tuple[int, int]) -> tuple[str, int]:
-    """Whose losses the rate in the denominator is of, and how many there are."""
+    """Return the name and number of the losses that give the rate in the denominator."""
     if star.inequality in ("train_below", "train_above"):
         return "losses of the population", sizes[1]
     return "training losses", sizes[0]

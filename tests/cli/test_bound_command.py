@@ -296,4 +296,4 @@ def test_a_bound_on_a_record_is_said_to_be_of_one_step(tmp_path: Path, scores: S
         assert told["of"] == of
         steps = told.get("steps")
         shown = run(*arguments).stdout
-        assert (f"of one step: {steps} steps were read" in shown) == (given is path)
+        assert (f"for one step: {steps} steps were read" in shown) == (given is path)
