@@ -89,7 +89,9 @@ def test_nothing_is_composed_of_correlated_noise() -> None:
     claim = PrivacyClaim(delta=1e-5, noise_coefficients=(1.0, -0.5), **MECHANISM)
     with pytest.raises(ValueError, match=r"noise_coefficients=\[1\.0, -0\.5\] must be None for mu"):
         _ = claim.mu
-    with pytest.raises(ValueError, match=r"must be None for history, which needs independent noise"):
+    with pytest.raises(
+        ValueError, match=r"must be None for history, which needs independent noise"
+    ):
         claim.composed_epsilon()
 
 
@@ -145,7 +147,7 @@ def test_is_frozen() -> None:
         ({"noise_coefficients": [-1.0, 0.5]}, r"noise_coefficients\[0\]=-1\.0 must be > 0"),
         (
             {"noise_coefficients": [1.0, -2.0]},
-            r"noise_coefficients=\[1\.0, -2\.0\] must be coefficients whose draws can be recovered",
+            r"noise_coefficients=\[1\.0, -2\.0\] must be coefficients from which the draws can be recovered",
         ),
     ],
 )
