@@ -147,7 +147,8 @@ def test_is_frozen() -> None:
         ({"noise_coefficients": [-1.0, 0.5]}, r"noise_coefficients\[0\]=-1\.0 must be > 0"),
         (
             {"noise_coefficients": [1.0, -2.0]},
-            r"noise_coefficients=\[1\.0, -2\.0\] must be coefficients from which the draws can be recovered",
+            r"noise_coefficients=\[1\.0, -2\.0\] must be coefficients from which the draws can be "
+            "recovered step by step",
         ),
     ],
 )

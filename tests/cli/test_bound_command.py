@@ -94,7 +94,7 @@ def test_every_method_of_one_run_gives_the_librarys_own_number_and_what_it_assum
     assert told["assumptions"] == list(expected.assumptions)
     assert (told["guesses"], told["correct"]) == (expected.guesses, expected.correct)
     text = printed(capsys, *arguments)
-    assert "assumes: every canary in by a fair coin of its own" in text
+    assert "assumes: every canary in by its own fair coin" in text
     assert ("NOT VALID in general: scores that are not Gaussian" in text) != expected.valid
     assert told["valid"] == expected.valid
     guessed = f"{expected.correct} of {expected.guesses} guesses right: the best of 350 and 87"

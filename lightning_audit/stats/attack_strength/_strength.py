@@ -1,7 +1,7 @@
 """Likelihood of (epsilon, strength) for attacks of that strength, from their error counts.
 
 The error rates of an attack are uniform on R(eps, delta) without R(s eps, s delta)
-(arXiv:2504.16683, equation 3). Given the counts, the probability of this set is the difference of
+(arXiv:2504.16683, equation 2). Given the counts, the probability of this set is the difference of
 two masses of independent Beta variables. With t = s eps instead of s, the mass at (eps, delta)
 depends on one number, and that at (t, delta t / eps) on t and, weakly, on s: a table for a few
 values of s holds all of it.

@@ -46,8 +46,9 @@ def default_guesses(canaries: int, sides: Sides = "both") -> tuple[int, ...]:
     of about ln(r / 3) at a significance of .05, and every further number costs significance. With
     both sides, the best fraction is between all and a 128th in simulations (Gaussian scores with a
     mu of .5 to 3, randomized response of epsilon 1 and 2, 100 to 100,000 canaries). There the
-    median bound of these numbers is .93 of that at the best single number for Steinke's bound, .89
-    for that on mu, and never below .76; a quarter, a 16th and a 64th have .81, .73 and 0.
+    median bound of these numbers is .93 of that at the best single number for Steinke's bound
+    (arXiv:2305.08846), .89 for that on mu, and never below .76; a quarter, a 16th and a 64th have
+    .81, .73 and 0.
 
     Args:
         canaries: Number of canaries, >= 0.
