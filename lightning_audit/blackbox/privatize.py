@@ -154,12 +154,10 @@ def audit_privatize(
 ) -> PrivatizeAudit:
     """Audit a function ``privatize(per_sample_grads) -> gradient`` by calling it.
 
-    The module docstring states what the function claims to release, and how that is tested. The
-    function's own state and all generators are restored after calls under seeds.
+    The module docstring states the claim and the tests. Calls under seeds restore all state.
 
     Args:
-        privatize: The function. It gets one array ``[n, *shape]``, or a list of them, and returns
-            one array ``[*shape]``, or a list of them.
+        privatize: Function of an array ``[n, *shape]``, or a list; returns ``[*shape]``, or a list.
         shapes: Shape of the gradient: of the one array, or of each array of the list. Use small
             ones: the function is called some thousand times.
         noise_multiplier: Claimed sigma, > 0.
@@ -167,12 +165,12 @@ def audit_privatize(
         expected_batch_size: Constant b by which the noisy sum is divided, > 0; None if the sum
             itself is released. A function that divides by the number of gradients that it gets has
             b = ``batch_size``, and is correct for batches of a fixed size only.
-        batches: "poisson" if the number of gradients varies in the training, so that the noise must
-            not depend on it; "fixed" if it does not vary.
+        batches: "poisson" if the number of gradients varies, so that the noise must not depend on
+            it; "fixed" if it does not vary.
         batch_size: Number of gradients in each call, >= 2.
         calls: Largest number of calls for each batch whose noise is read, and for each of five
-            probes of clipping if the shifts are read by coin flips; >= 20.
-        significance: Probability in (0, 1) of a VIOLATION although the function is correct.
+            clipping probes if shifts are read by coin flips; >= 20.
+        significance: Probability in (0, 1) of a false VIOLATION.
         arrays: Array library of the function, "torch" or "numpy".
         seed: Seed of coins and directions; the noise comes from the function.
 
@@ -180,8 +178,7 @@ def audit_privatize(
         The verdict and the readings on which it rests.
 
     Raises:
-        MechanismError: If the function raises an exception, or returns anything but finite
-            numbers of the gradient's shape.
+        MechanismError: If it raises an exception, or returns anything but finite numbers.
         ValueError: If an argument is outside its range.
     """
     sigma = _validate.positive("noise_multiplier", noise_multiplier)

@@ -220,8 +220,7 @@ def named_bound(
         scores_out: Scores with the canary out, ``[n_out]``, in the same unit.
         delta: Delta of the epsilon, in (0, 1); "katz" always uses 0.
         significance: Probability in (0, 1) with which the bound may be wrong.
-        threshold: Threshold choice; None for `Split`, valid on any scale, and for "fdp_t", which
-            has none.
+        threshold: Threshold choice; None for `Split`, or for "fdp_t", which has none.
 
     Returns:
         The bound, with its assumptions.

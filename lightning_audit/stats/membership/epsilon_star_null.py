@@ -57,15 +57,15 @@ def epsilon_star_null(
 
     Epsilon* is positive without leakage too; this shows by how much. The p-value is valid exactly,
     for any sample sizes and either method, if without leakage the losses are exchangeable: single
-    draws from one population on both sides, not several of one person. A small p-value means that
-    the sides differ, not that a claim of privacy is false: private training allows a difference.
+    draws from one population, not several of one person. A small p-value means that the sides
+    differ, not that a claim of privacy is false: private training allows a difference.
 
     Args:
         losses_train: Losses of training data, ``[n]``.
         losses_population: Losses of the population, ``[m]``.
         delta: Delta in [0, 1).
         method: `Empirical` or `Parametric`, with its clip.
-        permutations: Number of permutations, at least 1; 999 make p-values of 0.001 possible.
+        permutations: Number of permutations >= 1; 999 make p-values of 0.001 possible.
         rng: Generator of the permutations; its state advances.
 
     Returns:
@@ -83,9 +83,8 @@ def epsilon_star_null(
         (True, True)
 
     References:
-        Phipson and Smyth, "Permutation p-values should never be zero", Statistical Applications in
-        Genetics and Molecular Biology 9, 2010, arXiv:1603.05766. Negoescu et al., "Epsilon*:
-        privacy metric for machine learning models", PPAI 2024, arXiv:2307.11280.
+        Phipson and Smyth, "Permutation p-values should never be zero", 2010, arXiv:1603.05766.
+        Negoescu et al., "Epsilon*: privacy metric for machine learning models", arXiv:2307.11280.
     """
     _validate.positive_int("permutations", permutations, "999 are usual")
     if not isinstance(rng, np.random.Generator):
