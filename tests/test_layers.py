@@ -25,9 +25,7 @@ LEVELS = {
     "accounting": 2,
     "record": 2,
     "report": 2,
-    "catalogue": 2,
     "checks": 2,
-    "run_checks": 2,
     "canaries": 3,
     "taps": 3,
     "dpsgd": 3,
@@ -50,7 +48,6 @@ ONLY = {
     "results": {"results", "files", "_validate"},
     "stats": {"stats", "_validate"},
     "report": {"report", "results", "stats", "files"},
-    "catalogue": {"catalogue", "accounting", "results"},
     "canaries": {"canaries", "layout", "_validate"},
     "taps": {"taps", "layout", "_validate"},
 }
@@ -61,8 +58,7 @@ HEAVY = {"torch", "opacus", *LIGHTNING}
 #: What a room must not load; the rooms that are not named may load all.
 BARRED = {
     **dict.fromkeys(("_validate", "layout", "files", "results", "stats"), HEAVY),
-    **dict.fromkeys(("accounting", "record", "report", "checks", "run_checks"), HEAVY),
-    "catalogue": HEAVY | {"numpy", "scipy"},
+    **dict.fromkeys(("accounting", "record", "report", "checks"), HEAVY),
     "verdict": HEAVY,
     "cli": HEAVY,
     **dict.fromkeys(("canaries", "taps", "dpsgd", "lints", "examine", "replay"), LIGHTNING),

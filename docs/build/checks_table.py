@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lightning_audit.catalogue.registry import REGISTRY
+from lightning_audit.checks.base.registry import REGISTRY
 
 README = Path(__file__).parents[2] / "README.md"
 _HEAD = "| finding | what it says |\n|---|---|\n"

@@ -12,12 +12,12 @@ from lightning_audit.accounting.phases import Phase, inverse_square, merge
 from lightning_audit.accounting.shuffled_passes import cost_of_passes
 from lightning_audit.accounting.spending import composed_epsilon, steps_told
 from lightning_audit.accounting.step_budget import steps_within
-from lightning_audit.catalogue.registry import REGISTRY
+from lightning_audit.checks.accounting.accounted_epsilon import PlannedCost
+from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.run.audit_run import AuditRun
 from lightning_audit.run.optimizer_audit import planned_steps
 from lightning_audit.run.run_epsilons import run_history
 from lightning_audit.run.run_facts import links_of
-from lightning_audit.run_checks.accounted_epsilon import PlannedCost
 
 _log = logging.getLogger(__name__)
 

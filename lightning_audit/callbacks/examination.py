@@ -14,7 +14,8 @@ from lightning_audit.callbacks._namespaces import (
 )
 from lightning_audit.callbacks.lightning_step import LightningStep
 from lightning_audit.callbacks.privacy_audit import PrivacyAudit
-from lightning_audit.catalogue.registry import REGISTRY
+from lightning_audit.checks.base.registry import REGISTRY
+from lightning_audit.checks.replay.replay_answers import Answer
 from lightning_audit.dpsgd.adapters import opacus_step
 from lightning_audit.dpsgd.manual import stated_claim
 from lightning_audit.dpsgd.opacus import private_optimizer
@@ -24,7 +25,6 @@ from lightning_audit.examine.step_examiner import Examined, examine_step
 from lightning_audit.lints.own_code import OwnCode
 from lightning_audit.replay.step_watch import StepWatch, TakenStep
 from lightning_audit.run.optimizer_refusals import hand_written_step
-from lightning_audit.run_checks.replay_answers import Answer
 
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer

@@ -22,11 +22,11 @@ from lightning_audit.callbacks._namespaces import (
     isolate_rng,
 )
 from lightning_audit.callbacks.lightning_step import silent_logger
-from lightning_audit.catalogue.claim_checks import ACCOUNTING
+from lightning_audit.checks.accounting.accounted_epsilon import ACCOUNTING
+from lightning_audit.checks.replay.replay_answers import REPLAY_CHECKS
 from lightning_audit.dpsgd.manual import ManualStep
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.run.optimizer_audit import planned_steps
-from lightning_audit.run_checks.replay_answers import REPLAY_CHECKS
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.handed_rows import HandedRows
 from lightning_audit.session.input_sample import InputSample

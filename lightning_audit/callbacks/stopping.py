@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from lightning_audit.callbacks.claim_budget import ClaimBudget
-from lightning_audit.catalogue.step_checks import NO_DP
+from lightning_audit.checks.update.no_dp import NO_DP
 from lightning_audit.dpsgd.manual import ManualStep
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.run.audit_run import AuditRun

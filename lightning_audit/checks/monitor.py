@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 
 from lightning_audit.accounting.phases import Phase
 from lightning_audit.accounting.step_history import StepHistory
-from lightning_audit.catalogue.evidence import evidence_in, shared_log_e
-from lightning_audit.checks.coin_guesses import Guesses
-from lightning_audit.checks.integrity import gradient_replaced_result
-from lightning_audit.checks.leakage import (
+from lightning_audit.checks.accounting.coin_guesses import Guesses
+from lightning_audit.checks.accounting.leakage import (
     LeakageBound,
     SignalBound,
     SignalOverNoise,
     StudentBound,
 )
-from lightning_audit.checks.noise_reuse import ReuseCheck
-from lightning_audit.checks.noise_size import CanaryNoiseCheck, WitnessNoiseCheck
-from lightning_audit.checks.sensitivity import SensitivityCheck
+from lightning_audit.checks.base.evidence import evidence_in, shared_log_e
+from lightning_audit.checks.clipping.sensitivity import SensitivityCheck
+from lightning_audit.checks.noise.noise_size import CanaryNoiseCheck, WitnessNoiseCheck
+from lightning_audit.checks.randomness.noise_reuse import ReuseCheck
+from lightning_audit.checks.update.gradient_replaced import gradient_replaced_result
 from lightning_audit.record.store import DROPPED, ENTERED, RecordHeader
 from lightning_audit.results.audit_report import CheckResult
 
@@ -33,7 +33,7 @@ from lightning_audit.results.audit_report import CheckResult
 class EntryCheck(Protocol):
     """Checks of a record's entries, made of its header and of the significance of a run.
 
-    What it holds goes into checkpoints; its class has a name in `record.snapshot`.
+    What it holds goes into checkpoints, by `record.snapshot`.
     """
 
     def update(self, entry: NDArray[np.void]) -> None:

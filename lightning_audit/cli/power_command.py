@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from lightning_audit import _validate
-from lightning_audit.catalogue.noise_checks import NOISE_CANARY
-from lightning_audit.catalogue.step_checks import SENSITIVITY
+from lightning_audit.checks.clipping.sensitivity import SENSITIVITY
+from lightning_audit.checks.noise.noise_size import NOISE_CANARY
 from lightning_audit.cli.options import whole
 from lightning_audit.cli.output import Refused, as_json
 from lightning_audit.stats.bounds.bound_power import POWER_METHODS, bound_power

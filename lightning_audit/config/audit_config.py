@@ -11,8 +11,8 @@ from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.accounting.composition import Adjacency
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.inputs import InputCanary
-from lightning_audit.catalogue.registry import REGISTRY
-from lightning_audit.catalogue.step_checks import NO_DP
+from lightning_audit.checks.base.registry import REGISTRY
+from lightning_audit.checks.update.no_dp import NO_DP
 from lightning_audit.stats.bounds.named_bounds import BOUND_NAMES
 from lightning_audit.verdict.exemptions import Allow
 from lightning_audit.verdict.pass_blockers import OutcomeSettings, Resolution

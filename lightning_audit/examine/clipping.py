@@ -15,7 +15,9 @@ from typing import Any
 import torch
 
 from lightning_audit.canaries.sample_batches import rows
-from lightning_audit.catalogue.replay_checks import NOT_SHOWN
+from lightning_audit.checks.replay.replay_answers import Answer
+from lightning_audit.checks.replay.replay_checks import NOT_SHOWN
+from lightning_audit.checks.replay.replay_findings import Finding
 from lightning_audit.examine.clipping_kind import clipping_kind
 from lightning_audit.examine.crafted_gradients import CraftedGradients, Trial
 from lightning_audit.examine.replayed_pair import (
@@ -31,8 +33,6 @@ from lightning_audit.replay.replay import Replay, Stopped
 from lightning_audit.replay.replay_distance import rounding, too_coarse
 from lightning_audit.replay.rows_replay import RowsReplay, why_no_rows
 from lightning_audit.replay.step_replay import StepReplay
-from lightning_audit.run_checks.replay_answers import Answer
-from lightning_audit.run_checks.replay_findings import Finding
 
 #: Trials of one examination at the most.
 TRIALS = 32

@@ -15,7 +15,17 @@ import numpy as np
 import torch
 
 from lightning_audit.canaries.sample_batches import rows
-from lightning_audit.catalogue.replay_checks import NOISE_ON_WEIGHTS
+from lightning_audit.checks.replay.drawn_noise import (
+    CERTAIN,
+    NOTHING,
+    SIZES,
+    Draws,
+    Seen,
+    draws_seen,
+)
+from lightning_audit.checks.replay.examined_noise import EARLIER, MISSING, OF_RECORDS, NoiseLook
+from lightning_audit.checks.replay.replay_answers import Answer
+from lightning_audit.checks.replay.replay_checks import NOISE_ON_WEIGHTS
 from lightning_audit.examine.noise_entries import DrawsOfNoise, NoiseEntries
 from lightning_audit.examine.replayed_pair import MORE, hands_all_over
 from lightning_audit.layout import FloatArray
@@ -24,16 +34,6 @@ from lightning_audit.replay.replay import Replay
 from lightning_audit.replay.replay_distance import hidden_by_noise, independent, rounding
 from lightning_audit.replay.rows_replay import RowsReplay, why_no_rows
 from lightning_audit.replay.step_replay import StepReplay
-from lightning_audit.run_checks.drawn_noise import (
-    CERTAIN,
-    NOTHING,
-    SIZES,
-    Draws,
-    Seen,
-    draws_seen,
-)
-from lightning_audit.run_checks.examined_noise import EARLIER, MISSING, OF_RECORDS, NoiseLook
-from lightning_audit.run_checks.replay_answers import Answer
 from lightning_audit.stats.dependence.contrasts import contrasts
 from lightning_audit.stats.evalues.noise_scale import noise_log_e
 

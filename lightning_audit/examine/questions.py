@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from lightning_audit.canaries.sample_batches import rows
-from lightning_audit.catalogue.replay_checks import NONE_LEFT, NOT_SHOWN
+from lightning_audit.checks.replay.record_coupling import tolerance_of
+from lightning_audit.checks.replay.replay_answers import Answer
+from lightning_audit.checks.replay.replay_checks import NONE_LEFT, NOT_SHOWN
 from lightning_audit.examine.clipping import TRIALS, examine_clipping
 from lightning_audit.examine.clipping_kind import sensitivity_kind
 from lightning_audit.examine.noise import examine_noise
@@ -20,8 +22,6 @@ from lightning_audit.replay.random_places import same_numbers
 from lightning_audit.replay.replay import Stopped
 from lightning_audit.replay.replay_distance import equal_after, equal_releases
 from lightning_audit.replay.step_replay import StepReplay
-from lightning_audit.run_checks.record_coupling import tolerance_of
-from lightning_audit.run_checks.replay_answers import Answer
 
 #: Records that a batch must have so that one can be left out.
 LEAST_RECORDS = 3

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from lightning_audit.canaries.sample_batches import copies, rows
+from lightning_audit.checks.replay.replay_answers import Answer
+from lightning_audit.checks.replay.replay_findings import Finding
 from lightning_audit.replay.replay import Replay
 from lightning_audit.replay.step_replay import StepReplay
-from lightning_audit.run_checks.replay_answers import Answer
-from lightning_audit.run_checks.replay_findings import Finding
 
 #: Entries that are kept of the gradients of a batch, and of one gradient at the least.
 _ENTRIES, _LEAST = 10_000_000, 1000

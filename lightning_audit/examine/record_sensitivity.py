@@ -17,7 +17,9 @@ from typing import Any
 import torch
 
 from lightning_audit.canaries.sample_batches import rows, taken
-from lightning_audit.catalogue.replay_checks import NO_RECORD, NOT_SHOWN
+from lightning_audit.checks.replay.replay_answers import Answer
+from lightning_audit.checks.replay.replay_checks import NO_RECORD, NOT_SHOWN
+from lightning_audit.checks.replay.replay_findings import Finding
 from lightning_audit.examine.made_up_records import made_up_records
 from lightning_audit.examine.replayed_pair import (
     SHIFTED,
@@ -32,8 +34,6 @@ from lightning_audit.replay.replay import Replay, Stopped
 from lightning_audit.replay.replay_distance import distance, rounding, too_coarse
 from lightning_audit.replay.rows_replay import why_no_rows
 from lightning_audit.replay.step_replay import StepReplay
-from lightning_audit.run_checks.replay_answers import Answer
-from lightning_audit.run_checks.replay_findings import Finding
 
 #: Random records of each physical batch, beside the first, the last and the largest.
 _RANDOM = 2

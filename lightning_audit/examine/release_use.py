@@ -15,15 +15,15 @@ from typing import Any
 import torch
 
 from lightning_audit.canaries.sample_batches import rows, taken
-from lightning_audit.catalogue.replay_checks import NOISED_BESIDE
+from lightning_audit.checks.replay.replay_answers import Answer
+from lightning_audit.checks.replay.replay_checks import NOISED_BESIDE
+from lightning_audit.checks.replay.replay_findings import Finding
 from lightning_audit.examine.made_up_records import within_range
 from lightning_audit.examine.replayed_pair import SHIFTED
 from lightning_audit.replay.random_places import same_numbers
 from lightning_audit.replay.replay import Replay
 from lightning_audit.replay.replay_distance import hidden_by_noise
 from lightning_audit.replay.step_replay import StepReplay
-from lightning_audit.run_checks.replay_answers import Answer
-from lightning_audit.run_checks.replay_findings import Finding
 
 #: How far the releases of two second steps may be apart, in clipping norms and as a part of their
 #: size: their weights and batches are the same, so that they differ by rounding at the most.

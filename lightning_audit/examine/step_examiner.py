@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
-from lightning_audit.catalogue.replay_checks import NONE_LEFT
+from lightning_audit.checks.replay.replay_answers import Answer
+from lightning_audit.checks.replay.replay_checks import NONE_LEFT
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.examine.clipping import TRIALS
 from lightning_audit.examine.questions import NOT_REPEATED, QUESTIONS, TOO_SMALL, Asked, ask
@@ -23,7 +24,6 @@ from lightning_audit.replay.replay import ANOTHER_DREW
 from lightning_audit.replay.step_replay import StepReplay
 from lightning_audit.replay.step_watch import TakenStep
 from lightning_audit.replay.training_state import CannotKeep, TrainingState, room_for
-from lightning_audit.run_checks.replay_answers import Answer
 from lightning_audit.taps.boundary import raised_in_audit, undoing
 
 _log = logging.getLogger(__name__)

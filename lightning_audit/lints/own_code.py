@@ -12,8 +12,8 @@ from typing import Any, Literal
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import _pytree
 
-from lightning_audit.catalogue.disclosure import VOID
-from lightning_audit.catalogue.registry import REGISTRY
+from lightning_audit.checks.base.disclosure import VOID
+from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.files.printable import nearby
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.taps.sampler_tap import unwatched

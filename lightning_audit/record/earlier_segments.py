@@ -3,7 +3,7 @@
 What a checkpoint holds is computed from released gradients, the audit's coins and settings alone. A
 check that is declared `private` therefore restarts at each resume. Of what it found a checkpoint
 holds what a report shows: the verdict, and the e-value in whole powers of ten; see
-`catalogue.disclosure`.
+`checks.base.disclosure`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lightning_audit.catalogue.check import Check
-from lightning_audit.catalogue.disclosure import shown
-from lightning_audit.catalogue.evidence import Evidence
-from lightning_audit.catalogue.registry import REGISTRY
+from lightning_audit.checks.base.check import Check
+from lightning_audit.checks.base.disclosure import shown
+from lightning_audit.checks.base.evidence import Evidence
+from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.results.audit_report import CheckResult, plain
 
 #: Relative difference of e-value and threshold within which the last bit may decide.

@@ -6,51 +6,13 @@ but this package's. It holds every attribute, so that a new one cannot be forgot
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-_PACKAGE = "lightning_audit"
-
-#: Names of classes in snapshots. A class may move or be called otherwise; its name here stays, so
-#: that the checkpoints of before can be read.
-_CLASSES: Mapping[str, str] = {
-    "audit_monitor": "checks.monitor:AuditMonitor",
-    "canary_noise_check": "checks.noise_size:CanaryNoiseCheck",
-    "coin_bet": "stats.evalues.coin_bet:CoinBet",
-    "epochs": "checks.witnesses:_Epochs",
-    "evidence": "catalogue.evidence:Evidence",
-    "following": "checks.post_processing:_Following",
-    "guesses": "checks.coin_guesses:Guesses",
-    "leakage_bet": "stats.evalues.leakage_bet:LeakageBet",
-    "leakage_bound": "checks.leakage:LeakageBound",
-    "loud_steps": "checks.sensitivity:LoudSteps",
-    "moves_outside": "taps.moves_outside:MovesOutside",
-    "onset": "checks.noise_size:Onset",
-    "part_shifts": "checks.part_shifts:PartShifts",
-    "pooled_sums": "checks.noise_size:PooledSums",
-    "predictable_centre": "stats.evalues.sequential:PredictableCentre",
-    "record_header": "record.store:RecordHeader",
-    "released_shares": "session.recorder:ReleasedShares",
-    "reuse_check": "checks.noise_reuse:ReuseCheck",
-    "sensitivity_check": "checks.sensitivity:SensitivityCheck",
-    "shift_estimate": "checks.part_shifts:ShiftEstimate",
-    "signal_bet": "stats.evalues.signal_bet:SignalBet",
-    "signal_bound": "checks.leakage:SignalBound",
-    "single_step_bet": "stats.evalues.sequential:SingleStepBet",
-    "stake_plan": "stats.evalues.leakage_bet:StakePlan",
-    "step_history": "accounting.step_history:StepHistory",
-    "stretch": "stats.evalues.leakage_bet:Stretch",
-    "student_bound": "checks.leakage:StudentBound",
-    "trace": "checks.witnesses:_Trace",
-    "two_groups": "stats.evalues.two_groups:TwoGroups",
-    "use_of_release": "checks.post_processing:UseOfRelease",
-    "witness_noise_check": "checks.noise_size:WitnessNoiseCheck",
-    "witness_reducer": "checks.witnesses:WitnessReducer",
-}
-_NAMES = {place: name for name, place in _CLASSES.items()}
+_PACKAGE = __name__.partition(".")[0]
 
 
 def snapshot(value: Any) -> Any:
@@ -85,14 +47,13 @@ def snapshot(value: Any) -> Any:
         case dict():
             return {"dict": [[snapshot(k), snapshot(v)] for k, v in value.items()]}
     kind = type(value)
-    place = f"{kind.__module__.removeprefix(f'{_PACKAGE}.')}:{kind.__qualname__}"
-    if place not in _NAMES:
+    if kind.__module__.partition(".")[0] != _PACKAGE:
         raise TypeError(
-            f"{kind.__module__}.{kind.__qualname__} cannot be part of a snapshot; a class of this "
-            "package can, once it has a name in record/snapshot.py."
+            f"{kind.__module__}.{kind.__qualname__} cannot be part of a snapshot; keep plain "
+            "values, arrays, or objects of this package's classes."
         )
     state = {name: snapshot(item) for name, item in vars(value).items()}
-    return {"object": _NAMES[place], "state": state}
+    return {"object": f"{kind.__module__}:{kind.__qualname__}", "state": state}
 
 
 def restore(data: Any) -> Any:
@@ -132,12 +93,14 @@ def restore(data: Any) -> Any:
 
 
 def _class(name: object) -> type:
-    place = _CLASSES.get(name) if isinstance(name, str) else None
-    if place is None:
+    module, _, qualified = name.partition(":") if isinstance(name, str) else ("", "", "")
+    kind = None
+    if module.partition(".")[0] == _PACKAGE:
+        with contextlib.suppress(ImportError):
+            kind = getattr(importlib.import_module(module), qualified, None)
+    if not isinstance(kind, type) or kind.__module__ != module:
         raise ValueError(
             f"the snapshot holds a {name!r}, which this version of lightning-audit does not have; "
             "resume with the version that wrote it."
         )
-    module, _, qualified = place.partition(":")
-    kind: type = getattr(importlib.import_module(f"{_PACKAGE}.{module}"), qualified)
     return kind

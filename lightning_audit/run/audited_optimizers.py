@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lightning_audit.catalogue.evidence import Evidence
+from lightning_audit.checks.base.evidence import Evidence
 from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.config.changed_config import describe_changes, refuse_mechanism
 from lightning_audit.dpsgd.adapters import draws_poisson, opacus_step

@@ -15,7 +15,7 @@ from lightning_audit.dpsgd.accountant_link import AccountantLink
 from lightning_audit.results.refusal import UnauditableTraining
 
 #: Version of the state's layout.
-VERSION = 2
+VERSION = 3
 _OTHERWISE = "take another checkpoint of this training, or train anew."
 
 
@@ -49,8 +49,8 @@ def verified(state: Any) -> dict[str, Any]:
     if type(version) is int and version < VERSION:
         raise unusable_checkpoint(
             f"the audit's state in it has version {version}, this lightning-audit reads version "
-            f"{VERSION}: older states hold numbers of the data that no checkpoint may hold; finish "
-            "the training with the lightning-audit that saved it, or train anew."
+            f"{VERSION}; finish the training with the lightning-audit that saved it, or train it "
+            "again."
         )
     inner = {name: value for name, value in state.items() if name != "checksum"}
     try:

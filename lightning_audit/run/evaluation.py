@@ -11,10 +11,10 @@ from typing import Any
 
 from lightning_audit.accounting.phases import Phase, leaking
 from lightning_audit.accounting.spending import epsilon_at_ratio
-from lightning_audit.catalogue.disclosure import numbers_of_data
-from lightning_audit.catalogue.noise_checks import NOISE_MEAN
-from lightning_audit.catalogue.registry import REGISTRY, shared_log_e
+from lightning_audit.checks.base.disclosure import numbers_of_data
+from lightning_audit.checks.base.registry import REGISTRY, shared_log_e
 from lightning_audit.checks.monitor import AuditMonitor
+from lightning_audit.checks.noise.noise_mean import NOISE_MEAN
 from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.results.audit_report import (
     AuditReport,

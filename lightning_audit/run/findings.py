@@ -13,42 +13,39 @@ from dataclasses import dataclass
 
 from lightning_audit.accounting.shuffled_passes import epsilon_of_passes
 from lightning_audit.accounting.spending import epsilon_claim
-from lightning_audit.catalogue.claim_checks import NOT_COMPOSED
-from lightning_audit.catalogue.disclosure import shown
-from lightning_audit.catalogue.ledger_checks import LEDGER_STEPS
-from lightning_audit.catalogue.registry import REGISTRY, in_order
-from lightning_audit.checks.integrity import (
-    clipping_norm_result,
-    equal_noise_result,
-    finite_result,
-    logical_batch_result,
-    loss_reduction_result,
-    no_dp_result,
-    noise_shared_result,
-    unsynchronised_result,
-)
-from lightning_audit.checks.post_processing import explained_by_processing, undecided
-from lightning_audit.config.audit_config import AuditConfig
-from lightning_audit.results.audit_report import CheckResult
-from lightning_audit.run.audited_optimizers import AuditedOptimizers
-from lightning_audit.run.run_epsilons import Epsilons, epsilon_result, run_history
-from lightning_audit.run.run_facts import OptimizerFacts, RunFacts
-from lightning_audit.run_checks.accounted_epsilon import (
+from lightning_audit.checks.accounting.accounted_epsilon import (
     AS_LOSS_DISTRIBUTIONS,
+    NOT_COMPOSED,
     ONE_STEP_AN_EPOCH,
     accounting_result,
 )
-from lightning_audit.run_checks.dataset_size import Promise, batch_size_result
-from lightning_audit.run_checks.ledger import Ledger
-from lightning_audit.run_checks.loader_sampling import (
+from lightning_audit.checks.accounting.ledger import LEDGER_STEPS, Ledger
+from lightning_audit.checks.base.disclosure import shown
+from lightning_audit.checks.base.registry import REGISTRY, in_order
+from lightning_audit.checks.clipping.finite_gradients import finite_result
+from lightning_audit.checks.clipping.ghost_norms import clipping_norm_result
+from lightning_audit.checks.clipping.loss_reductions import loss_reduction_result
+from lightning_audit.checks.noise.noise_excess import equal_noise_result
+from lightning_audit.checks.randomness.shared_noise import noise_shared_result
+from lightning_audit.checks.sampling.dataset_size import Promise, batch_size_result
+from lightning_audit.checks.sampling.loader_sampling import (
     repeated_result,
     sampling_results,
     shuffled_result,
     what_holds,
 )
+from lightning_audit.checks.sampling.logical_batch import logical_batch_result
+from lightning_audit.checks.update.no_dp import no_dp_result
+from lightning_audit.checks.update.unsynchronised import unsynchronised_result
+from lightning_audit.config.audit_config import AuditConfig
+from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.run.audited_optimizers import AuditedOptimizers
+from lightning_audit.run.run_epsilons import Epsilons, epsilon_result, run_history
+from lightning_audit.run.run_facts import OptimizerFacts, RunFacts
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.ranks import Ranks
 from lightning_audit.verdict.judge import acknowledge
+from lightning_audit.verdict.post_processing import explained_by_processing, undecided
 
 #: Largest part of the time since the last one that an epoch's end may take, once it was looked at.
 EPOCH_SHARE = 0.02

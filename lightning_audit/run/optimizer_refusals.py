@@ -12,7 +12,7 @@ from opacus.optimizers import DPOptimizer
 
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.canaries.inputs import InputCanary
-from lightning_audit.catalogue.step_checks import NO_DP
+from lightning_audit.checks.update.no_dp import NO_DP
 from lightning_audit.dpsgd.manual import ManualStep, stated_claim
 from lightning_audit.dpsgd.opacus import innermost, private_optimizer
 from lightning_audit.dpsgd.protocol import UnsupportedOptimizer

@@ -16,8 +16,8 @@ from lightning_audit.accounting.spending import (
     epsilon_spent,
     steps_told,
 )
-from lightning_audit.catalogue.claim_checks import NOT_COMPOSED
-from lightning_audit.catalogue.step_checks import EPSILON
+from lightning_audit.checks.accounting.accounted_epsilon import NOT_COMPOSED
+from lightning_audit.checks.accounting.leakage import EPSILON
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.results.audit_report import CheckResult, EpsilonBound

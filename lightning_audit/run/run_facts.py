@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.accounting.shuffled_passes import PassCounter
-from lightning_audit.catalogue.evidence import evidence_in
+from lightning_audit.checks.accounting.accounted_epsilon import PlannedCost
+from lightning_audit.checks.accounting.ledger import Ledger
+from lightning_audit.checks.base.evidence import evidence_in
+from lightning_audit.checks.replay.record_coupling import Coupling
+from lightning_audit.checks.replay.replay_answers import ExaminationLog
+from lightning_audit.checks.sampling.batch_sampling import BatchCheck
 from lightning_audit.dpsgd.accountant_link import AccountantLink
 from lightning_audit.lints.loader_facts import LoaderFacts
 from lightning_audit.lints.noise_draws import equal_draws
 from lightning_audit.lints.own_code import OwnCode
 from lightning_audit.record.earlier_segments import EarlierSegments
-from lightning_audit.run_checks.accounted_epsilon import PlannedCost
-from lightning_audit.run_checks.batch_sampling import BatchCheck
-from lightning_audit.run_checks.ledger import Ledger
-from lightning_audit.run_checks.record_coupling import Coupling
-from lightning_audit.run_checks.replay_answers import ExaminationLog
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.ranks import Ranks
 from lightning_audit.taps.own_time import RunTime

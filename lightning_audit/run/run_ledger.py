@@ -14,14 +14,14 @@ from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.accounting.phases import rates_known
 from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.canaries.sample_batches import rows
-from lightning_audit.catalogue.replay_checks import REPLAY_RELEASE
+from lightning_audit.checks.accounting.ledger import Ledger
+from lightning_audit.checks.replay.replay_checks import REPLAY_RELEASE
+from lightning_audit.checks.sampling.drawn_batches import DrawnBatches
 from lightning_audit.lints.noise_schedule import changes_of_noise, follows_a_scheduler
 from lightning_audit.lints.record_contents import repeated_contents, repeated_indices
 from lightning_audit.run.audited_optimizers import AuditedOptimizers
 from lightning_audit.run.run_facts import Notes, OptimizerFacts, RunCourse, rate_of_all
 from lightning_audit.run.run_lints import RunLints
-from lightning_audit.run_checks.drawn_batches import DrawnBatches
-from lightning_audit.run_checks.ledger import Ledger
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.taps.batch_use import BatchUse
 from lightning_audit.taps.boundary import raised_in_audit

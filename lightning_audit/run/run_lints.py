@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from lightning_audit.checks.accounting.accounted_epsilon import PlannedCost
+from lightning_audit.checks.sampling.batch_sampling import BatchCheck
 from lightning_audit.lints.accumulation import accumulation_remarks
 from lightning_audit.lints.carried_over import carries_over, signals_ahead, splits_batches
 from lightning_audit.lints.ghost_lints import adaptive_remark, ghost_remarks
@@ -23,8 +25,6 @@ from lightning_audit.lints.loader_facts import (
 from lightning_audit.lints.loss_lint import reduction_of
 from lightning_audit.lints.own_code import OwnCode
 from lightning_audit.run.run_facts import Notes
-from lightning_audit.run_checks.accounted_epsilon import PlannedCost
-from lightning_audit.run_checks.batch_sampling import BatchCheck
 from lightning_audit.session.audit_session import AuditSession
 from lightning_audit.session.ranks import Ranks
 from lightning_audit.taps.sampler_tap import SamplerTap

@@ -10,7 +10,7 @@ import numpy as np
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.inputs import InputCanary
 from lightning_audit.canaries.placement import Placement, place
-from lightning_audit.checks.witnesses import LAGS, choose_witnesses
+from lightning_audit.checks.noise.witnesses import LAGS, choose_witnesses
 from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.dpsgd.manual import ManualStep
 from lightning_audit.dpsgd.protocol import DPSGDStep

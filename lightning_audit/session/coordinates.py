@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_audit.canaries.placement import Placement
-from lightning_audit.checks.witnesses import Witnesses
+from lightning_audit.checks.noise.witnesses import Witnesses
 from lightning_audit.layout import Direction, FloatArray, IndexArray
 
 

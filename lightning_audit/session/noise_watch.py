@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lightning_audit.checks.seen_noise.noise_restart import COMPARED
-from lightning_audit.checks.seen_noise.noise_seen import NoiseSeen, WholeTensors
-from lightning_audit.checks.whitening import Whitening
-from lightning_audit.checks.witnesses import REUSE_IN_ALL, Witnesses
+from lightning_audit.checks.noise.noise_seen import NoiseSeen, WholeTensors
+from lightning_audit.checks.noise.whitening import Whitening
+from lightning_audit.checks.noise.witnesses import REUSE_IN_ALL, Witnesses
+from lightning_audit.checks.randomness.noise_restart import COMPARED
 from lightning_audit.dpsgd.protocol import DPSGDStep, StepClaim
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.snapshot import restore, snapshot

@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from lightning_audit.catalogue.evidence import Evidence, evidence_in, judge_again
-from lightning_audit.catalogue.noise_checks import SHOW_THE_RELEASE
+from lightning_audit.checks.base.evidence import Evidence, evidence_in, judge_again
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.checks.post_processing import UseOfRelease
-from lightning_audit.checks.release_processing import ReleaseProcessing
-from lightning_audit.checks.seen_noise.noise_channel import NoiseChannelChecks
-from lightning_audit.checks.witnesses import Witnesses, WitnessReducer
+from lightning_audit.checks.noise.noise_size import SHOW_THE_RELEASE
+from lightning_audit.checks.noise.witnesses import Witnesses, WitnessReducer
+from lightning_audit.checks.noise_channel import NoiseChannelChecks
+from lightning_audit.checks.update.release_processing import ReleaseProcessing
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.snapshot import restore, snapshot
 from lightning_audit.record.store import NOT_PLANNED, ObservationStore, RecordHeader
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.session.steps import ZEROS, ObservedStep, ZeroEntries
+from lightning_audit.verdict.post_processing import UseOfRelease
 
 _NOT_FOLLOWED = (
     "what is done to the gradient behind its noise could not be followed: the update may use other "

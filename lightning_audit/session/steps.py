@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lightning_audit.checks.seen_noise.noise_seen import NoiseSeen
+from lightning_audit.checks.noise.noise_seen import NoiseSeen
 from lightning_audit.dpsgd.protocol import StepClaim
 from lightning_audit.layout import Direction, FloatArray
 from lightning_audit.record.store import EARLIER, INJECTED

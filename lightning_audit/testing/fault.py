@@ -15,7 +15,7 @@ from opacus.optimizers import (
     DPPerLayerOptimizer,
 )
 
-from lightning_audit.catalogue.registry import teller
+from lightning_audit.checks.base.registry import teller
 from lightning_audit.testing import faulty_steps, trainings
 from lightning_audit.testing.faulty import faulty_clipping, faulty_parts
 
@@ -35,7 +35,7 @@ class Fault:
         wrong: what is wrong, in words.
         met_in: where it was met.
         check: name of the finding that fires; empty where a note of the report tells it. This and
-            the sentence are the catalogue's where a check tells the fault by itself, the first of
+            the sentence are the check's where a check tells the fault by itself, the first of
             several unless it is stated.
         sentence: how `Verdict.fault` begins, for a warning how its message does.
         optimizer: the faulty class, for faults that can be planted.

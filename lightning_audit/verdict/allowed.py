@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightning_audit.accounting.margin import exceeds
-from lightning_audit.catalogue.registry import REGISTRY
-from lightning_audit.catalogue.step_checks import NO_DP
+from lightning_audit.checks.base.registry import REGISTRY
+from lightning_audit.checks.update.no_dp import NO_DP
 from lightning_audit.results.audit_report import CheckResult, Verdict
 from lightning_audit.verdict.exemptions import OF_PARAMETERS
 from lightning_audit.verdict.pass_blockers import OutcomeSettings

@@ -6,8 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
-from lightning_audit.catalogue.disclosure import VOID
-from lightning_audit.catalogue.registry import REGISTRY
+from lightning_audit.checks.base.disclosure import VOID
+from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.results.audit_report import AuditReport, CheckResult
 from lightning_audit.verdict.pass_blockers import OutcomeSettings
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from lightning_audit.accounting.margin import COMPOSITION_ERROR, exceeds
-from lightning_audit.catalogue.registry import REGISTRY, shared_log_e
-from lightning_audit.catalogue.step_checks import EPSILON
+from lightning_audit.checks.accounting.leakage import EPSILON
+from lightning_audit.checks.base.registry import REGISTRY, shared_log_e
 from lightning_audit.results.audit_report import KINDS, AuditReport, CheckResult, OptimizerSeen
 from lightning_audit.verdict.allowed import Held, held, with_allowed
 from lightning_audit.verdict.check_status import contradictions_of_checks

@@ -11,16 +11,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from lightning_audit.catalogue.check import FaultRule
-from lightning_audit.catalogue.noise_checks import BATCH_NORMALISED
-from lightning_audit.catalogue.registry import REGISTRY, entailed, group
-from lightning_audit.catalogue.replay_checks import REPLAY_RELEASE
+from lightning_audit.checks.base.candidates import Candidate, Case
+from lightning_audit.checks.base.check import FaultRule
+from lightning_audit.checks.base.registry import REGISTRY, entailed, group
+from lightning_audit.checks.clipping.clipping_faults import clipping_candidates
 from lightning_audit.checks.monitor import AuditMonitor
+from lightning_audit.checks.noise.noise_faults import noise_candidates
+from lightning_audit.checks.noise.stated_divisor import BATCH_NORMALISED
+from lightning_audit.checks.randomness.repeated_values import (
+    noise_of_another_shape,
+    repeated_in_step,
+)
+from lightning_audit.checks.randomness.reuse_faults import reuse_candidates, reuse_is_seen
+from lightning_audit.checks.replay.replay_checks import REPLAY_RELEASE
 from lightning_audit.results.audit_report import CheckResult, LikelyFault
-from lightning_audit.verdict.candidates import Candidate, Case
-from lightning_audit.verdict.clipping_faults import clipping_candidates
-from lightning_audit.verdict.noise_faults import noise_candidates
-from lightning_audit.verdict.reuse_faults import reuse_candidates, reuse_is_seen
 
 #: Noise below this part of the claim is not made by dividing by a batch that is large by chance.
 _LARGE_BATCH = 0.5
@@ -50,7 +54,9 @@ def likely_faults(
         *_divisor_candidates(case),
         *clipping_candidates(case),
         *reuse_candidates(case),
+        *repeated_in_step(case),
         *noise_candidates(case),
+        *noise_of_another_shape(case),
         *(by_itself := [candidate for rule, candidate in alone if rule.rank > 0]),
     ]
     kept: list[LikelyFault] = []

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lightning_audit.catalogue.noise_examination import REPLAY_NOISE
-from lightning_audit.catalogue.replay_checks import (
+from lightning_audit.checks.replay.examined_noise import REPLAY_NOISE
+from lightning_audit.checks.replay.record_coupling import COUPLING
+from lightning_audit.checks.replay.replay_checks import (
     REPLAY_CLIPPING,
     REPLAY_RELEASE,
     REPLAY_SENSITIVITY,
 )
-from lightning_audit.catalogue.step_checks import COUPLING
 from lightning_audit.results.audit_report import CheckResult
 
 #: What is examined, by the check; how often depends on the sizes of batches, which are private.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from lightning_audit.checks.integrity import no_dp_result
+from lightning_audit.checks.update.no_dp import no_dp_result
 from lightning_audit.results.audit_report import AuditReport, Verdict
 from lightning_audit.verdict.pass_blockers import NOT_ENDED, OutcomeSettings
 

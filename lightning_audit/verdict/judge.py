@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from lightning_audit.catalogue.registry import REGISTRY
+from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.results.audit_report import (
     KINDS,

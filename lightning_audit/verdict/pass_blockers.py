@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning_audit import _validate
-from lightning_audit.catalogue.noise_checks import SHOW_THE_RELEASE
-from lightning_audit.catalogue.registry import REGISTRY
+from lightning_audit.checks.base.registry import REGISTRY
+from lightning_audit.checks.noise.noise_size import SHOW_THE_RELEASE
 from lightning_audit.files import typed_json as _typed
 from lightning_audit.results.audit_report import CheckResult, OptimizerSeen, Outcome
 from lightning_audit.verdict.exemptions import Allow

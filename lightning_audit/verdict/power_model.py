@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_audit.catalogue.registry import REGISTRY
-from lightning_audit.catalogue.step_checks import SENSITIVITY
+from lightning_audit.checks.base.registry import REGISTRY
+from lightning_audit.checks.clipping.sensitivity import SENSITIVITY
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.results.audit_report import Power
 from lightning_audit.stats.evalues.coin_bet import CoinBet

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
-from lightning_audit.catalogue.registry import REGISTRY, entailed, group
+from lightning_audit.checks.base.candidates import first_seen
+from lightning_audit.checks.base.registry import REGISTRY, entailed, group
 from lightning_audit.results.audit_report import AuditReport, CheckResult, LikelyFault
 
 _NOISE, _REUSE, _LEAKAGE = group("noise"), group("reuse"), group("leakage")
@@ -30,18 +30,8 @@ MAY_ENTAIL: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys((*_NOISE, *_REUSE), _OF_NOISE),
 }
 
-#: Entries of a check's evidence that tell at which step it was first seen.
-STEPS = ("first_step", "step", "violated_at_step")
 #: Evidence of a fault that has another name in its check, or none there.
 _NAMES: Mapping[str, str | None] = {"shift": None}
-
-
-def first_seen(evidence: Mapping[str, Any]) -> Any:
-    """The optimizer step, from 0, at which a check was first violated; None if unknown.
-
-    Of a report that was edited it may be anything.
-    """
-    return next((evidence[key] for key in STEPS if evidence.get(key) is not None), None)
 
 
 def settled(faults: Iterable[LikelyFault]) -> tuple[LikelyFault, ...]:

@@ -17,8 +17,8 @@ from training_support import PrivateModule, digits, fit, mlp, violation
 
 import lightning_audit
 from lightning_audit import PrivacyAudit
-from lightning_audit.catalogue.disclosure import shown
-from lightning_audit.catalogue.registry import REGISTRY
+from lightning_audit.checks.base.disclosure import shown
+from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.testing.faulty_steps import FirstRowNotClipped
 

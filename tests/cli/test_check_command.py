@@ -12,7 +12,7 @@ import pytest
 from gate_reports import OUTCOMES, TRAININGS, train
 from report_edits import TURNED, edits
 
-from lightning_audit.catalogue.registry import REGISTRY
+from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.cli import main as cli
 from lightning_audit.results.audit_report import EXIT_CODES, AuditReport, ReportError
 from lightning_audit.verdict.consistency import contradictions

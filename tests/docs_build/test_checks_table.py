@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from checks_table import README, shown, table
 
-from lightning_audit.catalogue.check import Check
-from lightning_audit.catalogue.registry import REGISTRY
+from lightning_audit.checks.base.check import Check
+from lightning_audit.checks.base.registry import REGISTRY
 
 
 def test_the_table_of_the_readme_is_made_of_the_registry() -> None:

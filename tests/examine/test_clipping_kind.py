@@ -11,7 +11,7 @@ from opacus.optimizers import DPOptimizer
 from torch.utils.data import DataLoader
 
 from lightning_audit import Examination
-from lightning_audit.run_checks.replay_answers import Answer
+from lightning_audit.checks.replay.replay_answers import Answer
 from lightning_audit.testing.fault import Fault
 from lightning_audit.testing.faults import FAULTS
 from lightning_audit.testing.faulty.faulty_clipping import ClipAfterAverage, ClipAtTwice

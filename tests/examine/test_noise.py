@@ -10,8 +10,8 @@ from opacus.optimizers import DPOptimizer
 from plain_step import PlainStep, examined
 from torch import nn
 
-from lightning_audit.catalogue.noise_examination import REPLAY_NOISE
-from lightning_audit.run_checks.replay_answers import Answer
+from lightning_audit.checks.replay.examined_noise import REPLAY_NOISE
+from lightning_audit.checks.replay.replay_answers import Answer
 from lightning_audit.testing.faulty import faulty_draws as drawn
 from lightning_audit.testing.faulty import faulty_noise as faulty
 

@@ -7,6 +7,8 @@ import math
 import pytest
 import torch
 
+from lightning_audit.checks.replay.replay_answers import Answer
+from lightning_audit.checks.replay.replay_findings import Finding
 from lightning_audit.replay.replay import Replay
 from lightning_audit.replay.replay_distance import (
     distance,
@@ -16,8 +18,6 @@ from lightning_audit.replay.replay_distance import (
     shift_by_more_draws,
     too_coarse,
 )
-from lightning_audit.run_checks.replay_answers import Answer
-from lightning_audit.run_checks.replay_findings import Finding
 
 
 def replay(*releases: torch.Tensor) -> Replay:

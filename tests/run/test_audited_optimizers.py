@@ -32,7 +32,7 @@ from lightning_audit import AuditReport, PrivacyAudit
 from lightning_audit.accounting.composition import epsilon_of_history
 from lightning_audit.accounting.phases import Phase
 from lightning_audit.canaries import Blank
-from lightning_audit.catalogue.registry import REGISTRY
+from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.checks.monitor import replay
 from lightning_audit.cli.main import main
 from lightning_audit.record.store import INJECTED, read_observations

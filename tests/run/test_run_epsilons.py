@@ -25,7 +25,7 @@ from lightning_audit.accounting.spending import (
     epsilon_of_parts,
 )
 from lightning_audit.accounting.step_history import StepHistory
-from lightning_audit.checks.leakage import LeakageBound
+from lightning_audit.checks.accounting.leakage import LeakageBound
 from lightning_audit.checks.monitor import AuditMonitor
 from lightning_audit.record.snapshot import restore, snapshot
 from lightning_audit.record.store import INJECTED, RecordHeader

@@ -10,7 +10,7 @@ import pytest
 from lightning_audit.canaries import Constant, Dirac, Random, Spread
 from lightning_audit.canaries.gradient import GradientCanary
 from lightning_audit.canaries.placement import Placement, place
-from lightning_audit.checks.witnesses import Witnesses, choose_witnesses
+from lightning_audit.checks.noise.witnesses import Witnesses, choose_witnesses
 from lightning_audit.layout import TensorSlot
 from lightning_audit.session.coordinates import Coordinates
 

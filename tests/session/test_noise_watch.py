@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_audit.checks.witnesses import Witnesses
+from lightning_audit.checks.noise.witnesses import Witnesses
 from lightning_audit.dpsgd.protocol import StepClaim
 from lightning_audit.session import noise_watch
 from lightning_audit.session.noise_watch import NoiseWatch, ReleaseWatch, divisors_of

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_audit.checks.witnesses import LAGS, Witnesses
+from lightning_audit.checks.noise.witnesses import LAGS, Witnesses
 from lightning_audit.dpsgd.protocol import StepClaim
 from lightning_audit.record.report_directory import RECORD_NAME
 from lightning_audit.record.snapshot import snapshot
@@ -256,6 +256,6 @@ def test_a_run_that_goes_on_has_the_significance_that_is_asked_for_now() -> None
 def test_a_state_of_another_version_is_an_error() -> None:
     made = recorder()
     state = made.state()
-    state["reducer"]["object"] = "lightning_audit.checks.witnesses:Gone"
+    state["reducer"]["object"] = "lightning_audit.checks.noise.witnesses:Gone"
     with pytest.raises(ValueError, match="resume with the version that wrote it"):
         recorder().load(state)

@@ -7,7 +7,7 @@ import pytest
 
 from lightning_audit.canaries.gradient import Dirac
 from lightning_audit.canaries.placement import place
-from lightning_audit.checks.witnesses import Witnesses
+from lightning_audit.checks.noise.witnesses import Witnesses
 from lightning_audit.dpsgd.protocol import StepClaim
 from lightning_audit.layout import TensorSlot
 from lightning_audit.record.store import DROPPED, INJECTED

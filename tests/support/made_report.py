@@ -6,8 +6,8 @@ import dataclasses
 import math
 from typing import Any
 
-from lightning_audit.catalogue.disclosure import shown
-from lightning_audit.catalogue.registry import REGISTRY, group
+from lightning_audit.checks.base.disclosure import shown
+from lightning_audit.checks.base.registry import REGISTRY, group
 from lightning_audit.results.audit_report import (
     AuditReport,
     CheckResult,

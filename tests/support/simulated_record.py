@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lightning_audit.checks.monitor import AuditMonitor, replay
-from lightning_audit.checks.witnesses import Witnesses, WitnessReducer
+from lightning_audit.checks.noise.witnesses import Witnesses, WitnessReducer
 from lightning_audit.record.store import DROPPED, INJECTED, NOT_PLANNED, RecordHeader
 from lightning_audit.results.audit_report import CheckResult, Verdict
 from lightning_audit.verdict.judge import acknowledge, judge, seen_of

@@ -18,7 +18,7 @@ from training_support import PrivateModule, digits, mlp, report_in, trainer_for
 
 from lightning_audit import AuditReport, PrivacyAudit
 from lightning_audit.accounting.shuffled_passes import epsilon_of_passes
-from lightning_audit.catalogue.registry import REGISTRY
+from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.cli.main import main
 from lightning_audit.report.console import as_text
 from lightning_audit.results.audit_report import CheckResult, describe
@@ -114,9 +114,9 @@ def test_the_gate_holds_the_epsilon_that_holds_against_a_limit(tmp_path: Path) -
 def test_a_second_finding_is_named_beside_it(tmp_path: Path) -> None:
     report, _ = trained(tmp_path, Shuffled(), allow=["accounting", NAME], claimed_epsilon=1.5)
     assert first_line(report).startswith(
-        f"PASS except accounting, {NAME} (allowed); the epsilon that holds is {HOLDS:.4g} at"
+        f"PASS except {NAME}, accounting (allowed); the epsilon that holds is {HOLDS:.4g} at"
     )
-    assert f"claimed 1.5 (not known to hold beside accounting, {NAME})" in as_text(report)
+    assert f"claimed 1.5 (not known to hold beside {NAME}, accounting)" in as_text(report)
     assert report.claimed_epsilon == 1.5
     assert "claimed_epsilon" not in report.epochs[-1]
 

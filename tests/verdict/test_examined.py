@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lightning_audit.run_checks.examined_noise import NoiseLook
-from lightning_audit.run_checks.record_coupling import Coupling
-from lightning_audit.run_checks.replay_answers import Answer, ExaminationLog
+from lightning_audit.checks.replay.examined_noise import NoiseLook
+from lightning_audit.checks.replay.record_coupling import Coupling
+from lightning_audit.checks.replay.replay_answers import Answer, ExaminationLog
 from lightning_audit.verdict.examined import describe_examined
 
 

@@ -8,7 +8,7 @@ from simulated_record import SIGNIFICANCE, monitor_of, simulate, verdict_of, vio
 from stages import staged
 
 from lightning_audit.checks.monitor import AuditMonitor
-from lightning_audit.checks.witnesses import Witnesses, WitnessReducer
+from lightning_audit.checks.noise.witnesses import Witnesses, WitnessReducer
 from lightning_audit.record.store import INJECTED, RecordHeader
 from lightning_audit.verdict.pass_blockers import TARGET, Resolution
 from lightning_audit.verdict.power_model import PowerModel

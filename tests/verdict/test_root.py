@@ -9,7 +9,7 @@ import pytest
 from made_report import made_report
 from simulated_record import monitor_of, simulate, verdict_of, violated
 
-from lightning_audit.catalogue.registry import REGISTRY, entailed
+from lightning_audit.checks.base.registry import REGISTRY, entailed
 from lightning_audit.results.audit_report import AuditReport, CheckResult, LikelyFault, Place
 from lightning_audit.verdict.judge import worst
 from lightning_audit.verdict.root import (

@@ -14,9 +14,9 @@ from admitted_course import AdmittedCourse
 from scipy import stats
 from stages import most_failures, staged
 
-from lightning_audit.catalogue.registry import shares
-from lightning_audit.checks.noise_size import PooledSums
-from lightning_audit.checks.witnesses import Witnesses, WitnessReducer
+from lightning_audit.checks.base.registry import shares
+from lightning_audit.checks.noise.noise_size import PooledSums
+from lightning_audit.checks.noise.witnesses import Witnesses, WitnessReducer
 from lightning_audit.stats.evalues import sequential
 from lightning_audit.stats.evalues.coin_bet import CoinBet
 from lightning_audit.stats.evalues.noise_scale import noise_log_e

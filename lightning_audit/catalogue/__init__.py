@@ -1,1 +1,0 @@
-"""Every check by its name: share, rule, group, the faults it tells; loads no numpy."""

@@ -1,0 +1,1 @@
+"""What the steps cost, and what leaks."""

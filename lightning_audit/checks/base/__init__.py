@@ -1,0 +1,1 @@
+"""What every check declares, its e-process, the registry, and what of it is shown."""

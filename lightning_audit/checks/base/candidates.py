@@ -1,0 +1,141 @@
+"""What the rules that name a fault are given, and what they give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lightning_audit.checks.base.registry import REGISTRY, group
+from lightning_audit.results.audit_report import CheckResult, LikelyFault, Place
+
+if TYPE_CHECKING:
+    from lightning_audit.checks.monitor import AuditMonitor
+
+#: Entries of a check's evidence that say at which step it was first seen.
+STEPS = ("first_step", "step", "violated_at_step")
+#: Noise below this part of the claim counts as missing.
+MISSING = 0.1
+#: Entries of a check's evidence that say where it was seen.
+_PARAMETERS = ("parameters", "flagged")
+#: Entries that rules go by, and which tell a reader nothing.
+_INTERNAL = (
+    "added_ratio",
+    "alike",
+    "allowed",
+    "examined",
+    "findings",
+    "flagged_noise_ratio",
+    "flagged_ratio",
+    "in_one_tensor",
+    "kind",
+    "of",
+    "passes_whole",
+    "ratio_of_the_others",
+    "smallest_ratio",
+    "where",
+)
+_PLACES = (*STEPS, *_PARAMETERS, "process")
+
+
+def first_seen(evidence: Mapping[str, Any]) -> Any:
+    """The optimizer step, from 0, at which a check was first violated; None if unknown.
+
+    Of a report that was edited it may be anything.
+    """
+    return next((evidence[key] for key in STEPS if evidence.get(key) is not None), None)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A fault that the checks may have seen.
+
+    Args:
+        fault: the fault.
+        explains: findings that it entails, so that nothing else need be made of them.
+    """
+
+    fault: LikelyFault
+    explains: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is known when a fault is to be named.
+
+    Args:
+        violated: the violated checks, by name.
+        monitor: all checks by e-process after the last step; None if no step was observed.
+        oversize: norm of the canaries over the clipping norm.
+        processes: number of processes that train together.
+    """
+
+    violated: Mapping[str, CheckResult]
+    monitor: AuditMonitor | None
+    oversize: float
+    processes: int = 1
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """Names of the checks of the noise's size; that of a few steps comes last."""
+        return tuple(sorted(group("noise"), key=lambda name: REGISTRY[name].size_of is None))
+
+    @property
+    def of_noise(self) -> tuple[str, ...]:
+        """Names of all checks that a fault of the noise may violate."""
+        return (*self.sizes, *group("reuse"), *self.beyond)
+
+    @property
+    def beyond(self) -> tuple[str, ...]:
+        """Names of the checks of the channel and of what leaks."""
+        return (*group("channel"), *group("leakage"))
+
+    def first_of(self, names: tuple[str, ...]) -> str | None:
+        """The first of the names that is violated."""
+        return next((name for name in names if name in self.violated), None)
+
+    def candidate(
+        self,
+        name: str,
+        finding: str,
+        sentence: str,
+        look_at: str,
+        evidence: Mapping[str, Any] | None = None,
+        parameters: tuple[str, ...] | None = None,
+        explains: tuple[str, ...] = (),
+    ) -> Candidate:
+        """A candidate whose place is where its finding was seen.
+
+        Args:
+            name: the fault's identifier.
+            finding: name of a violated check.
+            sentence: what is wrong.
+            look_at: what to look at in the code.
+            evidence: numbers; None for those of the check.
+            parameters: names of parameters; None for those of the check.
+            explains: findings that the fault entails.
+        """
+        seen = self.violated[finding].evidence
+        if evidence is None:
+            left = (*_PLACES, *_INTERNAL)
+            evidence = {key: value for key, value in seen.items() if key not in left}
+        if parameters is None:
+            named = next((seen[key] for key in _PARAMETERS if seen.get(key)), ())
+            parameters = (named,) if isinstance(named, str) else tuple(map(str, named))
+        place = Place(
+            parameters,
+            None if (step := first_seen(seen)) is None else int(step),
+            None if seen.get("process") is None else int(seen["process"]),
+            code=str(seen.get("where", "")),
+        )
+        entailed = tuple(n for n in self.violated if n in explains and n != finding)
+        fault = LikelyFault(name, sentence, finding, look_at, dict(evidence), place, entailed)
+        return Candidate(fault, explains)
+
+
+def named_tensors(monitor: AuditMonitor, labels: Iterable[str]) -> tuple[str, ...]:
+    """The tensors that labels of canaries name; a canary over several tensors names none."""
+    inside = [
+        label.partition("(")[2].removesuffix(")").removesuffix(", moving") for label in labels
+    ]
+    return tuple(name for name in dict.fromkeys(inside) if name in monitor.header.tensors)

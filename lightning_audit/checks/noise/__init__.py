@@ -1,0 +1,1 @@
+"""Size, shape and divisor of the noise of a step."""

@@ -1,0 +1,55 @@
+"""Is the noise as often above zero as below?"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lightning_audit.checks.base.check import Check
+from lightning_audit.checks.noise.normal_noise import NOISE_SHAPE
+from lightning_audit.layout import FloatArray
+from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.stats.evalues.noise_shape import sign_log_e
+
+NOISE_MEAN = Check(
+    "noise.mean",
+    "noise whose mean is not zero (a warning: no privacy is lost, no gate fails)",
+    weight=500,
+    needs=NOISE_SHAPE.needs,
+    each=True,
+    always=True,
+    warns=True,
+    private=True,
+    fine="the noise is as often above zero as below",
+)
+
+CHECKS = (NOISE_MEAN,)
+
+
+class NoiseMean:
+    """Signs of the noise against fair coins, whatever its size and shape.
+
+    Args:
+        significance: of the whole run.
+    """
+
+    def __init__(self, significance: float) -> None:
+        self._signs = np.zeros(2, dtype=np.int64)
+        self._test = NOISE_MEAN.test(significance)
+
+    def update(self, noise: FloatArray, step: int) -> None:
+        """Take in a step's noise, ``[n]``."""
+        self._signs += [np.sum(noise > 0), np.sum(noise < 0)]
+        self._test.update(sign_log_e(*self._signs.tolist()), step)
+
+    def result(self, lack: str = "") -> CheckResult:
+        """Result of the check; ``lack`` is why no noise was seen."""
+        positive, negative = self._signs.tolist()
+        return NOISE_MEAN.result(
+            self._test,
+            NOISE_MEAN.fine,
+            "the mean of the noise is not zero; that loses no privacy, but biases the training",
+            "look at the mean that the noise is drawn with, and whether anything else, such as "
+            "momentum or weight decay, is added to the gradient before the update",
+            {"positive": positive, "negative": negative},
+            lack,
+        )

@@ -1,0 +1,344 @@
+"""Is the noise as large as claimed: in all, in every tensor, and on the canaries."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_audit.checks.base.check import Check
+from lightning_audit.checks.base.evidence import Evidence
+from lightning_audit.layout import FloatArray
+from lightning_audit.record.store import RecordHeader
+from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.stats.evalues.noise_scale import (
+    INTERVAL_SIGNIFICANCE,
+    chosen_upper,
+    interval_in_words,
+    noise_log_e,
+    rounded_up,
+    units_upper,
+)
+from lightning_audit.stats.evalues.sequential import (
+    PredictableCentre,
+    SingleStepBet,
+    is_look,
+    log_mean_exp,
+)
+
+#: What helps where too little noise can be a fault or a function of correct noise.
+SHOW_THE_RELEASE = (
+    "if more is done to the noisy gradient than to update with it, do it behind Opacus' add_noise, "
+    "or show it where its noise is in: grads = lightning_audit.released(grads, module=self)"
+)
+
+_FINDS = "too little noise: everywhere, in a tensor, in a few steps, on a canary"
+
+_NO_STEP = "no finite gradient was read of a step whose noise is claimed"
+
+NOISE = Check(
+    "noise",
+    _FINDS,
+    weight=100,
+    group="noise",
+    needs=_NO_STEP,
+    each=True,
+    always=True,
+    must_run=True,
+    doubtful=True,
+    size_of="noise",
+)
+
+NOISE_TENSOR = dataclasses.replace(NOISE, name="noise.tensor")
+
+NOISE_STEP = dataclasses.replace(NOISE, name="noise.step", size_of=None)
+
+NOISE_CANARY = dataclasses.replace(
+    NOISE, name="noise.canary", needs="no finite gradient was read of a step with canaries"
+)
+
+CHECKS = (NOISE, NOISE_TENSOR, NOISE_STEP, NOISE_CANARY)
+
+#: Steps that are several, and ratio of noise to what it was or is to be that is clearly less.
+_SEVERAL, _LESS = 3, 0.9
+_ADVICE = (
+    "compare the noise that is drawn (Opacus: in add_noise) with noise_multiplier * max_grad_norm, "
+    "and look for code that changes the gradient after the noise was added"
+)
+
+
+def _upper(test: Evidence, upper: float) -> dict[str, float]:
+    """The limit as evidence, rounded as the message has it."""
+    return {"noise_ratio_upper": rounded_up(upper)} if test.violated else {}
+
+
+class PooledSums:
+    """Sums of squares of several units, pooled over those that look quiet.
+
+    A unit is taken in at a step when the mean square of its recent past is below one: the choice
+    rests on the past alone, so the test stays valid, and units where data dominate do not hide the
+    others.
+
+    Args:
+        units: number of units (tensors, or canaries).
+    """
+
+    _DECAY = 0.9
+    #: A loud step counts as twice the claim: later quiet ones shall be heard soon.
+    _LOUDEST = 2.0
+
+    def __init__(self, units: int) -> None:
+        self.count = np.zeros(units)
+        self.squares = np.zeros(units)
+        self.pooled_count = 0.0
+        self.pooled_squares = 0.0
+        # At the first step nothing is known of a unit, and none is pooled.
+        self._recent = np.ones(units)
+
+    def update(self, counts: FloatArray, squares: FloatArray) -> None:
+        """Take in a step's number of terms and sum of squares of each unit."""
+        chosen = self._recent < 1.0
+        self.pooled_count += float(counts[chosen].sum())
+        self.pooled_squares += float(squares[chosen].sum())
+        self.count += counts
+        self.squares += squares
+        mean = squares / np.maximum(counts, 1.0)
+        heard = np.where(counts > 0, np.minimum(mean, self._LOUDEST), self._recent)
+        self._recent = self._DECAY * self._recent + (1 - self._DECAY) * heard
+
+    @property
+    def mean_square(self) -> FloatArray:
+        """Mean square of each unit so far; 1 where nothing was seen."""
+        return np.where(self.count > 0, self.squares / np.maximum(self.count, 1.0), 1.0)
+
+    @property
+    def unit_log_e(self) -> FloatArray:
+        """Log e-value of each unit."""
+        return noise_log_e(self.count, self.squares)
+
+    @property
+    def pooled_log_e(self) -> float:
+        """Log e-value of the pooled sums."""
+        return float(noise_log_e(self.pooled_count, self.pooled_squares))
+
+    def noise_upper(self, significance: float = INTERVAL_SIGNIFICANCE) -> float:
+        """Upper limit of the noise over its claim; see `lightning_audit.stats.evalues.noise_scale`.
+
+        Half of the stake is on all units together, and half on each alone. Those that look quiet
+        are no sum of their own: it leaves out the steps in which all were loud, and would hold a
+        noise of the others against a signal of all.
+        """
+        return units_upper(self.count, self.squares, significance)
+
+    def largest_upper(self, units: Iterable[int]) -> float:
+        """Upper limit of the noise over its claim in each of some units, chosen by their readings.
+
+        See `chosen_upper`; infinite without a unit.
+        """
+        among = len(self.count)
+        limits = (chosen_upper(self.count[j], self.squares[j], among) for j in units)
+        return max(limits, default=math.inf)
+
+
+class Onset:
+    """The steps from the first one on that `noise.step` flags, apart from those before.
+
+    Args:
+        units: number of tensors.
+    """
+
+    #: Mean squares of the step that flagged: its readings chose it, and none of those after it.
+    #: Checkpoints of before have none.
+    _chosen: FloatArray | float = 0.0
+
+    def __init__(self, units: int) -> None:
+        self.steps = 0
+        #: Of the former, those that are quiet each for itself.
+        self.quiet = 0
+        # Steps before, and the tensors' mean squares before and since, summed over the steps.
+        self._before, self._squares = 0, np.zeros((2, units))
+
+    def update(self, mean_squares: FloatArray, *, quiet: bool, flagged: bool) -> None:
+        """Take in a step, and whether a step was flagged by now."""
+        self.steps += flagged
+        self.quiet += flagged and quiet
+        self._before += not flagged
+        if self.steps == 1 and flagged:
+            self._chosen = mean_squares
+        self._squares[int(flagged)] += mean_squares
+
+    def ratios(self) -> dict[int, float]:
+        """Tensor -> noise and data over the claim since, of those that were as claimed before.
+
+        Empty unless all of several steps since are quiet, and there are steps before.
+        """
+        if self.steps < _SEVERAL or self.quiet < self.steps or self._before < _SEVERAL:
+            return {}
+        before, since = np.sqrt(self._squares / [[self._before], [self.steps]])
+        smaller = np.flatnonzero((since < _LESS) & (since < _LESS * before) & (before > _LESS))
+        return {int(j): float(since[j]) for j in smaller}
+
+    def upper(self, counts: FloatArray, units: Sequence[int]) -> float:
+        """Upper limit of the noise over its claim in each of some tensors, after the flag.
+
+        A confidence sequence that begins at a step which the past determines; the tensors may be
+        chosen by their readings, since the limits of all hold together.
+
+        Args:
+            counts: coordinates that a step reads of each tensor.
+            units: the tensors.
+        """
+        sums = PooledSums(len(counts))
+        sums.count = counts * max(self.steps - 1, 0)
+        sums.squares = counts * (self._squares[1] - self._chosen)
+        return sums.largest_upper(units)
+
+
+class WitnessNoiseCheck:
+    """`noise` (all tensors pooled), `noise.tensor` (each) and `noise.step`, from the witnesses."""
+
+    def __init__(self, header: RecordHeader, significance: float) -> None:
+        self._names = header.tensors
+        self._counts = np.array(header.witnesses, dtype=np.float64)
+        self.sums = PooledSums(len(self._names))
+        self.pooled = NOISE.test(significance)
+        self.burst = NOISE_STEP.test(significance)
+        self._bet = SingleStepBet()
+        self._seen = 0
+        self.onset = Onset(len(self._names))
+        #: Largest log e-value of each tensor at any look.
+        self._largest = np.zeros(len(self._names))
+        self.single = NOISE_TENSOR.test(significance)
+
+    def update(self, entry: NDArray[np.void]) -> None:
+        """Take in one entry of the record."""
+        squares = np.asarray(entry["tensor_squares"])
+        if not np.isfinite(squares).all():
+            return
+        self.sums.update(self._counts, squares)
+        step = int(entry["step"])
+        together = float(noise_log_e(self._counts.sum(), squares.sum()))
+        each = float(log_mean_exp(noise_log_e(self._counts, squares)))
+        alone = float(log_mean_exp([together, each]))
+        self._bet.update(alone)
+        self.burst.update(float(self._bet.log_e), step)
+        mean_squares = squares / np.maximum(self._counts, 1.0)
+        self.onset.update(mean_squares, quiet=alone > 0.0, flagged=self.burst.violated)
+        self._seen += 1
+        if is_look(self._seen):
+            self.pooled.update(self.sums.pooled_log_e, step)
+            unit_log_e = self.sums.unit_log_e
+            self.single.update(float(log_mean_exp(unit_log_e)), step)
+            self._largest = np.fmax(self._largest, unit_log_e)
+
+    def ratios(self) -> FloatArray:
+        """Upper estimate of the noise in each tensor over the claim: noise and data together."""
+        return np.sqrt(self.sums.mean_square)
+
+    def upper_since_onset(self, names: Iterable[str]) -> float:
+        """Upper limit of the noise over its claim in each of some tensors; see `Onset.upper`."""
+        return self.onset.upper(self._counts, [self._names.index(name) for name in names])
+
+    def upper_of_each(self, names: Iterable[str]) -> dict[str, float]:
+        """Upper limits of the noise over its claim in some tensors, which hold together."""
+        return {name: self.sums.largest_upper([self._names.index(name)]) for name in names}
+
+    @property
+    def smallest_ratio(self) -> float:
+        """The same of the tensor where it is smallest."""
+        return float(self.ratios().min())
+
+    def flagged_tensors(self) -> list[str]:
+        """Tensors whose own e-value crossed the threshold at some step, the quietest first."""
+        ratios = dict(zip(self._names, self.ratios(), strict=True))
+        level = self.single.threshold + np.log(len(self._names))
+        flagged = [self._names[j] for j in np.flatnonzero(self._largest >= level)]
+        return sorted(flagged, key=lambda name: ratios[name])
+
+    def results(self) -> tuple[CheckResult, ...]:
+        """Results of the three checks."""
+        ratios = self.ratios()
+        evidence: dict[str, Any] = {
+            "ratio": dict(zip(self._names, ratios.round(4).tolist(), strict=True)),
+            "smallest_ratio": self.smallest_ratio,
+            "coordinates": int(self._counts.sum()),
+        }
+        flagged = self.flagged_tensors()
+        shown = ", ".join(f"`{name}`" for name in flagged[:5])
+        least = each = math.inf  # where nothing is wrong, nothing is said of it
+        if self.pooled.violated or self.single.violated:
+            least = self.sums.noise_upper()
+            each = self.sums.largest_upper(map(self._names.index, flagged))
+        return (
+            NOISE.result(
+                self.pooled,
+                "noise and data together are at least the claimed noise",
+                f"too little noise: in some tensor it is {interval_in_words(None, least)}",
+                _ADVICE,
+                evidence | _upper(self.pooled, least),
+            ),
+            NOISE_TENSOR.result(
+                self.single,
+                "no tensor has less noise than claimed",
+                f"too little noise on {shown or 'some tensor'} ({len(flagged)} of "
+                f"{len(self._names)} tensors): in each it is {interval_in_words(None, each)}",
+                _ADVICE,
+                {**evidence, "flagged": flagged} | _upper(self.single, each),
+            ),
+            NOISE_STEP.result(
+                self.burst,
+                "no few steps have less noise than claimed",
+                "some steps have too little noise",
+                _ADVICE,
+                {},
+            ),
+        )
+
+
+class CanaryNoiseCheck:
+    """`noise.canary`: the noise on the canaries' own directions, pooled and one by one."""
+
+    def __init__(self, header: RecordHeader, significance: float) -> None:
+        self._labels = header.canaries
+        self._centre = PredictableCentre((len(self._labels),))
+        self.sums = PooledSums(len(self._labels))
+        self.evidence = NOISE_CANARY.test(significance)
+        self._seen = 0
+
+    def update(self, entry: NDArray[np.void]) -> None:
+        """Take in one entry whose coins count."""
+        residual = np.asarray(entry["readings"]) - entry["coins"]
+        squares = ((residual - self._centre.value) / float(entry["noise_multiplier"])) ** 2
+        self.sums.update(np.ones(len(squares)), squares)
+        self._centre.update(residual)
+        self._seen += 1
+        if is_look(self._seen):
+            both = [self.sums.pooled_log_e, float(log_mean_exp(self.sums.unit_log_e))]
+            self.evidence.update(float(log_mean_exp(both)), int(entry["step"]))
+
+    def ratios(self) -> FloatArray:
+        """Upper estimate of the noise along each canary over the claim."""
+        return np.sqrt(self.sums.mean_square)
+
+    def results(self) -> tuple[CheckResult, ...]:
+        """Result of the check."""
+        ratios = self.ratios()
+        quietest = int(np.argmin(ratios))
+        upper = self.sums.largest_upper([quietest] if self.evidence.violated else [])
+        return (
+            NOISE_CANARY.result(
+                self.evidence,
+                "the canaries read at least the claimed noise",
+                f"the noise along {self._labels[quietest]} is {interval_in_words(None, upper)}",
+                _ADVICE,
+                {
+                    "ratio": [round(float(r), 4) for r in ratios],
+                    "canaries": list(self._labels),
+                }
+                | _upper(self.evidence, upper),
+            ),
+        )

@@ -1,0 +1,1 @@
+"""Noise that is drawn again for each step, tensor and entry, or not."""

@@ -1,0 +1,84 @@
+"""Does the noise of a step depend on that of earlier steps, by whatever rule?"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from lightning_audit.checks.base.check import FaultRule
+from lightning_audit.checks.randomness.noise_recurrence import (
+    CORRELATED_OVER_STEPS,
+    EXPLAINED,
+    RECURRENCE,
+)
+from lightning_audit.layout import FloatArray
+from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.stats.dependence.forecast import ForecastBet, LatestNoise
+
+REUSE_FORECAST = dataclasses.replace(
+    RECURRENCE,
+    name="reuse.forecast",
+    weight=5,
+    finds="noise that depends on that of earlier steps: in part, with opposite sign, or so that "
+    "it cancels",
+    needs="no step's noise was read behind that of another step",
+    fine="the noise of a step cannot be told from that of earlier steps",
+    faults=(
+        FaultRule(
+            CORRELATED_OVER_STEPS,
+            "noise correlated over steps: the noise of a step depends on that of earlier steps, "
+            "otherwise than is claimed",
+            "what is kept of the noise from step to step: a momentum, a running sum, a buffer or "
+            "a generator that is restored, which the next noise is made of; and, where that is by "
+            "design, whether PrivacyClaim(noise_coefficients=...) states the weights of the draws",
+            rank=0.5,
+            explains_groups=("reuse", "channel", "leakage"),
+            applies=lambda seen: seen["left"] < EXPLAINED,
+        ),
+    ),
+)
+
+CHECKS = (REUSE_FORECAST,)
+
+#: Steps of which each is a look, and one in so many later.
+_EACH, _LATER = 20, 4
+
+
+class NoiseForecast:
+    """`reuse.forecast`: forecasts of the noise from the steps before.
+
+    Args:
+        significance: of the whole run.
+    """
+
+    def __init__(self, significance: float) -> None:
+        self._past = LatestNoise()
+        self._bet = ForecastBet()
+        self._test = REUSE_FORECAST.test(significance)
+
+    def update(self, readings: FloatArray, step: int) -> None:
+        """Take in a step's noise, beside data where it is not known alone, ``[n]``."""
+        self._bet.update(self._past.before(step, len(readings)), readings)
+        self._past.add(readings, step)
+        if self._bet.compared and (step < _EACH or step % _LATER == 0):
+            self._test.update(self._bet.log_e, step)
+
+    def result(self, lack: str) -> CheckResult:
+        """Result of the check; ``lack`` is why no noise was seen."""
+        lag, coefficient = self._bet.best
+        by = f"that of {lag} steps before" if lag > 1 else "that of the step before"
+        by = by if lag else "the sum of all noise so far"
+        return REUSE_FORECAST.result(
+            self._test,
+            REUSE_FORECAST.fine,
+            "forecasts made of earlier steps leave less than the claimed noise: the best one takes "
+            f"{coefficient:.2g} times {by}, and leaves {self._bet.left:.0%} of the variance",
+            "draw all noise from one generator that is seeded once, and add each draw to one step "
+            "alone, without a rest of earlier ones",
+            {
+                "lag": lag,
+                "coefficient": coefficient,
+                "left": self._bet.left,
+                "ratio": self._bet.ratio,
+            },
+            lack,
+        )

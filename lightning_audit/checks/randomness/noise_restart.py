@@ -1,0 +1,111 @@
+"""Is the first noise of a resumed training that of the training's beginning?"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lightning_audit.checks.base.check import Check, FaultRule
+from lightning_audit.layout import FloatArray
+from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.stats.dependence.symmetric_noise import product_log_e
+from lightning_audit.stats.evalues.noise_scale import noise_log_e
+from lightning_audit.stats.evalues.sequential import log_mean_exp
+
+NOISE_RESTARTED = Check(
+    "reuse.resume",
+    "a seeded noise generator started again when the training was resumed",
+    weight=2,
+    needs="the first steps of the training or after the resume were not read",
+    each=True,
+    private=True,
+    fine="the noise did not start again with the training",
+    faults=(
+        FaultRule(
+            "noise_restarted",
+            "noise re-used: a seeded generator started again when the training was resumed",
+            "what seeds the noise before a resume: leave seed_everything out there, give it "
+            "another seed than the training began with, draw the noise with "
+            "PrivacyEngine(secure_mode=True), which no seed determines, or keep the state: "
+            "checkpoint['rng'] = torch.get_rng_state() in on_save_checkpoint, "
+            "torch.set_rng_state(checkpoint['rng']) in on_load_checkpoint (of a noise_generator: "
+            "its get_state and set_state)",
+            rank=-5,
+            explains=("reuse.lag", "reuse.recurrence"),
+        ),
+    ),
+)
+
+CHECKS = (NOISE_RESTARTED,)
+
+#: Steps of a training, and of each of its segments, that are compared.
+COMPARED = 3
+
+
+class NoiseRestart:
+    r"""`reuse.resume`: the first steps of a segment against those of the training.
+
+    A checkpoint holds what the first steps released, and nothing of the noise generator's state,
+    from which all noise could be computed. A generator that starts again gives step t of a segment
+    the noise of step t of the training. The e-value of a step is the mean of two, and those of
+    `COMPARED` steps are multiplied:
+
+    * the release of then is a centre that the past determines, and what differs from it is at least
+      as large as the noise, beside any data (`noise_log_e`);
+    * where the noise of now is known alone, its products with the release of then are symmetric
+      about zero (`product_log_e`), however loud the data of then were.
+
+    Args:
+        significance: of the whole run.
+    """
+
+    def __init__(self, significance: float) -> None:
+        self._test = NOISE_RESTARTED.test(significance)
+        #: What the first steps of the training released, by their numbers, ``[n]`` each.
+        self.first: dict[int, FloatArray] = {}
+        self._resumed_at: int | None = None
+        self._log_e = 0.0
+
+    def resume(self, first: dict[int, FloatArray], step: int) -> None:
+        """Compare the coming steps with those of the beginning.
+
+        Args:
+            first: `first` of the segment before.
+            step: number of the coming step.
+        """
+        self.first, self._resumed_at = first, step
+
+    def update(self, released: FloatArray, noise: FloatArray | None, step: int) -> None:
+        """Take in a step, in units of the claimed standard deviation of its noise.
+
+        Args:
+            released: its gradient, ``[n]``.
+            noise: its noise alone, ``[n]``; None where that is not known.
+            step: its number.
+        """
+        if step < COMPARED:
+            self.first[step] = released.copy()
+        if self._resumed_at is None or step - self._resumed_at >= COMPARED:
+            return
+        then = self.first.get(step - self._resumed_at)
+        if then is None or len(then) != len(released):
+            return
+        gap = (released if noise is None else noise) - then
+        products = 0.0 if noise is None else float(product_log_e(noise * then))
+        together = [float(noise_log_e(len(gap), gap @ gap)), products]
+        self._log_e += float(log_mean_exp(np.array(together)))
+        self._test.update(self._log_e, step)
+
+    def results(self, lack: str) -> tuple[CheckResult, ...]:
+        """Result of the check in a resumed training; ``lack`` is why no noise was seen."""
+        if self._resumed_at is None:
+            return ()
+        found = NOISE_RESTARTED.result(
+            self._test,
+            NOISE_RESTARTED.fine,
+            "the first noise after the resume is that of the first steps of the training: the "
+            "noise generator started again in the same state",
+            "do not seed the noise, or save the generator's state in the checkpoint and restore it",
+            {},
+            lack,
+        )
+        return (found,)

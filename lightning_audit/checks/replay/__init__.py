@@ -1,0 +1,1 @@
+"""What replayed steps show: declarations, rules and words, without torch."""

@@ -1,0 +1,1 @@
+"""How batches are drawn, and what they are divided by."""

@@ -1,1 +1,0 @@
-"""What a step shows of its noise beside the clipped sums, and the checks of it."""

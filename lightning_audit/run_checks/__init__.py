@@ -1,1 +1,0 @@
-"""Checks of a whole run: accountant, loader, batches, records."""
