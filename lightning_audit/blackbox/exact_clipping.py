@@ -104,7 +104,9 @@ def read_exactly(
             return ExactReading(reason=reason), {}
         shifts = {name: reader.shift(probe) for name, probe in probes.items()}
         if any(shift is None for shift in shifts.values()):
-            reason = "its random numbers follow the gradients, or come from elsewhere at times"
+            reason = (
+                "its random numbers depend on the gradients, or sometimes come from another source"
+            )
             return ExactReading(reason=reason), {}
         return reader.trials(), {n: shift for n, shift in shifts.items() if shift is not None}
     finally:

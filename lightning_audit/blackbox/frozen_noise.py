@@ -61,7 +61,7 @@ class FrozenNoise:
             return "equal calls under equal seeds release different values"
         state.put_back()
         if np.array_equal(*self._both((rows, seed), (rows, seed + 1), state)[:2]):
-            return "what is released does not follow the generators that can be set"
+            return "the release does not depend on the generators that can be set"
         return ""
 
     def release(self, rows: Floats, seed: int) -> Floats:

@@ -150,7 +150,7 @@ def _something_to_refute(most: int, claim: Claim, promised: float, d0: Any, d1: 
             "outputs only train the attack; thousands are usual."
         )
     if promised <= 0:
-        raise ValueError(f"claim={claim!r} promises no privacy, there is nothing to refute.")
+        raise ValueError(f"claim={claim!r} promises no privacy, so there is nothing to refute.")
     if _same(d0, d1):
         told = f"d0={_validate.shown(d0)} and d1={_validate.shown(d1)}"
         raise ValueError(
@@ -263,7 +263,7 @@ def _verdict(
             None,
             f"{drawn} are too few to refute the claim clearly; {proved}",
             pass_blockers=(
-                f"outputs: {reach if found >= 0 else 'not even a flawless attack could be found'}, "
+                f"outputs: {reach if found >= 0 else 'not even a perfect attack could be found'}, "
                 f"the claim allows {promised:.3g}",
             ),
             advice="raise max_samples",

@@ -27,7 +27,7 @@ Loss = Callable[[Any, Any], torch.Tensor]
 
 #: The hypotheses that a bound on a step's epsilon distinguishes.
 Game = Literal["step", "subsampled"]
-_COINS = "the audit's tests bet on a coin, and a canary that is always or never in has none"
+_COINS = "the audit's tests bet on a coin, and a canary that is always or never in has no coin"
 
 
 class InputCanary:
@@ -143,8 +143,8 @@ class Mislabeled(InputCanary):
         """Return the sample, with its input times the amplitude."""
         if sample.label is None:
             raise BadArgument(
-                "Mislabeled needs a label, a tensor of one whole number a sample, and the batch "
-                "has none; use Adversarial or Crafted."
+                "Mislabeled needs a label, a tensor with one whole number per sample, and the "
+                "batch has none; use Adversarial or Crafted."
             )
         return scaled(self, sample)
 
@@ -255,8 +255,8 @@ def loss_of(canary: InputCanary, module: Any, batch: Any, sample: Sample) -> tor
     leaves = torch.utils._pytree.tree_leaves(batch)
     if sample.label_at is None:
         raise BadArgument(
-            "loss=None is the cross entropy with the label, a tensor of one whole number a sample, "
-            "and the batch has none; give loss=, a function of (module, batch)."
+            "loss=None is the cross entropy with the label, a tensor with one whole number per "
+            "sample, and the batch has none; give loss=, a function of (module, batch)."
         )
     outputs = _outputs(module, leaves[sample.input_at])
     return functional.cross_entropy(outputs, leaves[sample.label_at])

@@ -122,7 +122,7 @@ def place(
     skipped = []
     if _clipped_one_by_one(layout):
         if any(not isinstance(canary, Spread) for canary in canaries):
-            skipped.append("tensors are clipped one by one, so every canary is a Spread")
+            skipped.append("tensors are clipped separately, so every canary is a Spread")
         canaries = [Spread(moving=canary.moving) for canary in canaries]
     order = sorted(range(len(canaries)), key=lambda i: _is_dense(canaries[i]))
     for i in order:
@@ -136,7 +136,7 @@ def place(
     _fix(placement, rng)
     if not placement.placed:
         raise BadArgument(
-            f"canaries={list(canaries)!r} have no trainable coordinate to live in; name larger "
+            f"canaries={list(canaries)!r} have no trainable coordinate left; name larger "
             f"tensors, one of {[slot.name for slot in layout]}."
         )
     return placement

@@ -115,8 +115,8 @@ def appended(batch: Any, sample: Sample) -> Any:
     tensors = [tensor for _, tensor in _named_leaves(batch)]
     if _pytree.tree_structure(batch) != sample.structure:
         raise BadArgument(
-            "a batch has other containers than the one that the canary was cut out of; return the "
-            "same kind of batch from collate_fn at every step."
+            "a batch has other containers than the batch from which the canary was made; return "
+            "the same kind of batch from collate_fn at every step."
         )
     longer: list[Any] = []
     for tensor, own in zip(tensors, sample.leaves, strict=True):
@@ -205,7 +205,7 @@ def _rows(leaves: Sequence[tuple[str, torch.Tensor]]) -> int:
     if len(set(sizes.values())) != 1:
         raise BadArgument(
             f"the batch's tensors have first dimensions {sizes}, which must be one number, that of "
-            "the samples; move what is no sample out of the batch to use an input canary."
+            "the samples; move everything else out of the batch to use an input canary."
         )
     return next(iter(sizes.values()))
 

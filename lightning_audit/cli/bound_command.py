@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "for an attack that finds members only",
     )
     parser.add_argument(
-        "--roc", action="store_true", help="print the AUROC and the TPR at small FPRs, too"
+        "--roc", action="store_true", help="also print the AUROC and the TPR at small FPRs"
     )
     parser.add_argument("--json", action="store_true", help="print the bound as JSON")
     add_max_values(parser)

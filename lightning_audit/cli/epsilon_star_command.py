@@ -31,7 +31,7 @@ _EXPECTED = (
     "it must be an .npz with the vectors losses_train and losses_population, or a .csv with the "
     "columns side (train or population) and loss"
 )
-_NO_BOUND = "it describes this model; it is no bound on the epsilon of its training"
+_NO_BOUND = "it describes this model; it is not a bound on the epsilon of its training"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Epsilon*: how well a threshold on one model's losses separates training data "
         "from other data, with its values under random permutations. It describes the model and "
-        "is no bound on the epsilon of its training. Exits with 0, or with 2 if it cannot be "
+        "is not a bound on the epsilon of its training. Exits with 0, or with 2 if it cannot be "
         "computed."
     )
     parser.add_argument(
@@ -142,7 +142,7 @@ def _from_csv(name: str, max_values: int) -> tuple[FloatArray, FloatArray]:
                 loss = math.nan
             if math.isnan(loss):
                 told = _validate.shown(row["loss"])
-                raise ValueError(f"line {rows.line_num} has loss={told}, no number")
+                raise ValueError(f"line {rows.line_num} has loss={told}, which is not a number")
             found[row["side"]].append(loss)
     train, population = (np.array(found[side]) for side in _SIDES)
     return train, population

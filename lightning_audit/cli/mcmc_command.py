@@ -32,7 +32,7 @@ _EXPECTED = (
     "(a list, or one number for all attacks), and may have delta, cluster and groups"
 )
 _NO_BOUND = (
-    "an estimate under a prior of epsilon and of the attacks' strength, no bound: its interval "
+    "an estimate under a prior of epsilon and of the attacks' strength, not a bound: its interval "
     "has its level averaged over the prior, not for this mechanism"
 )
 
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "MCMC-DP-Est by quadrature: posterior of epsilon and of the strength of "
         "attacks that may be weaker than the best possible ones, from their error counts. An "
-        "estimate, no bound. Exits with 0, or with 2 if it cannot be computed."
+        "estimate, not a bound. Exits with 0, or with 2 if it cannot be computed."
     )
     parser.add_argument(
         "counts",

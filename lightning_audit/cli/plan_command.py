@@ -33,9 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "training",
         metavar="FILE.py:FUNCTION",
         help="a function without arguments that returns (trainer, model) or (trainer, model, "
-        "datamodule); a module's name instead of a file's is fine",
+        "datamodule); a module's name may replace the file",
     )
-    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -97,7 +97,7 @@ def _imported(place: str) -> Any:
     name = f"lightning_audit_plan_{path.stem}"  # a file may have the name of a package
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise Refused(f"{place} is no Python file")
+        raise Refused(f"{place} is not a Python file")
     module = module_from_spec(spec)
     sys.modules[name] = module
     try:

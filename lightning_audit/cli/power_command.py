@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "of the literature detect that one step is less private than claimed. For Gaussian noise, "
         "without simulation. Exits with 0, or with 2 if it cannot be computed."
     )
-    for name, what in (("claimed", "claimed for one step"), ("true", "of one step in truth")):
+    for name, what in (("claimed", "claimed for one step"), ("true", "actually spent by one step")):
         parser.add_argument(
             f"--{name}-epsilon", required=True, type=float, metavar="X", help=f"epsilon {what}"
         )
@@ -184,7 +184,7 @@ def _as_text(
         "audit: anytime-valid, at a share of the whole audit's significance; the power is at the "
         "last step",
         "bound: one look, half of the readings with the canary, a threshold fixed midway; "
-        "fdp_bayes is credible, no confidence bound",
+        "fdp_bayes is a credible bound, not a confidence bound",
         "for readings without a data term; gradients of the data raise the numbers",
     ]
     return "\n".join(lines)

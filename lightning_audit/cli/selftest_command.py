@@ -24,8 +24,8 @@ _INTERRUPTED = 130
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     parser.description = (
-        "Train known faults of DP-SGD and correct trainings under audit, each in a process "
-        "of its own. Exits with 0 if every fault was found and named "
+        "Train known faults of DP-SGD and correct trainings under audit, each in its own "
+        "process. Exits with 0 if every fault was found and named "
         "and no correct training was accused, with 1 if not, with 2 if it cannot run."
     )
     parser.add_argument(

@@ -42,12 +42,14 @@ def finite_number(name: str, value: Any) -> None:
 
 
 def delta_in_unit(name: str, value: Any) -> None:
-    _validate.open_unit(name, value, "Gaussian noise gives no pure DP, and delta = 1 is no privacy")
+    _validate.open_unit(
+        name, value, "Gaussian noise is never pure DP, and delta = 1 gives no privacy"
+    )
 
 
 def closed_unit(name: str, value: Any) -> None:
     if value != 0:
-        _validate.rate(name, value, "an error rate is a probability; 0 is allowed as well")
+        _validate.rate(name, value, "an error rate is a probability; 0 is also allowed")
 
 
 def like_input(values: Floats) -> float | Floats:
@@ -62,7 +64,7 @@ def significance_level(significance: float) -> float:
 def delta_or_zero(delta: float) -> float:
     if isinstance(delta, Real) and not isinstance(delta, bool) and delta == 0:
         return 0.0
-    return _validate.open_unit("delta", delta, "or 0 for pure DP; delta = 1 is no privacy")
+    return _validate.open_unit("delta", delta, "or 0 for pure DP; delta = 1 gives no privacy")
 
 
 def whole_counts(

@@ -122,7 +122,7 @@ def numbers(name: str, value: ArrayLike) -> Floats:
     if np.any(missing):
         at = f" ({places(missing)})" if missing.ndim else ""
         raise ValueError(
-            f"{name} holds nan, must hold numbers; a failed reading is no evidence{at}"
+            f"{name} holds nan, must hold numbers; a failed reading is not evidence{at}"
         )
     return array
 

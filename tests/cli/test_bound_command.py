@@ -122,7 +122,7 @@ def test_the_number_of_guesses_is_the_one_that_is_given(
     ("choice", "words"),
     [
         ("0.75", "threshold 0.75, given by the caller"),
-        ("split", ", chosen on a random 50 % of the scores; the bound is of the rest"),
+        ("split", ", chosen on a random 50 % of the scores; the bound is from the rest"),
         ("multi_split", ", chosen on a random 50 % of the scores, 10 times; the bound is one that"),
         ("berk_jones", ", the best of all, valid for all at once (Berk-Jones band)"),
         ("dkw", ", the best of all, valid for all at once (Dvoretzky-Kiefer-Wolfowitz band)"),

@@ -128,12 +128,16 @@ def test_infinity_is_written_as_json_can(npz, capsys) -> None:
     [
         ([("train", 1)], "side,loss", "losses_population=[] must hold at least one loss"),
         ([("train", 1), ("test", 2)], "side,loss", "line 3 has side='test'; it must be"),
-        ([("train", "low")], "side,loss", "line 2 has loss='low', no number; it must be"),
+        (
+            [("train", "low")],
+            "side,loss",
+            "line 2 has loss='low', which is not a number; it must be",
+        ),
         ([("train", 1)], "split,loss", "its columns are ['split', 'loss']; it must be"),
         (
             [("train", "nan"), ("population", 1)],
             "side,loss",
-            "line 2 has loss='nan', no number; it",
+            "line 2 has loss='nan', which is not a number; it",
         ),
     ],
 )

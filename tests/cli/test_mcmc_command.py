@@ -99,7 +99,7 @@ def test_the_text_says_what_the_numbers_are(tmp_path, capsys) -> None:
         ),
         ({"groups": [1, 2]}, (), "groups has shape (2,), must be (3,)"),
         ({}, ("--delta", "1"), "delta=1.0 must be in (0, 1)"),
-        ({}, ("--cluster", "101"), "cluster=101 must lie between 2 and"),
+        ({}, ("--cluster", "101"), "cluster=101 must be between 2 and"),
         ({}, ("--significance", "0"), "significance=0.0 must be in (0, 1)"),
     ],
 )

@@ -207,7 +207,7 @@ def pooled_attacks(counts: ConfusionCounts, groups: ArrayLike) -> tuple[Confusio
     if labels.shape != vector.fn.shape:
         raise ValueError(
             f"groups has shape {labels.shape}, must be {vector.fn.shape}: one label an attack; "
-            "give attacks that depend on no other one a label of their own."
+            "give independent attacks separate labels."
         )
     challenges = {*vector.n_in.tolist(), *vector.n_out.tolist()}
     if len(challenges) > 1:
@@ -230,7 +230,7 @@ def _cluster_of(counts: ConfusionCounts, cluster: Any) -> int:
     fewest = int(min(counts.n_in.min(), counts.n_out.min()))
     if not 2 <= m <= fewest:
         raise ValueError(
-            f"cluster={m} must lie between 2 and the fewest challenges of a side, {fewest}; "
+            f"cluster={m} must be between 2 and the fewest challenges of a side, {fewest}; "
             f"{advice}; use attack_strength_posterior if all decisions are independent."
         )
     return m

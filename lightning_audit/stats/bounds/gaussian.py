@@ -101,8 +101,8 @@ def _statistics(
     )
     if np.any((n1 > 0) & (n0 > 0) & (n1 + n0 > 2) & (ss == 0)):
         raise ValueError(
-            "sum_squares=0.0 must be > 0 for more than two observations; readings that do not "
-            "vary have no Gaussian noise, and no limit on mu follows from them."
+            "sum_squares=0.0 must be > 0 for more than two observations; constant "
+            "readings have no Gaussian noise, and give no limit on mu."
         )
     return n1, n0, d, ss
 

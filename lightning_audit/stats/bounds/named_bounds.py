@@ -43,10 +43,10 @@ from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon
 
 __all__ = ["BOUND_NAMES", "METHODS", "BoundMethod", "NamedBound", "named_bound"]
 
-_INDEPENDENT = "observations independent of each other, within each world of one error rate"
-_GAUSSIAN = "scores Gaussian, of one variance in both worlds"
+_INDEPENDENT = "observations independent of each other, with one error rate within each world"
+_GAUSSIAN = "scores Gaussian, with one variance in both worlds"
 MU_TO_EPSILON = "epsilon from mu: the mechanism is Gaussian"
-_DELTA_ADVICE = "such as 1e-5; for delta = 0 take the method katz"
+_DELTA_ADVICE = "such as 1e-5; for delta = 0 use the method katz"
 _PRIOR = "error rates independent a priori, each Beta(1/2, 1/2)"
 
 

@@ -94,7 +94,7 @@ class Split:
     valid: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _validate.open_unit("fraction", self.fraction, "half and half is usual")
+        _validate.open_unit("fraction", self.fraction, "0.5 is usual")
         if self.seed != 0:
             _validate.positive_int("seed", self.seed, "or 0")
 
@@ -135,7 +135,7 @@ class MultiSplit:
     def __post_init__(self) -> None:
         if _validate.positive_int("splits", self.splits) < 2:
             raise ValueError("splits=1 must be a whole number >= 2; use Split for a single one.")
-        _validate.open_unit("fraction", self.fraction, "half and half is usual")
+        _validate.open_unit("fraction", self.fraction, "0.5 is usual")
         if self.seed != 0:
             _validate.positive_int("seed", self.seed, "or 0")
 
@@ -214,7 +214,7 @@ def words_of(choice: ThresholdChoice) -> str:
 
     Example:
         >>> words_of(Split()), words_of(Maximum())
-        ('chosen on a random 50 % of the scores; the bound is of the rest', \
+        ('chosen on a random 50 % of the scores; the bound is from the rest', \
 'the best of all on the same scores, NOT valid')
     """
     match choice:
@@ -225,7 +225,7 @@ def words_of(choice: ThresholdChoice) -> str:
             return f"the best of {given}, each at its share of the significance"
         case Split():
             part = f"a random {100 * choice.fraction:g} % of the scores"
-            return f"chosen on {part}; the bound is of the rest"
+            return f"chosen on {part}; the bound is from the rest"
         case MultiSplit():
             part = f"a random {100 * choice.fraction:g} % of the scores"
             return (

@@ -18,7 +18,7 @@ COIN_SLOPES: Floats = np.array([0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6])
 def chances_of_sides(coin_probability: float) -> Floats:
     """Return the probabilities of the coin's sides, out and in, ``[2]``."""
     p = _validate.open_unit(
-        "coin_probability", coin_probability, "a canary that is always in, or never, is no coin"
+        "coin_probability", coin_probability, "a canary that is always or never in has no coin"
     )
     return np.array([1.0 - p, p])
 

@@ -218,7 +218,7 @@ def interval_in_words(lower: float | None, upper: float, at: str = "at any stop"
         >>> interval_in_words(None, 0.5782)
         'at most 0.58 times the stated (99 % confidence at any stop, for Gaussian noise)'
         >>> interval_in_words(None, 1.2)
-        'smaller than stated, by how much is not known yet'
+        'smaller than stated, by an amount that is not known yet'
     """
     level = f"{100 * (1 - INTERVAL_SIGNIFICANCE):g} %"
     if lower is not None:
@@ -227,7 +227,7 @@ def interval_in_words(lower: float | None, upper: float, at: str = "at any stop"
             f"{at}, for Gaussian noise of one ratio)"
         )
     if not upper < 1.0:
-        return "smaller than stated, by how much is not known yet"
+        return "smaller than stated, by an amount that is not known yet"
     return (
         f"at most {rounded_up(upper):g} times the stated ({level} confidence {at}, for "
         "Gaussian noise)"

@@ -136,7 +136,7 @@ def sensitivity_power(
     steps = _validate.positive_int("steps", steps)
     effect = _validate.positive("shift", shift) - 1.0
     if effect <= 0:
-        raise ValueError(f"shift={shift!r} must be > 1; 1 is what a correct clipping shows.")
+        raise ValueError(f"shift={shift!r} must be > 1; correct clipping gives 1.")
     effect /= _validate.positive("residual_std", residual_std)
     level = -np.log(_validate.open_unit("significance", significance)) + np.log(len(COIN_SLOPES))
     p = _validate.open_unit("coin_probability", coin_probability)

@@ -39,7 +39,7 @@ class GaussianMixture:
         if not 0 < len(self.weights) == len(self.means) == len(self.stds):
             raise ValueError(
                 f"weights, means and stds have {len(self.weights)}, {len(self.means)} and "
-                f"{len(self.stds)} elements, must have as many each, at least 1."
+                f"{len(self.stds)} elements, must have equally many each, at least 1."
             )
         if not (min(self.weights) > 0 and math.isclose(sum(self.weights), 1, rel_tol=1e-9)):
             raise ValueError(f"weights={self.weights!r} must be > 0 with the sum 1; rescale them.")

@@ -86,7 +86,7 @@ def sorted_losses(name: str, losses: ArrayLike) -> Floats:
     ordered = np.sort(array)
     if np.isnan(ordered[-1]):
         raise ValueError(
-            f"{name} holds nan, must hold numbers; a missing loss is no loss "
+            f"{name} holds nan, must hold numbers; leave out missing losses "
             f"({places(np.isnan(array))})."
         )
     return ordered

@@ -165,8 +165,8 @@ def measure_cross_fed(
     for name, losses in zip(("losses_out", "losses_in"), sides, strict=True):
         if losses.ndim != 1 or losses.size < 3:
             raise ValueError(
-                f"{name} has shape {losses.shape}, must be [n] with n >= 3: two others are the "
-                "least that have a standard deviation; train more models."
+                f"{name} has shape {losses.shape}, must be [n] with n >= 3: a standard "
+                "deviation needs two other models; train more models."
             )
     (out, inside), whole = sides, [(side.mean(), side.std(ddof=1)) for side in sides]
     p_out = normal_ratio_p_value(out, *_without_each(out), *whole[1])

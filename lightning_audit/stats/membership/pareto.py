@@ -40,8 +40,8 @@ def pareto_front(cost: ArrayLike, benefit: ArrayLike, *, convex: bool = False) -
     x, y = _finite("cost", cost), _finite("benefit", benefit)
     if x.shape != y.shape:
         raise ValueError(
-            f"cost has {x.size} elements and benefit {y.size}, must have as many; pass both of "
-            "each model."
+            f"cost has {x.size} elements and benefit {y.size}, must have equally many; pass "
+            "both values of each model."
         )
     order = np.lexsort((-y, x))
     best = np.maximum.accumulate(np.append(-np.inf, y[order]))

@@ -232,7 +232,7 @@ def _groups(scores_in: ArrayLike, scores_out: ArrayLike) -> tuple[Floats, Floats
         groups.append(np.sort(score_vector(name, scores)))
         if not groups[-1].size:
             raise ValueError(
-                f"{name} is empty, must hold at least one score; a rate of none is not defined."
+                f"{name} is empty, must hold at least one score; an empty group has no rate."
             )
     return groups[0], groups[1]
 

@@ -44,8 +44,10 @@ _GIVEN = (
 )
 _ONE_RELEASE = "all readings of one release or step, along orthonormal directions"
 _ONE_VARIANCE = "independent Gaussian noise of one variance along each of them"
-_ASYMPTOTIC = "asymptotic: independent scores, Gaussian in the limit, of one law within each group"
-_ALIKE = "the data give the same along every canary: large data along a few make it exceed epsilon"
+_ASYMPTOTIC = (
+    "asymptotic: independent scores, Gaussian in the limit, with one law within each group"
+)
+_ALIKE = "the data add equally along every canary: large data along a few make it exceed epsilon"
 _PAIR_TO_EPSILON = "epsilon of the mechanism is at least that of the pair of Gaussians"
 
 

@@ -81,8 +81,8 @@ def mu_white_box(
         return 0.0
     if not 0 < sum_squares < math.inf:
         raise ValueError(
-            f"sum_squares={sum_squares!r} must be finite and > 0; readings that do not vary have "
-            "no Gaussian noise, and no bound on mu follows from them."
+            f"sum_squares={sum_squares!r} must be finite and > 0; constant readings have no "
+            "Gaussian noise, and give no bound on mu."
         )
     weight = n_in * n_out / (n_in + n_out)
     x = -float(special.ndtri(level / _SIGNS))

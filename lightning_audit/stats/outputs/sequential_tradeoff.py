@@ -100,7 +100,7 @@ class SequentialTradeoffTest:
         p, q = sample_pair(samples_p, samples_q, least=1)
         if len(p) != len(q):
             raise ValueError(
-                f"samples_p holds {len(p)} outputs and samples_q {len(q)}, must be as many; "
+                f"samples_p holds {len(p)} outputs and samples_q {len(q)}, must be equally many; "
                 "each bet is on a pair."
             )
         if self._samples and p.shape[1] != self._samples[0][0].shape[1]:

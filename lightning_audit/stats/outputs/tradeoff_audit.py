@@ -109,7 +109,7 @@ def audit_tradeoff(
         Security 2025, arXiv:2502.07066, Algorithm 3, with the exact limits of Clopper and Pearson.
     """
     p, q = sample_pair(samples_p, samples_q, least=8)
-    share = _validate.open_unit("fraction", fraction, "half and half is usual")
+    share = _validate.open_unit("fraction", fraction, "0.5 is usual")
     rng = np.random.default_rng(seed)
     (p, p_test), (q, q_test) = (_split(rows, share, rng) for rows in (p, q))
     threshold = _lowest(p, q, claim_of_both_orders(claim))
