@@ -201,7 +201,7 @@ def test_losses_without_a_fit_are_named(train, population, components, message) 
 @pytest.mark.parametrize("method", [Empirical, Parametric])
 @pytest.mark.parametrize("clip", [-1e-3, 0.5, 1, math.nan, math.inf, "0.1", True, None])
 def test_a_clip_out_of_range_is_named(method, clip) -> None:
-    with pytest.raises(ValueError, match=r"clip=.* must be .*; it is the least error rate"):
+    with pytest.raises(ValueError, match=r"clip=.* must be .*; it is the smallest error rate"):
         method(clip)
     with pytest.raises(ValueError, match=r"clip=.* must be"):
         epsilon_star_of_distributions(gaussian(0), gaussian(1), 0.1, clip=clip)
