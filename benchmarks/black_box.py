@@ -17,7 +17,7 @@ from lightning_audit.stats.outputs.tradeoff_estimate import (
     estimate_by_neighbours,
 )
 
-# The known mechanisms of the tests are those of the paper.
+# The tests' known mechanisms are those of the paper.
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 from known_mechanisms import MECHANISMS
 
@@ -27,7 +27,7 @@ RUNS, MOST, SIGNIFICANCE = 20, 60_000, 1e-3
 
 
 def milliseconds(call: Callable[[], object], repeats: int = 7) -> float:
-    """Median time of a call."""
+    """Return the median time of a call in milliseconds."""
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -37,7 +37,7 @@ def milliseconds(call: Callable[[], object], repeats: int = 7) -> float:
 
 
 def outputs_needed(name: str, claimed: float, seed: int, most: int = MOST) -> float:
-    """Outputs on each data set until a claim is refuted; infinite if they were not enough.
+    """Return the outputs per data set until a claim is refuted; infinite if ``most`` is too few.
 
     Drawn as `audit_mechanism` draws them, from noise whose true parameter is 1.
     """
@@ -52,7 +52,7 @@ def outputs_needed(name: str, claimed: float, seed: int, most: int = MOST) -> fl
 
 
 def run(runs: int = RUNS) -> dict[str, object]:
-    """Times at 100,000 outputs, and medians of the outputs needed in so many runs."""
+    """Return times at 100,000 outputs, and the median outputs needed over ``runs`` runs."""
     results: dict[str, object] = {}
     rng = np.random.default_rng(0)
     for name, (sampler, _) in MECHANISMS.items():

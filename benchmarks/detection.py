@@ -1,8 +1,8 @@
 """Steps until too small a noise is flagged, on the digits net at noise multiplier 3.0023.
 
 At that noise one step costs epsilon 1.27; noise of 0.8255 times the claim costs 1.57. The tests
-look at every step, at the verdict's significance of 1e-3. What the shares of the significance that
-`replay.noise`, the ledger and the forecasts were given cost the others is simulated.
+are evaluated at every step, at the verdict's significance of 1e-3. `replay.noise`, the ledger and
+the forecasts took shares of the significance from other checks; a simulation shows what that costs.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from lightning_audit.stats.evalues.coin_bet import CoinBet
 from lightning_audit.stats.evalues.noise_scale import noise_log_e
 
 NOISE_MULTIPLIER = 3.0023
-#: Noise factor -> steps within which the witnesses, and the canaries alone, must flag it.
+#: Noise factor -> steps within which the probe coordinates, and the canaries alone, must flag it.
 LIMITS = {0.8255: (20, 150), 0.5: (5, 15)}
 
 
 def steps_to_flag(noise_factor: float, steps: int, seed: int) -> tuple[int | None, int | None]:
-    """Steps until the witnesses, and the canaries alone, flag a noise factor; None if they do not.
+    """Return the steps until probe coordinates, and canaries alone, flag a noise factor, or None.
 
     Args:
         noise_factor: true noise over stated noise.
         steps: length of the training.
-        seed: of the training and of the audit.
+        seed: for the training and the audit.
     """
     pl.seed_everything(seed, verbose=False)
     with tempfile.TemporaryDirectory() as folder:
@@ -54,7 +54,7 @@ _SIGNIFICANCE, _CANARIES, _RUNS, _STEPS = 1e-3, 8, 200, 400
 
 
 def shifted(shift: float, rng: np.random.Generator) -> np.ndarray:
-    """Log e-values of `sensitivity` at each step, canaries adding ``shift``, ``[runs, steps]``."""
+    """Return log e-values of `sensitivity` if canaries add ``shift``, ``[runs, steps]``."""
     bet, log_e = CoinBet((_RUNS, _CANARIES)), []
     for _ in range(_STEPS):
         coins = rng.integers(0, 2, (_RUNS, _CANARIES)).astype(float)
@@ -64,12 +64,12 @@ def shifted(shift: float, rng: np.random.Generator) -> np.ndarray:
 
 
 def repeated(part: float, rng: np.random.Generator, entries: int = 40) -> np.ndarray:
-    """Log e-values of readings beside those that they repeat in part, ``[runs, steps]``.
+    """Return log e-values of readings that repeat earlier noise in part, ``[runs, steps]``.
 
     Args:
-        part: of the noise's variance that is that of before.
-        rng: gives the noise.
-        entries: number of readings of a step.
+        part: fraction of the noise's variance that comes from the earlier noise.
+        rng: draws the noise.
+        entries: number of readings per step.
     """
     fresh = math.sqrt(1.0 - part) * rng.standard_normal((_RUNS, _STEPS, entries))
     squares = np.cumsum((fresh**2).sum(axis=2), axis=1)
@@ -77,7 +77,7 @@ def repeated(part: float, rng: np.random.Generator, entries: int = 40) -> np.nda
 
 
 def medians(log_e: np.ndarray, shares: tuple[float, ...]) -> list[int]:
-    """Median number of steps until each share's threshold is crossed; 0 where half never do."""
+    """Return the median steps until each share's threshold is crossed; 0 if half never cross it."""
     found = []
     for share in shares:
         crossed = log_e >= -math.log(share * _SIGNIFICANCE)
@@ -88,7 +88,7 @@ def medians(log_e: np.ndarray, shares: tuple[float, ...]) -> list[int]:
 
 
 def cost_of_shares() -> dict[str, object]:
-    """Median steps until a check crosses its threshold, by its share before and now."""
+    """Return the median steps until a check crosses its threshold, by its old and new share."""
     rng, results = np.random.default_rng(0), {}
     for name, shares in SHARES.items():
         cases = [("shift 1.5", shifted(1.5, rng)), ("shift 2", shifted(2.0, rng))]
@@ -102,13 +102,13 @@ def cost_of_shares() -> dict[str, object]:
 
 
 def run(seeds: int = 20) -> dict[str, object]:
-    """How many of ``seeds`` trainings are flagged within the limits, and the steps they took."""
+    """Count the trainings flagged within the limits, of ``seeds``, and their median steps."""
     quiet()
     results: dict[str, object] = {}
     for factor, limits in LIMITS.items():
         found = [steps_to_flag(factor, limits[1], seed) for seed in range(seeds)]
         for name, limit, steps in zip(
-            ("witnesses", "canaries alone"), limits, zip(*found, strict=True), strict=True
+            ("probe coordinates", "canaries alone"), limits, zip(*found, strict=True), strict=True
         ):
             within = sum(s is not None and s <= limit for s in steps)
             seen = sorted(s if s is not None else 10**9 for s in steps)

@@ -1,9 +1,9 @@
 """How far the audit moves the trained model: relative distance after 200 steps, same seeds.
 
-Taking a canary out of a gradient leaves a rounding error on its coordinates. A smooth net carries
-it on as it is. In a net with ReLU and max-pooling an error of the last bit now and then tips a
-comparison, whoever made it; so its distance is shown beside that of a training whose first weight
-starts one unit in the last place higher.
+Subtracting a canary from a gradient leaves a rounding error on its coordinates. In a smooth net the
+error keeps its size. In a net with ReLU and max-pooling, an error of the last bit sometimes flips
+a comparison. So the distance is compared with that of a training whose first weight starts one unit
+in the last place higher.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OPTIMIZERS = {"SGD": (torch.optim.SGD, 0.05), "Adam": (torch.optim.Adam, 0.005)}
 
 
 class _Nudge(pl.Callback):
-    """Moves one weight by its last bit."""
+    """Changes one weight by its last bit."""
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         first = next(pl_module.parameters()).data.view(-1)
@@ -40,7 +40,7 @@ def trained(
     seed: int,
     *callbacks: pl.Callback,
 ) -> torch.Tensor:
-    """All parameters after 200 steps."""
+    """Return all parameters after 200 steps."""
     pl.seed_everything(seed, verbose=False)
     module = Classifier(
         make_net(), digits(), learning_rate=learning_rate, make_optimizer=make_optimizer
@@ -50,7 +50,7 @@ def trained(
 
 
 def run(seeds: int = 3, nets: Mapping[str, Callable[[], nn.Module]] = NETS) -> dict[str, object]:
-    """Largest relative distances from the unaudited model: audited, and nudged."""
+    """Return the largest relative distances from the unaudited model: audited, and nudged."""
     quiet()
     results: dict[str, object] = {}
     for (net, make_net), (name, options) in itertools.product(nets.items(), OPTIMIZERS.items()):

@@ -1,4 +1,4 @@
-"""What composing the epsilons costs at an epoch's end, after the first."""
+"""Cost of composing epsilon at an epoch's end, after the first epoch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lightning_audit.accounting.phases import Phase
 
 
 def run(epochs: int = 30) -> dict[str, object]:
-    """Median and largest milliseconds of one composition, the first epoch left out."""
+    """Return the milliseconds of the first composition and the median of later ones."""
     results: dict[str, object] = {}
     for sigma, rate, steps in ((1.0, 0.01, 100), (0.8, 0.00512, 195), (3.0, 0.04, 25)):
         times = []

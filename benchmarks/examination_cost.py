@@ -1,4 +1,4 @@
-"""What examinations by replay cost: the first in step times, later ones as a share of the time."""
+"""Cost of examinations by replay: the first in step times, later ones as a share of the time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightning_audit import AuditReport, PrivacyAudit
 
 
 class _Clock(pl.Callback):
-    """Takes the time from the end of the second step to the end of the training."""
+    """Measures the time from the end of the second step to the end of the training."""
 
     seconds = 0.0
 
@@ -27,7 +27,7 @@ class _Clock(pl.Callback):
 
 
 def trained(name: str, batch_size: int, steps: int) -> tuple[AuditReport, float]:
-    """The report of a training, and its seconds since the first examination."""
+    """Return the report of a training, and its seconds since the first examination."""
     make, data = NETS[name]
     torch.manual_seed(0)
     clock = _Clock()
@@ -40,7 +40,7 @@ def trained(name: str, batch_size: int, steps: int) -> tuple[AuditReport, float]
 
 
 def run(steps: int = 3000) -> dict[str, object]:
-    """Cost for two nets and two batch sizes, and how much was asked for it."""
+    """Return the cost for two nets and two batch sizes, and which questions were asked."""
     quiet()
     results: dict[str, object] = {}
     for name in NETS:

@@ -1,4 +1,4 @@
-"""Memory of the first examination of 4 million weights, with its process (Linux only)."""
+"""Memory of the first examination of 4 million weights, forked process included (Linux only)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from torch.utils.data import TensorDataset
 from lightning_audit import PrivacyAudit
 
 _STEPS, _RECORDS, _BATCH = 2, 512, 32
-#: Large tensors go back to the system at once, as in `memory.py`.
+#: Return large tensors to the system at once, as in `memory.py`.
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": "131072"}
 
 
 class _Steps(pl.Callback):
-    """Seconds of the steps, each with what hooks do in it."""
+    """Seconds of each step, hooks included."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -38,10 +38,10 @@ class _Steps(pl.Callback):
 
 
 def train(examinations: str) -> dict[str, object]:
-    """A short training; what it took.
+    """Run a short training and return its cost.
 
     Args:
-        examinations: of the audit, "auto" or "0".
+        examinations: argument of the audit, "auto" or "0".
     """
     quiet()
     torch.manual_seed(0)
@@ -66,7 +66,7 @@ def train(examinations: str) -> dict[str, object]:
 
 
 def _family(pid: int) -> list[int]:
-    """A process and its descendants."""
+    """Return the ids of a process and its descendants."""
     found = [pid]
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in task.read_text().split():
@@ -75,7 +75,7 @@ def _family(pid: int) -> list[int]:
 
 
 def _memory(pid: int) -> int:
-    """Bytes that a process and its descendants hold, what they share counted once."""
+    """Return the bytes held by a process and its descendants, shared pages counted once."""
     total = 0
     for each in _family(pid):
         for line in Path(f"/proc/{each}/smaps_rollup").read_text().splitlines():
@@ -98,7 +98,7 @@ def _in_a_process(examinations: str) -> tuple[dict[str, object], int]:
 
 
 def run() -> dict[str, object]:
-    """What the first examination takes beside the training, in GiB, seconds and replays."""
+    """Return the cost of the first examination on top of the training: GiB, seconds, replays."""
     (_, without), (seen, peak) = (_in_a_process(each) for each in ("0", "auto"))
     return {
         "memory of the training, GiB": round(without / 2**30, 2),

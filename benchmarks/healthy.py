@@ -19,12 +19,12 @@ SETTINGS = list(
         ("sgd", "adam"),
     )
 )
-#: Others than those that thresholds were chosen on.
+#: Thresholds were chosen on other seeds.
 FIRST_SEED = 20_000
 
 
 def module(net: str, batch_size: int, noise_multiplier: float, optimizer: str) -> Classifier:
-    """A correct training."""
+    """Return a correct training."""
     make = {"digits, conv": conv_net, "digits, mlp": mlp, "cells, mlp": lambda: mlp(30, 32, 2)}
     return Classifier(
         make[net](),
@@ -37,14 +37,14 @@ def module(net: str, batch_size: int, noise_multiplier: float, optimizer: str) -
 
 
 def outcome(run: int, steps: int) -> tuple[str, str, list[str]]:
-    """Verdict of one correct training, the check that alarmed if one did, and those that warned."""
+    """Return the verdict of one correct training, its summary, and the checks that warned."""
     pl.seed_everything(FIRST_SEED + run, verbose=False)
     with tempfile.TemporaryDirectory() as folder:
         audit = PrivacyAudit(
             on_violation="warn",
             report_dir=folder,
             seed=FIRST_SEED + run,
-            # One in five is examined twice, as long as that needs.
+            # One in five is examined twice, without a time limit.
             examinations="auto" if run % 5 else 2,
         )
         trainer(steps, audit).fit(module(*SETTINGS[run % len(SETTINGS)]))

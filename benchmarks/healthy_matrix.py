@@ -1,4 +1,4 @@
-"""False alarms in correct trainings of every kind that docs/which-trainings.md lists."""
+"""False alarms in correct trainings of every kind in docs/which-trainings.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TESTS = Path(__file__).parents[1] / "tests" / "support"
 
 
 def rows() -> list[Any]:
-    """The training matrix, as the tests run it."""
+    """Return the training matrix, as the tests run it."""
     sys.path.insert(0, str(TESTS))
     try:
         from training_matrix import ROWS
@@ -26,7 +26,7 @@ def rows() -> list[Any]:
 
 
 def outcome(row: Any, seed: int, steps: int) -> tuple[str, str, list[str]]:
-    """Verdict of one correct training, the reason for it, and the checks that warned."""
+    """Return the verdict of one correct training, its summary, and the checks that warned."""
     from training_support import trainer_for
 
     pl.seed_everything(2000 + seed, verbose=False)

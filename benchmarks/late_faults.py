@@ -1,6 +1,6 @@
-"""Steps until a noise that is wrong from some step on is flagged, by simulation of the witnesses.
+"""Steps until noise that becomes wrong at some step is flagged, by simulated probe coordinates.
 
-Six tensors of 64 witnesses, data of a tenth of the noise's variance, the audit's own checks.
+Six tensors of 64 probe coordinates, data with a tenth of the noise's variance, the audit's checks.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ SIGNIFICANCE = 1e-3
 
 
 def steps_to_flag(onset: int, factor: float, seed: int, limit: int = 2000) -> int | None:
-    """Steps after the onset until some noise check flags; None if none does within the limit.
+    """Return the steps after the onset until a noise check flags; None if none does in time.
 
     Args:
         onset: correct steps before the fault.
-        factor: true noise over the claim from then on.
+        factor: true noise over the claim after the onset.
         seed: of the simulation.
-        limit: faulty steps at most.
+        limit: largest number of faulty steps.
     """
     rng = np.random.default_rng(seed)
     names = tuple(f"tensor {j}" for j in range(TENSORS))
@@ -41,7 +41,7 @@ def steps_to_flag(onset: int, factor: float, seed: int, limit: int = 2000) -> in
 
 
 def run(seeds: int = 5) -> dict[str, object]:
-    """Median steps after the onset, for noise that vanishes and noise of 0.8 times the claim."""
+    """Return median steps after the onset, for no noise and for 0.8 times the claimed noise."""
     results: dict[str, object] = {}
     for factor in (0.0, 0.8):
         for onset in (0, 2000, 8000):

@@ -1,4 +1,4 @@
-"""How much of the epsilon that was spent the audit proves, simulated and in the digits demo."""
+"""Fraction of the spent epsilon that the audit proves, simulated and in the digits demo."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lightning_audit.record.store import INJECTED, RecordHeader
 
 DELTA, LEVEL, CANARIES = 1e-5, 0.05, 8
 SIGMA, RATE = 1.0, 1 / 28
-#: Stated noise multiplier, sample rate and steps of schedules that are kept to.
+#: Stated noise multiplier, sampling rate and steps of schedules, which the training follows.
 SCHEDULES: dict[str, list[tuple[float, float, int]]] = {
     "noise multiplier 1.6 -> 0.8": [(s, 0.02, 50) for s in np.geomspace(1.6, 0.8, 20).tolist()],
     "sample rate .01, then .04": [(1.0, 0.01, 500), (1.0, 0.04, 500)],
@@ -30,7 +30,7 @@ DEMO = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "digits.py"))
 
 
 def proved(claims: list[tuple[float, float, int]], seed: int, *, planned: bool = True) -> float:
-    """Part of the epsilon of correct steps that is proved, where no data are in the readings."""
+    """Return the proved fraction of the epsilon of correct steps, without data in the readings."""
     steps = sum(count for *_, count in claims)
     names = tuple(f"canary {i}" for i in range(CANARIES))
     header = RecordHeader(names, ("w",), (1,), 1, planned_steps=steps if planned else None)
@@ -52,7 +52,7 @@ def proved(claims: list[tuple[float, float, int]], seed: int, *, planned: bool =
 
 
 def of_digits(seed: int) -> float:
-    """The part that the report of the demo's correct training proves."""
+    """Return the fraction that the report of the demo's correct training proves."""
     with tempfile.TemporaryDirectory() as folder:
         DEMO["train"]("correct", Path(folder), seed)
         report = AuditReport.load(Path(folder) / "report.json")
@@ -63,7 +63,7 @@ def of_digits(seed: int) -> float:
 def run(
     seeds: int = 20, trainings: int = 10, lengths: tuple[int, ...] = (300, 3000)
 ) -> dict[str, object]:
-    """Medians and ranges of the part that is proved."""
+    """Return medians and ranges of the proved fraction."""
     quiet()
     results: dict[str, object] = {}
     for steps in lengths:

@@ -1,4 +1,4 @@
-"""Peak memory of an audited training over an unaudited one, each in a process (Linux only)."""
+"""Peak memory of an audited training over an unaudited one, in separate processes (Linux only)."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from lightning_audit import PrivacyAudit
 
 _STEPS = 30
 _REPETITIONS = 3
-#: Large tensors go back to the system at once; glibc keeps a part of them otherwise, and peaks then
-#: differ by a fifth from one process to the next.
+#: Return large tensors to the system at once. Otherwise glibc keeps some of them, and peaks differ
+#: by a fifth from one process to the next.
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": "131072"}
 
 
 class _Peak(pl.Callback):
-    """The process's peak memory when the last step is done, and its growth since the first."""
+    """Peak memory of the process after the last step, and its growth since the first."""
 
     def on_train_start(self, *_) -> None:
-        # Forget the peak of the imports.
+        # Reset the peak, which the imports set.
         Path("/proc/self/clear_refs").write_text("5")
         self.start = _kilobytes("VmRSS")
 
@@ -43,7 +43,7 @@ def _kilobytes(name: str) -> int:
 
 
 def peak(name: str, batch_size: int, audited: bool) -> tuple[int, int]:
-    """Kilobytes of this process's peak in a training, and those that its steps added."""
+    """Return this process's peak in a training in kilobytes, and the part that its steps added."""
     quiet()
     make, data = NETS[name]
     torch.manual_seed(0)
@@ -56,7 +56,7 @@ def peak(name: str, batch_size: int, audited: bool) -> tuple[int, int]:
 
 
 def run() -> dict[str, object]:
-    """Ratios of median peaks and of median growths, for two nets and two batch sizes."""
+    """Return ratios of median peaks and of median growths, for two nets and two batch sizes."""
     results: dict[str, object] = {}
     for name in NETS:
         for batch_size in BATCH_SIZES:

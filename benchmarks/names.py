@@ -1,4 +1,4 @@
-"""The first name that the audit gives a fault where it stops the training, and whether it is right.
+"""First name that the audit gives a fault when it stops the training, and whether it is right.
 
 python benchmarks/names.py [--kinds TEXT ...] [--faults NAME ...] [--seeds N] [--every N] [--write]
 """
@@ -40,14 +40,14 @@ OF_NETS = (
     "uniform_noise",
 )
 SELFTEST = "selftest"
-#: Stands for the name where the audit ended a training before the claim was exceeded.
+#: Used instead of the name if the audit ended a training before the claim was exceeded.
 _KEPT = "one more would exceed claimed_epsilon"
 _STEPS = 60
 _RANK = 4
 
 
 class Stops(PrivacyAudit):
-    """Ends the training at the first violation, as by default, and raises nothing."""
+    """Audit that ends the training at the first violation, as by default, and raises nothing."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**{**given, "on_violation": "stop"})
@@ -73,7 +73,7 @@ class SmallConv(Training):
 
 
 class Adapted(nn.Module):
-    """A frozen linear layer, and beside it one of low rank, which is trained."""
+    """A frozen linear layer plus a trained one of low rank (LoRA)."""
 
     def __init__(self, frozen: nn.Linear) -> None:
         super().__init__()
@@ -83,12 +83,12 @@ class Adapted(nn.Module):
         nn.init.zeros_(self.lora_B.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of both."""
+        """Return the sum of both layers' outputs."""
         return self.frozen(x) + self.lora_B(self.lora_A(x))
 
 
 class Block(nn.Module):
-    """Attention with adapters of queries and values, and a frozen layer behind it."""
+    """Attention with adapters for queries and values, followed by a frozen feed-forward layer."""
 
     def __init__(self, width: int, heads: int = 4) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class Block(nn.Module):
         self.narrow = nn.Linear(4 * width, width).requires_grad_(False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``[n, tokens, width]`` to the same."""
+        """Map ``[n, tokens, width]`` to the same shape."""
         n, tokens, width = x.shape
         parts = (layer(x) for layer in (self.query, self.key, self.value))
         shape = (n, tokens, self.heads, width // self.heads)
@@ -112,7 +112,7 @@ class Block(nn.Module):
 
 
 class LoraTransformer(nn.Module):
-    """A transformer of which adapters of rank 4 and the head are trained."""
+    """A transformer whose adapters of rank 4 and head are trained."""
 
     def __init__(self, width: int = 64, depth: int = 6) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class LoraTransformer(nn.Module):
 
 
 class Hugging(nn.Module):
-    """A small model of transformers, made from its configuration, with adapters of peft."""
+    """A small transformers model, built from its configuration, with peft adapters."""
 
     def __init__(self, kind: str, targets: Sequence[str], **settings: int) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class Hugging(nn.Module):
 
 
 class _OnTokens(Training):
-    """A net with adapters on the digits as tokens."""
+    """A net with adapters, trained on the digits as tokens."""
 
     make: Callable[[], nn.Module]
 
@@ -156,7 +156,7 @@ class _OnTokens(Training):
 
 
 class LoraByHand(_OnTokens):
-    """Adapters by hand on a transformer of six blocks: 26 tensors."""
+    """Hand-written adapters on a transformer of six blocks: 26 tensors."""
 
     make = staticmethod(LoraTransformer)
 
@@ -195,7 +195,7 @@ _NEEDS_PEFT = (LoraBert, LoraGpt2, LoraLlama)
 
 
 def has_peft() -> bool:
-    """Whether transformers and peft are installed."""
+    """Return whether transformers and peft are installed."""
     return bool(find_spec("transformers") and find_spec("peft"))
 
 
@@ -204,12 +204,12 @@ def has_peft() -> bool:
 
 @dataclass(frozen=True)
 class Named:
-    """A fault in one way to train, and the first names that it was given.
+    """A fault in one training configuration, and the first names that it was given.
 
     Args:
         row: what was trained.
-        names: the first of `Verdict.faults` of each seed that had a fault; empty if none was found.
-        steps: after which the training was over, of each seed.
+        names: the first of `Verdict.faults` for each seed that had a fault; empty if none.
+        steps: number of steps of the training, for each seed.
     """
 
     row: Row
@@ -218,17 +218,17 @@ class Named:
 
     @property
     def right(self) -> int:
-        """How many of the names are the registry's."""
+        """Number of names that equal the registry's."""
         return self.names.count(self.row.fault.likely)
 
 
 def rows(kinds: Sequence[str] = (), faults: Sequence[str] = (), every: int = 1) -> list[Row]:
-    """What is trained.
+    """Return the rows to train.
 
     Args:
-        kinds: parts of names of ways to train, "selftest" for its faults; empty for all.
+        kinds: parts of configuration names, "selftest" for its faults; empty for all.
         faults: names; empty for all.
-        every: one in so many of the selftest's rows.
+        every: train one in ``every`` of the selftest's rows.
     """
 
     def wanted(kind: str) -> bool:
@@ -247,7 +247,7 @@ def rows(kinds: Sequence[str] = (), faults: Sequence[str] = (), every: int = 1) 
 
 
 def first_name(row: Row, seed: int) -> tuple[str, int]:
-    """The first name of one training, empty where nothing is found, and the steps it had."""
+    """Return the first name of one training (empty if nothing is found) and its number of steps."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         report = train(row.fault, Path(folder) / "audit", row.seed + seed, Stops)
     assert report is not None  # a training in one process has a report
@@ -264,7 +264,7 @@ def named(row: Row, seeds: int) -> Named:
 def run(
     kinds: Sequence[str] = (), faults: Sequence[str] = (), seeds: int = 1, every: int = 1
 ) -> dict[str, object]:
-    """How many first names are right, by way to train and fault; arguments as of `rows`."""
+    """Count the correct first names, by configuration and fault; arguments as in `rows`."""
     quiet()
     results = [named(row, seeds) for row in rows(kinds, faults, every)]
     return {one.row.title: f"{one.right} of {len(one.names)}" for one in results}
@@ -278,26 +278,26 @@ _HEAD = """# The first name that a fault is given
 
 {right} of {all} first names are the registry's.
 
-By default the audit stops a training at the first violation, and its name is what an engineer
-acts on. Here each fault is trained under `PrivacyAudit` at that stop; seeds of each: {seeds}.
-**right** counts the seeds whose first name is the one that [the registry](faults.md) has. A
-training that the audit ends before the claim is exceeded has no fault to name, and is not counted.
-**step** is where the training was stopped, of each seed. {left}
+By default the audit stops a training at the first violation, and an engineer acts on its name.
+Here each fault is trained under `PrivacyAudit` up to that stop; seeds of each: {seeds}.
+**right** counts the seeds whose first name is the one in [the registry](faults.md). A training
+that the audit ends before the claim is exceeded has no fault to name, and is not counted.
+**step** is the step at which the training stopped, for each seed. {left}
 
-This page is a run of {date} with lightning-audit {version}, made by `{command}`.
+This page shows a run of {date} with lightning-audit {version}, made by `{command}`.
 
-| way to train | fault | right | step | first names that are not the registry's |
+| configuration | fault | right | step | first names that are not the registry's |
 |---|---|---|---|---|
 """
-_WITHOUT = "transformers and peft were not installed: BERT, GPT-2 and Llama are left out."
+_WITHOUT = "transformers and peft were not installed: BERT, GPT-2 and Llama are omitted."
 
 
 def markdown(results: Sequence[Named], command: str) -> str:
-    """The page.
+    """Return the page.
 
     Args:
-        results: of all rows, with as many seeds each.
-        command: that printed them.
+        results: of all rows, with the same number of seeds each.
+        command: the command that printed them.
     """
     head = _HEAD.format(
         right=sum(one.right for one in results),
@@ -312,7 +312,7 @@ def markdown(results: Sequence[Named], command: str) -> str:
 
 
 def cells(one: Named) -> tuple[str, ...]:
-    """A line of the table."""
+    """Return one row of the table."""
     likely = one.row.fault.likely
     others = dict.fromkeys(name or "nothing found" for name in one.names if name != likely)
     return (
@@ -325,12 +325,12 @@ def cells(one: Named) -> tuple[str, ...]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train, print the table, and write the page where that is asked for."""
+    """Train, print the table, and write the page if `--write` is given."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--kinds", nargs="*", default=(), help="ways to train; part of a name")
+    parser.add_argument("--kinds", nargs="*", default=(), help="part of a configuration name")
     parser.add_argument("--faults", nargs="*", default=(), choices=sorted(FAULTS))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--every", type=int, default=1, help="one in so many selftest rows")
+    parser.add_argument("--every", type=int, default=1, help="train one in EVERY selftest rows")
     parser.add_argument("--write", action="store_true", help="write docs/names.md")
     given = parser.parse_args(arguments)
     quiet()

@@ -1,11 +1,11 @@
-"""Runs what no stage of `make test` has time for, and writes docs/nightly.md about it.
+"""Runs what is too slow for every stage of `make test`, and writes docs/nightly.md.
 
 python benchmarks/nightly.py [--small] [--page FILE] [--only PART ...]
 
-The tests marked `nightly`, the whole selftest, and benchmarks: those of correct trainings fail
-where one is accused, of the others the numbers are written down.
-``--small`` runs a little of each in a few minutes, to see that this script works. ``--only tests``
-runs a part again, and leaves the others what they were in the run before.
+It runs the tests marked `nightly`, the whole selftest, and benchmarks. Benchmarks of correct
+trainings fail if a training is accused; the numbers of the others are recorded.
+``--small`` runs a small version of each part in a few minutes, to check that this script works.
+``--only tests`` runs one part again and keeps the results of the others from the previous run.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "nightly.md"
-#: Parts of the last run that was no small one.
+#: Parts of the last full run.
 LAST = ROOT / "benchmarks" / "results" / "nightly.json"
-#: The longest first: two run at a time.
+#: Longest first: two run at a time.
 BENCHMARKS = (
     "healthy",
     "healthy_matrix",
@@ -40,17 +40,17 @@ BENCHMARKS = (
     "late_faults",
 )
 PARTS = ("tests", "lowest", "selftest", *BENCHMARKS)
-#: What a benchmark tells of correct trainings.
+#: Benchmarks of correct trainings.
 HEALTHY = ("healthy_matrix", "healthy")
 _HEAD = """# The last whole run
 
 <!-- Made by `make nightly` (`python benchmarks/nightly.py`); do not edit. -->
 
-`make nightly` runs what no stage of `make test` has time for: the tests marked `nightly`
-(simulations, figures and benchmarks at their whole size, of which `make heavy` runs a smaller
-version), the quick tests with the lowest versions that pyproject.toml allows, `lightning-audit
-selftest` with every fault, and benchmarks. Those of correct trainings fail where one is accused; of
-the others the numbers are written down, which the tests judge.
+`make nightly` runs what is too slow for every stage of `make test`: the tests marked `nightly`
+(simulations, figures and benchmarks at full size, of which `make heavy` runs a smaller version),
+the quick tests with the lowest versions that pyproject.toml allows, `lightning-audit selftest` with
+every fault, and benchmarks. Benchmarks of correct trainings fail if a training is accused; the
+numbers of the others are recorded, and the tests check them.
 """
 
 
@@ -60,10 +60,10 @@ class Part:
 
     Args:
         name: what ran.
-        passed: whether it ended as it should.
-        said: what came of it, in a line.
-        seconds: how long it took.
-        commit: that ran.
+        passed: whether it ended as expected.
+        said: its result, in one line.
+        seconds: its duration.
+        commit: the commit that ran.
     """
 
     name: str
@@ -74,21 +74,21 @@ class Part:
 
 
 def tests(small: bool) -> Part:
-    """The tests marked `nightly`."""
+    """Run the tests marked `nightly`."""
     chosen = ["-k", "raw_gradients or post_processing or doubles or doubled"] if small else []
     command = [sys.executable, "-m", "pytest", "--quiet", "--numprocesses=2", "--dist=worksteal"]
     return _tested("tests marked `nightly`", [*command, "-m", "nightly", *chosen, "tests"])
 
 
 def lowest(small: bool) -> Part:
-    """The quick tests, or those of a room, with the lowest versions that pyproject.toml allows."""
+    """Run the quick tests, or those of a package, with the lowest versions in pyproject.toml."""
     command = ["make", "lowest", f"PYTHON={sys.executable}"]
     chosen = ["SELECT=tests/accounting"] if small else []
     return _tested("quick tests with the lowest versions", [*command, *chosen])
 
 
 def _tested(name: str, command: Sequence[str]) -> Part:
-    """A part that is a run of pytest, with the last line that it prints."""
+    """Run pytest; the result is the last line that it prints."""
     code, out, seconds = _run(command)
     closing = [
         line.strip("= ") for line in out.splitlines() if " passed" in line or "failed" in line
@@ -97,7 +97,7 @@ def _tested(name: str, command: Sequence[str]) -> Part:
 
 
 def selftest(small: bool) -> Part:
-    """The whole selftest, or two faults and a healthy training."""
+    """Run the whole selftest, or two faults and a healthy training."""
     command = [sys.executable, "-m", "lightning_audit.cli.main", "selftest", "--jobs", "2"]
     code, out, seconds = _run([*command, *(["--quick"] if small else [])])
     last = out.splitlines()[-1] if out.strip() else "no result"
@@ -105,10 +105,10 @@ def selftest(small: bool) -> Part:
 
 
 def benchmark(name: str, small: bool) -> Part:
-    """A benchmark, whose results lie in benchmarks/results afterwards."""
+    """Run a benchmark, which writes its results to benchmarks/results."""
     script = [sys.executable, str(ROOT / "benchmarks" / "run.py")]
     file = ROOT / "benchmarks" / "results" / f"{name}.json"
-    file.unlink(missing_ok=True)  # a run that ends without results must not show those of before
+    file.unlink(missing_ok=True)  # a run without results must not show the previous ones
     code, out, seconds = _run([*script, *(["--small"] if small else []), name])
     if code or not file.exists():
         return Part(f"benchmark `{name}`", False, (out.splitlines() or ["no result"])[-1], seconds)
@@ -122,7 +122,7 @@ def benchmark(name: str, small: bool) -> Part:
 
 
 def _run(command: Sequence[str]) -> tuple[int, str, float]:
-    """Exit code, output and seconds of a command."""
+    """Return exit code, output and seconds of a command."""
     begun = time.monotonic()
     done = subprocess.run(
         command,
@@ -138,20 +138,20 @@ def _run(command: Sequence[str]) -> tuple[int, str, float]:
 
 
 def commit() -> str:
-    """The commit that ran, and whether files differed from it."""
+    """Return the commit that ran, and whether files differed from it."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(
             ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
         ).stdout.strip()
 
-    # The page itself is written anew by each run.
+    # Each run rewrites the page itself.
     changed = git("status", "--porcelain", "--untracked-files=no", ":!docs/nightly.md")
     return git("rev-parse", "HEAD") + (", with changes" if changed else "")
 
 
 def markdown(parts: Sequence[Part], commit: str, date: str, *, small: bool = False) -> str:
-    """The page."""
+    """Return the page."""
     failed = sum(not part.passed for part in parts)
     minutes = sum(part.seconds for part in parts) / 60
     packages = ", ".join(
@@ -180,9 +180,9 @@ def markdown(parts: Sequence[Part], commit: str, date: str, *, small: bool = Fal
 
 
 def main() -> int:
-    """Run all parts; 1 if one failed."""
+    """Run all parts; return 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--small", action="store_true", help="a little of each part")
+    parser.add_argument("--small", action="store_true", help="a small version of each part")
     parser.add_argument("--page", type=Path, default=PAGE, help="where the page goes")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts to run")
     options = parser.parse_args()
@@ -192,7 +192,7 @@ def main() -> int:
     def take(part: Part) -> None:
         parts[part.name] = dataclasses.replace(part, commit=ran)
         print(part, flush=True)
-        if not options.small:  # so that a run that is broken off keeps its parts
+        if not options.small:  # so that an interrupted run keeps its parts
             LAST.parent.mkdir(exist_ok=True)
             LAST.write_text(json.dumps([dataclasses.asdict(p) for p in parts.values()], indent=1))
 
@@ -213,7 +213,7 @@ def main() -> int:
 
 
 def _before() -> dict[str, Part]:
-    """The parts of the run before, by name."""
+    """Return the parts of the previous run, by name."""
     return {kept["name"]: Part(**kept) for kept in json.loads(LAST.read_text())}
 
 

@@ -1,4 +1,4 @@
-"""Time of an audited step over an unaudited one, step by step in one and the same training."""
+"""Time of an audited step over an unaudited one, alternating within one training."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ NETS = {
     "conv net of 26k": (medium_conv_net, large_digits),
 }
 BATCH_SIZES = (64, 256)
-#: Canaries of a step under ghost clipping, where each costs no row.
+#: Canaries per step under ghost clipping, where a canary costs no row.
 GHOST_CANARIES = 16
 
 
-#: Audited steps that are kept apart.
+#: First audited steps, which are reported separately.
 FIRST = 100
 
 
 class Alternate(pl.Callback):
-    """Switches the audit on or off before each step at random, and takes the step's time.
+    """Switches the audit on or off at random before each step, and times the step.
 
     Both kinds of steps so see the same weights, memory and processor; of the audit nothing is left
     in an unaudited step but the calls of its hooks. The audit's first hundred steps, in which it
@@ -51,7 +51,7 @@ class Alternate(pl.Callback):
         self._audits: list = []
 
     def on_train_batch_start(self, *_) -> None:
-        """Flip the coin of the step and start its time."""
+        """Flip the step's coin and start timing."""
         self._audits = self._audit._run.optimizers.audits or self._audits
         self._on = self._coin.random() < 0.5
         for audit in self._audits:
@@ -63,7 +63,7 @@ class Alternate(pl.Callback):
         self._start = time.perf_counter()
 
     def on_train_batch_end(self, *_) -> None:
-        """Keep the step's time."""
+        """Store the step's time."""
         recorder = self._audits[0].session.recorder
         kind = ("first" if recorder.steps <= FIRST else "on") if self._on else "off"
         self.seconds[kind].append(time.perf_counter() - self._start)
@@ -76,12 +76,12 @@ class Alternate(pl.Callback):
 
 
 def ratios(name: str, batch_size: int, steps: int, *, ghost: bool = False) -> dict[str, float]:
-    """Step times of one training over those of its unaudited steps."""
+    """Return the step times of one training over those of its unaudited steps."""
     classifier, canaries = (GhostClassifier, GHOST_CANARIES) if ghost else (Classifier, 8)
     make, data = NETS[name]
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        # What examinations cost is printed by `examination_cost`.
+        # `examination_cost` measures examinations.
         audit = PrivacyAudit(
             num_canaries=canaries,
             report_dir=folder,
@@ -93,7 +93,7 @@ def ratios(name: str, batch_size: int, steps: int, *, ghost: bool = False) -> di
         module = classifier(make(), data(), batch_size=batch_size)
         trainer(steps, audit, clock).fit(module)
     off, on, first = (clock.seconds[kind][10:] for kind in ("off", "on", "first"))
-    # The mean without the slowest twentieth: other programs of the machine are not the audit's.
+    # The mean without the slowest twentieth, which other programs on the machine may cause.
     base, *means = (statistics.fmean(sorted(t)[: -len(t) // 20]) for t in (off, on, first))
     median = statistics.median(off)
     return {
@@ -105,7 +105,7 @@ def ratios(name: str, batch_size: int, steps: int, *, ghost: bool = False) -> di
 
 
 def run(steps: int = 1600) -> dict[str, object]:
-    """Ratios for two nets and two batch sizes, and for ghost clipping."""
+    """Return ratios for two nets and two batch sizes, and for ghost clipping."""
     quiet()
     results: dict[str, object] = {}
     for name in NETS:

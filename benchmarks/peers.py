@@ -1,7 +1,7 @@
-"""Side by side with privacy-estimates and jax-privacy: times, accuracy, tightness, on one data set.
+"""Comparison with privacy-estimates and jax-privacy on one data set: time, accuracy, tightness.
 
-Each peer runs in a virtual environment of its own, made with pip on first use and kept in
-benchmarks/.environments. Where one cannot be made the result says so and holds our half.
+Each peer runs in its own virtual environment, created with pip on first use and kept in
+benchmarks/.environments. If one cannot be created, the result says so and has only our half.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ CASES: dict[str, tuple[tuple[int, int, int, int], float, float]] = {
     "41296+1296 errors of 5e4+5e4, .025": ((41296, 8704, 1296, 48704), DELTA, 0.025),
 }
 
-#: Of our methods: what is assumed of the scores, and whether the threshold is searched.
+#: For each of our methods: its assumption on the scores, and whether it searches the threshold.
 OURS = {
     "CP, fixed": ("independent", "fixed"),
     "CP, split 1:4": ("independent", "searched"),
@@ -81,7 +81,7 @@ OURS = {
     "GDP noncentral t": ("independent, Gaussian scores", "none"),
 }
 
-#: Canaries, guesses and correct ones of the bounds of one run.
+#: Canaries, guesses and correct guesses for the bounds of one run.
 GUESSES = (
     (1000, 1000, 1000),
     (1000, 1000, 900),
@@ -94,7 +94,7 @@ GUESSES = (
 )
 
 _DIVISOR = "not proved: the number of hypotheses is read off the data (the hull's corners)"
-#: Of the peer's methods: assumption, threshold, whether it is proved, and ours to compare with.
+#: For each of the peer's methods: assumption, threshold, whether it is proved, our counterpart.
 THEIRS: dict[str, tuple[str, str, str, str | None]] = {
     "CP, fixed": ("independent", "fixed", "proved", "CP, fixed"),
     "CP, split": ("independent", "searched", "proved", "CP, Berk-Jones"),
@@ -120,11 +120,11 @@ THEIRS: dict[str, tuple[str, str, str, str | None]] = {
 
 
 class UnavailableError(Exception):
-    """An environment of a peer could not be made, or its worker failed."""
+    """A peer's environment could not be created, or its worker failed."""
 
 
 def interpreter(peer: str) -> Path:
-    """Python of the peer's own environment, which is made if it is not there.
+    """Return the Python of the peer's environment, which is created if it is missing.
 
     Args:
         peer: name on the package index, one of `PINS`.
@@ -151,14 +151,14 @@ def interpreter(peer: str) -> Path:
 
 
 def peer_results(peer: str, data: Path) -> dict[str, Any]:
-    """What the peer's worker prints about a file of data: its version and results."""
+    """Return what the peer's worker prints for a data file: its version and results."""
     worker = FOLDER / "peers_workers" / f"{peer.replace('-', '_')}_worker.py"
     result: dict[str, Any] = json.loads(_output([str(interpreter(peer)), str(worker), str(data)]))
     return result
 
 
 def _output(command: list[str]) -> str:
-    # A path of ours must not shadow the peer's own packages.
+    # PYTHONPATH must not shadow the peer's own packages.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     environment |= {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
     try:
@@ -181,12 +181,12 @@ def simulated(epsilon: float, n: int, seeds: int) -> list[Scores]:
 
 
 def middle(epsilon: float) -> float:
-    """The threshold midway between the worlds, known before the scores."""
+    """Return the threshold midway between the worlds, known before the scores."""
     return float(gaussian_mu(epsilon, DELTA)) / 2 if epsilon else 0.0
 
 
 def cases() -> dict[str, dict[str, Any]]:
-    """The quantiles to compare: `CASES` and three thresholds of 500 + 500 scores."""
+    """Return the quantiles to compare: `CASES` and three thresholds of 500 + 500 scores."""
     found = {
         name: {"counts": counts, "delta": delta, "probability": probability}
         for name, (counts, delta, probability) in CASES.items()
@@ -203,9 +203,9 @@ def cases() -> dict[str, dict[str, Any]]:
 
 
 def our_quantile(case: dict[str, Any]) -> dict[str, float]:
-    """Our quantile, its time, and how far it is off by plain quadrature in 25 digits.
+    """Return our quantile, its time, and its error against plain quadrature in 25 digits.
 
-    Next to the true quantile the error is that of the probability, over the density.
+    Near the true quantile the error is that of the probability, divided by the density.
     """
     counts = ConfusionCounts(*case["counts"])
     value, ms = timed(
@@ -221,7 +221,7 @@ def our_quantile(case: dict[str, Any]) -> dict[str, float]:
 
 
 def _twins() -> Any:
-    """The independent quadrature with which the tests compare as well."""
+    """Return the independent quadrature that the tests also compare with."""
     folder = str(FOLDER.parent / "tests" / "support")
     if folder not in sys.path:
         sys.path.append(folder)
@@ -231,7 +231,7 @@ def _twins() -> Any:
 
 
 def timed(call: Callable[[], Any], repetitions: int = 5) -> tuple[Any, float]:
-    """The result, and the median milliseconds of some calls after a first one."""
+    """Return the result, and the median milliseconds of some calls after a first one."""
     result, times = call(), []
     for _ in range(repetitions):
         start = time.perf_counter()
@@ -241,7 +241,7 @@ def timed(call: Callable[[], Any], repetitions: int = 5) -> tuple[Any, float]:
 
 
 def all_thresholds(n: int) -> dict[str, Any]:
-    """Every quantile, and their maximum with pruning, over all thresholds of n + n scores."""
+    """Time every quantile, and their pruned maximum, over all thresholds of n + n scores."""
     scores = simulated(4.0, n, 1)[0]
     counts = ConfusionCounts.from_scores(*scores, candidate_thresholds(*scores))
     every, ms = timed(lambda: epsilon_posterior_quantile(0.05, counts, DELTA))
@@ -255,12 +255,12 @@ def all_thresholds(n: int) -> dict[str, Any]:
 
 
 def as_epsilon(mu: float) -> float:
-    """Epsilon at `DELTA` of mu-GDP."""
+    """Return epsilon at `DELTA` of mu-GDP."""
     return float(gaussian_epsilon(mu, DELTA))
 
 
 def one_runs(folder: Path) -> dict[str, Any]:
-    """Bounds from counts of guesses in one run beside jax-privacy's, and the ratios of times."""
+    """Compare bounds from counts of guesses in one run with jax-privacy's, and their times."""
     wanted = {
         f"{canaries} canaries, {correct} of {guesses} correct": {
             "canaries": canaries,
@@ -305,7 +305,7 @@ def one_runs(folder: Path) -> dict[str, Any]:
 
 
 def our_methods(at: float) -> dict[str, Callable[[Scores], float]]:
-    """Our bounds by the names of `OURS`; ``at`` is a threshold fixed beforehand."""
+    """Return our bounds by the names of `OURS`; ``at`` is a threshold fixed in advance."""
 
     def named(method: str, choice: Any = None) -> Callable[[Scores], float]:
         return lambda scores: (
@@ -338,7 +338,7 @@ def our_methods(at: float) -> dict[str, Callable[[Scores], float]]:
 
 
 def our_bounds(epsilon: float, scores: list[Scores]) -> dict[str, dict[str, Any]]:
-    """A bound a seed and the median milliseconds, of each of our methods."""
+    """Return one bound per seed and the median milliseconds, for each of our methods."""
     results = {}
     for name, method in our_methods(middle(epsilon)).items():
         method(scores[0])  # the bands of a sample size are computed once
@@ -352,7 +352,7 @@ def our_bounds(epsilon: float, scores: list[Scores]) -> dict[str, dict[str, Any]
 
 
 def summary(epsilon: float, found: dict[str, Any], *labels: str) -> dict[str, Any]:
-    """Median bound over epsilon (the bound itself if that is 0), misses, and milliseconds."""
+    """Return the median bound over epsilon (the bound itself if that is 0), misses, and time."""
     values = np.array([np.nan if v is None else v for v in found["values"]], dtype=np.float64)
     median = float(np.nanmedian(values))
     return {
@@ -364,7 +364,7 @@ def summary(epsilon: float, found: dict[str, Any], *labels: str) -> dict[str, An
 
 
 def tightness(games: list[Game], seeds: int, folder: Path) -> dict[str, Any]:
-    """The bounds of all methods on the same scores, and where the peer's are larger."""
+    """Return the bounds of all methods on the same scores, and where the peer's are larger."""
     data = {game: simulated(*game, seeds) for game in games}
     file = folder / "scores.npz"
     arrays = {}
@@ -410,7 +410,7 @@ def tightness(games: list[Game], seeds: int, folder: Path) -> dict[str, Any]:
 
 
 def quantiles(folder: Path) -> dict[str, Any]:
-    """Our quantiles beside the peer's."""
+    """Compare our quantiles with the peer's."""
     wanted = cases()
     file = folder / "cases.json"
     file.write_text(json.dumps(wanted))
@@ -456,7 +456,7 @@ def quantiles(folder: Path) -> dict[str, Any]:
 
 
 def run(seeds: int = 100, sizes: tuple[int, ...] = (500, 5000)) -> dict[str, object]:
-    """All comparisons; keys that begin with "holds" are the requirements."""
+    """Return all comparisons; keys that begin with "holds" are requirements."""
     games = [(epsilon, n) for n in sizes for epsilon in (0.0, 1.0, 2.0, 4.0, 8.0)]
     results: dict[str, object] = {
         "date": datetime.date.today().isoformat(),

@@ -1,4 +1,4 @@
-"""Trade-off curves of DP-SGD trainings side by side with riskcal: values and times, in one run."""
+"""Trade-off curves of DP-SGD trainings compared with riskcal: values and times, in one run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALPHAS = np.concatenate([[1e-6, 1e-5, 1e-4, 1e-3], np.linspace(0.01, 0.99, 99)])
 
 
 def cases() -> dict[str, dict[str, Any]]:
-    """The trainings, and where their curves are read."""
+    """Return the trainings, with the type I errors at which their curves are evaluated."""
     return {
         f"sigma {sigma}, q {rate}, {steps} steps": {
             "sigma": sigma,
@@ -33,7 +33,7 @@ def cases() -> dict[str, dict[str, Any]]:
 
 
 def ours(case: dict[str, Any]) -> tuple[np.ndarray, float]:
-    """Type II error rates, and the milliseconds of the curve and its values."""
+    """Return type II error rates, and the milliseconds for the curve and its values."""
     step = privacy_loss_distribution.from_gaussian_mechanism(
         case["sigma"],
         value_discretization_interval=case["grid"],
@@ -45,7 +45,7 @@ def ours(case: dict[str, Any]) -> tuple[np.ndarray, float]:
 
 
 def run() -> dict[str, object]:
-    """Curves of the same distributions, ours and riskcal's."""
+    """Return the curves of the same distributions, ours and riskcal's."""
     wanted = cases()
     results: dict[str, object] = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -9,10 +9,10 @@ from lightning_audit.stats.tradeoff.piecewise import PiecewiseTradeoff
 
 
 def tradeoff_from_pld(pld: PrivacyLossDistribution) -> PiecewiseTradeoff:
-    r"""Trade-off function of a mechanism, for both directions together: f = min(T, T^-1)**.
+    r"""Return the trade-off function of a mechanism for both directions: f = min(T, T^-1)**.
 
-    It lies on or below the true one, as the discretisation is pessimistic; its privacy curve is
-    that of the distribution itself, up to the rounding of sums.
+    The function is on or below the true one, because the discretization is pessimistic; its
+    privacy curve is that of the distribution itself, up to the rounding of sums.
 
     The test "in if the loss is at least l" has the error rates
 
@@ -44,14 +44,14 @@ def tradeoff_from_pld(pld: PrivacyLossDistribution) -> PiecewiseTradeoff:
 
 
 def _error_rates(part) -> tuple[np.ndarray, np.ndarray]:
-    """Power and false alarm rate of the tests "loss at least l", from infinite l down to 0."""
+    """Return power and false alarm rate of the tests "loss at least l", from infinite l to 0."""
     dense = part.to_dense_pmf()
     # The Fourier transform leaves rounding errors of either sign; those below zero count as zero.
     probability = np.maximum(np.asarray(dense._probs, dtype=np.float64), 0.0)[::-1]
     index = int(dense._lower_loss) + np.arange(len(probability))[::-1]
     probability, index = probability[index >= 0], index[index >= 0]
     infinite = max(float(dense._infinity_mass), 0.0)
-    # Rounding may lift sums of thousands of terms above one by a hair.
+    # Rounding may make sums of thousands of terms slightly larger than one.
     power = np.minimum(infinite + np.cumsum(probability), 1.0)
     loss = index * float(dense._discretization)
     false_alarm = np.minimum(np.cumsum(probability * np.exp(-loss)), 1.0)

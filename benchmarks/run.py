@@ -33,7 +33,7 @@ NAMES = (
     "lower_bound",
 )
 
-#: Arguments of a run that shows that a benchmark works, for those that know of any.
+#: Arguments of a small run that checks that a benchmark works, for benchmarks that have them.
 SMALL: dict[str, dict[str, Any]] = {
     "detection": {"seeds": 1},
     "late_faults": {"seeds": 1},

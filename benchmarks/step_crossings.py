@@ -1,9 +1,9 @@
-"""Files, calls and crossings of one audited step: how much code a stranger reads to follow it.
+"""Files, calls and crossings of one audited step: how much code a new reader must follow.
 
-A crossing is a call from one file of the package into another. A call from elsewhere, as a hook's
-from torch, is none, and none either where it enters through `taps/boundary.py`, which wraps every
-hook: a call through it counts as one of its caller's. After the first hundred steps ten at a time
-go to the checks, so that a step that only waits is counted beside one that ends a block of ten.
+A crossing is a call from one file of the package into another. Calls from outside the package, such
+as hooks called by torch, do not count. `taps/boundary.py` wraps every hook: a call through it
+counts as a call by its caller. After the first hundred steps, ten steps at a time are passed to the
+checks, so a step that only waits is counted separately from one that ends a block of ten.
 
 python benchmarks/step_crossings.py
 """
@@ -24,22 +24,22 @@ import lightning_audit
 from lightning_audit import PrivacyAudit
 
 PACKAGE = str(Path(lightning_audit.__file__).parent)
-#: The 158th step of the training waits to be taken in, and the 160th ends a block of ten. Neither
-#: is one of the steps after the hundredth whose noise or weights are read, nor is the first one of
-#: those, one in five, whose canaries stand among the rows of the data.
+#: The 158th step of the training is buffered, and the 160th ends a block of ten. Neither is one of
+#: the steps after the hundredth whose noise or weights are read, and the 158th is not one of the
+#: steps, one in five, whose canaries are among the rows of the data.
 STEADY, BLOCK_END = 158, 160
 _BOUNDARY = "taps/boundary.py"
 
 
 class CallCount:
-    """Counts the calls of functions of the package, by the files that they are in."""
+    """Counts of calls of the package's functions, by file."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
         self.crossings: Counter[tuple[str, str]] = Counter()
 
     def count(self, frame: FrameType, event: str, _: Any) -> None:
-        """Take in an event of `sys.setprofile`."""
+        """Count an event of `sys.setprofile`."""
         callee = _in_package(frame)
         if event != "call" or callee is None or callee == _BOUNDARY:
             return
@@ -50,7 +50,7 @@ class CallCount:
 
 
 def _caller(frame: FrameType) -> str | None:
-    """The file of the package that calls, through the boundary or not."""
+    """Return the file of the package that calls, directly or through the boundary."""
     back = frame.f_back
     while back is not None and _in_package(back) == _BOUNDARY:
         back = back.f_back
@@ -63,13 +63,13 @@ def _in_package(frame: FrameType) -> str | None:
 
 
 class StepStart(pl.Callback):
-    """Counts the calls of some steps; it stands before the audit, and `StepEnd` behind it."""
+    """Counts the calls of some steps; runs before the audit's callback, and `StepEnd` after it."""
 
     def __init__(self, steps: tuple[int, ...]) -> None:
         self.counts = {step: CallCount() for step in steps}
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Begin to count, if this step is to be counted."""
+        """Start counting if this step is one of those to count."""
         count = self.counts.get(trainer.global_step + 1)
         if count is not None:
             sys.setprofile(count.count)
@@ -79,12 +79,12 @@ class StepEnd(pl.Callback):
     """Ends the counting of a step."""
 
     def on_train_batch_end(self, *_: Any) -> None:
-        """Count no more."""
+        """Stop counting."""
         sys.setprofile(None)
 
 
 def counted(steps: tuple[int, ...] = (STEADY, BLOCK_END)) -> dict[int, CallCount]:
-    """The calls of some steps of a small net's training.
+    """Return the calls of some steps of a small net's training.
 
     Args:
         steps: their numbers, from 1.
@@ -98,7 +98,7 @@ def counted(steps: tuple[int, ...] = (STEADY, BLOCK_END)) -> dict[int, CallCount
 
 
 def run() -> dict[str, object]:
-    """The numbers of a steady step, and of one that ends a block of ten."""
+    """Return the numbers of a steady step, and of one that ends a block of ten."""
     quiet()
     results: dict[str, object] = {}
     for step, count in counted().items():

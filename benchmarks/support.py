@@ -1,4 +1,4 @@
-"""Trainings that the benchmarks share: real data, real Opacus, a real Trainer."""
+"""Trainings shared by the benchmarks: real data, real Opacus, a real Trainer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DELTA = 1e-5
 
 
 def quiet() -> None:
-    """Silence what Lightning and Opacus say of loaders, hooks and devices."""
+    """Silence the messages of Lightning and Opacus on loaders, hooks and devices."""
     for name in ("pytorch_lightning", "lightning_audit"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", module="opacus|pytorch_lightning|torch|lightning_utilities")
@@ -41,20 +41,20 @@ def digits() -> TensorDataset:
 
 
 def large_digits() -> TensorDataset:
-    """The digits, enlarged to 28 x 28 pixels."""
+    """Return the digits, enlarged to 28 x 28 pixels."""
     images, labels = digits().tensors
     return TensorDataset(functional.interpolate(images, 28, mode="bilinear"), labels)
 
 
 def digit_tokens() -> TensorDataset:
-    """The digits as sequences of 16 tokens: the quantised means of 2 x 2 pixels."""
+    """Return the digits as sequences of 16 tokens: the quantized means of 2 x 2 pixels."""
     images, labels = digits().tensors
     means = functional.avg_pool2d(images, 2).flatten(1)
     return TensorDataset((means * 16).round().long(), labels)
 
 
 def cells() -> TensorDataset:
-    """569 records of 30 standardised features, two classes."""
+    """569 records of 30 standardized features, two classes."""
     data = load_breast_cancer()
     features = torch.tensor(data.data, dtype=torch.float32)
     return TensorDataset((features - features.mean(0)) / features.std(0), torch.tensor(data.target))
@@ -96,7 +96,7 @@ def mlp(
     classes: int = 10,
     activation: Callable[[], nn.Module] = nn.ReLU,
 ) -> nn.Module:
-    """A net of three linear layers."""
+    """Return a net of three linear layers."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(inputs, hidden),
@@ -120,7 +120,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(width, 10)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Class scores of token sequences, ``[n, 16]`` to ``[n, 10]``."""
+        """Return class scores of token sequences, ``[n, 16]`` to ``[n, 10]``."""
         places = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
         x = self.norms[0](self.tokens(tokens) + self.places(places))
         x = x + self.attention(x, x, x)[0]
@@ -151,16 +151,16 @@ class Classifier(pl.LightningModule):
         self.noise_factor, self.make_optimizer = noise_factor, make_optimizer
 
     def training_step(self, batch, _):
-        """Cross-entropy of a batch."""
+        """Return the cross-entropy of a batch."""
         inputs, labels = batch
         return functional.cross_entropy(self.net(inputs), labels)
 
     def train_dataloader(self):
-        """Poisson batches."""
+        """Return a loader of Poisson batches."""
         return DPDataLoader.from_data_loader(DataLoader(self.data, self.batch_size))
 
     def configure_optimizers(self):
-        """The optimizer of make_private, or a faulty one in its place."""
+        """Return the optimizer of make_private, or a faulty one instead."""
         self.net, optimizer, _ = PrivacyEngine().make_private(
             module=self.net,
             optimizer=self.make_optimizer(self.net.parameters(), lr=self.learning_rate),
@@ -178,12 +178,12 @@ class GhostClassifier(Classifier):
     """The same with ghost clipping."""
 
     def training_step(self, batch, _):
-        """Cross-entropy of a batch, as Opacus packs it for its two backward passes."""
+        """Return the cross-entropy of a batch, wrapped by Opacus for its two backward passes."""
         inputs, labels = batch
         return {"loss": self.criterion(self.net(inputs), labels)}
 
     def configure_optimizers(self):
-        """The optimizer of make_private."""
+        """Return the optimizer of make_private."""
         self.net, optimizer, criterion, _ = PrivacyEngine().make_private(
             module=self.net,
             optimizer=self.make_optimizer(self.net.parameters(), lr=self.learning_rate),
@@ -197,7 +197,7 @@ class GhostClassifier(Classifier):
 
 
 def trainer(steps: int, *callbacks: pl.Callback) -> pl.Trainer:
-    """A Trainer of a given number of steps that writes nothing."""
+    """Return a Trainer of a given number of steps that writes nothing."""
     return pl.Trainer(
         max_steps=steps,
         max_epochs=-1,
@@ -212,7 +212,7 @@ def trainer(steps: int, *callbacks: pl.Callback) -> pl.Trainer:
 
 @contextlib.contextmanager
 def counted_replays() -> Iterator[list[int]]:
-    """How many steps each examination within replays, which no report tells."""
+    """Yield a list to which each examination appends its number of replayed steps."""
     counts: list[int] = []
     make = examinations.examine_step
 

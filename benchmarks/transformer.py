@@ -11,7 +11,7 @@ from lightning_audit import PrivacyAudit
 
 
 def verdict(noise_factor: float, steps: int, width: int = 304) -> tuple[str, str]:
-    """Outcome and likely fault of one training.
+    """Return the outcome and likely fault of one training.
 
     Args:
         noise_factor: true noise over stated noise.
@@ -34,7 +34,7 @@ def verdict(noise_factor: float, steps: int, width: int = 304) -> tuple[str, str
 
 
 def run(width: int = 304) -> dict[str, object]:
-    """Verdicts on a correct training of 24 steps and on one with half the noise."""
+    """Return the verdicts on a correct training of 24 steps and on one with half the noise."""
     quiet()
     return {
         "parameters": sum(p.numel() for p in Transformer(width).parameters()),

@@ -1,4 +1,4 @@
-"""Time of an audited step over an unaudited one where two processes train together (gloo)."""
+"""Time of an audited step over an unaudited one, with two processes (gloo)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torch.utils.data import ConcatDataset, DataLoader
 
 from lightning_audit import PrivacyAudit
 
-#: Of both processes together.
+#: Total over both processes.
 BATCH_SIZES = (128, 512)
 
 
@@ -30,12 +30,12 @@ class _Distributed(Classifier):
     """The classifier of the other benchmarks, in two processes."""
 
     def train_dataloader(self):
-        """Poisson batches of this process's share of the records."""
+        """Return a loader of Poisson batches from this process's share of the records."""
         loader = DataLoader(self.data, self.batch_size)
         return DPDataLoader.from_data_loader(loader, distributed=True)
 
     def configure_optimizers(self):
-        """The optimizer that adds up the gradients of both."""
+        """Return the optimizer that sums the gradients of both processes."""
         self.net, optimizer, _ = PrivacyEngine().make_private(
             module=DifferentiallyPrivateDistributedDataParallel(self.net),
             optimizer=self.make_optimizer(self.net.parameters(), lr=self.learning_rate),
@@ -46,14 +46,14 @@ class _Distributed(Classifier):
 
 
 def _train(name: str, batch_size: int, steps: int) -> None:
-    """In one of the two processes: train, and print the ratio of the median times."""
+    """Train in one of the two processes, and print the ratio of the median times."""
     quiet()
     make, data = NETS[name]
     torch.manual_seed(0)
-    # Long epochs: what an epoch's end costs is another benchmark's.
+    # Long epochs, because `epoch_cost` measures the end of an epoch.
     with tempfile.TemporaryDirectory() as folder:
         audit = PrivacyAudit(report_dir=folder, on_violation="warn", seed=0)
-        # Both processes switch alike.
+        # Both processes switch in the same steps.
         clock = Alternate(audit)
         pl.Trainer(
             max_steps=steps,
@@ -73,7 +73,7 @@ def _train(name: str, batch_size: int, steps: int) -> None:
 
 
 def ratio(name: str, batch_size: int, steps: int) -> float:
-    """Start two processes; the median step time of the first, audited over unaudited."""
+    """Start two processes; return the first one's median step time, audited over unaudited."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -103,7 +103,7 @@ def ratio(name: str, batch_size: int, steps: int) -> float:
 
 
 def run(steps: int = 800) -> dict[str, object]:
-    """Ratios of median step times for two nets and two batch sizes."""
+    """Return ratios of median step times for two nets and two batch sizes."""
     return {
         f"{name}, batch {size}, median": round(
             ratio(name, size, steps if size == BATCH_SIZES[0] else steps // 2), 3

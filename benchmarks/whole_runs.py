@@ -1,4 +1,4 @@
-"""Wall time of `Trainer.fit` audited over unaudited, in processes of their own that take turns."""
+"""Wall time of `Trainer.fit`, audited over unaudited, in separate alternating processes."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class LastState(nn.Module):
         self.lstm, self.head = DPLSTM(8, 64, batch_first=True), nn.Linear(64, 10)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Class scores of images, ``[n, 1, 8, 8]`` to ``[n, 10]``."""
+        """Return class scores of images, ``[n, 1, 8, 8]`` to ``[n, 10]``."""
         return self.head(self.lstm(images.squeeze(1))[0][:, -1])
 
 
 class TinyBert(nn.Module):
-    """A BERT of two layers with adapters of rank 4, which alone are trained."""
+    """A BERT of two layers of which only adapters of rank 4 are trained."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,12 +55,12 @@ class TinyBert(nn.Module):
         self.bert = get_peft_model(BertForSequenceClassification(config), lora)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Class scores of sequences of tokens, ``[n, 16]`` to ``[n, 10]``."""
+        """Return class scores of token sequences, ``[n, 16]`` to ``[n, 10]``."""
         return self.bert(input_ids=tokens).logits
 
 
 def _records(data: TensorDataset, count: int) -> TensorDataset:
-    """So many records of a data set of images, each moved a little, none twice."""
+    """Return ``count`` distinct records: images of a data set with a little noise added."""
     images, labels = data.tensors
     chosen = torch.arange(count) % len(labels)
     moved = images[chosen] + 0.02 * torch.randn(count, *images.shape[1:])
@@ -88,11 +88,11 @@ TRAININGS: dict[str, tuple[Callable[[], nn.Module], Callable[[], TensorDataset],
 
 
 def trained(name: str, *, audited: bool) -> dict[str, float]:
-    """Seconds of one training, and of them those of the first examination.
+    """Return the seconds of one training, and of its first examination.
 
     Args:
         name: of `TRAININGS`.
-        audited: whether it is audited, as by default.
+        audited: whether to audit it with the defaults.
     """
     quiet()
     torch.manual_seed(0)
@@ -123,11 +123,11 @@ def _in_a_process(name: str, audited: bool) -> dict[str, float]:
 
 
 def run(pairs: int = 3, only: str = "") -> dict[str, object]:
-    """Median ratios over pairs of processes, without and with the first examination.
+    """Return median ratios over pairs of processes, without and with the first examination.
 
     Args:
         pairs: how often each training runs with and without the audit.
-        only: part of the names of the trainings that run; empty for all.
+        only: part of the names of the trainings to run; empty for all.
     """
     results: dict[str, object] = {}
     for name in TRAININGS:

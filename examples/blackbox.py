@@ -1,11 +1,10 @@
-"""Audits of ordinary private functions, correct and faulty ones, from their outputs alone.
+"""Audits of private functions, correct and faulty, from their outputs alone.
 
     python examples/blackbox.py [NAME ...]
 
-Each function takes a data set and a NumPy generator, and returns a number or an array. Nothing in
-it knows of the audit. The faults are of the kind that a review overlooks: a sensitivity of half
-the size, a variance where a standard deviation is asked for, a sample that is drawn once for all,
-clipping that is forgotten.
+Each function takes a data set and a NumPy generator, and returns a number or an array. It does not
+depend on the audit. The faults are easy to overlook in a review: half the sensitivity, a variance
+instead of a standard deviation, the same noise in each call, no sampling, no clipping.
 
 The exit code is 0 if the correct functions pass and the faulty ones are refuted.
 """
@@ -32,7 +31,7 @@ MU_MEAN, MU_SGD = 1 / math.sqrt(2.0), math.sqrt(STEPS) / SIGMA
 
 
 def cells() -> np.ndarray:
-    """Standardised features of cell nuclei in [-1, 1], with the diagnosis in the last column."""
+    """Return standardized features of cell nuclei in [-1, 1]; the last column is the diagnosis."""
     data = load_breast_cancer()
     features = data.data[:RECORDS, :FEATURES]
     scaled = np.clip((features - features.mean(0)) / (3 * features.std(0)), -1, 1)
@@ -40,34 +39,34 @@ def cells() -> np.ndarray:
 
 
 def noisy_count(data, rng, *, scale=1.0):
-    """How many tumours are benign; epsilon = 1 with Laplace noise of scale 1."""
+    """Return the number of benign tumors; epsilon = 1 with Laplace noise of scale 1."""
     return data[:, -1].sum() + rng.laplace(0, scale)
 
 
 def count_with_one_noise(data, rng):
-    """A generator that is seeded anew in each call gives the same noise each time."""
+    """Return a count whose generator is seeded again in each call: the noise is always the same."""
     return noisy_count(data, np.random.default_rng(7))
 
 
 def noisy_mean(data, rng, *, sensitivity=2 / RECORDS):
-    """Mean of the first feature, which a changed record moves by 2 / n at most."""
+    """Return the mean of the first feature, which a changed record moves by at most 2 / n."""
     return data[:, 0].mean() + sensitivity * rng.normal() / MU_MEAN
 
 
 def noisy_sum_of_sample(data, rng):
-    """Sum over a Poisson sample of gradients of norm 1."""
+    """Return the sum over a Poisson sample of gradients of norm 1."""
     chosen = rng.random(len(data)) < SAMPLE_RATE
 
     return data[chosen, 0].sum() + STEP_SIGMA * rng.normal()
 
 
 def sum_of_everything(data, rng):
-    """The sample is forgotten; the claim still has its amplification."""
+    """Return the sum without sampling; the claim still has the amplification by sampling."""
     return data[:, 0].sum() + STEP_SIGMA * rng.normal()
 
 
 def dp_sgd(data, rng, *, sigma=SIGMA, clip=True):
-    """Logistic regression by DP-SGD on all records: the last weights; mu = sqrt(steps) / sigma."""
+    """Return the last weights of logistic regression by DP-SGD; mu = sqrt(steps) / sigma."""
     features, labels = data[:, :-1], data[:, -1]
     weights = np.zeros(features.shape[1])
     for _ in range(STEPS):
@@ -83,7 +82,7 @@ def dp_sgd(data, rng, *, sigma=SIGMA, clip=True):
 
 @dataclass(frozen=True)
 class Example:
-    """A function, the data sets that it is audited on, what it claims, and what is to be found."""
+    """A function, the data sets to audit it on, its claim, and the expected outcome."""
 
     mechanism: Callable[[Any, np.random.Generator], Any]
     neighbours: Callable[[], tuple[np.ndarray, np.ndarray]]
@@ -92,26 +91,26 @@ class Example:
 
 
 def one_more(record) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
-    """The cells, and the cells with one more record."""
+    """Return the cells, and the cells with one more record."""
     return lambda: (cells(), np.vstack([cells(), record]))
 
 
 def one_changed() -> tuple[np.ndarray, np.ndarray]:
-    """The cells with the first feature of one record at either end."""
+    """Return the cells with the first feature of one record at its minimum and maximum."""
     low, high = cells(), cells()
     low[0, 0], high[0, 0] = -1, 1
     return low, high
 
 
 def empty_or_one() -> tuple[np.ndarray, np.ndarray]:
-    """Records whose gradient is zero, and one of norm 1 among them."""
+    """Return records with zero gradients, without and with one gradient of norm 1."""
     without, with_one = np.zeros((RECORDS, 1)), np.zeros((RECORDS, 1))
     with_one[0, 0] = 1
     return without, with_one
 
 
 BENIGN = np.append(np.zeros(FEATURES), 1.0)
-# Far from the others, and with the wrong label: its gradient has norm 20 before clipping.
+# An outlier with the wrong label: its gradient has norm 20 before clipping.
 OUTLIER = np.append(np.full(FEATURES, 40.0 / math.sqrt(FEATURES)), 0.0)
 SUBSAMPLED = SubsampledGaussianTradeoff(STEP_SIGMA, SAMPLE_RATE)
 

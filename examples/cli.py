@@ -1,9 +1,9 @@
-"""An audited training that is configured by YAML alone, with LightningCLI.
+"""An audited training that is configured entirely in YAML, with LightningCLI.
 
     python examples/cli.py fit --config examples/audit.yaml
 
-The command ends with an error if the audit finds the privacy claim false. With `lightning.pytorch`
-in place of `pytorch_lightning` it does the same.
+The command ends with an error if the audit finds the privacy claim false. `lightning.pytorch`
+instead of `pytorch_lightning` works the same way.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Four trainings on scikit-learn's digits: a correct one, and three whose privacy claim is false.
+"""Four trainings on scikit-learn's digits: a correct one, and three with a false privacy claim.
 
     python examples/digits.py [--report-dir demo]
 
-Each is an ordinary Lightning training with Opacus and one callback more. The faults are small
-changes to Opacus' optimizer, each of a kind that was met in the wild:
+Each is an ordinary Lightning training with Opacus plus one callback. The faults are small changes
+to Opacus' optimizer, each of a kind that was found in real code:
 
-- half noise: the noise has half the standard deviation that the accountant is told;
+- half noise: the noise has half the standard deviation that the accountant records;
 - clip after averaging: the batch's mean gradient is clipped instead of each sample's;
-- closure re-run: the closure is passed on to the inner optimizer, which computes the gradient
-  again without clipping and noise (opacus issue #313).
+- closure re-run: the closure is passed to the inner optimizer, which computes the gradient again
+  without clipping and noise (opacus issue #313).
 
 The exit code is 0 if the audit passes the first and refuses the others by name.
 """
@@ -83,7 +83,7 @@ class Digits(pl.LightningModule):
             max_grad_norm=optimizer.max_grad_norm,
             expected_batch_size=optimizer.expected_batch_size,
         )
-        faulty.attach_step_hook(optimizer.step_hook)  # the accountant notices nothing
+        faulty.attach_step_hook(optimizer.step_hook)  # the accountant sees no difference
         return faulty
 
 
@@ -109,7 +109,7 @@ class ClipAfterAveraging(DPOptimizer):
 
 
 class RunsClosureAgain(DPOptimizer):
-    """Passes the closure on to the inner optimizer, which computes the gradient again."""
+    """Passes the closure to the inner optimizer, which computes the gradient again."""
 
     def step(self, closure=None):
         with torch.enable_grad():
@@ -130,8 +130,8 @@ RUNS: dict[str, tuple[type[DPOptimizer], str]] = {
 def train(name: str, report_dir: Path, seed: int = 1) -> tuple[str, str]:
     """Train one of `RUNS` under audit; return the outcome and the likely fault."""
     pl.seed_everything(seed, verbose=False)
-    # Without on_violation="warn" a training stops behind the step that shows a violation, and
-    # raises. Here the faulty ones go on for an epoch, so that reports show what there is to see.
+    # By default a training stops after the step that shows a violation, and raises an exception.
+    # With on_violation="warn" the faulty ones continue for an epoch, so that reports are complete.
     audit = PrivacyAudit(
         claimed_epsilon=CLAIMED_EPSILON,
         delta=DELTA,
@@ -159,8 +159,8 @@ def main() -> int:
     folder = parser.parse_args().report_dir
     torch.set_num_threads(1)  # the net is too small for more
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-    logging.getLogger("lightning_audit").setLevel(logging.CRITICAL)  # the reports say it all
-    # Opacus and Lightning remark on loaders, hooks and secure mode; none concerns this example.
+    logging.getLogger("lightning_audit").setLevel(logging.CRITICAL)  # the reports have everything
+    # Opacus and Lightning warn about loaders, hooks and secure mode, which is irrelevant here.
     warnings.filterwarnings("ignore", module="opacus|pytorch_lightning|torch|lightning_utilities")
 
     wrong = 0

@@ -1,12 +1,12 @@
-"""DP-SGD written by hand, in three ways, each audited on scikit-learn's digits.
+"""Hand-written DP-SGD in three ways, each audited on scikit-learn's digits.
 
     python examples/hand_written.py [--report-dir demo/hand-written]
 
 - vmap: stacked per-sample gradients by torch.func, in manual optimization;
 - one by one: a loop over the samples of a batch, in manual optimization;
-- own optimizer: a subclass of torch's SGD that clips and noises inside its step.
+- own optimizer: a subclass of torch's SGD that clips and adds noise inside its step.
 
-Each is told to the audit by a `PrivacyClaim` and asks for the canaries with one line, marked
+Each states its mechanism in a `PrivacyClaim` and requests the canaries in one line, marked
 "<- the audit". The exit code is 0 if the audit passes all three.
 """
 
@@ -48,7 +48,7 @@ Gradients = dict[str, torch.Tensor]
 
 
 def sample_gradients(net: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> Gradients:
-    """The gradients of the samples, by the parameters' names in the net, ``[B, *shape]``."""
+    """Return per-sample gradients by parameter name, ``[B, *shape]``."""
 
     def loss(params: Gradients, image: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         logits = functional_call(net, params, image.unsqueeze(0))
@@ -70,7 +70,7 @@ def clipped_sums(grads: Gradients) -> Gradients:
 
 def noisy_mean(total: torch.Tensor) -> torch.Tensor:
     noise = NOISE_MULTIPLIER * MAX_GRAD_NORM * torch.randn_like(total)
-    return (total + noise) / BATCH_SIZE  # the expected size, whatever the batch's own
+    return (total + noise) / BATCH_SIZE  # the expected batch size, not the actual one
 
 
 class Digits(pl.LightningModule):
@@ -132,9 +132,9 @@ class OneByOne(Digits):
 
 
 class PrivateSGD(torch.optim.SGD):
-    """Clips and noises each parameter's ``grad_sample``, then goes on to SGD's own step.
+    """Clips each parameter's ``grad_sample``, adds noise, then calls SGD's own step.
 
-    That step is where the audit reads the gradient: the update must not be made here.
+    The audit reads the gradient in that step, so the update must not happen before it.
     """
 
     def __init__(self, net: nn.Module, lr: float) -> None:
@@ -154,7 +154,7 @@ class PrivateSGD(torch.optim.SGD):
 
 
 class OwnOptimizer(Digits):
-    """Automatic optimization; the loss is for Lightning's sake, its gradient is replaced."""
+    """Automatic optimization; Lightning needs the loss, whose gradient is replaced."""
 
     def training_step(self, batch, _):
         for name, samples in sample_gradients(self.net, *batch).items():
@@ -196,7 +196,7 @@ def main() -> int:
     folder = parser.parse_args().report_dir
     torch.set_num_threads(1)  # the net is too small for more
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-    # Lightning remarks on loaders and workers; none concerns this example.
+    # Lightning warns about loaders and workers, which is irrelevant here.
     warnings.filterwarnings("ignore", module="opacus|pytorch_lightning|torch|lightning_utilities")
     outcomes = {name: train(name, folder / name.replace(" ", "-")) for name in RUNS}
     print("\n=== summary ===", *(f"  {n:<16}{found}" for n, found in outcomes.items()), sep="\n")

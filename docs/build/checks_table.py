@@ -8,7 +8,7 @@ from lightning_audit.checks.base.registry import REGISTRY
 
 README = Path(__file__).parents[2] / "README.md"
 _HEAD = "| finding | what it says |\n|---|---|\n"
-#: No check: the report remarks upon it.
+#: Not a check: the report has a note on it.
 _UNAUDITED = (
     "| `unaudited` | parameters change that the private optimizer does not train (never a "
     "violation) |\n"
@@ -16,7 +16,7 @@ _UNAUDITED = (
 
 
 def table() -> str:
-    """Rows of the table; checks of the same words share one."""
+    """Return the table; checks with the same text share a row."""
     names: dict[str, list[str]] = {}
     for check in REGISTRY.values():
         names.setdefault(check.finds, []).append(f"`{check.name}`")
@@ -25,7 +25,7 @@ def table() -> str:
 
 
 def shown(readme: str) -> str:
-    """The table that the README has."""
+    """Return the table in the README."""
     return _HEAD + readme.split(_HEAD)[1].split("\n\n")[0] + "\n"
 
 

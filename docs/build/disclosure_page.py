@@ -14,33 +14,33 @@ _HEAD = """# What an audit's files reveal
 
 <!-- Made by `python docs/build/disclosure_page.py` from the checks' declarations; do not edit. -->
 
-An epsilon covers what is computed of the released gradients. What leaves the process of an audited
-training is therefore one of these:
+An epsilon covers any function of the released gradients. All data that leave the process of an
+audited training are therefore one of these:
 
 - **public**: a function of released (noisy) gradients, the audit's coins and seeds, the clock, and
   settings that you state (the number of records among them);
-- **verdict**: the status of a check, the kind of obstacle for which it did not run, or a sentence
-  that follows from these and holds no number;
+- **verdict**: the status of a check, the kind of reason for which it did not run, or a sentence
+  that follows from these and has no number;
 - **coarse**: an e-value of private numbers, in whole powers of ten;
-- **void**: numbers of a violated private check, by two digits, or as many as the verdict and the
+- **void**: numbers of a violated private check, with two digits, or as many as the verdict and the
   likely fault need. The guarantee is void then, and a note of the report names these checks. Do not
-  publish such a report where the data are private.
+  publish such a report if the data are private.
 
-A *private* check is one whose numbers are computed from un-noised data: clipped sums, noise alone,
-batches, records, replays. A warning or an undecided finding voids no guarantee, so that such a
-check shows no number either.
+A *private* check computes its numbers from un-noised data: clipped sums, noise alone, batches,
+records, replays. A warning or an undecided finding voids no guarantee, so such a check shows no
+number either.
 
 Verdicts, coarse fields and the step at which a check is violated are not covered by epsilon: they
-are bits of the data that the audit spends. `tests/callbacks/test_privacy_audit_disclosure.py` holds
-the rest: of two trainings on neighbouring data sets, with the same coins and the same released
-gradients at every step, all files, metrics and printed lines are equal byte for byte, times and
-coarse fields left out.
+are bits of the data that the audit spends. `tests/callbacks/test_privacy_audit_disclosure.py` tests
+the rest: for two trainings on neighboring data sets, with the same coins and the same released
+gradients at every step, all files, metrics and printed lines are equal byte for byte, except times
+and coarse fields.
 """
 
-#: Artefact, field, and what it is a function of.
+#: Artifact, field, and what it is a function of.
 _FIELDS: Sequence[tuple[str, str, str]] = (
     ("`report.json`", "`verdict`, `pass_blockers`, `notes`", "verdict; public numbers"),
-    ("`report.json`", "`verdict.faults` where a private check is violated", "void"),
+    ("`report.json`", "`verdict.faults` if a private check is violated", "void"),
     ("`report.json`", "`checks`", "see the tables below"),
     (
         "`report.json`",
@@ -53,7 +53,7 @@ _FIELDS: Sequence[tuple[str, str, str]] = (
     ("`report.json`", "`created`, `audit_cost`, `examination_cost`", "public (the clock)"),
     ("`report.json`", "`evidence.where`, paths in `advice`", "public; never an absolute path"),
     ("`observations.bin`, `observations.npz`", "every field", "public; see below"),
-    ("metrics of the loggers", "`audit/e_value`", "coarse where a private check's is the largest"),
+    ("metrics of the loggers", "`audit/e_value`", "coarse if a private check's is the largest"),
     ("metrics of the loggers", "every other one", "public; verdict (`audit/violated`)"),
     ("figure", "all of it", "public, verdict"),
     ("console and log", "the report", "as `report.json`"),
@@ -63,7 +63,7 @@ _FIELDS: Sequence[tuple[str, str, str]] = (
         "verdict: the type of an exception; its text and traceback at the level `DEBUG` alone",
     ),
     ("`PrivacyViolation`, `InconclusiveAudit`", "message and `report`", "as `report.json`"),
-    ("checkpoint", "generator of the coins, seed", "public; it tells the coins to come"),
+    ("checkpoint", "generator of the coins, seed", "public; it determines the future coins"),
     ("checkpoint", "sums and e-values of releases, first releases, counts of steps", "public"),
     ("checkpoint", "`segments`", "as `checks` of the report"),
     ("checkpoint", "`accountant`, `config`, `lints`, `course`, others", "public; verdict"),
@@ -74,12 +74,12 @@ _FIELDS: Sequence[tuple[str, str, str]] = (
         "public: counts of steps",
     ),
     ("checkpoint", "norms of an input canary's gradient", "of a record; see below"),
-    ("checkpoint", "`examinations`", "public; a resumed training is examined anew"),
+    ("checkpoint", "`examinations`", "public; a resumed training is examined again"),
 )
 
 _RECORD = """## The record, column by column
 
-Of a step whose noise was added, and of the audit's own coins:
+Its columns describe steps whose noise was added, and the audit's own coins:
 """
 #: Columns of the record, and what each is a function of.
 _COLUMNS: Sequence[tuple[str, str]] = (
@@ -87,7 +87,7 @@ _COLUMNS: Sequence[tuple[str, str]] = (
     (
         "`canaries`",
         "`every_n_steps` and the coins; whether canaries could enter. In a batch that a memory "
-        "manager may split, `EARLIER` is what was drawn, whatever parts the batch had",
+        "manager may split, `EARLIER` is what was drawn, regardless of the batch's parts",
     ),
     ("`replaced`", "the gradient that was read and the one that the update used"),
     (
@@ -97,27 +97,27 @@ _COLUMNS: Sequence[tuple[str, str]] = (
     ("`coins`", "the audit's seed"),
     (
         "`readings`",
-        "the released gradient, canaries taken out, and the coins; fresh noise of the audit's own "
-        "generator where the release is exactly zero",
+        "the released gradient without the canaries, and the coins; fresh noise from the audit's "
+        "own generator if the release is exactly zero",
     ),
     (
         "`tensor_squares`, `lag_*`, `epoch_*`, `broadcast_*`, `pair_*`",
-        "the released gradient at the witnesses, filled in the same way",
+        "the released gradient at the probe coordinates, filled in the same way",
     ),
 )
 
-_DECIDED = """## Where the data decide by necessity
+_DECIDED = """## What necessarily depends on the data
 
-- An input canary is made of a record of the first batch (`Crafted`: of that batch). Its readings,
-  the bounds that follow from them, `power`, and the norms in a checkpoint are functions of that
-  record too. Gradient canaries, the default, use no record.
+- An input canary is made from a record of the first batch (`Crafted`: from that batch). Its
+  readings, the bounds that follow from them, `power`, and the norms in a checkpoint are functions
+  of that record too. Gradient canaries, the default, use no record.
 - No input canary enters an empty batch, so the record shows which batches were empty. Gradient
   canaries enter empty batches too.
-- A step is examined once its batch has three records: the number of an examined step says that
-  batches since it was due had fewer.
-- A training that takes no step on an empty batch shows that itself; a note says so.
+- A step is examined once its batch has three records: the number of an examined step shows that
+  the batches since it was due had fewer.
+- A training that skips the step on an empty batch reveals that itself; a note says so.
 - Lightning counts physical batches of a memory manager, in its part of a checkpoint and as the
-  `step` of a logger. Their number follows the sizes of batches, with an audit or without.
+  `step` of a logger. Their number depends on the sizes of batches, with or without an audit.
 """
 
 
@@ -127,14 +127,14 @@ def _table(head: str, rows: Sequence[Sequence[str]]) -> str:
 
 
 def _shown(check: Check) -> str:
-    """What of a private check is public, beside its verdict."""
+    """Return what is public of a private check, in addition to its verdict."""
     names = [f"`{name}`" for name in check.public if name != "message"]
     words = ["the message"] if "message" in check.public else []
     return ", ".join([*names, *words])
 
 
 def markdown() -> str:
-    """The docs page."""
+    """Return the page."""
     private = [check for check in REGISTRY.values() if check.private]
     public = [f"`{check.name}`" for check in REGISTRY.values() if not check.private]
     rows = [(f"`{c.name}`", "`log_e_value`: coarse" if c.share else "", _shown(c)) for c in private]
@@ -142,12 +142,12 @@ def markdown() -> str:
         [
             _HEAD,
             "## Fields\n",
-            _table("| artefact | field | what it is |", _FIELDS),
+            _table("| artifact | field | what it is |", _FIELDS),
             _RECORD,
             _table("| column of the record | function of |", _COLUMNS),
             _DECIDED,
             "## Private checks\n",
-            "Where it is not violated, such a check shows its status, a fixed sentence, and:\n",
+            "If it is not violated, such a check shows its status, a fixed sentence, and:\n",
             _table("| check | e-value | public parts of its evidence |", rows),
             "## Checks of released gradients and settings\n",
             f"All of their numbers are public: {', '.join(public)}.\n",

@@ -1,9 +1,9 @@
-"""Finds phrases that docs/english.md lists: in docstrings, messages, comments and pages.
+"""Finds the phrases listed in docs/english.md: in docstrings, messages, comments and pages.
 
     python docs/build/english.py [path ...]
 
 Exits with 1 if it finds one. Code between backticks, replacement fields of f-strings and names of
-arguments in docstrings are left out.
+arguments in docstrings are skipped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "english.md"
-#: What is read if no path is given; README follows its own rewrite.
+#: Read if no path is given; README is rewritten separately.
 PLACES = ("lightning_audit", "benchmarks", "docs", "examples", "CONTRIBUTING.md")
 _ROW = re.compile(r"^\| ([a-z, ]+) \| (.+) \|$", re.MULTILINE)
 #: Code, replacement fields, and names of arguments and fields in docstrings.
@@ -25,7 +25,7 @@ _CODE = re.compile(r"```.*?```|``[^`]*``|`[^`]*`|\{[^{}\n]*\}|(?m:^ +\w+(?=:))",
 
 
 def phrases(guide: str) -> list[tuple[re.Pattern[str], str]]:
-    """The phrases of the guide's list, each with what to write instead."""
+    """Return the phrases of the guide's list, each with its replacement."""
     rows = [row for row in _ROW.findall(guide) if row[0] != "do not write"]
     return [
         (re.compile(rf"\b(?:{'|'.join(banned.split(', '))})\b".replace(" ", r"\s+"), re.I), instead)
@@ -34,7 +34,7 @@ def phrases(guide: str) -> list[tuple[re.Pattern[str], str]]:
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Texts of a file for its readers, each with the number of its first line."""
+    """Yield the prose of a file, each text with the number of its first line."""
     source = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
         yield 1, source
@@ -46,7 +46,7 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def found_in(text: str, banned: list[tuple[re.Pattern[str], str]]) -> Iterator[tuple[int, str]]:
-    """Phrases in a text: the line, counted from 0, and what is wrong there."""
+    """Yield the phrases in a text: the line, counted from 0, and the message."""
     plain = _CODE.sub(lambda code: re.sub(r"[^\n]", "\0", code.group()), text)
     for pattern, instead in banned:
         for match in pattern.finditer(plain):
@@ -54,7 +54,7 @@ def found_in(text: str, banned: list[tuple[re.Pattern[str], str]]) -> Iterator[t
 
 
 def files(places: list[Path]) -> Iterator[Path]:
-    """Python files and pages of the places, but for the guide itself."""
+    """Yield the Python files and pages of the places, except the guide itself."""
     for place in places:
         inside = sorted(place.rglob("*")) if place.is_dir() else [place]
         for path in inside:
@@ -64,7 +64,7 @@ def files(places: list[Path]) -> Iterator[Path]:
 
 
 def main(arguments: list[str]) -> int:
-    """Print each place with a phrase of the list; 1 if there is one."""
+    """Print each listed phrase with its location; return 1 if there is one."""
     banned = phrases(GUIDE.read_text(encoding="utf-8"))
     wrong = 0
     for path in files([Path(a).resolve() for a in arguments] or [ROOT / p for p in PLACES]):

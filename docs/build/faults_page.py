@@ -1,4 +1,4 @@
-"""Makes docs/faults.md of the registry: `python docs/build/faults_page.py`."""
+"""Makes docs/faults.md from the registry: `python docs/build/faults_page.py`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _HEAD = """# Faults to test a gate with
 
 <!-- Made by `python docs/build/faults_page.py` from the registry; do not edit. -->
 
-`lightning_audit.testing.faults.FAULTS` holds faults of DP-SGD that were met in real code, or close
-variants. Each can be trained as it stands: `FAULTS[name].module()` is a small module on random
-data, to be audited by `PrivacyAudit(**FAULTS[name].audit)`. Those marked *plant* can be put into a
-training of your own: `plant(optimizer, name)` in `configure_optimizers` makes the optimizer of
-`make_private` faulty, and what the accountant says stays as it was. Those of two processes, and one
-that shows when a training goes on after a stop, are trained by
-`lightning_audit.testing.runs.train(FAULTS[name], directory)`, as all others can be. `steps` are
-Lightning's, which count the parts of a batch that a batch memory manager splits.
+`lightning_audit.testing.faults.FAULTS` has faults of DP-SGD that were found in real code, or close
+variants. Each can be trained unchanged: `FAULTS[name].module()` is a small module on random data,
+to be audited by `PrivacyAudit(**FAULTS[name].audit)`. Faults marked *plant* can be put into your
+own training: `plant(optimizer, name)` in `configure_optimizers` makes the optimizer of
+`make_private` faulty and does not change the accountant's records. Faults of two processes, and one
+that shows only when a training is resumed, are trained by
+`lightning_audit.testing.runs.train(FAULTS[name], directory)`, which also trains all others. `steps`
+are Lightning's, which count the parts of a batch that a batch memory manager splits.
 
-`tests/testing/test_faults.py` runs each of them within the steps given, and reads the finding and
-the first of `Verdict.faults`: its name, and how its sentence begins.
+`tests/testing/test_faults.py` trains each fault for the given number of steps, and checks the
+finding and the first of `Verdict.faults`: its name, and how its sentence begins.
 
 ## Found
 
@@ -31,7 +31,7 @@ the first of `Verdict.faults`: its name, and how its sentence begins.
 |---|---|---|---|---|---|---|---|
 """
 _WARNED = """
-## Warned of
+## Warnings
 
 These lose no privacy, so no gate fails: the check warns. The outcome is that of `module()`'s audit.
 
@@ -39,9 +39,9 @@ These lose no privacy, so no gate fails: the check warns. The outcome is that of
 |---|---|---|---|---|---|---|---|
 """
 _REMARKED = """
-## Remarked upon
+## Notes
 
-These lose no privacy either, and nothing warns: the report has a note, or a check a message.
+These lose no privacy either, and no check warns: the report has a note, or a check has a message.
 
 | fault | what is wrong | met in | plant | steps | check | it begins | outcome |
 |---|---|---|---|---|---|---|---|
@@ -49,7 +49,7 @@ These lose no privacy either, and nothing warns: the report has a note, or a che
 
 
 def markdown() -> str:
-    """The page."""
+    """Return the page."""
     known = FAULTS.values()
     found = [
         (*_first(fault), *_how(fault), f"`{fault.likely}`", _sentence(fault))

@@ -1,4 +1,4 @@
-"""From which step on the bounds of the literature refute a claim, on an audit's observations."""
+"""Step from which on the bounds of the literature refute a claim, on an audit's observations."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from lightning_audit.stats.tradeoff.gdp import gaussian_epsilon
 Floats = NDArray[np.float64]
 
 METHODS = ("fdp_cp", "fdp_pooled_cp", "fdp_bayes", "eps_cp", "katz")
-#: Half way between out and in, fixed beforehand; and the largest bound of all, as in the papers.
+#: Half way between out and in, fixed in advance; and the largest bound of all, as in the papers.
 CHOICES: Mapping[str, ThresholdChoice] = {"fixed": Fixed(0.5), "maximum": Maximum()}
 SIGNIFICANCE = 0.05
-#: Looks after each of so many first steps, and from there on after a tenth more.
+#: Number of first steps after each of which there is a look; later looks are a tenth apart.
 EACH = 20
 
-#: For each method and choice of threshold the steps that it needs; None where they were too few.
+#: For each method and choice of threshold, the steps that it needs; None if they were too few.
 StepsNeeded = dict[str, dict[str, int | None]]
 
 
 def looks(steps: int) -> Iterator[int]:
-    """Numbers of steps after which a bound is looked at, the last one included."""
+    """Yield the numbers of steps after which a bound is computed, the last one included."""
     n = 1
     while n < steps:
         yield n
@@ -43,7 +43,7 @@ def looks(steps: int) -> Iterator[int]:
 
 
 def holds_from(steps: int, exceeds: Callable[[int], bool]) -> int | None:
-    """The first look from which on something holds until the end.
+    """Return the first look from which on a condition holds until the end.
 
     Args:
         steps: steps of the run.
@@ -62,7 +62,7 @@ def holds_from(steps: int, exceeds: Callable[[int], bool]) -> int | None:
 
 
 def steps_needed(header: RecordHeader, entries: NDArray[np.void], delta: float) -> StepsNeeded:
-    """For each method, the steps from which on its bound is above the claim of a step.
+    """Return, for each method, the steps from which on its bound is above the claim of a step.
 
     Each look is one of its own, at 95 %. A step claims mu of signal over noise multiplier; a
     bound on epsilon is held against the epsilon of that mu at ``delta``, as the papers do, also
@@ -90,7 +90,7 @@ def steps_needed(header: RecordHeader, entries: NDArray[np.void], delta: float) 
 
 
 class _Record:
-    """Scores of every prefix, and what their steps claim."""
+    """Scores of every prefix of the steps, and the claims of these steps."""
 
     def __init__(self, header: RecordHeader, entries: NDArray[np.void], delta: float) -> None:
         self._delta = delta
@@ -98,12 +98,12 @@ class _Record:
         readings = np.asarray(entries["readings"], dtype=np.float64)
         counted = np.isin(entries["canaries"], ENTERED)[:, None] & np.isfinite(readings)
         self._readings = np.where(counted, readings, np.nan)
-        # Claims of several noise multipliers are all implied by that of the smallest.
+        # The claim of the smallest noise multiplier implies the others.
         least = np.minimum.accumulate(np.asarray(entries["noise_multiplier"]))
         self._mu = header.signal / np.maximum(least, 1e-9)
 
     def exceeds(self, steps: int, method: str, choice: ThresholdChoice) -> bool:
-        """Whether a bound is above the claim after some steps."""
+        """Return whether a bound is above the claim after some steps."""
         coins, readings = self._coins[:steps], self._readings[:steps]
         known = np.isfinite(readings)
         inside, outside = readings[known & coins], readings[known & ~coins]
@@ -119,7 +119,7 @@ class _Record:
 
 
 def _largest_quantile(inside: Floats, outside: Floats) -> float:
-    """What `named_bound` gives for "fdp_bayes", without a quantile at every threshold."""
+    """Return `named_bound`'s "fdp_bayes" without computing a quantile at every threshold."""
     thresholds = candidate_thresholds(inside, outside)
     counts = ConfusionCounts.from_scores(inside, outside, thresholds)
     value, _ = mu_posterior_maximum(counts, SIGNIFICANCE, region="one_sided")

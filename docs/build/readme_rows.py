@@ -1,6 +1,6 @@
 """Copies numbers and rows of the page to the README: `python docs/build/readme_rows.py`.
 
-To be run after `python docs/build/selftest_page.py`.
+Run it after `python docs/build/selftest_page.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ REPOSITORY = Path(__file__).parents[2]
 PAGE, README = REPOSITORY / "docs" / "selftest.md", REPOSITORY / "README.md"
 BEGIN, END = "<!-- of docs/selftest.md -->\n", "<!-- to here -->\n"
 
-#: Rows that the README shows, and the columns of the page that it has of them.
+#: Rows of the page that the README shows, and their columns.
 SHOWN = (
     ("`half_noise`", "Opacus"),
     ("`no_noise_on_last_layer`", "Opacus"),
@@ -25,7 +25,7 @@ COLUMNS = (0, 1, 2, 6, 7, 9, 10, 11)
 
 
 def part() -> str:
-    """What stands in the README."""
+    """Return the part for the README."""
     page = PAGE.read_text(encoding="utf-8").splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page if "|" in line]
     head = next(row for row in rows if row[:2] == ["training", "configuration"])
@@ -40,7 +40,7 @@ def part() -> str:
 
 
 def shown(readme: str) -> str:
-    """The part of the README between the marks, which it keeps."""
+    """Return the README's part between the markers, markers included."""
     return BEGIN + readme.split(BEGIN)[1].split(END)[0] + END
 
 

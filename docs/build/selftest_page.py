@@ -1,6 +1,6 @@
 """Makes docs/selftest.md by training every row: `python docs/build/selftest_page.py`.
 
-Beside the audit, the bounds of the literature are computed on what each training left.
+For comparison, the bounds of the literature are computed on the observations of each training.
 """
 
 from __future__ import annotations
@@ -39,36 +39,36 @@ _HEAD = """# What the audit finds, and after how many steps
 
 `lightning-audit selftest` trains every fault of [the registry](faults.md) and correct trainings
 under `PrivacyAudit`, each in a few seconds. It fails if a fault is not found under its name, or if
-a correct training is accused. Seeds are fixed, one for each training.
-This page is a run of {date} with lightning-audit {version}: {seconds:.0f} seconds, {jobs} trainings
-at a time.
+a correct training is accused. Each training has a fixed seed.
+This page shows a run of {date} with lightning-audit {version}: {seconds:.0f} seconds, {jobs}
+trainings at a time.
 
 **answer**: *found* means a violation with the finding and the name that the registry states;
-*warned* the same where no privacy is lost, which fails no gate. *named otherwise*, *not found*,
-*accused* and *crashed* fail the selftest. **steps**: after how many steps the finding was there,
-of those that were trained; *end* where only the report at the end tells. The audit looks after
-every step, and accuses a correct training with probability 0.001 at most over all of them.
+*warned* is the same without loss of privacy, which fails no gate. *named otherwise*, *not found*,
+*accused* and *crashed* fail the selftest. **steps**: the step at which the fault was found, of the
+trained steps; *end* if only the report at the end shows it. The audit is evaluated after every
+step, and accuses a correct training with probability at most 0.001 over all of them.
 
-The other columns are the bounds of the literature on the same observations: the steps from which on
-the bound on one step is above what that step claims, up to the end; with the threshold fixed
-beforehand / with the threshold that has the largest bound on the same data; "-" where it is not
-above the claim at the end. They are looked at after each of the first {each} steps and after every
-tenth more, and are flattered by that:
+The other columns are the bounds of the literature on the same observations: the step from which on
+the bound on one step is above the claim of that step, up to the end; with the threshold fixed in
+advance / with the threshold that has the largest bound on the same data; "-" if it is not above the
+claim at the end. They are evaluated after each of the first {each} steps and then at
+intervals of a tenth, which makes these columns optimistic:
 
-- Each bound holds for one look, at 95 %, at an end that is fixed beforehand. Which look is the
-  first from which on it stays above the claim is known with hindsight only. A gate with such a
-  bound accuses one correct training in twenty at its only look, and more if it looks again.
-- The largest of all thresholds is **not valid**: it is what papers plot, and it accuses correct
+- Each bound holds for one look, at 95 %, at an end that is fixed in advance. The first look from
+  which on it remains above the claim is known only in hindsight. A gate with such a bound accuses
+  one correct training in twenty at its only look, and more if it looks again.
+- The largest bound over all thresholds is **not valid**: papers plot it, and it accuses correct
   trainings, as the last table shows.
-- Where the audit stops adding canaries, because the clipping is proved wrong, the training is run
+- If the audit stops adding canaries, because the clipping is proved wrong, the training is run
   again with canaries in every step for these columns.
 
-`fdp_*` bound mu and are held against signal over noise multiplier, `eps_cp` and `katz` bound
-epsilon and are held against the epsilon of that mu at delta {delta:g}. `katz` is a bound at delta
-0, where a Gaussian mechanism claims nothing; it is compared as in the papers. Faults that do not
-widen the gap between readings with and without a canary (noise that comes back, an optimizer beside
-the private one, wrong sampling) are not what these bounds look for: a number there may be chance.
-They name no fault.
+`fdp_*` bound mu and are compared with signal over noise multiplier; `eps_cp` and `katz` bound
+epsilon and are compared with the epsilon of that mu at delta {delta:g}. `katz` is a bound at delta
+0, where a Gaussian mechanism claims nothing; it is compared as in the papers. These bounds are not
+designed for faults that do not widen the gap between readings with and without a canary (repeated
+noise, a second optimizer that is not private, wrong sampling): a number there may be chance. They
+name no fault.
 """
 
 _OF_GROUPS = {
@@ -77,12 +77,12 @@ Section 6.3 and appendix B of *Tight Auditing of Differentially Private Machine 
 Security 2023): single steps that claim epsilon {published.EPSILON} at delta
 {published.DELTA:g}, which is noise multiplier {published.NOISE_MULTIPLIER:.3g}; batches of
 {published.BATCH_SIZE}; 2,500 observations with and 2,500 without a canary. Here {published.STEPS}
-steps with eight canaries, each in half of the steps, give as many. What is changed so that it runs
-in seconds: a small net on 50,000 random records instead of a WideResNet on CIFAR-10 (the paper has
-as many random images, too), clipping norm 1 (the text names none), canaries 1000 times as long as
-the clipping norm instead of just as long. Figure 7 clips after averaging, figure 8 draws the noise
-from 100 seeds, figure 9 adds too little noise: a step's true epsilon is then 1.57, where f-DP finds
-it in the paper, or 2.17, where the others do not.
+steps with eight canaries, each in half of the steps, give the same number. Changes, so that it runs
+in seconds: a small net on 50,000 random records instead of a WideResNet on CIFAR-10 (the paper also
+uses this number of random images), clipping norm 1 (the text gives none), canaries of 1000 times
+the clipping norm instead of exactly that norm. Figure 7 clips after averaging, figure 8 draws the
+noise from 100 seeds, figure 9 adds too little noise: a step's true epsilon is then 1.57, which f-DP
+detects in the paper, or 2.17, which the other methods do not detect.
 """,
     "healthy": """
 A number in the columns of the literature is a false accusation. "figures 7-9" has the settings of
@@ -94,17 +94,17 @@ _COLUMNS = ("training", "configuration", "answer", "finding", "named", "outcome"
 
 @dataclass(frozen=True)
 class Compared(Result):
-    """A result with the steps that the methods of the literature need.
+    """A result with the steps that the literature's methods need.
 
     Args:
-        needed: by method and threshold, steps from which on its bound is above the claim.
+        needed: by method and threshold, the step from which on its bound is above the claim.
     """
 
     needed: StepsNeeded = field(default_factory=dict)
 
 
 class Observer(PrivacyAudit):
-    """Keeps the record alone, with canaries also where the clipping was found broken."""
+    """Keeps only the record, and adds canaries even if the clipping was found broken."""
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
@@ -127,21 +127,21 @@ class Observer(PrivacyAudit):
 
 
 def compare(row: Row) -> Compared:
-    """Train a row, and see what the audit and the bounds of the literature say."""
+    """Train a row; return the result of the audit and of the bounds of the literature."""
     with tempfile.TemporaryDirectory(prefix="row-") as name:
         directory = Path(name)
         result = train_row(row, directory / "audit")
         delta = AuditReport.load(directory / "audit" / REPORT_NAME).delta
         header, entries = read_observations(directory / "audit" / RECORD_NAME)
         if (~np.isin(entries["canaries"], ENTERED)).any():
-            # The audit was sure before the run was over; the methods of the literature get it all.
+            # The audit stopped adding canaries early; the literature's methods need all steps.
             train(row.fault, directory / "again", row.seed, Observer)
             header, entries = read_observations(directory / "again" / RECORD_NAME)
         return Compared(**vars(result), needed=steps_needed(header, entries, delta))
 
 
 def needed_by(result: Result, method: str) -> str:
-    """Steps that a method needs with the fixed threshold, and with the largest of all bounds."""
+    """Return the steps that a method needs with the fixed threshold, and with the largest bound."""
     needed = _needed(result).get(method)
     if not needed:
         return "-"
@@ -154,12 +154,12 @@ def _needed(result: Result) -> Mapping[str, Mapping[str, int | None]]:
 
 
 def markdown(results: Sequence[Result], seconds: float, jobs: int) -> str:
-    """The page.
+    """Return the page.
 
     Args:
         results: of all rows.
-        seconds: that the run took.
-        jobs: trainings at a time.
+        seconds: duration of the run.
+        jobs: number of parallel trainings.
     """
     parts = [
         _HEAD.format(
@@ -201,7 +201,7 @@ def _cells(result: Result) -> tuple[str, ...]:
 
 
 def _false_accusations(rows: Sequence[Result]) -> list[str]:
-    """How many healthy trainings each method accuses."""
+    """Count the healthy trainings that each method accuses."""
     counts = {
         method: [
             sum(_needed(row).get(method, {}).get(choice) is not None for row in rows)
@@ -219,7 +219,7 @@ def _false_accusations(rows: Sequence[Result]) -> list[str]:
 
 
 def _remarks(results: Sequence[Result]) -> list[str]:
-    """What is wrong in each fault, and why some are found so late."""
+    """Return what is wrong in each fault, and why some are found late."""
     faults = dict.fromkeys(r.fault for r in results if r.group != "healthy")
     lines = [
         f"| `{name}` | {FAULTS[name].wrong} | {FAULTS[name].met_in} | {FAULTS[name].reason} |\n"
@@ -239,7 +239,7 @@ def main() -> None:
     """Train all, and write the page."""
     started = time.perf_counter()
     jobs = os.cpu_count() or 1
-    # By its name as a module, under which the processes find it.
+    # Import it by module name, so that worker processes can find it.
     from selftest_page import compare as by_name
 
     results = run_all(planned(), jobs, lambda r: print(r.fault, r.status), train=by_name)

@@ -11,7 +11,7 @@ _HEAD = "| share | checks |\n|---|---|\n"
 
 
 def table() -> str:
-    """A row for each share, the largest first; those that warn share another significance."""
+    """Return a row per share, largest first; checks that warn share a second significance."""
     rows = [*_rows(shares(), ""), *_rows(shares(warns=True), " of the second")]
     return _HEAD + "".join(rows)
 
@@ -27,7 +27,7 @@ def _rows(handed_out: dict[str, float], of: str) -> list[str]:
 
 
 def shown(page: str) -> str:
-    """The table that the page has."""
+    """Return the table in the page."""
     return _HEAD + page.split(_HEAD)[1].split("\n\n")[0] + "\n"
 
 

@@ -38,7 +38,7 @@ COLOURS = dict(zip(INTERVALS, (ORANGE, PINK, BLUE), strict=True))
 
 
 def draw_example(axes):
-    """Posterior of epsilon, and the 95 % intervals."""
+    """Draw the posterior of epsilon, and the 95 % intervals."""
     at = np.linspace(0.01, 2.5, 300)
     density = epsilon_posterior_pdf(at, EXAMPLE, EXAMPLE_DELTA)
     axes.plot(at, density, color=INK)
@@ -54,7 +54,7 @@ def draw_example(axes):
 
 
 def draw_mu(axes):
-    """Posterior of mu, and lower bounds at .05."""
+    """Draw the posterior of mu, and lower bounds at .05."""
     at = np.linspace(0.01, 3, 300)
     axes.plot(at, mu_posterior_pdf(at, EXAMPLE), color=INK)
     lower = {
@@ -73,7 +73,7 @@ def draw_mu(axes):
 
 
 def draw_figure_4(axes):
-    """Ends of the 90 % intervals over the number of trials."""
+    """Draw the ends of the 90 % intervals over the number of trials."""
     total = np.arange(50, 1700, 10)
     point = epsilon_at_rates(0.4, 0.4, 0)
     axes.axhspan(point - 0.15, point + 0.15, color=SHADE)
@@ -91,7 +91,7 @@ def draw_figure_4(axes):
 
 
 def draw_figure_5(figure, panels, step):
-    """Widths over both error rates, and how much narrower the posterior's are."""
+    """Draw widths over both error rates, and the posterior's reduction in width."""
     errors = np.arange(25, 251, step)
     widths = {name: widths_of_figure_5(interval, errors) for name, interval in INTERVALS.items()}
     levels = np.arange(0.1, 1.01, 0.1)
@@ -107,7 +107,7 @@ def draw_figure_5(figure, panels, step):
 
 
 def print_rare_false_alarms():
-    """Where the paper's reductions in width are met: one false alarm of 500."""
+    """Print where the paper's reductions in width are reached: one false alarm of 500."""
     fn = np.arange(25, 251, 5)
     counts = ConfusionCounts(fn, 500 - fn, 1, 499)
     ends = {name: interval(counts, 1e-5, 0.1) for name, interval in INTERVALS.items()}
@@ -118,7 +118,7 @@ def print_rare_false_alarms():
 
 
 def draw_figure_7(panels):
-    """Joint posteriors, and the region between the ends of the 95 % interval."""
+    """Draw joint posteriors, and the region between the ends of the 95 % interval."""
     rates = np.linspace(0.001, 0.999, 400)
     fnr, fpr = np.meshgrid(rates, rates, indexing="ij")
     needed = epsilon_at_rates(fnr, fpr, 0.01)

@@ -17,7 +17,7 @@ from lightning_audit.stats.outputs.tradeoff_estimate import (
     estimate_by_neighbours,
 )
 
-# The known mechanisms of the tests are those of the paper.
+# The tests' known mechanisms are those of the paper.
 sys.path.append(str(Path(__file__).parents[2] / "tests" / "support"))
 from known_mechanisms import MECHANISMS
 
@@ -26,7 +26,7 @@ SIGNIFICANCE, CLAIMED = 0.05, 0.5
 
 
 def draw_estimates(axes, name, sizes, rng):
-    """The true curve and estimates from few and many samples."""
+    """Draw the true curve and estimates from few and many samples."""
     sampler, claim = MECHANISMS[name]
     axes.plot(ALPHA, claim(1.0)(ALPHA), color=INK, linewidth=2, label="true T")
     for n, colour in zip(sizes, (ORANGE, BLUE), strict=True):
@@ -45,7 +45,7 @@ def draw_estimates(axes, name, sizes, rng):
 
 
 def draw_audit(axes, name, n, rng):
-    """A claim that is too good, and the regions of the error rates at the chosen threshold."""
+    """Draw a claim that is too good, and the error rate regions at the chosen threshold."""
     sampler, claim = MECHANISMS[name]
     samples = sampler(rng, 2 * n)
     claimed = claim(CLAIMED)
@@ -69,7 +69,7 @@ def draw_audit(axes, name, n, rng):
 
 
 def draw_streams(axes, name, most, rng):
-    """Evidence against claims, while outputs come in."""
+    """Draw the evidence against claims over the number of outputs."""
     sampler, claim = MECHANISMS[name]
     for claimed, colour in ((0.5, ORANGE), (0.8, BLUE), (0.9, TEAL), (1.0, INK)):
         test, seen, evidence = SequentialTradeoffTest(claim(claimed)), [], []

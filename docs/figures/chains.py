@@ -12,7 +12,7 @@ from lightning_audit.report.drawing import BLUE, GREEN, GREY, ORANGE, blank_figu
 
 
 def trace_figure(chains: ArrayLike, names: Sequence[str]) -> Figure:
-    """Draw each parameter along the chains: chains at one place overlap and do not wander.
+    """Draw each parameter along the chains; converged chains overlap and have no trend.
 
     Args:
         chains: samples, ``[chains, iterations, parameters]``.

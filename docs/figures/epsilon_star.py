@@ -32,7 +32,7 @@ COLOURS = dict(zip(METHODS, (BLUE, ORANGE), strict=True))
 
 
 def draw_ends(axes, rng, n):
-    """Figure 3: the two largest ratios over the FPR, known and from samples."""
+    """Draw Figure 3: the two largest ratios over the FPR, known and from samples."""
     train, population = stats.norm(0, 1), stats.norm(3, 1)
     at = np.linspace(-4, 7, 2000)
     samples = np.sort(train.rvs(n, random_state=rng)), np.sort(population.rvs(n, random_state=rng))
@@ -60,7 +60,7 @@ def repeated(rng, shape, n, runs, method):
 
 
 def draw_identical(axes, rng, sizes, runs):
-    """Figure 4: what is read where there is nothing to read."""
+    """Draw Figure 4: Epsilon* without any leakage."""
     for name, method in METHODS.items():
         mean, std = np.transpose([repeated(rng, 5, n, runs, method) for n in sizes])
         axes.errorbar(sizes, mean, std, marker="o", capsize=3, color=COLOURS[name], label=name)
@@ -72,7 +72,7 @@ def draw_identical(axes, rng, sizes, runs):
 
 
 def draw_apart(axes, rng, n, runs):
-    """Figure 5: Gamma(5) losses of training data against Gamma(k) ones of others."""
+    """Draw Figure 5: Gamma(5) training losses against Gamma(k) population losses."""
     shapes = np.arange(5, 11)
     for name, method in METHODS.items():
         mean, std = np.transpose([repeated(rng, k, n, runs, method) for k in shapes])
@@ -90,7 +90,7 @@ def draw_apart(axes, rng, n, runs):
 
 
 class Digits(pl.LightningModule):
-    """A small net on 600 digits, private where a noise multiplier is given."""
+    """A small net on 600 digits, private if a noise multiplier is given."""
 
     def __init__(self, data, epochs, noise=None):
         super().__init__()
@@ -128,7 +128,7 @@ class Digits(pl.LightningModule):
 
 
 def trained(data, name, group, epochs, noise, seeds):
-    """The mean of a few trainings."""
+    """Return the mean over a few trainings."""
     values, accuracies = [], []
     for seed in seeds:
         pl.seed_everything(seed, verbose=False)
@@ -151,7 +151,7 @@ def trained(data, name, group, epochs, noise, seeds):
 
 
 def runs_on_digits(quick):
-    """Figures 1 and 2, on the digits of scikit-learn."""
+    """Draw Figures 1 and 2, on scikit-learn's digits."""
     features, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))
     x, y = torch.tensor(features[order] / 16, dtype=torch.float32), torch.tensor(labels[order])
@@ -166,7 +166,7 @@ def runs_on_digits(quick):
 
 
 def quiet():
-    """One thread; and Opacus' and Lightning's remarks, of which none concerns a figure, are off."""
+    """Use one thread, and silence warnings of Opacus and Lightning, which do not affect figures."""
     logging.disable(logging.INFO)
     warnings.filterwarnings("ignore", module="opacus|pytorch_lightning|torch|lightning_utilities")
     torch.set_num_threads(1)

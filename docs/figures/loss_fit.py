@@ -1,4 +1,4 @@
-"""Figure of docs/estimators/epsilon-star.md: what the fits of appendix B need, and how they fit."""
+"""Figure of docs/estimators/epsilon-star.md: sample size and goodness of fit of appendix B."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DELTA = 1e-5
 
 
 def draw_sizes(axes, rng, sizes, runs):
-    """Figure 5 for other numbers of losses: each value less the truth at its own clip."""
+    """Draw Figure 5 for other numbers of losses: each value minus the truth at its own clip."""
     shapes = np.arange(5, 11)
     for name, method in METHODS.items():
         known = [stats.gamma(5), *(stats.gamma(k) for k in shapes)]
@@ -39,7 +39,7 @@ def draw_sizes(axes, rng, sizes, runs):
 
 
 def digit_losses(epochs, noise):
-    """Losses of 1,200 training digits, on the scale of the fits."""
+    """Return the losses of 1,200 training digits, on the scale of the fits."""
     features, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))
     x, y = torch.tensor(features[order] / 16, dtype=torch.float32), torch.tensor(labels[order])
@@ -62,7 +62,7 @@ def digit_losses(epochs, noise):
 
 
 def p_value(rng, losses, held, components):
-    """Of the paper's test: losses held back against draws of a mixture fitted to the rest."""
+    """Return the p-value of the paper's test: held-out losses against draws of the mixture."""
     shuffled = rng.permutation(losses)
     mixture = fit("losses", shuffled[held:], components)
     chosen = rng.choice(components, held, p=mixture.weights)
@@ -71,7 +71,7 @@ def p_value(rng, losses, held, components):
 
 
 def draw_fits(axes, rng, noise, title, epochs, numbers, runs):
-    """Figure 6: median p-values of 300 losses over the number of Gaussians, by the training."""
+    """Draw Figure 6: median p-values of 300 losses over the number of Gaussians, by training."""
     for length, colour in zip(epochs, (GREY, ORANGE, BLUE), strict=False):
         losses = digit_losses(length, noise)
         found = [np.median([p_value(rng, losses, 300, k) for _ in range(runs)]) for k in numbers]

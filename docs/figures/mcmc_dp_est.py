@@ -28,7 +28,7 @@ STRONG = attack_counts(
 
 
 def weak_attacks(n):
-    """The paper's first scenario: rates by Beta(10, 10)."""
+    """Draw counts of the paper's first scenario: rates from Beta(10, 10)."""
     rng = np.random.default_rng(0)
     rates = rng.beta(10, 10, (2, 10))[:, :n]
     return attack_counts(rng.binomial(1000, rates[0]), 1000, rng.binomial(1000, rates[1]), 1000)
@@ -79,7 +79,7 @@ def draw_posterior(axes, posterior, title, samples=None):
 
 
 def joint_at(posterior, epsilon, strength):
-    """Density of (epsilon, s), from that of (epsilon, s epsilon) on the posterior's grid."""
+    """Return the density of (epsilon, s) from that of (epsilon, s epsilon) on the grid."""
     from scipy.interpolate import RegularGridInterpolator
 
     grid = (posterior.levels, posterior.levels)
@@ -89,12 +89,12 @@ def joint_at(posterior, epsilon, strength):
 
 
 def short_name(name):
-    """Of an attacked algorithm: its number, and the noise of its output."""
+    """Return the number of an attacked algorithm, and the noise of its output."""
     return f"{name[:2]}, {name.rpartition('_')[2]}" if "sigma" in name else name[:2]
 
 
 def draw_table_1(axes, quick):
-    """Printed intervals, and those of binomial and of correlated counts."""
+    """Draw the printed intervals, and those of binomial and of correlated counts."""
     sets = json.loads(COUNTS.read_text(encoding="utf-8"))["sets"]
     if quick:
         sets = dict(list(sets.items())[:1])

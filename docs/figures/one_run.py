@@ -1,4 +1,4 @@
-"""Figures of docs/estimators/one-run.md: the bounds of one run against each other."""
+"""Figures of docs/estimators/one-run.md: comparison of the bounds of one run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BOUNDS = {
 
 
 def gaussian_sum(rng, mu, m):
-    """Coins of m canaries, and their readings."""
+    """Return the coins of m canaries, and their readings."""
     coins = rng.random(m) < 0.5
     return coins, mu * coins + rng.standard_normal(m)
 
@@ -39,7 +39,7 @@ def scores_of(coins, readings):
 
 
 def draw_canaries(axes, rng, mu, sizes, runs):
-    """Medians over runs of a sum with independent Gaussian noise."""
+    """Draw medians over runs of a sum with independent Gaussian noise."""
     medians = {name: [] for name in BOUNDS}
     for m in sizes:
         draws = [scores_of(*gaussian_sum(rng, mu, m)) for _ in range(runs)]
@@ -57,7 +57,7 @@ def draw_canaries(axes, rng, mu, sizes, runs):
 
 
 def draw_many(axes, sizes):
-    """990 correct guesses of 1000, of ever more canaries."""
+    """Draw bounds from 990 correct of 1000 guesses, over the number of canaries."""
     rows = {
         "f-DP, Gaussian": [as_epsilon(mu_one_run(990, 1000, m, 0.05)) for m in sizes],
         "f-DP, any mechanism": [epsilon_one_run_fdp(990, 1000, m, DELTA, 0.05) for m in sizes],
@@ -72,7 +72,7 @@ def draw_many(axes, sizes):
     axes.set_title("990 of 1000 guesses correct", fontsize=10)
 
 
-#: The same from v correct guesses of r, of m canaries.
+#: The bounds from v correct of r guesses, with m canaries.
 BY_GUESSES = {
     "f-DP, Gaussian": lambda v, r, m: as_epsilon(mu_one_run(v, r, m, 0.05)),
     "f-DP, any mechanism": lambda v, r, m: epsilon_one_run_fdp(v, r, m, DELTA, 0.05),
@@ -81,7 +81,7 @@ BY_GUESSES = {
 
 
 def draw_response(axes, sizes):
-    """Randomized response for every coin, all guessed; the median number is correct."""
+    """Draw randomized response for every coin, all guessed, with the median number correct."""
     for epsilon, marker in ((1.0, "o"), (2.0, "s"), (4.0, "^")):
         for name in ("f-DP, any mechanism", "Steinke"):
             colour, line, _ = BOUNDS[name]
@@ -97,7 +97,7 @@ def draw_response(axes, sizes):
 
 
 def draw_guesses(axes, rng, m, numbers, runs):
-    """Median bounds over the number of guesses, each number fixed beforehand."""
+    """Draw median bounds over the number of guesses, each fixed in advance."""
     draws = [gaussian_sum(rng, gaussian_mu(4.0, DELTA), m) for _ in range(runs)]
     for ends, fill in (("largest", "none"), ("both ends", "full")):
         correct = np.median([correct_guesses(*draw, numbers, ends) for draw in draws], axis=0)
@@ -115,7 +115,7 @@ def draw_guesses(axes, rng, m, numbers, runs):
 
 
 def correct_guesses(coins, readings, numbers, ends):
-    """Correct ones of r guesses, for each r: the largest in, and for "both ends" the least out."""
+    """Count the correct of r guesses, for each r: largest in; for "both ends" also smallest out."""
     coins = coins[np.argsort(-readings)]
     inside, outside = np.cumsum(coins), np.cumsum(~coins[::-1])
     r = np.array(numbers)
@@ -123,7 +123,7 @@ def correct_guesses(coins, readings, numbers, ends):
 
 
 def draw_truths(axes, rng, epsilons, sizes, runs):
-    """Median bounds over the true epsilon; the best of three numbers of guesses, paid for."""
+    """Draw median bounds over the true epsilon: best of three numbers of guesses, with shares."""
     for m, marker in zip(sizes, ("o", "s"), strict=True):
         medians = {name: [] for name in BY_GUESSES}
         for epsilon in epsilons:
@@ -147,7 +147,7 @@ def draw_truths(axes, rng, epsilons, sizes, runs):
 
 
 def draw_known(options, rng):
-    """Bounds at epsilons that are known exactly."""
+    """Draw bounds at epsilons that are known exactly."""
     quick = options.quick
     figure = blank_figure((12.0, 4.4))
     left, middle, right = figure.subplots(1, 3)

@@ -1,4 +1,4 @@
-"""Numbers of the papers' figures: computed here, drawn by the scripts, held by tests/stats."""
+"""Numbers of the papers' figures: computed here, drawn by the scripts, tested in tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INTERVALS = {
     "posterior": epsilon_posterior_interval,
 }
 #: Figure 7: intervals as printed, and counts whose 95 % intervals at delta 0.01 round to them. The
-#: paper has four trials in the first panel; of the others it prints neither counts nor numbers.
+#: paper has four trials in the first panel; for the others it prints neither counts nor numbers.
 FIGURE_7 = {
     (0.0051, 3.1): ConfusionCounts(1, 1, 1, 1),
     (0.15, 3.5): ConfusionCounts(fn=1, tp=4, fp=4, tn=11),
@@ -35,14 +35,14 @@ FIGURE_7 = {
 
 
 def intervals_of_figure_4(interval, total):
-    """Ends at 90 % over the number of trials, at error rates of 0.4."""
+    """Return interval ends at 90 % over the number of trials, at error rates of 0.4."""
     errors, half = total // 5, total // 2
     counts = ConfusionCounts(errors, half - errors, errors, half - errors)
     return interval(counts, DELTA, 0.1)
 
 
 def trials_needed(interval):
-    """Trials until the interval of figure 4 is 0.30 wide, and until both ends are within 0.15."""
+    """Return the trials until figure 4's interval is 0.30 wide, and both ends are within 0.15."""
     total = np.arange(400, 1600, 10)
     low, high = intervals_of_figure_4(interval, total)
     point = epsilon_at_rates(0.4, 0.4, DELTA)
@@ -51,7 +51,7 @@ def trials_needed(interval):
 
 
 def widths_of_figure_5(interval, errors):
-    """Widths at 90 % over errors of 500 trials a side, FNR along the rows."""
+    """Return widths at 90 % over errors of 500 trials per side, FNR along the rows."""
     fn, fp = np.meshgrid(errors, errors, indexing="ij")
     low, high = interval(ConfusionCounts(fn, 500 - fn, fp, 500 - fp), DELTA, 0.1)
     return high - low
@@ -61,14 +61,14 @@ def widths_of_figure_5(interval, errors):
 
 
 def expected_counts(total, threshold):
-    """Counts as large as they are on average, of N(1, 1) against N(0, 1), half of them each."""
+    """Return the expected counts of N(1, 1) against N(0, 1), half of the readings each."""
     n = total / 2
     fn, fp = round(n * stats.norm.cdf(threshold - 1)), round(n * stats.norm.sf(threshold))
     return ConfusionCounts(fn, round(n) - fn, fp, round(n) - fp)
 
 
 def lines_of_algorithm_4(tradeoff, alpha, number, *, as_printed=False):
-    """Trade-off function from ``number`` points of a privacy curve, at the rates ``alpha``."""
+    """Return the trade-off from ``number`` points of a privacy curve, at the rates ``alpha``."""
     deltas = np.linspace(DELTA, 1 - DELTA, number)[:, None]
     epsilons = tradeoff.epsilon_at(deltas)
     steep = 1 - deltas - np.exp(epsilons) * alpha
@@ -81,7 +81,7 @@ def lines_of_algorithm_4(tradeoff, alpha, number, *, as_printed=False):
 
 
 def error_rates_of_a_subsampled_step(rng, noise_multiplier, sample_rate, n):
-    """FPR and FNR over the threshold, n readings a world, as figure 5 has them."""
+    """Return FPR and FNR over the threshold, n readings per world, as in figure 5."""
     inside = (rng.random(n) < sample_rate) + noise_multiplier * rng.standard_normal(n)
     outside = noise_multiplier * rng.standard_normal(n)
     at = np.sort(np.concatenate([inside, outside]))

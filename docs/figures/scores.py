@@ -1,4 +1,4 @@
-"""Figure of docs/estimators/scores.md: what scores prove, and what choosing a threshold costs."""
+"""Figure of docs/estimators/scores.md: bounds from scores, and the cost of a threshold."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def draw_curve(axes, rng, sizes):
 
 
 def draw_choices(axes, rng, sizes, runs):
-    """Section C's comparison: medians of fdp_cp over the truth, and how often it is exceeded."""
+    """Draw section C's comparison: medians of fdp_cp over the truth, and its failure rate."""
     choices = {
         "fixed": Fixed(MU / 2),
         "maximum (not valid)": Maximum(),

@@ -41,7 +41,7 @@ STEP = SubsampledGaussianTradeoff(NOISE_MULTIPLIER, SAMPLE_RATE)
 
 
 def laplace(alpha, epsilon):
-    """Trade-off function of the Laplace mechanism."""
+    """Return the trade-off function of the Laplace mechanism."""
     low = np.exp(-epsilon)
     middle = low / (4 * np.maximum(alpha, 1e-12))
     return np.where(
@@ -50,7 +50,7 @@ def laplace(alpha, epsilon):
 
 
 def draw_figure_1(axes):
-    """Mechanisms that all are (1, 1e-5)-DP."""
+    """Draw trade-off functions of mechanisms that are all (1, 1e-5)-DP."""
     alpha = np.linspace(0, 1, 401)
     curves = {
         "randomized response, (1, 1e-5)-DP": ApproxDPTradeoff(1.0, DELTA)(alpha),
@@ -65,7 +65,7 @@ def draw_figure_1(axes):
 
 
 def draw_figure_4(axes, rng, epsilon=4.0, n=2500):
-    """Bounds over the threshold, n observations a world."""
+    """Draw bounds over the threshold, n observations per world."""
     mu = gaussian_mu(epsilon, DELTA)
     inside, outside = mu + rng.standard_normal(n), rng.standard_normal(n)
     at = np.linspace(-3.5, mu + 3.5, 300)
@@ -80,7 +80,7 @@ def draw_figure_4(axes, rng, epsilon=4.0, n=2500):
 
 
 def draw_figure_3(axes, rng, epsilon, sizes, runs):
-    """Median bounds over the number of observations."""
+    """Draw median bounds over the number of observations."""
     mu = gaussian_mu(epsilon, DELTA)
     methods = {
         "eps_cp, maximum (not valid)": ("eps_cp", Maximum(), ORANGE, "--"),
@@ -108,7 +108,7 @@ def draw_figure_3(axes, rng, epsilon, sizes, runs):
 
 
 def draw_figure_5(axes, rng, n):
-    """Error rates of n readings a world, and curves that claim to describe them."""
+    """Draw error rates of n readings per world, and the curves that should describe them."""
     epsilon = STEP.epsilon_at(DELTA)
     remove = SubsampledGaussianTradeoff(NOISE_MULTIPLIER, SAMPLE_RATE, "remove")
     gaussian = GaussianTradeoff(gaussian_mu(epsilon, DELTA))
@@ -129,7 +129,7 @@ def draw_figure_5(axes, rng, n):
 
 
 def draw_figure_13(axes):
-    """Algorithm 4 beside the curve that it approximates."""
+    """Draw Algorithm 4 and the curve that it approximates."""
     alpha = np.linspace(0, 1, 401)
     axes.plot(alpha, STEP(alpha), color=INK, linewidth=3, alpha=0.5, label="exact")
     for number, colour in ((100, BLUE), (10, ORANGE)):
@@ -145,7 +145,7 @@ def draw_figure_13(axes):
 
 
 def draw_figure_14(axes, sizes):
-    """Bounds at expected counts of N(0, 1) and N(1, 1), over the readings of both worlds."""
+    """Draw bounds at expected counts of N(0, 1) and N(1, 1), over the readings of both worlds."""
     truth = gaussian_epsilon(1.0, DELTA)
     colours = (GREY, AMBER, ORANGE, PINK, BLUE)
     for at, colour in zip((0.5, 1.5, 2.5, 3.5, truth + 0.5), colours, strict=True):

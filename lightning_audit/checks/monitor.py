@@ -6,8 +6,8 @@ The checks see nothing but the record, so that `replay` gives the numbers of the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,35 +21,20 @@ from lightning_audit.checks.accounting.leakage import (
     SignalOverNoise,
     StudentBound,
 )
+from lightning_audit.checks.base.check import EntryStatistic
 from lightning_audit.checks.base.evidence import evidence_in, shared_log_e
-from lightning_audit.checks.clipping.sensitivity import SensitivityCheck
-from lightning_audit.checks.noise.noise_size import CanaryNoiseCheck, WitnessNoiseCheck
-from lightning_audit.checks.randomness.noise_reuse import ReuseCheck
+from lightning_audit.checks.base.registry import statistics
+from lightning_audit.checks.clipping.sensitivity import SENSITIVITY, SensitivityCheck
+from lightning_audit.checks.noise.noise_size import (
+    NOISE,
+    NOISE_CANARY,
+    CanaryNoiseCheck,
+    WitnessNoiseCheck,
+)
+from lightning_audit.checks.randomness.noise_reuse import REUSE_LAG, ReuseCheck
 from lightning_audit.checks.update.gradient_replaced import gradient_replaced_result
 from lightning_audit.record.store import DROPPED, ENTERED, RecordHeader
 from lightning_audit.results.audit_report import CheckResult
-
-
-class EntryCheck(Protocol):
-    """Checks of a record's entries, made of its header and of the significance of a run.
-
-    What it holds goes into checkpoints, by `record.snapshot`.
-    """
-
-    def update(self, entry: NDArray[np.void]) -> None:
-        """Take in one entry that counts."""
-
-    def results(self) -> tuple[CheckResult, ...]:
-        """Results of the checks."""
-
-
-Made = Callable[[RecordHeader, float], EntryCheck]
-#: Checks of each step with noise, and of each of those whose coins count, by the monitor's names.
-OF_STEPS: Mapping[str, Made] = {"witness_noise": WitnessNoiseCheck, "reuse": ReuseCheck}
-OF_CANARIES: Mapping[str, Made] = {
-    "canary_noise": CanaryNoiseCheck,
-    "sensitivity": SensitivityCheck,
-}
 
 
 class AuditMonitor:
@@ -60,16 +45,11 @@ class AuditMonitor:
         significance: probability of a false alarm over the whole run.
     """
 
-    witness_noise: WitnessNoiseCheck
-    reuse: ReuseCheck
-    canary_noise: CanaryNoiseCheck
-    sensitivity: SensitivityCheck
-
     def __init__(self, header: RecordHeader, significance: float) -> None:
         self.header = header
         self.significance = significance
-        for name, make in {**OF_STEPS, **OF_CANARIES}.items():
-            setattr(self, name, make(header, significance))
+        self._of_steps: dict[str, Any] = statistics("steps", header, significance)
+        self._of_canaries: dict[str, Any] = statistics("canaries", header, significance)
         self.leakage = LeakageBound(header)
         self.signal = SignalBound(header)
         self.student = StudentBound(header)
@@ -100,7 +80,7 @@ class AuditMonitor:
         if not np.isfinite(entry["tensor_squares"]).all():
             self.lost_steps += 1
             return
-        for check in self._checks(OF_STEPS):
+        for check in self._of_steps.values():
             check.update(entry)
         if entry["canaries"] == DROPPED:
             self.lost_steps += 1
@@ -109,13 +89,38 @@ class AuditMonitor:
                 self.lost_steps += 1
                 return
             self.canary_steps += 1
-            for check in self._checks(OF_CANARIES):
+            for check in self._of_canaries.values():
                 check.update(entry)
             for bound in (self.leakage, self.signal, self.student, self.guesses):
                 bound.update(entry)
 
-    def _checks(self, made: Mapping[str, Made]) -> Iterator[EntryCheck]:
-        return (getattr(self, name) for name in made)
+    @property
+    def _statistics(self) -> list[EntryStatistic]:
+        return [*self._of_steps.values(), *self._of_canaries.values()]
+
+    @property
+    def witness_noise(self) -> WitnessNoiseCheck:
+        """Of the noise of the probe coordinates."""
+        found: WitnessNoiseCheck = self._of_steps[NOISE.name]
+        return found
+
+    @property
+    def reuse(self) -> ReuseCheck:
+        """Of noise that comes back at the probe coordinates."""
+        found: ReuseCheck = self._of_steps[REUSE_LAG.name]
+        return found
+
+    @property
+    def canary_noise(self) -> CanaryNoiseCheck:
+        """Of the noise along the canaries."""
+        found: CanaryNoiseCheck = self._of_canaries[NOISE_CANARY.name]
+        return found
+
+    @property
+    def sensitivity(self) -> SensitivityCheck:
+        """Of what canaries add."""
+        found: SensitivityCheck = self._of_canaries[SENSITIVITY.name]
+        return found
 
     @property
     def history(self) -> tuple[Phase, ...]:
@@ -151,7 +156,7 @@ class AuditMonitor:
     def results(self) -> tuple[CheckResult, ...]:
         """Results of the checks that see the record alone."""
         return (
-            *(r for check in self._checks({**OF_STEPS, **OF_CANARIES}) for r in check.results()),
+            *(result for check in self._statistics for result in check.results()),
             gradient_replaced_result(self.replaced_steps, self.steps, self.first_replaced),
         )
 

@@ -1,1 +1,1 @@
-"""What is claimed of a training and asked of its audit, and what of it may change on the way."""
+"""Configuration of an audit: the claim, the arguments, and their changes at a resume."""

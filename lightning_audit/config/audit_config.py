@@ -1,4 +1,4 @@
-"""What is claimed of a training and asked of its audit: the arguments of `PrivacyAudit`."""
+"""Configuration of an audit: the arguments of `PrivacyAudit`, including the claim."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from lightning_audit.stats.bounds.named_bounds import BOUND_NAMES
 from lightning_audit.verdict.exemptions import Allow
 from lightning_audit.verdict.pass_blockers import OutcomeSettings, Resolution
 
-#: What may follow a verdict.
+#: Actions after a verdict.
 ON_VIOLATION = ("raise", "stop", "warn")
 ON_INCONCLUSIVE = ("raise", "warn")
 
 
 def findings() -> tuple[str, ...]:
-    """Names of everything that an audit may find."""
+    """Return the names of all findings."""
     return (*REGISTRY, "unaudited")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditConfig(OutcomeSettings):
-    """The arguments of a `PrivacyAudit` by their names, checked; see there what each is for.
+    """Validated arguments of a `PrivacyAudit`, by their names; documented there.
 
-    A run, its sessions, its report and its checkpoints all have this one. Lists become tuples, and
-    an epsilon that ``claim`` states becomes ``claimed_epsilon``. ``drawn_seed`` is what a run draws
-    where ``seed`` is None.
+    A run, its sessions, its report and its checkpoints share this object. Lists become tuples, and
+    an epsilon stated by ``claim`` becomes ``claimed_epsilon``. ``drawn_seed`` is the seed that a
+    run draws if ``seed`` is None.
 
     Raises:
-        ValueError: an argument is of another type, outside its range, or contradicts the claim.
+        ValueError: an argument has the wrong type, is outside its range, or contradicts the claim.
     """
 
     claim: PrivacyClaim | None
@@ -74,18 +74,18 @@ class AuditConfig(OutcomeSettings):
 
     @property
     def adjacency(self) -> Adjacency:
-        """Between which data sets epsilon is promised."""
+        """Relation of neighboring data sets for which epsilon is claimed."""
         stated = self.claim.adjacency if self.claim else None
         return stated or "add_remove"
 
     @property
     def mechanism_alone(self) -> bool:
-        """Whether the noise is correlated over steps by the claim, so that no epsilon is known."""
+        """Whether the claim states noise correlated over steps, so that no epsilon is known."""
         return bool(self.claim and self.claim.noise_coefficients)
 
     @property
     def shuffled(self) -> bool:
-        """Whether each record is claimed to enter one step an epoch."""
+        """Whether each record is claimed to enter one step per epoch."""
         return bool(self.claim and self.claim.sampling == "shuffled")
 
     @property
@@ -95,16 +95,16 @@ class AuditConfig(OutcomeSettings):
 
     @property
     def coin_seed(self) -> int:
-        """Of the coins of a run that has begun."""
+        """Seed of the coins of a run that has begun."""
         seed = self.drawn_seed if self.seed is None else self.seed
         assert seed is not None  # a run begins by drawing one
         return seed
 
     def settings(self, *, ended: bool = False) -> dict[str, Any]:
-        """Plain values by name, as a report and a checkpoint hold them.
+        """Return plain values by name, as stored in a report and a checkpoint.
 
         Args:
-            ended: whether the training is over; before, a seed that was drawn is not shown.
+            ended: whether the training has ended; before that, a drawn seed is not included.
         """
         names = (field.name for field in fields(self) if field.name != "drawn_seed")
         return {
@@ -132,7 +132,7 @@ def _refuse_contradiction(name: str, value: float, of_claim: str, stated: float 
 
 
 def _claimed_epsilon(claimed_epsilon: float | None, claim: PrivacyClaim | None) -> float | None:
-    """The claimed epsilon, by the argument or by the claim; None if neither states one."""
+    """Return the claimed epsilon of the argument or the claim; None if neither states one."""
     stated = claim.epsilon if claim is not None else None
     if claimed_epsilon is None:
         return stated
@@ -159,14 +159,14 @@ def _canaries(
     if len(canaries) > 1 and any(isinstance(canary, InputCanary) for canary in canaries):
         raise ValueError(
             f"canaries={list(canaries)!r} must hold one input canary alone: the gradient of an "
-            "input overlaps with any other canary's direction, which would alarm on correct runs; "
+            "input overlaps with any other canary's direction, which would flag correct runs; "
             "train once with each."
         )
     return tuple(canaries)
 
 
 def _oversize(oversize: float) -> float:
-    """The norm of the canaries over the clipping norm."""
+    """Return the canaries' norm over the clipping norm, if it is valid."""
     advice = "a canary below the clipping norm adds less than one record may"
     value = _validate.positive("oversize", oversize, advice)
     if value < 1:
@@ -179,7 +179,7 @@ def _count_or_none(name: str, value: int | None) -> int | None:
 
 
 def _bounds(bounds: Sequence[str]) -> tuple[str, ...]:
-    """Names of the literature's bounds, in their own order."""
+    """Return the names of the literature's bounds, in their usual order."""
     if bounds == "all":
         return BOUND_NAMES
     if isinstance(bounds, str) or not isinstance(bounds, Sequence):
@@ -211,7 +211,7 @@ def _refuse_findings_of_the_run(exemptions: Sequence[Allow]) -> None:
                 else "leave optimizer out"
             )
             raise ValueError(
-                f"allow: {one.finding!r} is no finding of single optimizers, so that "
+                f"allow: {one.finding!r} is not a finding about single optimizers, so that "
                 f"optimizer={one.optimizer!r} has no meaning; {instead}."
             )
 

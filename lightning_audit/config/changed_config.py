@@ -1,4 +1,4 @@
-"""A run that goes on with another configuration than the checkpoint's: what is said, or refused."""
+"""Changes of the configuration at a resume: notes for the report, or a refusal."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 from lightning_audit.accounting.phases import Phase
 
-#: What a checkpoint's run goes on with whatever it is now, or is compared elsewhere.
+#: Settings that may change without a note, or that are compared elsewhere.
 _NOT_COMPARED = {"claim", "resolution", "canaries", "on_violation", "on_inconclusive", "seed"}
-#: Parts of the claim against which the steps were read.
+#: Parts of the claim in whose units the steps were read.
 _MECHANISM = (
     "noise_multiplier",
     "max_grad_norm",
@@ -19,28 +19,27 @@ _MECHANISM = (
 )
 
 _CHOSEN_LATER = (
-    "; every test is judged by the new one from the first step on, which holds only if it was "
-    "chosen without a look at those steps; the step at which a test flagged is the latest that it "
-    "can be"
+    "; every test uses the new one from the first step on, which is valid only if it was chosen "
+    "without looking at those steps; the step at which a test flagged is an upper bound"
 )
 _ANSWERED = "; the whole run is judged by the new one"
-#: What is said of a change of each, where that is not `_ANSWERED`.
+#: Consequence of a change of each setting, if it is not `_ANSWERED`.
 _CONSEQUENCES = {
     "significance": _CHOSEN_LATER,
     "oversize": "; the run counts as one with the smaller canaries",
-    # Each step has the one that it was taken with.
+    # Each step keeps the value with which it was taken.
     "every_n_steps": "",
     "examinations": "",
 }
 
 
 def describe_changes(kept: Mapping[str, Any], now: Mapping[str, Any], steps: int) -> list[str]:
-    """What the report says of a configuration that is not the checkpoint's.
+    """Return notes for the report on a configuration that differs from the checkpoint's.
 
     Args:
         kept: `AuditConfig.settings` of the checkpoint.
-        now: those from now on.
-        steps: how many were taken before.
+        now: `AuditConfig.settings` from now on.
+        steps: number of steps before the resume.
     """
     return [
         f"{name}={_shown(before)} until step {steps}, {_shown(after)} from then on"
@@ -52,20 +51,20 @@ def describe_changes(kept: Mapping[str, Any], now: Mapping[str, Any], steps: int
 def refuse_mechanism(
     kept: Mapping[str, Any], now: Mapping[str, Any], history: Sequence[Phase], steps: int
 ) -> None:
-    """Raise if the mechanism that is claimed is not the one that the steps were read against.
+    """Raise if the claimed mechanism differs from the one in whose units the steps were read.
 
-    Readings were put into units of the claim, and the tests' bets made by them, when the steps were
-    taken: no sum tells what they would have been under another claim.
+    Readings were scaled by the claim, and the tests' bets were made with it, when the steps were
+    taken. The stored sums do not determine the values under another claim.
 
     Args:
         kept: `AuditConfig.settings` of the checkpoint.
-        now: those from now on.
+        now: `AuditConfig.settings` from now on.
         history: phases of the steps so far, of all private optimizers.
-        steps: how many there are.
+        steps: number of steps so far.
 
     Raises:
-        ValueError: another noise multiplier, clipping norm, batch size or sample rate is claimed,
-            and the steps so far do not show that they had it.
+        ValueError: another noise multiplier, clipping norm, batch size, sampling rate or noise
+            coefficients are claimed, and the steps so far were not recorded with the new value.
     """
     seen = {
         "claim.noise_multiplier": {phase.noise_multiplier for phase in history},
@@ -77,20 +76,20 @@ def refuse_mechanism(
         if steps and (after is None or seen.get(name) != {after}):
             raise ValueError(
                 f"{name}={after!r} is not what its {steps} steps were read against: the "
-                f"checkpoint's is {before!r}, and no sum of theirs can be judged by another; "
-                "resume with the checkpoint's, or audit what follows as a training of its own, "
-                "without ckpt_path."
+                f"checkpoint's is {before!r}, and their stored sums cannot be judged by another; "
+                "resume with the checkpoint's, or audit the following steps as a separate "
+                "training, without ckpt_path."
             )
 
 
 def _changes(kept: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Name, value before and value now of each setting that differs."""
+    """Return name, value before and value now of each setting that differs."""
     before, after = _compared(kept), _compared(now)
     return [(name, before[name], after[name]) for name in after if before[name] != after[name]]
 
 
 def _compared(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that are compared, those of a claim and a resolution one by one."""
+    """Return the settings that are compared, those of claim and resolution one by one."""
     claim = settings["claim"] or {}
     return {
         **{name: value for name, value in settings.items() if name not in _NOT_COMPARED},

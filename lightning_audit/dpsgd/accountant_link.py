@@ -1,4 +1,4 @@
-"""The accountant that feeds on a private optimizer's steps, wherever its step hook holds it."""
+"""Finds the accountant in a private optimizer's step hook."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _DEEPEST = 6
 
 @dataclass(frozen=True)
 class AccountantLink:
-    """The accountant that a step hook feeds, and the sample rate it is told.
+    """The accountant that a step hook updates, and the sampling rate that it is given.
 
     Args:
         accountant: Opacus' accountant.
-        stated_rate: probability with which the accountant supposes a sample to enter a batch, as
-            the hook holds it; None where it does not.
+        stated_rate: sampling rate that the hook passes to the accountant; None if the hook holds
+            none.
     """
 
     accountant: Any
@@ -31,7 +31,7 @@ class AccountantLink:
 
     @property
     def sample_rate(self) -> float | None:
-        """The rate of the hook, else the last that the accountant was told; None before that."""
+        """The hook's rate, else the last rate in the accountant's history; None if empty."""
         if self.stated_rate is not None:
             return self.stated_rate
         history = self.accountant.history
@@ -39,11 +39,11 @@ class AccountantLink:
 
 
 def accountant_link(optimizer: DPOptimizer) -> AccountantLink | None:
-    """Read the accountant off the optimizer's step hook; None where there is none to be found.
+    """Return the accountant in the optimizer's step hook; None unless exactly one is found.
 
-    `IAccountant.get_optimizer_hook_fn` closes over the accountant and the sample rate; they are
-    kept nowhere else on the optimizer. Whoever wraps that hook, or writes another one, holds them
-    in a closure, in the arguments of a `partial`, or on an object.
+    `IAccountant.get_optimizer_hook_fn` closes over the accountant and the sampling rate; the
+    optimizer stores them nowhere else. A user's hook, or a wrapper of Opacus' hook, holds them in
+    a closure, in the arguments of a `partial`, or in an object.
     """
     accountants: dict[int, Any] = {}
     rates: dict[int, float] = {}
@@ -61,12 +61,12 @@ def accountant_link(optimizer: DPOptimizer) -> AccountantLink | None:
 
 
 def hook_is_unread(optimizer: DPOptimizer) -> bool:
-    """Whether there is a step hook whose accountant cannot be told."""
+    """Return whether there is a step hook whose accountant cannot be determined."""
     return getattr(optimizer, "step_hook", None) is not None and accountant_link(optimizer) is None
 
 
 def _held_by(hook: Any) -> Iterator[Any]:
-    """The hook, and what it holds, nearest first; each once."""
+    """Yield the hook and the objects that it holds, nearest first; each once."""
     seen: set[int] = set()
     waiting = [(hook, 0)]
     while waiting:
@@ -80,7 +80,7 @@ def _held_by(hook: Any) -> Iterator[Any]:
 
 
 def _variables(item: Any) -> dict[str, Any]:
-    """What a function, or an object of the user's own, holds by name."""
+    """Return, by name, the objects that a function or a user's callable object holds."""
     if inspect.ismethod(item):
         return {"self": item.__self__, "function": item.__func__}
     if inspect.isfunction(item):

@@ -1,4 +1,4 @@
-"""Which adapter audits an optimizer, and what `make_private` told its module."""
+"""Chooses the adapter of an optimizer, and reads `make_private`'s settings off its module."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from lightning_audit.dpsgd.opacus import OpacusStep
 def opacus_step(
     optimizer: DPOptimizer, names: dict[int, str], modules: Iterable[torch.nn.Module] = ()
 ) -> OpacusStep:
-    """The adapter of a private optimizer; arguments and errors are those of `OpacusStep`."""
+    """Return the adapter of a private optimizer; arguments and errors as for `OpacusStep`."""
     kind = GhostStep if isinstance(optimizer, DPOptimizerFastGradientClipping) else OpacusStep
     return kind(optimizer, names, modules)
 
 
 def draws_poisson(module: torch.nn.Module) -> bool | None:
-    """Whether `make_private` was told that the batches of a module are Poisson.
+    """Return whether `make_private` was called with Poisson sampling.
 
-    It forbids then that gradients of several batches are accumulated.
+    Inferred from the module: with Poisson sampling Opacus forbids gradient accumulation.
 
     Returns:
-        None where no module holds per-sample gradients, or they differ.
+        Whether it was; None if no module holds per-sample gradients, or if the modules differ.
     """
     wrapped = [m for m in module.modules() if isinstance(m, GradSampleModule)]
     # Before Opacus 1.6 a hook forbade it.

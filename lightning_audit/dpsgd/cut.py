@@ -1,4 +1,4 @@
-"""Where a private optimizer's noise is in: the place from which on its gradient is a release."""
+"""The cut: the point after which a private optimizer's gradient contains its noise."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from opacus.optimizers import DPOptimizer
 from lightning_audit.dpsgd.protocol import StepClaim
 from lightning_audit.taps.method_hook import MethodHook
 
-#: Several processes have a release when their gradients are added up, one has it before.
+#: With several processes the release exists after their gradients are summed, with one before.
 _REDUCES, _ADDS = "reduce_gradients", "add_noise"
 
 
 def watch_cut(
     optimizer: DPOptimizer, call: Callable[[], None], otherwise: Callable[[], None] | None = None
 ) -> MethodHook:
-    """Call back when a step's noise is in, before anything else is done to the gradient.
+    """Register a callback after a step's noise is added, before any post-processing.
 
     Args:
         optimizer: the private optimizer.
-        call: called then.
-        otherwise: called instead once the audit has failed; None for nothing.
+        call: the callback.
+        otherwise: called instead after the audit has failed; None for nothing.
     """
     reduces = callable(getattr(optimizer, _REDUCES, None))
     name = _REDUCES if reduces else _ADDS
@@ -33,16 +33,16 @@ def watch_cut(
 def divisor_at_cut(
     optimizer: DPOptimizer, params: Sequence[torch.nn.Parameter], claim: StepClaim
 ) -> float:
-    """What the noisy sum was divided by when the noise is in: 1 or the claim's scale.
+    """Return the divisor of the noisy sum at the cut: 1 or the claim's scale.
 
-    Opacus divides behind `add_noise`, and before processes add their gradients up. Where a class
-    overrides both, its own code may divide in either, and the size of the entries tells: those of
-    a sum are at least about as large as its noise.
+    Opacus divides after `add_noise`, and before processes sum their gradients. A class that
+    overrides both `add_noise` and `scale_grad` may divide in either. Then the root mean square of
+    the entries decides: that of a sum is at least about the noise's standard deviation.
 
     Args:
         optimizer: the private optimizer.
         params: its parameters.
-        claim: of the step.
+        claim: the claim about the step.
     """
     noise_std, scale = claim.noise_multiplier * claim.max_grad_norm, claim.scale
     if callable(getattr(optimizer, _REDUCES, None)):
@@ -57,9 +57,9 @@ def divisor_at_cut(
 
 
 def shows_its_noise(optimizer: object) -> bool:
-    """Whether the noise is in, and nothing else was done, when an optimizer's `add_noise` is over.
+    """Return whether an optimizer's `add_noise` is Opacus', which only adds noise.
 
-    A class of the user's own may do more in it than to add noise.
+    A user's override may post-process the gradient as well.
     """
     return isinstance(optimizer, DPOptimizer) and _is_opacus(optimizer, _ADDS)
 

@@ -1,11 +1,13 @@
 """Opacus' ghost clipping: canaries are terms of the per-sample loss, between its two backwards.
 
-The first backward pass gives the norms of the per-sample gradients, the second the gradient of the
-losses weighted by their clipping factors. Per-sample gradients are never formed, so a canary has no
-row; it joins the norms and the losses instead, and its factor is what the second pass makes of it.
+The first backward pass computes the norms of the per-sample gradients, the second the gradient of
+the losses weighted by their clipping factors. Per-sample gradients are never formed, so a canary
+has no row. Instead its norm and a zero loss are appended, and the gradient of this loss in the
+second pass is the canary's clipping factor.
 
-That tells nothing of the norms of the samples themselves. Every now and then one sample's gradient
-is formed between the two passes, and its norm compared with the one that clipping goes by.
+Canaries do not test whether the norms of the samples are correct. In some steps, therefore, one
+sample's gradient is formed between the two passes and its norm is compared with the one that
+clipping uses.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ _NO_GHOST_LOSS = (
     "returns (the third object of make_private); return it from training_step as {'loss': loss}, "
     "or pass it to manual_backward"
 )
-#: Steps with canaries in which a norm is looked at: the first ones, and one in so many later.
+#: Steps with canaries in which a norm is checked: the first `_FIRST`, then one in `_EVERY`.
 _FIRST, _EVERY = 10, 50
 _NORMS = "get_norm_sample"
 _TOO_LATE = (
     "the losses were clipped before a canary could join them; if the step calls loss.backward(), "
-    "call self.manual_backward(loss) in its place"
+    "call self.manual_backward(loss) instead"
 )
 
 
@@ -54,25 +56,25 @@ class GhostStep(OpacusStep):
     ) -> None:
         super().__init__(optimizer, names)
         self._loss: Any = None
-        #: Opacus' module, which keeps the norms of its last backward pass.
+        #: Opacus' module, which stores the norms of its last backward pass.
         self._teller: Any = None
         self._module: Any = None
         self._before: Any = None
         self._directions: Sequence[Direction] = ()
         self._norm = 0.0
-        #: Zeros that stand for the canaries' losses; their gradient is the clipping factors.
+        #: Zeros as the canaries' losses; their gradients are the clipping factors.
         self._losses: torch.Tensor | None = None
-        #: Gives the user's loss back what it was made of.
+        #: Restores the attributes of the user's loss.
         self._restore: Callable[[], None] = _nothing
         self._steps = 0
         self.norms = NormsSeen()
 
     def concerns(self, coming: Backward) -> bool:
-        """Whether the coming loss is that of Opacus' criterion for this optimizer."""
+        """Return whether the coming loss is that of Opacus' criterion for this optimizer."""
         return getattr(coming.loss, "optimizer", None) is self.optimizer
 
     def obstacle(self, coming: Backward) -> str:
-        """Why no canary can join the coming backward pass; empty if they can."""
+        """Return why no canary can join the coming backward pass; empty if one can."""
         self._loss = coming.loss
         if isinstance(coming.loss, DPTensorFastGradientClipping):
             self._teller = coming.loss.module
@@ -80,7 +82,7 @@ class GhostStep(OpacusStep):
         return _NO_GHOST_LOSS
 
     def prepare(self, directions: Sequence[Direction], norm: float) -> None:
-        """Let the canaries join norms and losses when the first backward pass is over."""
+        """Append the canaries to norms and losses after the first backward pass."""
         loss, module = self._loss, self._loss.module
         self._loss, self._module, self._losses = None, module, None
         self._directions, self._norm = directions, norm
@@ -100,11 +102,11 @@ class GhostStep(OpacusStep):
         vars(module)[_NORMS] = around(own_norms, lambda: self._put_back(), joined)
 
     def _look_at(self, loss: Any, norms: torch.Tensor) -> None:
-        """Compare a sample's norm with that of its gradient, formed for once."""
+        """Compare the norm that clipping uses for a sample with that of its formed gradient."""
         number, self._steps = self._steps, self._steps + 1
         if not len(norms) or (number >= _FIRST and number % _EVERY):
             return
-        # In turns the sample of which clipping sees the least, and any.
+        # Alternate between the sample with the smallest stated norm and any other.
         sample = int(norms.argmin()) if number % 2 else number % len(norms)
         loss.module.disable_hooks()
         try:
@@ -124,27 +126,27 @@ class GhostStep(OpacusStep):
         self.norms.largest_ratio = max(self.norms.largest_ratio, norm / stated)
 
     def conceal(self) -> None:
-        """Let the user's loss be what it was; the canaries wait outside the gradients."""
+        """Restore the user's loss; the canaries are not in the gradients yet."""
         self._restore()
         self._restore = _nothing
 
     def confirm(self) -> bool:
-        """Add the canaries, each times its clipping factor, to the sum that waits for noise."""
+        """Add the canaries, each times its clipping factor, to the sum before its noise."""
         factors = self._losses.grad if self._losses is not None else None
         self._losses = None
         if factors is None:
             return False
-        # Now, for adaptive clipping changes both in the backward pass.
+        # Read now, since adaptive clipping changes both in the backward pass.
         assert self.norms is not None
         norms = self._teller.max_grad_norm, self.optimizer.max_grad_norm
         self.norms.take_norms(*map(as_number, norms))
-        # No row where nobody is in, but the step was audited all the same.
+        # No canary may be in (all coins 0): the step was audited all the same.
         weights = self._norm * factors.double().cpu().numpy()
         add_along([p.grad for p in self.params], self._directions, weights)
         return True
 
     def inject(self, directions: Sequence[Direction], norm: float, part: int = -1) -> None:
-        """There is nothing to add to when the backward pass is over.
+        """Refuse: after the backward pass no canary can be added.
 
         Raises:
             CannotEnter: always.
@@ -152,14 +154,14 @@ class GhostStep(OpacusStep):
         raise CannotEnter(_TOO_LATE)
 
     def withdraw(self) -> bool:
-        """Forget canaries that wait; those that entered are in no per-sample gradient."""
+        """Discard pending canaries; those that entered are in no per-sample gradient."""
         self._put_back()
         self.conceal()
         self._losses = None
         return False
 
     def _put_back(self) -> None:
-        """Let the module give its own norms again."""
+        """Restore the module's `get_norm_sample`."""
         module, self._module = self._module, None
         if module is not None:
             vars(module).pop(_NORMS, None)
@@ -167,24 +169,24 @@ class GhostStep(OpacusStep):
                 vars(module)[_NORMS] = self._before
 
     def lost_rows(self) -> torch.Tensor | None:
-        """Which samples' gradients are not finite, by their norms in the last backward pass."""
+        """Return which samples' gradients are not finite, by the last backward pass's norms."""
         norms = getattr(self._teller, "_per_sample_gradient_norms", None)
         return None if norms is None else self._with_earlier(~torch.isfinite(norms.detach()))
 
     def holds_canaries(self) -> bool:
-        """No gradient of a sample is formed."""
+        """Return False: no per-sample gradients are formed."""
         return False
 
     def batch_size(self) -> None:
-        """Unknown: per-sample gradients are not formed."""
+        """Return None: per-sample gradients are not formed."""
 
 
 def _nothing() -> None:
-    """Nothing is to be put back."""
+    """Restore nothing."""
 
 
 def _restoring(loss: Any) -> Callable[[], None]:
-    """What gives a loss back its terms and its adaptation, as they are now."""
+    """Return a function that restores a loss's terms and adaptation as they are now."""
     terms, adapt = loss.loss_per_sample, vars(loss).get("_update_clip_and_noise")
 
     def restore() -> None:
@@ -197,7 +199,7 @@ def _restoring(loss: Any) -> Callable[[], None]:
 
 
 def _leave_out_of_adaptation(loss: Any, count: int) -> None:
-    """Let adaptive clipping see the batch's norms alone."""
+    """Exclude the canaries' norms from adaptive clipping."""
     adapt = getattr(loss, "_update_clip_and_noise", None)
     if adapt is not None:
         loss._update_clip_and_noise = lambda norms: adapt(norms[: len(norms) - count])

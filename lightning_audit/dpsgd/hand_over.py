@@ -1,6 +1,6 @@
-"""`per_sample`, `rows`, `released`: hand-written DP-SGD lets canaries in and shows its noise.
+"""`per_sample`, `rows`, `released`: how hand-written DP-SGD gets canaries and shows its releases.
 
-Without an audit they cost a look into an empty dictionary, and nothing is imported for them.
+Without an audit they cost one look-up in an empty dictionary and import nothing.
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ if TYPE_CHECKING:
 
 
 class HandOver(Protocol):
-    """An audit that gives canaries to a hand-written training."""
+    """Interface of an audit of a hand-written training."""
 
     def per_sample(
         self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module
     ) -> Gradients:
-        """The gradients with the canaries' rows, or the gradients themselves."""
+        """Return the gradients with the canaries' rows appended, or the gradients themselves."""
 
     def rows(self, module: torch.nn.Module, root: torch.nn.Module) -> list[dict[str, torch.Tensor]]:
-        """The canaries as gradients of single samples."""
+        """Return the canaries as gradients of single samples."""
 
     def released(self, grads: Gradients, module: torch.nn.Module, root: torch.nn.Module) -> None:
-        """Read noisy gradients, and take the canaries out of them."""
+        """Read noisy gradients, and remove the canaries from them."""
 
 
-#: The boundary of each training whose module is registered.
+#: LightningModule -> boundary of the audit, for each registered training.
 _boundaries: WeakKeyDictionary[torch.nn.Module, Boundary] = WeakKeyDictionary()
-#: LightningModule -> the audit of its training, while that runs.
+#: LightningModule -> the audit of its training, while the training runs.
 _sources: WeakKeyDictionary[torch.nn.Module, HandOver] = WeakKeyDictionary()
 
 
 def register(root: torch.nn.Module, source: HandOver) -> None:
-    """Let `per_sample` and `rows` ask ``source`` for this module and its submodules."""
+    """Register ``source`` as the audit of this module and its submodules."""
     if (boundary := current()) is not None:
         _boundaries[root] = boundary
     _sources[root] = source
 
 
 def unregister(source: HandOver) -> None:
-    """Let nobody ask ``source`` any more; nothing happens if nobody did."""
+    """Unregister ``source``, if it is registered."""
     for root in [root for root, known in _sources.items() if known is source]:
         del _sources[root]
 
 
 @contextlib.contextmanager
 def diverted(root: torch.nn.Module, source: HandOver) -> Iterator[None]:
-    """Let `per_sample` and `rows` ask another source for a while."""
+    """Register another source for the duration of the context."""
     before = _sources.get(root)
     _sources[root] = source
     try:
@@ -66,24 +66,24 @@ def diverted(root: torch.nn.Module, source: HandOver) -> Iterator[None]:
 
 
 def per_sample(grads: Gradients, *, module: torch.nn.Module) -> Gradients:
-    """Let the canaries of a running audit join per-sample gradients, before they are clipped.
+    """Append the canaries of a running audit to per-sample gradients, before clipping.
 
-    Call it once in a step of the optimizer, on the gradients that are about to be clipped:
+    Call it once per optimizer step, on the gradients that are about to be clipped:
 
         grads = lightning_audit.per_sample(grads, module=self)
 
     Without an audit of this module's training, outside its training batches, and in steps without
-    canaries it returns ``grads`` itself. Where a step takes several calls, as when a batch is
-    split, the first one gets the canaries and the others return ``grads``. They are taken to be in
-    the next update: do not drop a batch after this call.
+    canaries it returns ``grads`` itself. If a step makes several calls, as for a split batch, the
+    first one gets the canaries and the others return ``grads``. The audit assumes that the canaries
+    are in the next update: do not drop a batch after this call.
 
     The returned gradients can have more rows than the batch has samples. Divide their noisy sum
-    by the expected batch size as always, never by the number of rows.
+    by the expected batch size as usual, never by the number of rows.
 
     Args:
         grads: name of a parameter -> stacked gradients of the samples, ``[B, *shape]``. Names are
             those in ``module``, in the LightningModule or in another of its submodules; all
-            parameters that the optimizer trains must be there.
+            parameters that the optimizer trains must be included.
         module: the LightningModule, or one of its submodules.
 
     Returns:
@@ -104,9 +104,9 @@ def per_sample(grads: Gradients, *, module: torch.nn.Module) -> Gradients:
 
 
 def rows(*, module: torch.nn.Module) -> list[dict[str, torch.Tensor]]:
-    """Canaries of a running audit, for loops that take one sample at a time.
+    """Return the canaries of a running audit, for loops over single samples.
 
-    Call it once in a step of the optimizer, and clip and add each gradient like a sample's:
+    Call it once per optimizer step, and clip and add each gradient like a sample's:
 
         for grads in lightning_audit.rows(module=self):
             add_clipped(grads)
@@ -118,7 +118,7 @@ def rows(*, module: torch.nn.Module) -> list[dict[str, torch.Tensor]]:
         module: the LightningModule, or one of its submodules that holds all trained parameters.
 
     Returns:
-        One dictionary a canary: name of a parameter in ``module`` -> gradient, ``[*shape]``.
+        One dictionary per canary: name of a parameter in ``module`` -> gradient, ``[*shape]``.
 
     Raises:
         ValueError: in an audited training, if ``module`` lacks parameters that are trained.
@@ -135,22 +135,23 @@ def rows(*, module: torch.nn.Module) -> list[dict[str, torch.Tensor]]:
 
 
 def released(grads: Gradients, *, module: torch.nn.Module) -> Gradients:
-    """Show a running audit the gradients where their noise is in, before anything is made of them.
+    """Pass the noisy gradients to a running audit, before any post-processing.
 
-    Optional, for code that does more with its noisy gradients than to update with them: filters,
-    top-k, signs, clipping, an average over steps. That is computed from what is private already,
-    and loses no privacy, but read at the update it looks like too little noise. Call it once in a
-    step of the optimizer, when clipped sum and noise are added up and divided:
+    Optional, for code that post-processes its noisy gradients: filters, top-k, signs, clipping, an
+    average over steps. Post-processing loses no privacy, but a gradient read after it looks as if
+    it had too little noise. Call it once per optimizer step, after clipped sum and noise are added
+    and divided:
 
         grads = lightning_audit.released(grads, module=self)
 
-    The canaries are taken out of the tensors in place, as they are from ``p.grad`` elsewhere.
-    Without an audit of this module's training, and outside its training batches, nothing happens.
+    The canaries are removed from the tensors in place, as they are from ``p.grad`` without this
+    call. Without an audit of this module's training, and outside its training batches, nothing
+    happens.
 
     Args:
         grads: name of a parameter -> noisy gradient in the unit of ``p.grad``: the noisy sum over
             the expected batch size, ``[*shape]``. Names are as for `per_sample`; all parameters
-            that the optimizer trains must be there.
+            that the optimizer trains must be included.
         module: the LightningModule, or one of its submodules.
 
     Returns:
@@ -172,7 +173,7 @@ def released(grads: Gradients, *, module: torch.nn.Module) -> Gradients:
 
 
 def _fails(error: Exception) -> bool:
-    """Take the audits that ask here out of their trainings; False where an error is to be raised.
+    """Detach the audits concerned from their trainings; return False if the error must be raised.
 
     An exception that an audit's own entry lets pass is deliberate.
     """
@@ -182,7 +183,7 @@ def _fails(error: Exception) -> bool:
 
 
 def _root(module: torch.nn.Module) -> torch.nn.Module | None:
-    """The audited LightningModule that ``module`` is or belongs to."""
+    """Return the audited LightningModule that ``module`` is or belongs to, if any."""
     if module in _sources:
         return module
     audited = list(_sources)

@@ -1,4 +1,4 @@
-"""Which samples' gradients are not finite, where a step's gradient is not."""
+"""Finds samples with a non-finite gradient, in steps whose gradient is not finite."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _NOWHERE: IndexArray = np.zeros(0, dtype=np.int64)
 
 
 def not_finite(gradients: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """Which rows of per-sample gradients hold NaN or infinity.
+    """Return which rows of per-sample gradients contain NaN or infinity.
 
     Args:
-        gradients: one tensor ``[n, *shape]`` a parameter.
+        gradients: one tensor ``[n, *shape]`` per parameter.
 
     Returns:
-        One boolean a sample, ``[n]``; None where there are none or not the same samples in all.
+        One boolean per sample, ``[n]``; None for no tensors or different numbers of rows.
     """
     if len({len(g) for g in gradients}) != 1:
         return None
@@ -35,15 +35,15 @@ def waiting_not_finite(
     canaries: Mapping[int, int],
     places: IndexArray | None = None,
 ) -> torch.Tensor | None:
-    """Which rows of ``grad_sample`` hold NaN or infinity, over all batches that wait.
+    """Return which rows of ``grad_sample`` contain NaN or infinity, over all pending batches.
 
     Args:
-        params: the parameters, each with one tensor, or a list of one a batch.
-        canaries: how many rows are none of the data's, by the tensor's identity.
-        places: where those stand, see `row_places`; None behind the batch.
+        params: the parameters, each with one tensor, or a list of one tensor per batch.
+        canaries: number of canary rows, by the tensor's id.
+        places: their positions, see `row_places`; None if they follow the batch's rows.
 
     Returns:
-        One boolean a sample, ``[n]``; None where gradients are absent.
+        One boolean per sample, ``[n]``; None if gradients are missing.
     """
     held = [getattr(p, "grad_sample", None) for p in params]
     known = []
@@ -61,5 +61,5 @@ def waiting_not_finite(
 
 
 def all_finite(tensors: Sequence[torch.Tensor | None]) -> bool:
-    """Whether the tensors that are there hold neither NaN nor infinity."""
+    """Return whether the tensors contain neither NaN nor infinity; None entries are skipped."""
     return all(bool(torch.isfinite(t.detach()).all()) for t in tensors if t is not None)

@@ -1,6 +1,6 @@
-"""Hand-written DP-SGD over a plain torch optimizer: what is claimed is stated by the user.
+"""Hand-written DP-SGD with a plain torch optimizer: the user states the claim.
 
-The canaries enter where the user's code asks for them (`hand_over`); the layout is that of the
+The canaries enter when the user's code requests them (`hand_over`). The layout is that of the
 parameters that the optimizer trains, by their names in the LightningModule.
 """
 
@@ -31,10 +31,10 @@ _NEEDED = ("noise_multiplier", "max_grad_norm", "expected_batch_size")
 
 
 def stated_claim(claim: PrivacyClaim) -> StepClaim:
-    """What a claim states of every step.
+    """Return what a claim states about every step.
 
     Raises:
-        ValueError: a part of the mechanism is missing.
+        ValueError: `noise_multiplier`, `max_grad_norm` or `expected_batch_size` is missing.
     """
     missing = [name for name in _NEEDED if getattr(claim, name) is None]
     if missing:
@@ -42,7 +42,7 @@ def stated_claim(claim: PrivacyClaim) -> StepClaim:
         example = ", ".join(f"{name}=..." for name in missing)
         raise BadArgument(
             f"{listed} must be stated for a hand-written DP-SGD, which no optimizer states: write "
-            f"PrivacyClaim({example}) beside the others of {', '.join(_NEEDED)}."
+            f"PrivacyClaim({example}) with all of {', '.join(_NEEDED)}."
         )
     return StepClaim(
         noise_multiplier=float(claim.noise_multiplier or 0.0),
@@ -52,17 +52,18 @@ def stated_claim(claim: PrivacyClaim) -> StepClaim:
 
 
 def updating_optimizer(optimizer: Any) -> torch.optim.Optimizer:
-    """Follow optimizers that keep another one over the same parameters, down to the last.
+    """Return the innermost optimizer of wrappers over the same parameters.
 
     Raises:
-        UnsupportedOptimizer: the optimizer that updates the parameters cannot be told or audited.
+        UnsupportedOptimizer: the optimizer that updates the parameters is ambiguous, or cannot be
+            audited.
     """
     seen: list[Any] = [optimizer]
     while inner := _held(seen[-1], seen):
         if len(inner) > 1:
             raise UnsupportedOptimizer(
                 f"{type(seen[-1]).__name__} holds {len(inner)} optimizers over its parameters, so "
-                "it cannot be told which gradient is the step's; keep one, with parameter groups."
+                "it is not known which gradient is the step's; keep one, with parameter groups."
             )
         seen += inner
     last = seen[-1]
@@ -76,7 +77,7 @@ def updating_optimizer(optimizer: Any) -> torch.optim.Optimizer:
 
 
 def _held(optimizer: Any, seen: Sequence[Any]) -> list[Any]:
-    """Optimizers among an object's attributes, over the same parameters."""
+    """Return optimizers among an object's attributes, over the same parameters."""
     own = {id(p) for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
     return [
         value
@@ -94,7 +95,7 @@ class ManualStep(DPSGDStep):
     Args:
         optimizer: the Trainer's optimizer.
         names: parameter -> name in the LightningModule, by identity; unknown ones are numbered.
-        claim: what is claimed of every step.
+        claim: the claim about every step.
 
     Raises:
         UnsupportedOptimizer: the optimizer's updates cannot be observed.
@@ -112,28 +113,28 @@ class ManualStep(DPSGDStep):
         ]
         self._claim = claim
         self._waiting: tuple[Sequence[Direction], float] = ((), 0.0)
-        #: Gradients handed over since the last update, and which rows of earlier ones are lost.
+        #: Gradients handed over since the last update; which rows of earlier ones are not finite.
         self._held: list[torch.Tensor] = []
         self._lost: list[torch.Tensor | None] = []
-        #: Samples whose gradients were handed over since the last update.
+        #: Number of samples whose gradients were handed over since the last update.
         self.samples = 0
         self._places: dict[tuple[int, tuple[str, ...]], dict[str, int | None]] = {}
 
     def trained(self) -> Sequence[torch.nn.Parameter]:
-        """Those of the optimizer that need a gradient."""
+        """Return the optimizer's parameters that require a gradient."""
         groups = self.inner.param_groups
         return [p for group in groups for p in group["params"] if p.requires_grad]
 
     def claim(self, accumulated: int | None = None) -> StepClaim:
-        """What the user states; it is the same for every step, of however many batches."""
+        """Return the user's claim, the same for every step and any number of batches."""
         return self._claim
 
     def obstacle(self, coming: Backward) -> str:
-        """The user's own code makes the gradients: nothing can be laid out for them."""
+        """Return why rows cannot be prepared: the user's code computes the gradients."""
         return "the training computes per-sample gradients itself"
 
     def withdraw(self) -> bool:
-        """What the user's code has taken is in its sums, and cannot be taken back."""
+        """Discard rows not yet handed over; the others are in the user's sums."""
         self._waiting = ((), 0.0)
         return False
 
@@ -142,7 +143,7 @@ class ManualStep(DPSGDStep):
         self._waiting = (tuple(directions), norm)
 
     def holds_canaries(self) -> bool:
-        """What the user's code has taken stays where it is."""
+        """Return True: rows that the user's code has taken stay in its gradients."""
         return True
 
     # ------------------------------------------------------------------ handing over
@@ -150,12 +151,12 @@ class ManualStep(DPSGDStep):
     def places(
         self, names: Sequence[str], module: torch.nn.Module, root: torch.nn.Module
     ) -> dict[str, int | None]:
-        """Which tensor of the layout each name means; None for one that is not trained.
+        """Map each name to the index of its tensor in the layout; None if it is not trained.
 
         Args:
-            names: names of parameters in ``module`` or, all of them, in one other submodule of
+            names: names of parameters, either all in ``module`` or all in one other submodule of
                 ``root``.
-            module: the module that the user gives.
+            module: the module that the user passed.
             root: the LightningModule.
 
         Raises:
@@ -174,8 +175,8 @@ class ManualStep(DPSGDStep):
             place = places[name]
             if not isinstance(tensor, torch.Tensor):
                 raise BadArgument(
-                    f"grads[{name!r}]={tensor!r} must be a tensor (B, *shape) of one gradient a "
-                    "sample."
+                    f"grads[{name!r}]={tensor!r} must be a tensor (B, *shape) with one gradient "
+                    "per sample."
                 )
             shape = tuple(tensor.shape)
             batch = shape[0] if batch is None and shape else batch
@@ -184,11 +185,11 @@ class ManualStep(DPSGDStep):
                 inner = "".join(f", {n}" for n in (shape[1:] if wanted is None else wanted))
                 raise BadArgument(
                     f"grads[{name!r}] has shape {shape}, expected (B{inner}) with the same B for "
-                    f"all names, here {batch}: stack one gradient a sample along the first axis."
+                    f"all names, here {batch}: stack one gradient per sample along the first axis."
                 )
 
     def check_released(self, grads: dict[str, torch.Tensor], places: dict[str, int | None]) -> None:
-        """Raise ValueError unless all are gradients of the parameters, which can be edited."""
+        """Raise ValueError unless all are tensors of the parameters' shapes."""
         for name, tensor in grads.items():
             place = places[name]
             if not isinstance(tensor, torch.Tensor):
@@ -203,29 +204,29 @@ class ManualStep(DPSGDStep):
                 )
 
     def hold(self, grads: dict[str, torch.Tensor]) -> None:
-        """Keep gradients until the update: they are looked at if that is not finite."""
+        """Keep gradients until the update: they are searched if it is not finite."""
         self.settle()
         self._held = [tensor.detach() for tensor in grads.values()]
         self.samples += len(self._held[0]) if self._held else 0
 
     def settle(self) -> None:
-        """Keep of gradients that wait for a later update only whether they are finite."""
+        """Replace pending gradients by which of their rows are not finite."""
         held, self._held = self._held, []
         if held:
             self._lost.append(not_finite(held))
 
     def release(self) -> None:
-        """The update is done."""
+        """Drop all gradients after the update."""
         self._held, self._lost, self.samples = [], [], 0
 
     def lost_rows(self) -> torch.Tensor | None:
-        """Which of the gradients that were handed over for this update are not finite."""
+        """Return which of the gradients handed over for this update are not finite."""
         self.settle()
         known = [rows for rows in self._lost if rows is not None]
         return torch.cat(known) if known and len(known) == len(self._lost) else None
 
     def append(self, grads: Gradients, places: dict[str, int | None]) -> Gradients:
-        """The gradients with the rows that wait behind the samples', in new tensors."""
+        """Return new tensors with the pending rows appended to the samples' gradients."""
         directions, norm = self._take()
         if not directions:
             return grads
@@ -241,7 +242,7 @@ class ManualStep(DPSGDStep):
         return grown
 
     def singles(self, places: dict[str, int | None]) -> list[dict[str, torch.Tensor]]:
-        """The rows that wait, one dictionary each."""
+        """Return the pending rows, one dictionary each."""
         directions, norm = self._take()
         made = []
         for direction in directions:
@@ -264,7 +265,7 @@ def resolve(
     params: Sequence[torch.nn.Parameter],
     full_names: Sequence[str],
 ) -> dict[str, int | None]:
-    """Which of the trained parameters each name means; see `ManualStep.places`."""
+    """Map each name to the index of its trained parameter; see `ManualStep.places`."""
     place = {id(p): j for j, p in enumerate(params)}
     found: list[dict[str, int | None]] = []
     lacking: list[list[str]] = []
@@ -278,7 +279,7 @@ def resolve(
             twice = [n for n, j in mapping.items() if j is not None and hit.count(j) > 1]
             raise BadArgument(
                 f"grads names one parameter more than once: {_shown(twice)}; a tied parameter has "
-                "one gradient a sample, under one name."
+                "one gradient per sample, under one name."
             )
         missing = [name for j, name in enumerate(full_names) if j not in hit]
         if missing:
@@ -289,20 +290,20 @@ def resolve(
             found.append(mapping)
     if len(found) > 1:
         raise BadArgument(
-            f"grads' names {_shown(names)} fit several submodules of {type(root).__name__}; give "
-            "module= the one that they belong to, or names in the LightningModule."
+            f"grads' names {_shown(names)} fit several submodules of {type(root).__name__}; pass "
+            "module= the one that they belong to, or use names in the LightningModule."
         )
     if found:
         return found[0]
     if lacking:
         raise BadArgument(
             f"grads lacks parameters that the optimizer trains: {_shown(min(lacking, key=len))}; "
-            "give the gradients of all of them at once, or freeze what is not trained."
+            "pass the gradients of all of them at once, or freeze what is not trained."
         )
     everywhere = {n for m in root.modules() for n, _ in m.named_parameters(remove_duplicate=False)}
     unknown = [name for name in names if name not in everywhere] or list(names)
     raise BadArgument(
-        f"grads' names {_shown(unknown)} are those of no submodule of {type(root).__name__}; "
+        f"grads' names {_shown(unknown)} belong to no submodule of {type(root).__name__}; "
         f"expected the names of module.named_parameters(), such as {_shown(full_names)}."
     )
 

@@ -1,7 +1,7 @@
-"""Opacus' `DPOptimizer`: canaries are further rows of every parameter's `grad_sample`.
+"""Opacus' `DPOptimizer`: canaries are additional rows of every parameter's `grad_sample`.
 
 The rows enter upstream of every override of ``step``, ``pre_step``, ``clip_and_accumulate``,
-``add_noise`` and ``scale_grad``, so that what runs is what is audited.
+``add_noise`` and ``scale_grad``, so that the audit covers the code that runs.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _COPIED = "per-sample gradients had to be copied to add canaries, which costs ti
 
 
 def innermost(optimizer: Any) -> torch.optim.Optimizer:
-    """Follow Lightning's and Opacus' wrappers down to the torch optimizer that updates weights."""
+    """Return the torch optimizer that updates weights, inside Lightning's and Opacus' wrappers."""
     last: torch.optim.Optimizer = list(chain(optimizer))[-1]
     return last
 
 
 def private_optimizer(optimizer: Any) -> DPOptimizer | None:
-    """The `DPOptimizer` in a chain of wrappers, if there is one."""
+    """Return the `DPOptimizer` in a chain of wrappers, if there is one."""
     for own in chain(optimizer):
         # Lightning's wrapper passes for an instance of what it wraps, but writes to it are lost.
         if "_optimizer" not in vars(own) and isinstance(own, DPOptimizer):
@@ -55,10 +55,10 @@ def private_optimizer(optimizer: Any) -> DPOptimizer | None:
 
 
 def chain(optimizer: Any) -> Iterator[Any]:
-    """An optimizer and those that it wraps, outermost first."""
+    """Yield an optimizer and those that it wraps, outermost first."""
     while optimizer is not None:
         yield optimizer
-        # Lightning's wrapper shows the attributes of what it wraps, so its own comes first.
+        # Lightning's wrapper also has the wrapped optimizer's attributes, so its own comes first.
         inner = vars(optimizer).get("_optimizer")
         optimizer = inner if inner is not None else getattr(optimizer, "original_optimizer", None)
 
@@ -69,7 +69,7 @@ class OpacusStep(DPSGDStep):
     Args:
         optimizer: the private optimizer.
         names: parameter -> name in the module, by identity; unknown ones are numbered.
-        modules: modules whose backward computes the gradients; without them rows are copied.
+        modules: modules whose backward computes the gradients; if empty, rows are copied.
 
     Raises:
         UnsupportedOptimizer: the optimizer is of a kind that cannot be audited, or its inner
@@ -90,10 +90,10 @@ class OpacusStep(DPSGDStep):
         self.adapts_its_norm = isinstance(optimizer, AdaClipDPOptimizer)
         self.params = optimizer.params
         self._prefill = RowPrefill(self.params, modules)
-        #: Gradients that hold canaries, and how many; the step that frees them is not held up.
+        #: Weak references to gradients with canaries, which the step frees; number of canaries.
         self._entered: list[weakref.ref[torch.Tensor]] = []
         self._rows = 0
-        #: Gradients with canaries among the data's rows, by id; rows that AdaClip does not count.
+        #: Ids of gradients with canaries among the data's rows; rows subtracted for AdaClip.
         self._swapped: list[int] = []
         self._uncounted = 0
         self._places: IndexArray = draw_places(None, 0, 0)
@@ -104,18 +104,18 @@ class OpacusStep(DPSGDStep):
         ]
 
     def trained(self) -> Sequence[torch.nn.Parameter]:
-        """Those that Opacus clips."""
+        """Return the parameters that Opacus clips."""
         return list(self.optimizer.params)
 
     def same_params(self) -> bool:
-        """Asked at each step."""
+        """Return whether Opacus clips the parameters of the start, by identity."""
         return same_objects(self.optimizer.params, self.params)
 
     def claim(self, accumulated: int | None = None) -> StepClaim:
-        """What the optimizer states now; ``scale`` is 1 for ``loss_reduction="sum"``.
+        """Return what the optimizer states now; ``scale`` is 1 for ``loss_reduction="sum"``.
 
         Args:
-            accumulated: batches that the step adds up, None to count those that wait.
+            accumulated: number of batches that the step sums; None to count the pending ones.
 
         Raises:
             ValueError: a parameter holds no per-sample gradients.
@@ -125,8 +125,8 @@ class OpacusStep(DPSGDStep):
             accumulated = int(o.accumulated_iterations)
         scale = 1.0
         if o.loss_reduction == "mean":
-            # Of a distributed optimizer the batch size is that of one process, and the gradients of
-            # all are averaged.
+            # A distributed optimizer states the batch size of one process, and averages the
+            # gradients of all.
             scale = float(o.expected_batch_size * accumulated * getattr(o, "world_size", 1))
         return StepClaim(
             noise_multiplier=_gradient_noise(o),
@@ -136,7 +136,7 @@ class OpacusStep(DPSGDStep):
         )
 
     def inject(self, directions: Sequence[Direction], norm: float, part: int = -1) -> None:
-        """Add one row a direction to every ``grad_sample``, ``norm`` times the direction.
+        """Append one row per direction to every ``grad_sample``: ``norm`` times the direction.
 
         Raises:
             CannotEnter: a parameter holds no per-sample gradients.
@@ -147,22 +147,22 @@ class OpacusStep(DPSGDStep):
             return
         grown = [_like(t, torch.cat([t, t.new_zeros((rows, *t.shape[1:]))])) for t in waiting]
         write_rows(grown, directions, norm)
-        # Nothing was changed until here: a failure above leaves the user's gradients as they were.
-        # Not a new element of a list, which would count as one more accumulated iteration.
+        # Nothing was changed so far: a failure above leaves the user's gradients unchanged.
+        # A new element of a list would count as one more accumulated iteration.
         self._note(grown, rows)
         for param, old, new in zip(self.params, waiting, grown, strict=True):
             exchange(param, old, new)
         self._mingle(grown)
 
     def _note(self, grown: Sequence[torch.Tensor], rows: int) -> None:
-        """Take note of gradients that hold canaries behind the data's rows."""
+        """Store the gradients whose last ``rows`` rows are canaries."""
         self._swapped = []
         if len(self._places):
             self._places = draw_places(None, 0, 0)
         self._rows, self._entered = rows, [weakref.ref(tensor) for tensor in grown]
 
     def _mingle(self, grown: Sequence[torch.Tensor]) -> None:
-        """Let the canaries stand among the data's rows, where the step has a seed for it."""
+        """Move canaries among the data's rows if the step has a seed; correct AdaClip's count."""
         if not grown:
             return
         rows = self._rows
@@ -170,15 +170,15 @@ class OpacusStep(DPSGDStep):
             self._places = draw_places(self.row_seed, len(grown[0]) - rows, rows)
             swap_rows(grown, self._places, rows, self._swapped)
         if self.adapts_its_norm:
-            self.optimizer.sample_size -= rows  # canaries are clipped, and no samples
+            self.optimizer.sample_size -= rows  # canaries are clipped but are not samples
             self._uncounted = rows
 
     def concerns(self, coming: Backward) -> bool:
-        """Whether the coming backward pass may reach these parameters, of several optimizers'."""
+        """Return whether the coming backward pass may reach this optimizer's parameters."""
         return self.same_params() and self._prefill.in_use()
 
     def obstacle(self, coming: Backward) -> str:
-        """Why the coming backward's rows must be copied; empty if they need not."""
+        """Return why the coming backward's rows must be copied; empty if they need not."""
         if coming.accumulates:
             reason = "several backward passes make up a step"
         elif coming.autocast:
@@ -190,16 +190,16 @@ class OpacusStep(DPSGDStep):
         return reason and f"{_COPIED}: {reason}"
 
     def prepare(self, directions: Sequence[Direction], norm: float) -> None:
-        """Before the backward pass: give the canaries rows of their own, without a copy."""
+        """Reserve rows for the canaries before the backward pass, without a copy."""
         self._prefill.fill(directions, norm)
         self._rows, self._entered = len(directions), []
 
     def conceal(self) -> None:
-        """After the backward pass: show the rows of `prepare` to nobody until `confirm`."""
+        """Hide the rows of `prepare` from user code after the backward pass, until `confirm`."""
         self._prefill.conceal()
 
     def confirm(self) -> bool:
-        """Put the rows of `prepare` into the gradients that wait: all of them (True) or none."""
+        """Insert the rows of `prepare` into the pending gradients: all (True) or none."""
         grown = self._prefill.confirm()
         self._note(grown, self._rows)
         self._mingle(grown)
@@ -207,7 +207,7 @@ class OpacusStep(DPSGDStep):
         return bool(self._entered)
 
     def withdraw(self) -> bool:
-        """Take the rows of `prepare` and `inject` out again; nothing happens without any."""
+        """Remove the rows of `prepare` and `inject`, if any."""
         self._prefill.withdraw()
         waiting = False
         for param, entered in zip(self.params, self._entered, strict=False):
@@ -218,13 +218,13 @@ class OpacusStep(DPSGDStep):
                     self._swapped.remove(id(grown))
                 waiting = waiting or not hasattr(grown, "_processed")
                 exchange(param, grown, _like(grown, grown[: len(grown) - self._rows]))
-        if waiting and self._uncounted:  # nobody clipped and counted them
+        if waiting and self._uncounted:  # they were not clipped and counted
             self.optimizer.sample_size += self._uncounted
         self._entered, self._uncounted = [], 0
         return waiting
 
     def holds_canaries(self) -> bool:
-        """Whether the gradients that wait for clipping are those that canaries were put into."""
+        """Return whether the gradients to be clipped are those that contain the canaries."""
         held = [getattr(p, "grad_sample", None) for p in self.params]
         return any(
             (grown := entered()) is not None
@@ -235,7 +235,7 @@ class OpacusStep(DPSGDStep):
         )
 
     def _waiting(self, tensor: int, part: int) -> torch.Tensor:
-        """The per-sample gradients of a tensor in one of the accumulated batches."""
+        """Return the per-sample gradients of a tensor in one of the accumulated batches."""
         held = getattr(self.params[tensor], "grad_sample", None)
         found = held[part] if isinstance(held, list) and held else held
         if not isinstance(found, torch.Tensor):
@@ -243,7 +243,7 @@ class OpacusStep(DPSGDStep):
         return found
 
     def noise_state(self) -> str | None:
-        """A digest of the noise generator's state; None if it shows none."""
+        """Return a digest of the noise generator's state; None if it is not accessible."""
         generator = self.optimizer.generator
         if generator is None:
             device = self.params[0].device
@@ -252,48 +252,48 @@ class OpacusStep(DPSGDStep):
                 generator = torch.cuda.default_generators[device.index or 0]
         try:
             state = generator.get_state()
-        except (AttributeError, RuntimeError):  # Opacus' secure mode brings generators of its own
+        except (AttributeError, RuntimeError):  # generators of Opacus' secure mode
             return None
         return hashlib.blake2b(state.numpy().tobytes(), digest_size=16).hexdigest()
 
     def batch_size(self) -> int | None:
-        """Rows of per-sample gradients waiting to be clipped, over all accumulated batches."""
+        """Return the number of rows to be clipped, over all accumulated batches."""
         held = getattr(self.params[0], "grad_sample", None)
         batches = held if isinstance(held, list) else [held]
         sizes = [len(batch) for batch in batches if isinstance(batch, torch.Tensor)]
         return sum(sizes) if len(sizes) == len(batches) else None
 
     def lost_rows(self) -> torch.Tensor | None:
-        """Which samples' gradients are not finite, of those that the step's last part clipped.
+        """Return which samples' gradients in the step's last part are not finite.
 
-        Opacus frees them when the gradients are set to zero, after the update. One row stands for
-        the earlier parts of a split batch where their sum is not finite.
+        Opacus frees the gradients when they are set to zero, after the update. If the sum of the
+        earlier parts of a split batch is not finite, one row is appended for them.
         """
         canaries = {id(tensor()): self._rows for tensor in self._entered}
         rows = waiting_not_finite(self.params, canaries, self._places)
         return rows if rows is None else self._with_earlier(rows)
 
     def look_at_parts(self) -> None:
-        """Before the last part of a batch is clipped: see whether the others' sum is finite."""
+        """Check, before a batch's last part is clipped, whether the others' sum is finite."""
         sums = [getattr(p, "summed_grad", None) for p in self.params]
         self._earlier_lost = not all_finite(sums)
 
     def _with_earlier(self, rows: torch.Tensor) -> torch.Tensor:
-        """With one row more for the records of earlier parts, if their sum is not finite."""
+        """Append one row for the records of earlier parts, if their sum is not finite."""
         lost, self._earlier_lost = self._earlier_lost, False
         return torch.cat([rows, rows.new_ones(1)]) if lost else rows
 
     def final_step_of_batch(self) -> bool:
-        """False while a batch memory manager takes a physical batch of a larger logical one."""
+        """Return False if more physical batches of the same logical batch follow."""
         return not self.optimizer._check_skip_next_step(pop_next=False)
 
     def splits_batches(self) -> bool:
-        """Whether a batch memory manager says of each physical batch if others follow."""
+        """Return whether a batch memory manager signals if more physical batches follow."""
         return bool(self.optimizer._step_skip_queue)
 
 
 def _clip_shares(optimizer: DPOptimizer) -> list[float | None]:
-    """Each tensor's clipping norm over that of the gradient; None where there is only the one."""
+    """Return each tensor's clipping norm over the gradient's; None unless clipped per layer."""
     if not isinstance(optimizer, DPPerLayerOptimizer):
         return [None] * len(optimizer.params)
     norms = [as_number(norm) for norm in optimizer.max_grad_norms]
@@ -301,10 +301,10 @@ def _clip_shares(optimizer: DPOptimizer) -> list[float | None]:
 
 
 def _gradient_noise(optimizer: Any) -> float:
-    """Noise multiplier of the gradient.
+    """Return the noise multiplier of the gradient.
 
-    Adaptive clipping spends a part of the privacy on the count that it adapts to, and adds more
-    noise to the gradient than the accountant is told (Andrew et al. 2021, Theorem 1).
+    Adaptive clipping spends a part of the privacy budget on the count that it adapts to, and adds
+    more noise to the gradient than the accountant records (Andrew et al. 2021, Theorem 1).
     """
     sigma = float(getattr(optimizer, "_adjusted_noise_multiplier", optimizer.noise_multiplier))
     if isinstance(optimizer, AdaClipDPOptimizer) and sigma > 0:
@@ -313,24 +313,24 @@ def _gradient_noise(optimizer: Any) -> float:
 
 
 def as_number(value: Any) -> float:
-    """A float of a number or a tensor without dimensions."""
+    """Return a number or a 0-dimensional tensor as a float."""
     return float(value.detach() if isinstance(value, torch.Tensor) else value)
 
 
 def _like(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """The new gradients with Opacus' mark on the old ones, its guard against using them twice."""
+    """Copy Opacus' `_processed` mark, which prevents a second use, to the new gradients."""
     if hasattr(old, "_processed"):
         new._processed = old._processed  # type: ignore[attr-defined]
     return new
 
 
 def own_name(name: str) -> str:
-    """A parameter's name without the level that Opacus' GradSampleModule puts in."""
+    """Return a parameter's name without the level that Opacus' GradSampleModule adds."""
     return ".".join(part for part in name.split(".") if part != "_module")
 
 
 def refuse_unsupported(optimizer: DPOptimizer) -> None:
-    """Raise `UnsupportedOptimizer`, saying what to change, if this adapter cannot audit it."""
+    """Raise `UnsupportedOptimizer`, with what to change, if this adapter cannot audit it."""
     if isinstance(optimizer, DistributedPerLayerOptimizer):
         raise UnsupportedOptimizer(
             "DistributedPerLayerOptimizer clips within the backward pass, before a canary could "

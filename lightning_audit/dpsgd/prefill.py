@@ -1,12 +1,12 @@
 """Canary rows without a copy: written into the buffer that Opacus fills in backward.
 
 Opacus adds each layer's per-sample gradients to ``param._current_grad_sample`` and makes that
-tensor the ``grad_sample`` when the layer's backward is done. A buffer with rows to spare that hold
-the canaries ends up as the same tensor that appending the rows would give, bit for bit, and nothing
-is copied. Where that is not certain `obstacle` says why, and the rows are appended by copy.
+tensor the ``grad_sample`` after the layer's backward. A buffer with spare rows that contain the
+canaries becomes the same tensor, bit for bit, as appending the rows, and nothing is copied. If that
+is not certain, `obstacle` returns why, and the rows are appended by copy.
 
-Between the backward pass and the step the gradients show the batch's rows alone, as a view: code
-of the user that reads, scales or replaces them there meets no canary.
+Between the backward pass and the step, ``grad_sample`` is a view of the batch's rows only: user
+code that reads, scales or replaces the gradients there sees no canary.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class RowPrefill:
         self._batch = 0
 
     def in_use(self) -> bool:
-        """Whether a forward pass has used a parameter; True where that cannot be told."""
+        """Return whether a forward pass has used a parameter; True if that is unknown."""
         return not self._hooked or any(getattr(p, "_forward_counter", 0) for p in self._params)
 
     def obstacle(self) -> str:
-        """Why canaries cannot be among the coming backward's rows; empty if they can."""
+        """Return why the coming backward cannot contain the canaries' rows; empty if it can."""
         if not self._hooked:
             return "no module computes its per-sample gradients in Opacus' backward hooks"
         if not opacus_adds():
@@ -65,7 +65,7 @@ class RowPrefill:
             own = {p.dtype for p in params}
             if any(t.is_floating_point() and t.dtype not in own for t in inputs):
                 return "layers compute in another precision than their parameters"
-            # Opacus takes the batch's size from the last input, most layers theirs from the first.
+            # Opacus takes the batch size from the last input, most layers from the first.
             sizes |= {tensor.shape[0] if tensor.dim() else -1 for tensor in inputs}
         if len(sizes) != 1 or min(sizes) < 0:
             return "layers see batches of several sizes"
@@ -73,40 +73,40 @@ class RowPrefill:
         return ""
 
     def fill(self, directions: Sequence[Direction], norm: float) -> None:
-        """Have the coming backward put rows behind the batch's; see `DPSGDStep.prepare`."""
+        """Reserve rows after the batch's for the coming backward; see `DPSGDStep.prepare`."""
         rows = by_tensor(directions)
         self._buffers = []
-        for j, param in enumerate(self._params):  # each is known as soon as it is in place
+        for j, param in enumerate(self._params):  # one by one: `withdraw` if a later one fails
             buffer = RowBuffer(param, self._batch, len(directions), rows.get(j, ()), norm)
             self._buffers.append(buffer)
 
     def conceal(self) -> None:
-        """After the backward pass: let the gradients show the batch's rows alone."""
+        """Hide the canaries' rows from the gradients after the backward pass."""
         for buffer in self._buffers:
             buffer.conceal()
 
     def confirm(self) -> list[torch.Tensor]:
-        """Put the canaries' rows back; the gradients with them, or nothing where one is absent."""
+        """Show the canaries' rows; return the gradients with them, or an empty list."""
         if not all(buffer.arrived() for buffer in self._buffers):
             self.withdraw()
         return [buffer.reveal() for buffer in self._buffers]
 
     def forget(self) -> None:
-        """Keep no gradient: the step frees them when it is done."""
+        """Drop the references to the gradients, which the step frees afterwards."""
         self._buffers = []
 
     def withdraw(self) -> None:
-        """Leave the batch's rows alone in whatever the buffers have become."""
+        """Remove the canaries' rows from the buffers or the gradients made from them."""
         for buffer in self._buffers:
             buffer.withdraw()
         self._buffers = []
 
 
 def _hook(module: torch.nn.Module) -> partial[Any] | None:
-    """Opacus' backward hook on a module, with the arguments it was given."""
+    """Return Opacus' backward hook on a module, with its bound arguments; None if there is none."""
     for hook in module._backward_hooks.values():
         if not isinstance(hook, partial) or hook.func.__name__ != "capture_backprops_hook":
             continue
-        if hook.func.__module__.startswith("opacus."):  # who overrides it may fill other buffers
+        if hook.func.__module__.startswith("opacus."):  # an override may fill other buffers
             return hook
     return None

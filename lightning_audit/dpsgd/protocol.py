@@ -1,4 +1,4 @@
-"""What an adapter to some implementation of DP-SGD offers to the audit."""
+"""Interface of the adapters to implementations of DP-SGD."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightning_audit.layout import Direction, Layout, same_objects
 
 
 class CannotEnter(ValueError):
-    """No canary can enter the step; the message says why. Nothing was changed."""
+    """No canary can enter the step; the message says why. Nothing was modified."""
 
 
 class UnsupportedOptimizer(Exception):
@@ -31,13 +31,13 @@ def refuse_repeated_closures(optimizer: torch.optim.Optimizer) -> None:
 
 @dataclass(frozen=True)
 class StepClaim:
-    """What the implementation states about the step that is about to be taken.
+    """What the implementation states about the coming step.
 
     Args:
-        noise_multiplier: standard deviation of the noise over the clipping norm.
+        noise_multiplier: standard deviation of the noise, in units of the clipping norm.
         max_grad_norm: clipping norm of a per-sample gradient.
-        scale: what the noisy sum is divided by to give the gradient, e.g. the expected batch size.
-        accumulated: batches whose gradients the step adds up.
+        scale: divisor of the noisy sum, e.g. the expected batch size.
+        accumulated: number of batches whose gradients the step sums.
     """
 
     noise_multiplier: float
@@ -51,10 +51,10 @@ class Backward:
     """The backward pass that is about to run.
 
     Args:
-        loss: what ``backward`` will be called on.
-        accumulates: whether several passes make up a step.
-        autocast: whether layers choose the precision that they compute in.
-        announced: False if it has run already, and nobody said so before.
+        loss: tensor on which ``backward`` will be called.
+        accumulates: whether a step sums several passes.
+        autocast: whether autocast chooses the layers' precision.
+        announced: False if it has already run without a hook before it.
     """
 
     loss: Any
@@ -65,13 +65,13 @@ class Backward:
 
 @dataclass
 class NormsSeen:
-    """Norms by which gradients are clipped without being formed, beside the norms that they have.
+    """Comparison of the norms that ghost clipping uses with those of formed gradients.
 
     Args:
-        checked: samples whose norm was looked at.
-        largest_ratio: largest norm over the one that clipping used.
-        clipped_at: clipping norm of the module and of the optimizer, of the step in which the
-            first is largest over the second.
+        checked: number of samples whose norm was checked.
+        largest_ratio: largest ratio of a gradient's norm to the one that clipping used.
+        clipped_at: clipping norms of the module and of the optimizer, in the step with the largest
+            ratio of the first to the second.
     """
 
     checked: int = 0
@@ -79,102 +79,106 @@ class NormsSeen:
     clipped_at: tuple[float, float] = (0.0, 0.0)
 
     def take_norms(self, module: float, optimizer: float) -> None:
-        """Take in the clipping norm of the module in a step, and that of the optimizer."""
+        """Update with a step's clipping norms of the module and of the optimizer."""
         largest, stated = self.clipped_at
         if module * stated >= largest * optimizer:
             self.clipped_at = module, optimizer
 
 
 class DPSGDStep(ABC):
-    """An implementation of DP-SGD, seen from the audit; as it stands, one that shows nothing."""
+    """Adapter to an implementation of DP-SGD; defaults are for one without optional features."""
 
     layout: Layout
     params: Sequence[torch.nn.Parameter]
     optimizer: Any
     #: The torch optimizer that updates the parameters.
     inner: torch.optim.Optimizer
-    #: What was seen of norms; None where gradients are formed, and canaries go through their norms.
+    #: Checks of ghost clipping's norms; None if gradients are formed, so that canaries test norms.
     norms: NormsSeen | None
-    #: Whether the step sets another clipping norm for the next one when its noise is in.
+    #: Whether the step changes the clipping norm for the next one (adaptive clipping).
     adapts_its_norm = False
-    #: Seed of where canaries stand among the data's rows, the same however often a closure runs in
-    #: the step; None, or where rows have no place that is the audit's to choose: behind them.
+    #: Seed of the canaries' positions among the data's rows, the same for each run of the step's
+    #: closure. None: after the data's rows. Not used if the audit cannot choose positions.
     row_seed: Sequence[int] | None
 
     @abstractmethod
     def trained(self) -> Sequence[torch.nn.Parameter]:
-        """The parameters that are trained now; those at the start are in ``params``."""
+        """Return the parameters that are trained now; ``params`` has those of the start."""
 
     def same_params(self) -> bool:
-        """Whether these are the same."""
+        """Return whether `trained` still gives ``params``."""
         return same_objects(self.trained(), self.params)
 
     @abstractmethod
     def claim(self, accumulated: int | None = None) -> StepClaim:
-        """Read what the implementation states now, for so many batches or those that wait."""
+        """Return what the implementation states now.
+
+        Args:
+            accumulated: number of batches that the step sums; None to count the pending ones.
+        """
 
     def concerns(self, coming: Backward) -> bool:
-        """Whether the coming backward pass may be for this step, and not for another optimizer."""
+        """Return whether the coming backward pass may be for this optimizer."""
         return True
 
     @abstractmethod
     def obstacle(self, coming: Backward) -> str:
-        """Why `prepare` cannot serve the coming backward pass, and what that costs; or empty."""
+        """Return why `prepare` is not possible for the coming backward pass; empty if it is."""
 
     def prepare(self, directions: Sequence[Direction], norm: float) -> None:  # noqa: B027
-        """Before the backward pass, where `obstacle` is empty: make room for `inject`'s rows."""
+        """Reserve the canaries' rows before a backward pass for which `obstacle` is empty."""
 
     def conceal(self) -> None:  # noqa: B027
-        """After the backward pass: show nobody what `prepare` laid out, until `confirm`."""
+        """Hide the rows of `prepare` from user code after the backward pass, until `confirm`."""
 
     def confirm(self) -> bool:
-        """Put what `prepare` laid out into the gradients that wait: all of it (True) or nothing."""
+        """Insert the rows of `prepare` into the pending gradients: all (True) or none."""
         return False
 
     @abstractmethod
     def withdraw(self) -> bool:
-        """Undo `prepare`, and `inject` where no step was taken.
+        """Undo `prepare`, and `inject` if no step was taken.
 
         Returns:
-            Whether rows of `inject` or `confirm` came out before they were clipped.
+            Whether rows of `inject` or `confirm` were removed before they were clipped.
         """
 
     @abstractmethod
     def holds_canaries(self) -> bool:
-        """Whether canaries that were put in are in the gradients that wait for clipping."""
+        """Return whether inserted canaries are in the gradients to be clipped."""
 
     @abstractmethod
     def inject(self, directions: Sequence[Direction], norm: float, part: int = -1) -> None:
         """Add one per-sample gradient ``norm * direction`` for each direction, before clipping.
 
         Args:
-            directions: vectors over the layout, ``[n]``; of norm 1, or shorter.
+            directions: vectors over the layout, ``[n]``, of norm at most 1.
             norm: norm of the longest row, in the unit of a per-sample gradient.
-            part: number of the batch among those that are accumulated; -1 for the last.
+            part: index among the accumulated batches; -1 for the last.
         """
 
     def noise_state(self) -> str | None:
-        """Something that is equal only for equal states of the noise generator; None if unknown."""
+        """Return a digest of the noise generator's state; None if unknown."""
         return None
 
     def batch_size(self) -> int | None:
-        """Number of per-sample gradients waiting to be clipped, None if unknown."""
+        """Return the number of per-sample gradients to be clipped; None if unknown."""
         return None
 
     def look_at_parts(self) -> None:  # noqa: B027
-        """Before clipping: see whether earlier parts of the step have left a finite sum."""
+        """Check, before clipping, whether the sum of the step's earlier parts is finite."""
 
     @abstractmethod
     def lost_rows(self) -> torch.Tensor | None:
-        """Before the update: which samples' gradients are not finite, ``[n]``; None if unknown.
+        """Return, before the update, which samples' gradients are not finite, ``[n]``.
 
-        Canaries of `inject` and `confirm` are left out.
+        Canaries of `inject` and `confirm` are left out. None if unknown.
         """
 
     def final_step_of_batch(self) -> bool:
-        """Whether the coming call of ``step`` ends a logical batch."""
+        """Return whether the coming call of ``step`` ends a logical batch."""
         return True
 
     def splits_batches(self) -> bool:
-        """Whether logical batches may be split, also where the present one is not."""
+        """Return whether logical batches may be split, even if the present one is not."""
         return False

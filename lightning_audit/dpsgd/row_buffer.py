@@ -1,4 +1,4 @@
-"""The buffer that Opacus adds a parameter's per-sample gradients to, with canaries behind them."""
+"""Buffer to which Opacus adds a parameter's per-sample gradients, with canaries after them."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ BUFFER = "_current_grad_sample"
 
 
 class RowBuffer:
-    """Stands in the buffer's place until the first gradients are added to it.
+    """Placeholder for Opacus' buffer until the first gradients are added to it.
 
-    They are copied into a tensor that is made then, as late as Opacus would make it, and that takes
-    the place of this object. Zeros to add to would take as long to write as the gradients.
+    Only then is a tensor allocated, as late as by Opacus, and the gradients are copied into it. The
+    tensor replaces this object. A buffer of zeros would take as long to write as the gradients.
 
     Args:
         param: the parameter.
         batch: number of the batch's rows.
-        spare: number of rows behind them.
-        parts: what these hold, none for zeros alone.
-        norm: what the parts are multiplied by.
+        spare: number of rows after them.
+        parts: entries of the spare rows; empty for zeros.
+        norm: factor of the parts.
     """
 
     def __init__(
         self, param: torch.nn.Parameter, batch: int, spare: int, parts: RowParts, norm: float
     ) -> None:
-        #: All rows, once they are there, and the batch's alone.
+        #: All rows after the gradients were added, and a view of the batch's rows.
         self.whole = torch.empty(0)
         self._own = torch.empty(0)
         self._param, self._batch, self._spare = param, batch, spare
@@ -42,10 +42,10 @@ class RowBuffer:
         self._boundary = current()
         setattr(param, BUFFER, self)
 
-    # Else Python would take what can be indexed for an endless sequence.
+    # Otherwise Python would iterate over it as an endless sequence, since it can be indexed.
     __iter__ = None
 
-    # What Opacus does is `buffer[:n] += gradients`: Python's three calls for it.
+    # Opacus executes `buffer[:n] += gradients`, for which Python makes the following three calls.
 
     def _slice(self, rows: slice) -> RowBuffer:
         return self
@@ -61,7 +61,7 @@ class RowBuffer:
         return self
 
     def _add_alone(self, gradients: torch.Tensor) -> RowBuffer:
-        """The audit has failed: hold the batch's rows alone, as Opacus would."""
+        """Allocate the batch's rows only, as Opacus would: the audit has failed."""
         whole = gradients.new_zeros((self._batch, *gradients.shape[1:]))
         whole[: len(gradients)] = gradients
         self.whole = self._own = whole
@@ -79,22 +79,22 @@ class RowBuffer:
     __setitem__ = entry(_put, _put_alone, _of)
 
     def conceal(self) -> None:
-        """Let the parameter's per-sample gradients show the batch's rows alone."""
+        """Replace the parameter's per-sample gradients by the view of the batch's rows."""
         exchange(self._param, self.whole, self._own)
 
     def arrived(self) -> bool:
-        """Whether the rows are among the parameter's per-sample gradients, concealed or not."""
+        """Return whether the rows are in the parameter's per-sample gradients, hidden or not."""
         held = getattr(self._param, "grad_sample", None)
         tensors = held if isinstance(held, list) else [held]
         return any(tensor is self._own or tensor is self.whole for tensor in tensors)
 
     def reveal(self) -> torch.Tensor:
-        """Let them show all rows; the tensor of these."""
+        """Replace the view by all rows, and return these."""
         exchange(self._param, self._own, self.whole)
         return self.whole
 
     def withdraw(self) -> None:
-        """Leave the batch's rows alone wherever the buffer got to, and nothing of it elsewhere."""
+        """Remove the canaries' rows from the parameter's gradients and buffer."""
         self.conceal()
         held = getattr(self._param, BUFFER, None)
         if held is self:
@@ -104,7 +104,7 @@ class RowBuffer:
 
 
 def exchange(param: Any, old: torch.Tensor, new: torch.Tensor) -> None:
-    """Put a tensor in the place of another among a parameter's per-sample gradients, if it is."""
+    """Replace ``old`` by ``new`` in a parameter's per-sample gradients, if it is there."""
     held = getattr(param, "grad_sample", None)
     if isinstance(held, list):
         held[:] = [new if tensor is old else tensor for tensor in held]
@@ -114,7 +114,7 @@ def exchange(param: Any, old: torch.Tensor, new: torch.Tensor) -> None:
 
 @cache
 def opacus_adds() -> bool:
-    """Whether the installed Opacus fills a buffer that it finds as `RowBuffer` expects."""
+    """Return whether the installed Opacus fills an existing buffer as `RowBuffer` expects."""
     param = torch.nn.Parameter(torch.zeros(()))
     buffer = RowBuffer(param, batch=2, spare=1, parts=(), norm=1.0)
     try:
@@ -122,6 +122,6 @@ def opacus_adds() -> bool:
             create_or_accumulate_grad_sample(
                 param=param, grad_sample=torch.ones(1), max_batch_len=2
             )
-    except Exception:  # whatever it tried, `RowBuffer` is not for it
+    except Exception:  # any exception shows that `RowBuffer` cannot be used
         return False
     return getattr(param, BUFFER) is buffer.whole and buffer.whole.tolist() == [2.0, 0.0, 0.0]

@@ -1,8 +1,8 @@
-"""Where canaries stand among a batch's rows: a canary and a row of the data change places.
+"""Positions of canaries among a batch's rows: canaries are swapped with rows of the data.
 
-Code that treats the last rows of a batch otherwise than the others would treat canaries behind the
-batch otherwise than records. No row is lost and none is added: a sum over all rows is the same, but
-for the order of its terms.
+Code that treats the last rows of a batch differently would treat canaries appended to the batch
+differently from records. Swapping neither drops nor adds a row: a sum over all rows does not
+change, except for the order of its terms.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from lightning_audit.taps.tensor_views import numpy_view
 
 
 def draw_places(seed: Sequence[int] | None, batch: int, canaries: int) -> IndexArray:
-    """Distinct rows of the batch for the first canaries; the others stay behind it.
+    """Draw distinct rows of the batch for the first canaries; the others stay after the batch.
 
-    As many stay as stood there if all places were drawn alike, so that any row may be a canary's.
+    The number that stays is drawn as if the canaries' positions were uniform over all rows, so that
+    each row is a canary with the same probability.
 
     Args:
-        seed: of the audit's own; None to leave all canaries behind the batch.
+        seed: the audit's own seed; None to leave all canaries after the batch.
         batch: number of the data's rows.
-        canaries: number of canaries behind them.
+        canaries: number of canaries after them.
 
     Returns:
-        Row numbers, ``[m]``, m at most ``min(canaries, batch)``; ``[0]`` without a generator.
+        Row indices, ``[m]``, m at most ``min(canaries, batch)``; ``[0]`` without a seed.
     """
     if seed is None or not batch or not canaries:
         return np.zeros(0, dtype=np.int64)
@@ -43,15 +44,15 @@ def swap_rows(
     canaries: int,
     done: list[int] | None = None,
 ) -> None:
-    """Let the first rows behind the batch and the rows at ``places`` change places, in each tensor.
+    """Swap the first rows after the batch with the rows at ``places``, in each tensor.
 
-    Doing it twice changes nothing.
+    A second call restores the order.
 
     Args:
-        tensors: the batch's rows and the canaries' behind them, ``[batch + canaries, *shape]``.
-        places: of `draw_places`, ``[m]``.
-        canaries: number of rows behind the batch.
-        done: takes the identity of each tensor whose rows have changed places.
+        tensors: the batch's rows, followed by the canaries', ``[batch + canaries, *shape]``.
+        places: from `draw_places`, ``[m]``.
+        canaries: number of rows after the batch.
+        done: list to which the id of each swapped tensor is appended.
     """
     if not len(places):
         return
@@ -68,7 +69,7 @@ def swap_rows(
                 canary[:] = own
             done.append(id(rows))
             continue
-        if rows.device not in at:  # one way to a device for all tensors
+        if rows.device not in at:  # copied to each device once, for all tensors
             at[rows.device] = torch.from_numpy(places).to(rows.device)
         behind, where = rows[first : first + len(places)], at[rows.device]
         records, own = rows.index_select(0, where), behind.clone()
@@ -78,15 +79,15 @@ def swap_rows(
 
 
 def rows_of_records(rows: torch.Tensor, places: IndexArray, canaries: int) -> torch.Tensor:
-    """What is known of each row, without the canaries', in the order that the batch had.
+    """Return a value per record, in the batch's original order, from a value per row.
 
     Args:
-        rows: a value for each row after `swap_rows`, ``[batch + canaries]``.
-        places: as there.
-        canaries: as there.
+        rows: one value per row after `swap_rows`, ``[batch + canaries]``.
+        places: as for `swap_rows`.
+        canaries: as for `swap_rows`.
 
     Returns:
-        A value for each record, ``[batch]``; a new tensor.
+        One value per record, ``[batch]``; a new tensor.
     """
     known = rows.clone()
     swap_rows([known], places, canaries)

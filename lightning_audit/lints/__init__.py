@@ -1,1 +1,1 @@
-"""What loaders, losses and Trainers show without a canary."""
+"""Checks of loaders, losses and Trainer arguments that need no canary."""

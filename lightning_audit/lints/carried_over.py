@@ -1,4 +1,4 @@
-"""What batches that are split into physical ones leave behind at the end of an epoch."""
+"""Gradients and signals of split batches that remain in the optimizer after an epoch."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch.utils.data import DataLoader
 
 
 def splits_batches(loaders: Any) -> bool:
-    """Whether a loader splits logical batches into physical ones, as `BatchMemoryManager` does."""
+    """Return whether a loader splits logical batches into physical ones (`BatchMemoryManager`)."""
     samplers = (getattr(loader, "batch_sampler", None) for loader in _pytree.tree_leaves(loaders))
     return any(isinstance(sampler, BatchSplittingSampler) for sampler in samplers)
 
 
 def signals_ahead(loaders: Any) -> int:
-    """Signals of a batch memory manager that may wait when the first batch of an epoch is there.
+    """Return how many batch memory manager signals may be pending at an epoch's first batch.
 
     Returns:
-        One for the batch, one for a batch that Lightning may fetch ahead, and those of the workers.
+        One for the batch, one for a batch that Lightning may prefetch, and those of the workers.
     """
     leaves = _pytree.tree_leaves(loaders)
     ahead = [(x.prefetch_factor or 0) * x.num_workers for x in leaves if isinstance(x, DataLoader)]
@@ -28,15 +28,15 @@ def signals_ahead(loaders: Any) -> int:
 
 
 def carries_over(optimizer: DPOptimizer, ahead: int) -> bool:
-    """Whether, at the start of an epoch, something of the epoch before waits in the optimizer.
+    """Return whether the optimizer holds leftovers of the previous epoch.
 
     Args:
         optimizer: the private optimizer, before the first step of the epoch.
-        ahead: signals that may wait (`signals_ahead`).
+        ahead: number of signals that may be pending (`signals_ahead`).
 
     Returns:
-        True if gradients of a logical batch without its end wait, or signals of batches that were
-        never taken.
+        True if gradients of an incomplete logical batch are pending, or signals of batches that
+        were never trained on.
     """
     unfinished = optimizer._is_last_step_skipped and any(
         getattr(p, "summed_grad", None) is not None for p in optimizer.params

@@ -1,4 +1,4 @@
-"""What Lightning does to ghost clipping without a word: remarks, since no privacy is lost by it."""
+"""Notes on what Lightning silently does to ghost clipping; none of it loses privacy."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClippi
 
 _ADAPTIVE_OFF = (
     "adaptive clipping is off: Lightning divides the loss by the number of accumulated batches, "
-    "and Opacus' loss comes out of that without it, so that max_grad_norm never moves. Write "
-    "`self.automatic_optimization = False` and call `self.manual_backward(loss)`"
+    "and the division drops adaptive clipping from Opacus' loss, so that max_grad_norm never "
+    "changes. Write `self.automatic_optimization = False` and call `self.manual_backward(loss)`"
 )
 
 
 def ghost_remarks(
     optimizer: DPOptimizer, accumulate_grad_batches: int, gradient_clip_val: float | None
 ) -> list[str]:
-    """What the Trainer's arguments do to an optimizer with ghost clipping.
+    """Return notes on Trainer arguments that harm an optimizer with ghost clipping.
 
-    Neither is a violation: what is dropped needs no noise, and shortening a sum brings two sums
-    closer to each other, never further apart.
+    Neither is a violation: dropped gradients need no noise, and clipping the sum does not increase
+    the distance between the sums of neighboring data sets.
 
     Returns:
-        Sentences with what to write instead; none for other optimizers.
+        Notes with what to write instead; empty for other optimizers.
     """
     if not isinstance(optimizer, DPOptimizerFastGradientClipping):
         return []
@@ -37,26 +37,26 @@ def ghost_remarks(
     if accumulate_grad_batches > 1:
         remarks.append(
             f"accumulate_grad_batches={accumulate_grad_batches} trains on one batch in "
-            f"{accumulate_grad_batches} only: the backward pass of ghost clipping empties the "
-            "gradients, so that each batch drops the one before. Write accumulate_grad_batches=1 "
+            f"{accumulate_grad_batches} only: the backward pass of ghost clipping clears the "
+            "gradients, so that each batch drops the previous one. Write accumulate_grad_batches=1 "
             "and let opacus.utils.batch_memory_manager.BatchMemoryManager split large batches"
         )
     if gradient_clip_val:
         remarks.append(
             f"gradient_clip_val={gradient_clip_val} shortens the sum of the clipped gradients "
-            "before the noise is added, whose size stays the same: the model learns less for the "
-            "same epsilon. Write gradient_clip_val=None; max_grad_norm clips each record's gradient"
+            "before the noise is added, but not the noise: the model learns less for the same "
+            "epsilon. Write gradient_clip_val=None; max_grad_norm clips each record's gradient"
         )
     return remarks
 
 
 def adaptive_remark(module: torch.nn.Module, loss: Any) -> str:
-    """A sentence if adaptive clipping was set up and this loss, about to go backward, is without.
+    """Return a note if adaptive clipping was set up but this loss does not adapt.
 
-    Opacus' adaptive criterion or engine is searched for among the attributes of ``module``.
+    Opacus' adaptive criterion or engine is searched among the attributes of ``module``.
 
     Returns:
-        What to write instead; empty if nothing is wrong.
+        The note with what to write instead; empty if nothing is wrong.
     """
     if not isinstance(loss, DPTensorFastGradientClipping):
         return ""

@@ -1,4 +1,4 @@
-"""Batches that make no step: empty ones, and those that are left out at no fixed distance."""
+"""Detects batches without a step: empty ones, and others at irregular intervals."""
 
 from __future__ import annotations
 
@@ -8,45 +8,45 @@ import torch
 from torch.utils import _pytree
 
 SKIPPED = (
-    "empty batches were skipped: Poisson sampling draws no record now and then, and the accountant "
-    "supposes a step of noise alone there; a model that stays as it was tells that nobody was "
-    "drawn. Step on such batches too, as Opacus' loader and optimizer can"
+    "empty batches were skipped: Poisson sampling sometimes draws no record, and the accountant "
+    "assumes a step with only noise then; skipping the step reveals that the batch was empty. Step "
+    "on such batches too, as Opacus' loader and optimizer do"
 )
 
 
 class LeftOutBatches:
-    """Sees which batches make no step.
+    """Detector of batches without a step.
 
-    Steps lie at a fixed distance within an epoch: on every batch, or on every k-th, where gradients
-    are added up or several optimizers take turns. The first and the last of an epoch may come
-    earlier. Where an empty batch came in between it cannot be told.
+    Within an epoch a step is taken on every batch, or on every k-th one if gradients are
+    accumulated or several optimizers alternate. The first and the last interval of an epoch may be
+    shorter. Intervals that contain an empty batch are not tested.
     """
 
     def __init__(self) -> None:
-        #: Whether some were left out at no fixed distance; empty ones do not count.
+        #: Whether non-empty batches were left out at irregular intervals.
         self.irregular = False
-        #: Whether an empty one was left out, and every other such batch was empty as well.
+        #: Whether an empty batch was left out, and no non-empty batch before it was.
         self.empty = False
         self._once_a_batch = True
         self.start_epoch()
 
     def start_epoch(self) -> None:
-        """The distance may be another one in each epoch."""
+        """Reset at the start of an epoch, which may have another interval."""
         self._distance: int | None = None
-        # Batches before the first step and that one, where it is known, and those since the last.
+        # Number of batches up to the first step's, 0 if unknown; number since the last step.
         self._first, self._batches = 0, 0
         self._begins, self._unsure, self._early = True, False, False
 
     @property
     def regular(self) -> bool:
-        """Whether each batch has made a step lately: one more that does changes nothing."""
+        """Whether every recent batch made a step, so that one more changes no state."""
         return self._distance == 1 and not (self._batches or self._begins or self._unsure)
 
     def take(self, batch: Any, *, stepped: bool) -> None:
-        """A batch was trained.
+        """Update after a batch was trained on.
 
         Args:
-            batch: as it was trained.
+            batch: the batch.
             stepped: whether it made a step.
         """
         if not stepped and is_empty(batch):
@@ -70,6 +70,6 @@ class LeftOutBatches:
 
 
 def is_empty(batch: Any) -> bool:
-    """Whether the tensors of a batch hold no sample."""
+    """Return whether the tensors of a batch contain no sample."""
     tensors = [x for x in _pytree.tree_leaves(batch) if isinstance(x, torch.Tensor) and x.dim()]
     return bool(tensors) and all(len(tensor) == 0 for tensor in tensors)

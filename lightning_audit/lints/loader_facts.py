@@ -1,4 +1,4 @@
-"""How loaders draw their batches, by their types."""
+"""Determines from a loader's type how it draws its batches."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class LoaderFacts:
         description: the loader's type and batch sampler.
         sample_rate: the sampler's rate, None if it states none.
         records: number of records in the data set, None if it has no length.
-        once: whether each record enters one batch an epoch at most.
-        raised_in: epoch, from 0, from which on the rate is this one; None where it always was.
+        once: whether each record enters at most one batch per epoch.
+        raised_in: epoch, from 0, since which the rate is this one; None if it never changed.
     """
 
     kind: Literal["poisson", "not_poisson", "unknown"]
@@ -46,7 +46,7 @@ class LoaderFacts:
 
 
 def loader_facts(loaders: Any) -> LoaderFacts:
-    """Read how the trainer's loaders draw their batches.
+    """Return how the trainer's loaders draw their batches.
 
     Args:
         loaders: ``trainer.train_dataloader``: a loader, or a list or dict of them.
@@ -63,7 +63,7 @@ def loader_facts(loaders: Any) -> LoaderFacts:
 
 
 def rate_of(loader: Any) -> float | None:
-    """The sample rate that a loader's sampler states now; None if it states none."""
+    """Return the current sampling rate of a loader's sampler; None if it states none."""
     sampler = unwatched(getattr(loader, "batch_sampler", None))
     if isinstance(sampler, BatchSplittingSampler):
         sampler = unwatched(sampler.sampler)
@@ -71,16 +71,16 @@ def rate_of(loader: Any) -> float | None:
 
 
 def loader_count(loaders: Any) -> int:
-    """Number of the trainer's training loaders."""
+    """Return the number of the trainer's training loaders."""
     return len(_pytree.tree_leaves(loaders))
 
 
 def _facts(loader: Any) -> LoaderFacts:
     sampler = unwatched(getattr(loader, "batch_sampler", None))
     if isinstance(sampler, BatchSplittingSampler):
-        # Physical batches: the logical ones are what counts.
+        # These are physical batches; the inner sampler draws the logical ones.
         sampler = unwatched(sampler.sampler)
-    # A subclass may draw as it likes.
+    # A subclass may override how it draws.
     if isinstance(sampler, _POISSON) and any(
         type(sampler).__iter__ is p.__iter__ for p in _POISSON
     ):
@@ -99,18 +99,18 @@ def _facts(loader: Any) -> LoaderFacts:
 
 
 def _deals_out(sampler: Any) -> bool:
-    """Whether a sampler of torch gives each record once at most."""
+    """Return whether a torch sampler yields each record at most once."""
     if type(sampler) is RandomSampler:
         return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
     return type(sampler) is SequentialSampler
 
 
 def draws_from(loaders: Any, *, part: bool) -> bool:
-    """Whether a Poisson loader draws from all records, and not from one process's share of them.
+    """Return whether a Poisson loader draws from all records, not one process's share of them.
 
     Args:
         loaders: ``trainer.train_dataloader``: a loader, or a list or dict of them.
-        part: whether it is to draw from a part of the records instead, which the user has chosen.
+        part: test instead whether it draws from a `Subset` of the records, chosen by the user.
     """
     return any(
         isinstance(getattr(loader, "batch_sampler", None), UniformWithReplacementSampler)

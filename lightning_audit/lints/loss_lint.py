@@ -1,4 +1,4 @@
-"""Is the loss the mean over the batch that the optimizer takes it for, or the sum."""
+"""Determines whether a loss is the mean or the sum over its batch."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from typing import Any, Literal
 
 Reduction = Literal["mean", "sum"]
 
-#: What torch's losses keep of their argument ``reduction``.
+#: Values that autograd nodes of torch's losses store for the argument ``reduction``.
 _REDUCTIONS: dict[Any, Reduction] = {1: "mean", 2: "sum"}
-#: What may make a sum one of several losses, or a mean by weights that add up to one.
+#: Nodes before a sum or mean after which the reduction is unknown: stacked or weighted losses.
 _UNTOLD = ("StackBackward", "CatBackward", "MulBackward", "DivBackward")
 
 
 def reduction_of(loss: Any, accumulated: int = 1) -> Reduction | None:
-    """How a loss adds up its batch, by the operation that made it.
+    """Return the reduction of a loss over its batch, by its last autograd operation.
 
     Args:
-        loss: what ``backward`` will be called on.
-        accumulated: batches of a step, by whose number Lightning divides the loss.
+        loss: tensor on which ``backward`` will be called.
+        accumulated: number of batches per step, by which Lightning divides the loss.
 
     Returns:
-        "mean" or "sum" where one of torch's losses, ``mean()`` or ``sum()`` comes last, or in all
-        terms of a sum of such; None for anything else, such as a loss that is scaled, or that is
-        made of stacked or weighted ones.
+        "mean" or "sum" if the last operation is one of torch's losses, ``mean()`` or ``sum()``, or
+        a sum of such terms with the same reduction; None otherwise, for example for a scaled loss
+        or one of stacked or weighted losses.
     """
     node = getattr(loss, "grad_fn", None)
     if node is not None and str(node.name()).startswith("DivBackward"):

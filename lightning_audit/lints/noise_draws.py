@@ -1,7 +1,7 @@
-"""Whether noise is drawn twice by several processes.
+"""Detects processes that draw the same noise.
 
-Noise generators that start and end in one state have drawn the same. What is known of a generator's
-state is a secret of the mechanism: it stays in memory.
+Noise generators that start and end in the same states have drawn the same noise. A generator's
+state is a secret of the mechanism: it is kept in memory only.
 """
 
 from __future__ import annotations
@@ -9,31 +9,35 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
-#: Steps that are looked at, from the first on.
+#: Number of steps that are compared, from the first on.
 STEPS = 3
 
 
 class NoiseDraws:
-    """What one process's noise generator did in the first steps."""
+    """Digests of the draws of one process's noise generator in the first steps."""
 
     def __init__(self) -> None:
-        #: A number for what was drawn in each step, equal for equal draws; 0 if nothing was.
+        #: Digest of each step's draws, equal for equal draws; 0 if nothing was drawn.
         self.numbers = [0] * STEPS
         self._before: str | None = None
 
     def start(self, state: str | None) -> None:
-        """Before clipping and noise: the generator's state, None if it shows none."""
+        """Store the generator's state before clipping and noise; None if unknown."""
         self._before = state
 
     def end(self, step: int, state: str | None) -> None:
-        """After the noise of a step: the generator's state."""
+        """Compute the digest of a step from the generator's state after its noise."""
         before, self._before = self._before, None
         if step < STEPS and before is not None and state is not None and state != before:
             self.numbers[step] = zlib.crc32(f"{before} {state}".encode()) or 1
 
 
 def equal_draws(told: Sequence[Sequence[int]]) -> bool:
-    """Whether two processes drew the same in a step, by the `NoiseDraws.numbers` of each."""
+    """Return whether two processes drew the same noise in a step.
+
+    Args:
+        told: `NoiseDraws.numbers` of each process.
+    """
     for numbers in zip(*told, strict=True):
         drawn = [number for number in numbers if number]
         if len(set(drawn)) < len(drawn):

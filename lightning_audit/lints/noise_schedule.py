@@ -1,4 +1,4 @@
-"""Does the noise of steps follow a scheduler of Opacus, stepped at a fixed number of steps?"""
+"""Tests whether the steps' noise follows an Opacus scheduler, stepped every n steps."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ _KNOWN = (ExponentialNoise, LambdaNoise, StepNoise)
 
 
 def changes_of_noise(runs: Iterable[Phase]) -> list[tuple[float, int]]:
-    """The noise multipliers of steps in their order, each with the number of its steps.
+    """Return consecutive noise multipliers, each with its number of steps.
 
     Args:
-        runs: of equal steps.
+        runs: phases of equal steps, in order.
     """
     by_noise = groupby(runs, key=lambda phase: phase.noise_multiplier)
     return [(sigma, sum(phase.steps for phase in phases)) for sigma, phases in by_noise]
 
 
 def follows_a_scheduler(changes: Sequence[tuple[float, int]], optimizer: Any) -> bool:
-    """Whether the noise of all steps is what a scheduler makes of the number of steps.
+    """Return whether a scheduler gives the noise of all steps from the number of steps alone.
 
-    A subclass may go by anything, and so may the function of a `LambdaNoise`: asked again, it must
-    give what it gave.
+    Subclasses of Opacus' schedulers are not accepted, since they may use other data. The function
+    of a `LambdaNoise` is evaluated again and must return the same values.
 
     Args:
-        changes: noise multipliers in their order, each with the number of its steps.
+        changes: noise multipliers in order, each with its number of steps.
         optimizer: the private optimizer.
     """
     own = {id(each) for each in chain(optimizer)}
-    # By the type alone: objects of others may answer for what they stand for.
+    # `type`, not `isinstance`: a proxy may imitate the class of its object.
     known = [each for each in gc.get_objects() if type(each) in _KNOWN]
     return any(_follows(changes, each) for each in known if id(each.optimizer) in own)
 
@@ -45,7 +45,7 @@ def follows_a_scheduler(changes: Sequence[tuple[float, int]], optimizer: Any) ->
 def _follows(changes: Sequence[tuple[float, int]], scheduler: Any) -> bool:
     try:
         planned = _planned(scheduler, changes[0][0])
-    except Exception as error:  # of a function of the user's
+    except Exception as error:  # raised by the user's function
         if raised_in_audit(error):
             raise
         return False
@@ -62,7 +62,7 @@ def _follows(changes: Sequence[tuple[float, int]], scheduler: Any) -> bool:
 
 
 def _planned(scheduler: Any, first: float) -> list[float]:
-    """The noise multipliers that a scheduler has set, in their order, from its first on."""
+    """Return the noise multipliers that a scheduler has set so far, in order."""
     numbers = range(scheduler.last_epoch + 1)
     if type(scheduler) is LambdaNoise:
         return [scheduler.base_noise_multiplier * scheduler.noise_lambda(n) for n in numbers]

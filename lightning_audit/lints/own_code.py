@@ -1,4 +1,4 @@
-"""Where the user's own code is of which a finding may speak: names, files and lines, no more."""
+"""Locates the user's code that a finding may concern: names, files and lines only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightning_audit.files.printable import nearby
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.taps.sampler_tap import unwatched
 
-#: Packages whose code is not the user's, and folders of packages that are installed.
+#: Packages whose code is not the user's, and folders of installed packages.
 _LIBRARIES = ("torch", "opacus", "pytorch_lightning", "lightning", "lightning_fabric")
 _INSTALLED = ("site-packages", "dist-packages", "lib-dynload")
 Role = Literal["optimizer", "hooks", "norm", "training_step", "by_hand", "settings", "loader"]
@@ -32,7 +32,7 @@ _HOOKS = (
 _RELEASE: tuple[Role, ...] = ("optimizer", "hooks", "by_hand")
 _STEP: tuple[Role, ...] = ("optimizer", "hooks", "training_step")
 _BATCHES: tuple[Role, ...] = ("loader",)
-#: Where to look for each finding. One without an entry is of the settings.
+#: Code to look at for each finding; for one without an entry, the settings.
 _ROLES: Mapping[str, tuple[Role, ...]] = {
     **{
         name: _RELEASE
@@ -55,15 +55,15 @@ _ROLES: Mapping[str, tuple[Role, ...]] = {
     "unsynchronised": (),
     "no_dp": ("settings", "training_step"),
 }
-#: Statuses whose advice is all that is shown of a check; a fault has a place of its own.
+#: Statuses for which a report shows only a check's advice; faults show places separately.
 _BY_ADVICE = ("undecided", "warned")
 
 
 class OwnCode:
-    """The user's own code in a training, found when it is asked for.
+    """The user's own code in a training, located on demand.
 
     Args:
-        trainer: in `fit`.
+        trainer: the Trainer, during `fit`.
         module: the user's module.
     """
 
@@ -71,13 +71,13 @@ class OwnCode:
         self._trainer, self._module = trainer, module
 
     def places(self, finding: str) -> str:
-        """Places to look at for a finding, such as "Lit.training_step at src/model.py:41".
+        """Return places to look at for a finding: "Lit.training_step at src/model.py:41".
 
         Args:
             finding: name of a check.
 
         Returns:
-            Names, files and lines; empty where none of the code is the user's own.
+            Names, files and lines; empty if none of the code is the user's own.
         """
         found: dict[str, None] = {}
         for role in _ROLES.get(finding, ("settings",)):
@@ -85,7 +85,7 @@ class OwnCode:
         return ", ".join(found)
 
     def located(self, checks: Iterable[CheckResult]) -> list[CheckResult]:
-        """The checks, with the places of what they found: as evidence, or in the advice."""
+        """Return the checks with the places of their findings, as evidence or in the advice."""
         return [self._located(check) for check in checks]
 
     def _located(self, check: CheckResult) -> CheckResult:
@@ -102,7 +102,7 @@ def _of_class(kind: type) -> Iterator[str]:
 
 
 def _of_methods(owner: Any, *names: str) -> Iterator[str]:
-    """Methods of an object that are written in the user's own classes."""
+    """Yield methods of an object that the user's own classes define."""
     for name in names:
         kind = next((kind for kind in type(owner).__mro__ if name in vars(kind)), None)
         if kind is not None and not _is_library(kind.__module__):
@@ -115,7 +115,7 @@ def _is_library(module: str) -> bool:
 
 
 def _place(name: str, code: Any) -> Iterator[str]:
-    """A file that is there: what was typed into an interpreter or a notebook has none."""
+    """Yield the place of code in an existing file; code typed into a notebook has none."""
     try:
         code = inspect.unwrap(code)
         file, line = inspect.getsourcefile(code), inspect.getsourcelines(code)[1]
@@ -138,7 +138,7 @@ def _hooks(trainer: Any, module: Any) -> Iterator[str]:
 
 
 def _norms(trainer: Any, module: Any) -> Iterator[str]:
-    """The classes in which layers stand that normalise by statistics of the batch."""
+    """Yield the user's classes that contain layers with batch statistics."""
     names = [name for name, layer in module.named_modules() if isinstance(layer, _NormBase)]
     for name in names[:3]:
         owner = name
@@ -163,7 +163,7 @@ def _settings(trainer: Any, module: Any) -> Iterator[str]:
 
 
 def _loaders(trainer: Any, module: Any) -> Iterator[str]:
-    """Own samplers and data sets, and where the loader is made."""
+    """Yield the user's samplers and data sets, and the code that creates the loader."""
     for loader in _pytree.tree_leaves(trainer.train_dataloader):
         sampler = unwatched(getattr(loader, "batch_sampler", None))
         inner = getattr(sampler, "sampler", None)

@@ -1,4 +1,4 @@
-"""Whether a data set holds records several times, by their indices or by their contents."""
+"""Finds duplicate records of a data set, by their indices or by their contents."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-#: Bytes of a data set whose contents are compared.
+#: Largest size of a data set whose contents are compared, in bytes.
 _BYTES = 200_000_000
 
 
 def repeated_indices(data: Any) -> int | None:
-    """How many records a data set holds more than once by their indices.
+    """Return the number of duplicate records of a data set by their indices.
 
     Args:
-        data: a data set of any kind; what torch's `Subset` and `ConcatDataset` hold is followed.
+        data: a data set of any kind; torch's `Subset` and `ConcatDataset` are resolved.
 
     Returns:
-        The number of entries that stand for a record that another entry stands for; None where
-        that cannot be told.
+        The number of entries in excess of the distinct records; None if it cannot be determined.
     """
     try:
         places = _places(data)
@@ -37,7 +36,7 @@ def repeated_indices(data: Any) -> int | None:
 
 
 def _places(data: Any) -> list[tuple[Any, np.ndarray[Any, Any]]]:
-    """The data sets that hold the records, and at which indices they are taken."""
+    """Return the underlying data sets, each with the indices that are used."""
     if type(data) is Subset:
         chosen = np.asarray(list(data.indices), dtype=np.int64)
         found, start = [], 0
@@ -52,10 +51,10 @@ def _places(data: Any) -> list[tuple[Any, np.ndarray[Any, Any]]]:
 
 
 def repeated_contents(data: Any) -> int | None:
-    """How many records of tensors have the contents of another one; None where that is unknown.
+    """Return the number of duplicate records by their contents; None if it is unknown.
 
     Args:
-        data: a data set; of others than `TensorDataset` nothing is read.
+        data: a data set; only a `TensorDataset` is read.
     """
     if type(data) is not TensorDataset:
         return None

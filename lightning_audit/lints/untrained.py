@@ -1,4 +1,4 @@
-"""Parameters that no private optimizer trains: do they change all the same."""
+"""Detects changes of parameters that no private optimizer trains."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 def fingerprints(
     module: torch.nn.Module, trained: Iterable[torch.nn.Parameter]
 ) -> dict[str, tuple[float, float]]:
-    """Two sums of every parameter that a private optimizer does not train, to see it change.
+    """Return two sums of every parameter that no private optimizer trains, to detect changes.
 
     Returns:
         Parameter name -> (sum, sum of absolute values).

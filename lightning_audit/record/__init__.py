@@ -1,1 +1,1 @@
-"""What a run leaves on disk or in a checkpoint, and scores read from there."""
+"""Files and checkpoint data of a run, and scores read from them."""

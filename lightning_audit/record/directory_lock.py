@@ -1,4 +1,4 @@
-"""A report directory belongs to one training at a time, by a lock that ends with its process."""
+"""Locks a report directory for one training at a time; the lock ends with the process."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-#: Locked by the training that has the directory; it stays when that has ended, and says nothing.
+#: File locked by the training that owns the directory; it remains afterwards, without meaning.
 LOCK_NAME = ".lock"
-#: Where the file system has no locks: made by the training that has the directory, and removed at
-#: its end. One that was killed leaves it.
+#: On a file system without locks: file created by the training that owns the directory, and removed
+#: at its end. A training that is killed leaves it.
 MARK_NAME = ".taken"
 
-#: What a lock that another holds is answered with.
+#: Error codes for a lock that another process holds.
 _HELD_BY_ANOTHER = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
 
 
 class DirectoryLock:
-    """A report directory that is this training's until `release`, or until its process ends.
+    """Ownership of a report directory until `release`, or until the process ends.
 
     Args:
         directory: the directory.
-        path: the file that shows whose it is.
-        descriptor: that file, open.
-        by_lock: whether the file is locked, which ends with the process; if not, its being there
-            is what keeps others out.
+        path: the lock file or the mark.
+        descriptor: file descriptor of that file.
+        by_lock: whether the file is locked, which ends with the process; if not, its existence
+            excludes other trainings.
     """
 
     def __init__(self, directory: Path, path: Path, descriptor: int, *, by_lock: bool) -> None:
@@ -43,16 +43,16 @@ class DirectoryLock:
         self.path = path
         self.by_lock = by_lock
         self._descriptor = descriptor
-        # A training that is forgotten without an end lets go, too.
+        # Also released if the training is garbage-collected without an end.
         self._end = weakref.finalize(self, _let_go, descriptor, None if by_lock else path)
         _held.add(self)
 
     @property
     def holds(self) -> bool:
-        """Whether the directory is still this one's: nobody removed it, or put another there.
+        """Whether this training still owns the directory: it was not removed or replaced.
 
         Raises:
-            OSError: that cannot be told.
+            OSError: the directory cannot be read.
         """
         if not self._end.alive:
             return False
@@ -62,42 +62,42 @@ class DirectoryLock:
             return False
 
     def release(self) -> None:
-        """Let another training have the directory."""
+        """Release the directory for another training."""
         self._end()
 
     def forget(self) -> None:
-        """In a forked process: close what it inherited, which leaves the lock to the other one."""
+        """Close the inherited descriptor in a forked process; the parent keeps the lock."""
         if self._end.detach() is not None:
             os.close(self._descriptor)
 
 
 def claim(base: Path) -> DirectoryLock:
-    """A directory for a training that is to report to ``base``.
+    """Lock a directory for a training that reports to ``base``.
 
-    It is ``base``, or ``base/run-2``, ``base/run-3``... where another training has it.
+    This is ``base``, or ``base/run-2``, ``base/run-3``... if another training owns it.
 
     Args:
-        base: where the report is to go, an absolute path; made if absent.
+        base: report directory, an absolute path; created if absent.
 
     Raises:
-        OSError: nothing can be made or opened there.
+        OSError: nothing can be created or opened there.
     """
     base.mkdir(parents=True, exist_ok=True)
     places = (beside(base, number) for number in itertools.count(2))
     for place in itertools.chain([base], places):
-        with contextlib.suppress(FileExistsError):  # a file, which is in nobody's way
+        with contextlib.suppress(FileExistsError):  # a file of this name: try the next one
             place.mkdir(exist_ok=True)
-            # What others may have linked here is no directory of this training.
+            # A symbolic link may lead to another directory.
             if (place == base or not place.is_symlink()) and (lock := lock_of(place)):
                 return lock
     raise AssertionError("the numbers do not end")
 
 
 def lock_of(directory: Path) -> DirectoryLock | None:
-    """The lock of a directory that is there; None where another training has it.
+    """Lock an existing directory; return None if another training owns it.
 
     Raises:
-        OSError: nothing can be made or opened there.
+        OSError: nothing can be created or opened there.
     """
     path = directory / LOCK_NAME
     while True:
@@ -112,7 +112,7 @@ def lock_of(directory: Path) -> DirectoryLock | None:
         lock = _lock(directory, path, descriptor, by_lock=True)
         if lock.holds:
             return lock
-        lock.release()  # the directory was removed and made again in between
+        lock.release()  # the directory was removed and created again meanwhile
 
 
 def _marked(directory: Path) -> DirectoryLock | None:
@@ -133,13 +133,13 @@ def _lock(directory: Path, path: Path, descriptor: int, *, by_lock: bool) -> Dir
 
 
 def _opened(path: Path, more: int = 0) -> int:
-    # A link is not followed, and a pipe or a device in the file's place is not waited for.
+    # Do not follow a link, and do not block on a pipe or device of this name.
     flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     return os.open(path, os.O_RDWR | os.O_CREAT | flags | more, 0o666)
 
 
 def _locked(descriptor: int) -> bool:
-    """Lock a file; False where another has it.
+    """Lock a file; return False if another process has locked it.
 
     Raises:
         OSError: the file system has no locks.
@@ -174,5 +174,5 @@ def _forget_all() -> None:
         lock.forget()
 
 
-if hasattr(os, "register_at_fork"):  # a loader's processes outlive a training that is killed
+if hasattr(os, "register_at_fork"):  # a loader's workers may outlive a killed training
     os.register_at_fork(after_in_child=_forget_all)

@@ -1,8 +1,8 @@
-"""The segments of a run between its resumes, and what earlier ones found.
+"""The segments of a run between its resumes, and the findings of earlier segments.
 
-What a checkpoint holds is computed from released gradients, the audit's coins and settings alone. A
-check that is declared `private` therefore restarts at each resume. Of what it found a checkpoint
-holds what a report shows: the verdict, and the e-value in whole powers of ten; see
+A checkpoint contains only data computed from released gradients, the audit's coins and settings. A
+check that is declared `private` therefore restarts at each resume. For such a check a checkpoint
+stores what a report shows: the verdict, and the e-value as a whole power of ten; see
 `checks.base.disclosure`.
 """
 
@@ -19,18 +19,18 @@ from lightning_audit.checks.base.evidence import Evidence
 from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.results.audit_report import CheckResult, plain
 
-#: Relative difference of e-value and threshold within which the last bit may decide.
+#: Tolerance for comparing an e-value with its threshold, relative.
 _ROUNDING = 1e-9
 _EARLIER = "{finds}: by the e-value of the steps before step {step}, at the present significance"
 _NOTE = (
-    "the training was resumed {times}: checks of numbers that no checkpoint may hold restart at a "
-    "resume, and segment k of the {segments} counts with the part 1 / (k (k + 1)) of their "
-    "significance"
+    "the training was resumed {times}: checks of un-noised numbers, which a checkpoint must not "
+    "contain, restart at a resume; segment k of the {segments} gets the share 1 / (k (k + 1)) of "
+    "their significance"
 )
 
 
 class EarlierSegments:
-    """What the checks that restart found before the last resume.
+    """Findings, before the last resume, of the checks that restart.
 
     Attributes:
         count: number of segments before the present one.
@@ -39,19 +39,19 @@ class EarlierSegments:
     def __init__(self) -> None:
         self.count = 0
         self._step = 0
-        #: For each private optimizer in the order of the sessions, and last for the run.
+        #: By check, for each private optimizer in the order of the sessions, and last for the run.
         self._found: list[dict[str, CheckResult]] = []
 
     @property
     def note(self) -> str:
-        """What a report says of them; empty in a training that was never resumed."""
+        """Note for a report; empty in a training that was never resumed."""
         if not self.count:
             return ""
         times = "once" if self.count == 1 else f"{self.count} times"
         return _NOTE.format(times=times, segments=self.count + 1)
 
     def number(self, tests: Iterable[Evidence]) -> None:
-        """Tell the tests that restart in which segment they are."""
+        """Set the segment number of the tests that restart."""
         for test in tests:
             if REGISTRY[test.name].private:
                 test.segment = self.count + 1
@@ -59,24 +59,24 @@ class EarlierSegments:
     def joined(
         self, place: int, checks: Sequence[CheckResult], significance: float
     ) -> list[CheckResult]:
-        """Results of all segments.
+        """Return the results of all segments together.
 
         Args:
-            place: of the private optimizer among the sessions; -1 for the checks of the run.
+            place: index of the private optimizer's session; -1 for the checks of the run.
             checks: results of the present segment, before the user's `allow`.
-            significance: at whose shares they flag.
+            significance: significance whose shares are the checks' levels.
         """
         if not self._found:
             return list(checks)
         earlier = self._found[place]
         both = [self._of_both(earlier.get(now.name), now, significance) for now in checks]
-        # What was found is not lost where its check does not run any more.
+        # Keep findings of checks that no longer run.
         names = {check.name for check in checks}
         gone = (check for name, check in earlier.items() if name not in names)
         return both + [check for check in gone if check.status == REGISTRY[check.name].flag]
 
     def found(self, name: str) -> bool:
-        """Whether an earlier segment found what a check of the run looks for."""
+        """Return whether an earlier segment has flagged a check of the run."""
         check = self._found[-1].get(name) if self._found else None
         return check is not None and check.status == REGISTRY[name].flag
 
@@ -101,7 +101,7 @@ class EarlierSegments:
         return dataclasses.replace(now, log_e_value=log_e)
 
     def _by_its_e_value(self, known: Check, now: CheckResult) -> CheckResult:
-        """A check that an earlier segment violates by another significance than it had."""
+        """Return the result of a check that an earlier e-value violates at a new significance."""
         return dataclasses.replace(
             now,
             status=known.flag,
@@ -109,16 +109,16 @@ class EarlierSegments:
             evidence={**now.evidence, "violated_at_step": self._step},
         )
 
-    # ------------------------------------------------------------------ going on
+    # ------------------------------------------------------------------ checkpoints
 
     def state(
         self, checks: Sequence[Sequence[CheckResult]], levels: Sequence[float]
     ) -> dict[str, Any]:
-        """What a checkpoint holds: of the checks that restart, what a report shows.
+        """Return, for a checkpoint, what a report shows of the checks that restart.
 
         Args:
             checks: results of all segments, for each private optimizer and last for the run.
-            levels: significance at whose shares they flag.
+            levels: significance for each of these, whose shares are the checks' levels.
         """
         found = [
             [_plain(shown(check, level)) for check in of_place if REGISTRY[check.name].private]
@@ -127,10 +127,10 @@ class EarlierSegments:
         return {"segment": self.count + 1, "found": found}
 
     def load(self, state: Mapping[str, Any], step: int) -> None:
-        """Begin a segment behind a checkpoint's state.
+        """Begin a new segment from a checkpoint's state.
 
         Args:
-            state: `state` of the segment before.
+            state: `state` of the previous segment.
             step: number of the coming step.
         """
         self.count, self._step = state["segment"], step
@@ -141,7 +141,7 @@ class EarlierSegments:
 
 
 def _decided(check: CheckResult) -> CheckResult:
-    """The result before it was seen that it may be no fault: that is seen again."""
+    """Return an undecided result as flagged; whether it is undecided is determined again."""
     if check.status != "undecided":
         return check
     return dataclasses.replace(check, status=REGISTRY[check.name].flag)

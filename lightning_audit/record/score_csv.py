@@ -1,4 +1,4 @@
-"""Reads scores and who was in from a file with commas, and says which line is wrong."""
+"""Reads scores and memberships from a .csv file, and reports the line of an error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COLUMNS = (
     "the first line must name the columns score and in (1 or True with the canary, 0 or False "
     "without)"
 )
-#: What is said of a score that is not finite.
+#: Error text for a score that is not finite.
 NO_SCORE = "which is no score; find out why the attack gave none there"
 
 
@@ -30,13 +30,15 @@ class ScoresError(ValueError):
 def read_scores(path: str | os.PathLike[str], max_values: int) -> tuple[FloatArray, FloatArray]:
     """Read the columns ``score`` and ``in``; other columns are ignored.
 
-    ``max_values`` is the number of lines that it may have after the first one.
+    Args:
+        path: the .csv file.
+        max_values: largest number of lines after the first one.
 
     Returns:
         The scores, finite, ``[n]``, and 1 or 0 for in or out, ``[n]``.
 
     Raises:
-        ScoresError: The file is absent, lacks a column, or holds what is no number.
+        ScoresError: the file is absent, lacks a column, or contains a value that is not a number.
     """
     name = os.fspath(path)
     try:
@@ -77,7 +79,7 @@ def read_scores(path: str | os.PathLike[str], max_values: int) -> tuple[FloatArr
 
 
 def _member(text: str) -> float:
-    """Whether a score is one with the canary: 1 and 0, or True and False as pandas writes them."""
+    """Parse a membership: 1 or 0, or True or False as written by pandas."""
     truth = {"true": 1.0, "false": 0.0}.get(text.strip().lower())
     return float(text) if truth is None else truth
 
@@ -85,7 +87,7 @@ def _member(text: str) -> float:
 def _line_of(
     path: str | os.PathLike[str], max_values: int, column: int, wrong: Callable[[float], bool]
 ) -> int | None:
-    """Number of the first line whose number in a column is wrong."""
+    """Return the number of the first line with a wrong value in a column; None if not found."""
     with text_lines(path, max_values) as text, contextlib.suppress(csv.Error):
         lines = csv.reader(text)
         next(lines)

@@ -1,4 +1,4 @@
-"""Reads scores, or the readings of an audit, from an archive that somebody else may have made."""
+"""Reads scores, or an audit's readings, from an archive of untrusted origin."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EXPECTED = (
 
 
 class FoundScores(NamedTuple):
-    """What an archive holds, by the names of `CanaryScores`."""
+    """Contents of an archive, by the names of `CanaryScores`."""
 
     in_scores: NDArray[Any]
     out_scores: NDArray[Any]
@@ -37,7 +37,7 @@ def read_score_npz(path: str | os.PathLike[str], max_values: int) -> FoundScores
     """Read scores_in and scores_out, or the observations of an audit; nothing else is read.
 
     Raises:
-        ScoresError: the file is absent, is no .npz, holds neither, or what contradicts itself.
+        ScoresError: the file is absent, is no .npz, contains neither, or is inconsistent.
     """
     name = os.fspath(path)
     try:
@@ -65,7 +65,7 @@ def _observations(archive: Archive) -> FoundScores:
     for key, values, allowed in (("canaries", canaries, _STATES), ("coins", coins, (0, 1))):
         if (wrong := ~np.isin(values, allowed)).any():
             raise ValueError(f"{key} holds {values[wrong][0]:g}, must hold {allowed} only")
-    # Column `canaries` tells the steps whose canaries went in as planned.
+    # Use only steps whose canaries entered as planned.
     counted = np.isin(canaries, ENTERED)
     was_in, seen = coins[counted] > 0, readings[counted]
     finite = np.isfinite(seen)

@@ -1,4 +1,4 @@
-"""Scores of canaries, and everything that can be said from them."""
+"""Scores of canaries, and the bounds and curves computed from them."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ _WITH_GUESSES = [name for name, method in ONE_RUN_METHODS.items() if method.from
 
 @dataclass(frozen=True, eq=False)
 class CanaryScores:
-    """Scores of an attack with and without the canary, larger where it seems to be in.
+    """Scores of an attack with and without the canary; larger scores mean "in".
 
     Args:
         in_scores: Scores with the canary in, finite, ``[n_in]``; kept as a read-only copy.
         out_scores: Scores with the canary out, finite, ``[n_out]``.
-        threshold: How a threshold is chosen where nothing is said, fixed before the scores.
-        coin_probability: Known probability with which a canary was in; None if it is not known.
-        dropped: Number of readings of the source that are no numbers, and so no scores. For the
-            bounds of one run they are canaries that nobody guesses.
-        steps: Number of releases that the scores are readings of; None if it is not known.
+        threshold: Default choice of the threshold, fixed before the scores.
+        coin_probability: Known probability with which a canary was in; None if unknown.
+        dropped: Number of readings of the source that are not finite, and so no scores. For the
+            bounds of one run they count as canaries without a guess.
+        steps: Number of releases from which the scores were read; None if unknown.
 
     Raises:
-        ScoresError: Scores are no vector of finite numbers.
+        ScoresError: Scores are not a vector of finite numbers.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -85,11 +85,11 @@ class CanaryScores:
         """Read scores_in and scores_out of an .npz, or an audit's observations.npz.
 
         Args:
-            path: the file; what it declares is checked before memory is taken for it.
-            max_values: numbers that are read at most, whatever the file declares.
+            path: the file; its declared sizes are checked before memory is allocated.
+            max_values: largest number of values that are read.
 
         Raises:
-            ScoresError: The file is absent, is no .npz, holds neither, or too much.
+            ScoresError: The file is absent, is no .npz, contains neither, or is too large.
         """
         found = read_score_npz(path, max_values)
         threshold = Split() if found.steps is None else Fixed(0.5, given=False)
@@ -99,12 +99,15 @@ class CanaryScores:
     def from_csv(
         cls, path: str | os.PathLike[str], *, max_values: int = MAX_VALUES
     ) -> CanaryScores:
-        """Read the columns ``score`` and ``in`` of a file with commas; other columns are ignored.
+        """Read the columns ``score`` and ``in`` of a .csv file; other columns are ignored.
 
-        ``max_values`` is the number of lines that are read at most.
+        Args:
+            path: the file.
+            max_values: largest number of lines that are read.
 
         Raises:
-            ScoresError: The file is absent, lacks a column, or holds what is no number.
+            ScoresError: The file is absent, lacks a column, or contains a value that is not a
+                number.
         """
         scores, members = read_scores(path, max_values)
         return cls(scores[members == 1], scores[members == 0])
@@ -113,10 +116,10 @@ class CanaryScores:
     def from_report(
         cls, path: str | os.PathLike[str], *, max_values: int = MAX_VALUES
     ) -> CanaryScores:
-        """Read the observations beside a ``report.json``; ``max_values`` as for `from_npz`.
+        """Read the observations next to a ``report.json``; ``max_values`` as for `from_npz`.
 
         Raises:
-            ScoresError: The report cannot be read, kept no observations, or several records.
+            ScoresError: The report cannot be read, or names no record or several.
         """
         name = os.fspath(path)
         try:
@@ -125,8 +128,8 @@ class CanaryScores:
             raise ScoresError(str(error)) from error
         if len(records) != 1:
             raise ScoresError(
-                f"{name!r} names {len(records)} records of observations; keep one, or name the "
-                "observations.npz of the optimizer that is meant."
+                f"{name!r} names {len(records)} records of observations; keep one, or pass the "
+                "observations.npz of one optimizer."
             )
         try:
             archive = archive_of(records[0])
@@ -136,12 +139,12 @@ class CanaryScores:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, max_values: int = MAX_VALUES) -> CanaryScores:
-        """Read a .csv, a report (.json, or its directory) or an .npz, by the ending of its name.
+        """Read a .csv, a report (.json, or its directory) or an .npz, by its suffix.
 
-        ``max_values`` is as the constructor of that kind has it.
+        ``max_values`` is as for the constructor of that kind.
 
         Raises:
-            ScoresError: As the constructor of that kind; or it is an audit's record (.bin).
+            ScoresError: As for the constructor of that kind; or it is an audit's record (.bin).
         """
         if Path(path).is_dir():
             return cls.from_report(Path(path) / REPORT_NAME, max_values=max_values)
@@ -152,8 +155,8 @@ class CanaryScores:
                 return cls.from_report(path, max_values=max_values)
             case ".bin":
                 raise ScoresError(
-                    f"{os.fspath(path)!r} is a record of which a training may still write; take "
-                    "the .npz of the same name, which is there when it has ended."
+                    f"{os.fspath(path)!r} is a record to which a training may still write; use "
+                    "the .npz of the same name, which is written when the training ends."
                 )
             case _:
                 return cls.from_npz(path, max_values=max_values)
@@ -168,9 +171,9 @@ class CanaryScores:
         guesses: Sequence[int] | None = None,
         sides: Sides = "both",
     ) -> NamedBound:
-        """Lower bound of the literature, by the name of its method.
+        """Return a lower bound of the literature, by the name of its method.
 
-        As `stats.bounds.named_bounds.named_bound`, with this object's ``threshold`` for None,
+        Calls `stats.bounds.named_bounds.named_bound`, with this object's ``threshold`` for None,
         or `stats.one_run.one_run_bounds.named_one_run_bound` for one of its methods.
         """
         _validate.one_of("method", method, (*METHODS, *ONE_RUN_METHODS))
@@ -203,9 +206,9 @@ class CanaryScores:
         guesses: Sequence[int] | None = None,
         sides: Sides = "both",
     ) -> OneRunBound:
-        """Lower bound on epsilon for canaries with one fair coin each, whatever their scores.
+        """Return a lower bound on epsilon for canaries with one fair coin each, for any scores.
 
-        As `lightning_audit.stats.one_run.one_run_epsilon.epsilon_one_run_from_scores`.
+        Calls `lightning_audit.stats.one_run.one_run_epsilon.epsilon_one_run_from_scores`.
         """
         return self._guessed(epsilon_one_run_from_scores, guesses, sides, delta, significance)
 
@@ -217,7 +220,7 @@ class CanaryScores:
         guesses: Sequence[int] | None = None,
         sides: Sides = "both",
     ) -> OneRunBound:
-        """The same for many canaries: `stats.one_run.one_run_fdp.epsilon_one_run_fdp`."""
+        """Return the same for many canaries: `stats.one_run.one_run_fdp.epsilon_one_run_fdp`."""
         return self._guessed(epsilon_one_run_fdp_from_scores, guesses, sides, delta, significance)
 
     def mu_one_run(
@@ -227,42 +230,42 @@ class CanaryScores:
         guesses: Sequence[int] | None = None,
         sides: Sides = "both",
     ) -> OneRunBound:
-        """Lower bound on mu for canaries with one fair coin each, whatever their scores.
+        """Return a lower bound on mu for canaries with one fair coin each, for any scores.
 
-        As `lightning_audit.stats.one_run.one_run_fdp.mu_one_run_from_scores`.
+        Calls `lightning_audit.stats.one_run.one_run_fdp.mu_one_run_from_scores`.
         """
         return self._guessed(mu_one_run_from_scores, guesses, sides, significance)
 
     def mu_white_box(self, significance: float = 0.05) -> float:
-        """Lower bound on mu from readings of one noisy sum along orthonormal directions.
+        """Return a lower bound on mu from readings of one noisy sum, orthonormal directions.
 
-        As `lightning_audit.stats.one_run.white_box.mu_white_box_from_scores`; fair coins, any data.
+        Calls `lightning_audit.stats.one_run.white_box.mu_white_box_from_scores`; valid for fair
+        coins and any data.
         """
         return mu_white_box_from_scores(*self._of_one_release("white_box"), significance)
 
     def epsilon_gaussian_pair(self, delta: float, significance: float = 0.05) -> float:
-        """Lower bound on epsilon for scores that are Gaussian in each group; asymptotic.
+        """Return a lower bound on epsilon for scores that are Gaussian in each group; asymptotic.
 
-        As `stats.one_run.gaussian_pair.epsilon_gaussian_pair_from_scores`, which says where
-        it is not valid.
+        Calls `stats.one_run.gaussian_pair.epsilon_gaussian_pair_from_scores`; see its assumptions.
         """
         groups = self._of_one_release("gaussian_pair")
         return epsilon_gaussian_pair_from_scores(*groups, delta, significance)
 
     def roc(self) -> roc.RocCurve:
-        """The observed ROC curve: `lightning_audit.stats.membership.roc.roc_curve`."""
+        """Return the observed ROC curve: `lightning_audit.stats.membership.roc.roc_curve`."""
         return roc.roc_curve(self.in_scores, self.out_scores)
 
     def auroc(self) -> float:
-        """Area under it, ties counted half: `lightning_audit.stats.membership.roc.auroc`."""
+        """Return the area under the ROC curve, ties counted half: `stats.membership.roc.auroc`."""
         return roc.auroc(self.in_scores, self.out_scores)
 
     def tpr_at_fpr(
         self, fpr: float, significance: float | None = None, band: Band = "berk_jones"
     ) -> float:
-        """True positive rate at a false positive rate: observed, or a lower bound.
+        """Return the true positive rate at a false positive rate: observed, or a lower bound.
 
-        With ``significance`` it is `lightning_audit.stats.membership.roc.tpr_at_fpr_lower`, else
+        With ``significance`` this is `lightning_audit.stats.membership.roc.tpr_at_fpr_lower`, else
         `lightning_audit.stats.membership.roc.tpr_at_fpr`.
         """
         if significance is None:
@@ -272,13 +275,13 @@ class CanaryScores:
     def tradeoff_upper(
         self, significance: float = 0.05, band: Band = "berk_jones"
     ) -> PiecewiseTradeoff:
-        """Upper bound on the trade-off function: `stats.membership.roc.tradeoff_upper`."""
+        """Return an upper bound on the trade-off function: `roc.tradeoff_upper`."""
         return roc.tradeoff_upper(self.in_scores, self.out_scores, significance, band)
 
     def privacy_curve(
         self, deltas: ArrayLike, significance: float = 0.05, band: Band = "berk_jones"
     ) -> FloatArray:
-        """Lower bounds on epsilon at each delta, which hold at all of them together.
+        """Return lower bounds on epsilon at each delta, which hold simultaneously.
 
         Args:
             deltas: deltas in (0, 1), of any shape.
@@ -295,7 +298,7 @@ class CanaryScores:
     def _guessed(
         self, bound: Callable[..., OneRunBound], guesses: Any, sides: Sides, *numbers: float
     ) -> OneRunBound:
-        """A bound that guesses fair coins."""
+        """Return a bound that guesses fair coins."""
         groups = self._with_fair_coins()
         return bound(*groups, *numbers, guesses=guesses, unscored=self.dropped, sides=sides)
 
@@ -330,9 +333,9 @@ def _vector(name: str, values: Any) -> FloatArray:
     if not numbers or array.ndim != 1:
         raise ScoresError(
             f"{name} has dtype {array.dtype} and shape {array.shape}; it must be a vector of "
-            "finite numbers, one score an observation."
+            "finite numbers, one score per observation."
         )
-    with np.errstate(over="ignore"):  # a longdouble that is too large is no finite number
+    with np.errstate(over="ignore"):  # a longdouble that is too large becomes infinite
         scores = array.astype(np.float64)
     if (wrong := ~np.isfinite(scores)).any():
         first = float(scores[wrong][0])

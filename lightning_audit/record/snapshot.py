@@ -1,7 +1,7 @@
-"""Turns this package's objects into plain data and back, so that a run can go on after a stop.
+"""Converts this package's objects to plain data and back, for checkpoints.
 
-A snapshot is made of dicts, lists, strings, numbers and arrays only: whoever reads it runs no code
-but this package's. It holds every attribute, so that a new one cannot be forgotten.
+A snapshot consists of dicts, lists, strings, numbers and arrays only: reading it runs no code but
+this package's. It contains every attribute, so that a new one cannot be forgotten.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Any
 
 import numpy as np
 
-_PACKAGE = __name__.partition(".")[0]
+from lightning_audit.checks.base.registry import packages
 
 
 def snapshot(value: Any) -> Any:
-    """Plain data that `restore` turns into an equal value.
+    """Return plain data from which `restore` creates an equal value.
 
     Args:
         value: None, a bool, number, string, numpy array, an object of this package's classes, or a
             list, tuple or dict of such.
 
     Returns:
-        The same as dicts, lists and plain values; arrays as they are.
+        The value as dicts, lists and plain values; arrays are copied.
 
     Raises:
-        TypeError: a value of another kind.
+        TypeError: the value, or a part of it, is of another kind.
 
     Example:
         >>> snapshot((1, {"a": 2.0}))
@@ -34,7 +34,7 @@ def snapshot(value: Any) -> Any:
     """
     match value:
         case None | bool() | int() | float() | str():
-            # A subclass, such as numpy's float64 or a string enumeration, is stored as what it is.
+            # numpy's float64 is a subclass of float and is stored as a float.
             return value.item() if isinstance(value, np.generic) else value
         case np.generic():
             return value.item()
@@ -47,23 +47,23 @@ def snapshot(value: Any) -> Any:
         case dict():
             return {"dict": [[snapshot(k), snapshot(v)] for k, v in value.items()]}
     kind = type(value)
-    if kind.__module__.partition(".")[0] != _PACKAGE:
+    if kind.__module__.partition(".")[0] not in packages():
         raise TypeError(
             f"{kind.__module__}.{kind.__qualname__} cannot be part of a snapshot; keep plain "
-            "values, arrays, or objects of this package's classes."
+            "values, arrays, or objects of this package's classes and of those that add checks."
         )
     state = {name: snapshot(item) for name, item in vars(value).items()}
     return {"object": f"{kind.__module__}:{kind.__qualname__}", "state": state}
 
 
 def restore(data: Any) -> Any:
-    """The value that `snapshot` was given.
+    """Return the value from which `snapshot` created the data.
 
     Returns:
-        A value that is equal and shares no array with ``data``.
+        An equal value that shares no array with ``data``.
 
     Raises:
-        ValueError: the data are no snapshot, or of a class that this version does not have.
+        ValueError: the data are no snapshot, or contain a class that this version does not have.
 
     Example:
         >>> restore({"tuple": [1, {"dict": [["a", 2.0]]}]})
@@ -95,7 +95,7 @@ def restore(data: Any) -> Any:
 def _class(name: object) -> type:
     module, _, qualified = name.partition(":") if isinstance(name, str) else ("", "", "")
     kind = None
-    if module.partition(".")[0] == _PACKAGE:
+    if module.partition(".")[0] in packages():
         with contextlib.suppress(ImportError):
             kind = getattr(importlib.import_module(module), qualified, None)
     if not isinstance(kind, type) or kind.__module__ != module:

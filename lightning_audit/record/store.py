@@ -1,9 +1,9 @@
-"""The record of an audit: one fixed-size binary entry a step, appended, readable after a crash.
+"""The record of an audit: one fixed-size binary entry per step, appended, readable after a crash.
 
-`observations.bin` is a line of JSON (what the columns mean) followed by the entries. A process
-that is killed leaves every entry up to the last flush; a half-written last one is left out on
-reading. All numbers in it are functions of the noisy gradient and of the audit's own coins: it
-reveals what the privatized gradients reveal on the observed coordinates, and no more.
+`observations.bin` is a line of JSON (the meaning of the columns) followed by the entries. A process
+that is killed leaves every entry up to the last flush; readers skip an incomplete last one. All
+numbers are functions of the noisy gradient and of the audit's own coins: by post-processing, the
+record reveals no more than the privatized gradients at the observed coordinates.
 """
 
 from __future__ import annotations
@@ -36,38 +36,39 @@ from lightning_audit.record.report_directory import (
 _log = logging.getLogger(__name__)
 
 _FORMAT = "lightning-audit observations"
-#: Raised when a reader of the old layout would misread the new one.
+#: Incremented when readers of the old layout would misread the new one.
 _VERSION = 1
-#: Steps after which the entries are handed to the operating system.
+#: Number of steps between flushes to the operating system.
 FLUSH_EVERY = 1000
 
-#: Bytes of a record's first line, and lags in it, that are read: more than any model needs.
+#: Largest first line of a record in bytes, and largest number of lags; no model needs more.
 _LONGEST_HEADER = 2**24
 _MOST_LAGS = 10**6
 
-#: Values of the column `canaries`; EARLIER: drawn to enter an earlier part of a split batch
-#: than the last.
+#: Values of the column `canaries`; EARLIER: drawn to enter a part of a split batch before the last.
 NOT_PLANNED, INJECTED, DROPPED, EARLIER = 0, 1, 2, 3
-#: Those of steps whose coins count.
+#: Values for steps whose coins count.
 ENTERED = (INJECTED, EARLIER)
 
 
 @dataclass(frozen=True)
 class RecordHeader:
-    """What the entries of a record mean.
+    """Meaning of the entries of a record.
 
     Args:
         canaries: label of each canary, ``[k]``.
         tensors: name of each tensor, ``[L]``.
-        witnesses: witness coordinates read in each tensor, ``[L]``.
-        lags: number of lags at which re-used noise is looked for.
-        signal: largest shift that correct clipping shows: 1, or more where low precision rounds.
+        witnesses: number of probe coordinates in each tensor, ``[L]``.
+        lags: number of lags at which reused noise is tested.
+        signal: largest shift that a correctly clipped canary shows: 1, or more if low precision
+            rounds.
         coin_probability: known probability with which a canary is in, the same in every step.
-        game: what a step's epsilon is of, "step" or "subsampled"; see `InputCanary`.
-        noise_coefficients: of noise that is correlated over steps; the entries are of its draws.
-            None for independent noise.
-        planned_steps: with canaries, of the whole training when it began; None if unknown. Bets
-            stake most on its end. Another number is no other record: training may go on longer.
+        game: mechanism to which a step's epsilon refers, "step" or "subsampled"; see `InputCanary`.
+        noise_coefficients: coefficients of noise that is correlated over steps; the entries then
+            describe its draws. None for independent noise.
+        planned_steps: number of steps with canaries of the whole training, when it began; None if
+            unknown. Bets stake most on its end. Not compared between headers: a training may
+            continue for longer.
     """
 
     canaries: tuple[str, ...]
@@ -82,12 +83,12 @@ class RecordHeader:
 
     @property
     def canary_kinds(self) -> tuple[str, ...]:
-        """Class of each canary, which its label begins with, ``[k]``."""
+        """Class name of each canary, from the start of its label, ``[k]``."""
         return tuple(label.partition("(")[0].strip() for label in self.canaries)
 
     @property
     def dtype(self) -> np.dtype[np.void]:
-        """Layout of one entry; sums of squares are of centred residuals in units of sigma."""
+        """Layout of one entry; sums of squares are of centered residuals in units of sigma."""
         k, tensors = len(self.canaries), len(self.tensors)
         return np.dtype(
             [
@@ -115,20 +116,20 @@ class RecordHeader:
 
 
 class ObservationStore:
-    """Appends entries to ``directory/observations.bin``, for further optimizers `record_name`.
+    """Writer of entries to ``directory/observations.bin``; for further optimizers `record_name`.
 
     Files of an earlier run in the directory are moved to ``previous-1``, ``previous-2``...: no
     record is overwritten, and a gate never reads the report of another run.
 
-    What cannot be written once the record is open raises nothing: the record ends there, and
-    `trouble` says why.
+    A failure to write to the open record raises nothing: the record ends there, and `trouble`
+    holds the reason.
 
     Args:
-        directory: where the record lies; made if absent.
-        header: what the entries mean.
-        run: name of the run, by which it is known when it goes on after a stop.
-        number: of the optimizer, from 1. The first one's record is opened first: it moves all
-            files of earlier runs, the others their own.
+        directory: directory of the record; created if absent.
+        header: meaning of the entries.
+        run: name of the run, by which `resume` identifies it.
+        number: number of the optimizer, from 1. The first one's record must be opened first: this
+            moves all files of earlier runs; opening another moves only its own.
 
     Raises:
         OSError: the directory cannot be written.
@@ -147,7 +148,7 @@ class ObservationStore:
         set_aside(self.directory, only=None if number == 1 else names)
         about = {"format": _FORMAT, "version": _VERSION, "run": run}
         line = json.dumps({**about, **dataclasses.asdict(header)}).encode()
-        # Made anew, so that no link that lies there is written through.
+        # Mode "x", so that an existing link is not followed.
         file = open(self.directory / record_name(number), "xb")  # noqa: SIM115  # kept
         self._start_at(file, header, number)
         self._try(lambda: file.write(line + b"\n"))
@@ -160,13 +161,13 @@ class ObservationStore:
         self.header = header
         self.number = number
         self.entries = entries
-        #: What could not be written, and why; empty while everything could.
+        #: What could not be written, and why; empty if nothing failed.
         self.trouble = ""
         self._pending = 0
 
     @property
     def path(self) -> Path:
-        """Where the record lies."""
+        """Path of the record."""
         return self.directory / record_name(self.number)
 
     @property
@@ -182,13 +183,13 @@ class ObservationStore:
         entries: int,
         number: int = 1,
     ) -> ObservationStore | None:
-        """Go on with the record of a run that stopped, cut to the entries that are known.
+        """Reopen the record of a run that stopped, truncated to its first ``entries``.
 
-        ``entries`` are kept; later ones are of steps that were undone.
+        Later entries belong to steps that were undone.
 
         Returns:
-            The record, open for the next entry; None where the directory has no record of this run
-            that is as long, and that can be written.
+            The record, open for the next entry; None if the directory has no writable record of
+            this run with at least ``entries``.
         """
         store = cls.__new__(cls)
         store.directory = Path(directory)
@@ -209,21 +210,21 @@ class ObservationStore:
     def append(self, entry: NDArray[np.void]) -> None:
         """Add one entry of the header's dtype."""
         self._try(lambda: self._file.write(entry.tobytes()))
-        # Counted where it was lost, too: a run that goes on then knows that the record is short.
+        # Lost entries are counted too, so that a resumed run detects that the record is too short.
         self.entries += 1
         self._pending += 1
         if self._pending >= FLUSH_EVERY:
             self.flush()
 
     def flush(self) -> None:
-        """Hand all entries to the operating system: they outlive this process from then on."""
+        """Flush all entries to the operating system, so that they survive this process."""
         if not self._file.closed:
             self._try(self._file.flush)
             self._try(self._see_whether_it_is_there)
         self._pending = 0
 
     def close(self, *, archive: bool = True) -> None:
-        """Close the record; with ``archive``, write it as .npz too, column by column."""
+        """Close the record; with ``archive``, also write its columns as .npz."""
         if self._file.closed:
             return
         self.flush()
@@ -239,16 +240,16 @@ class ObservationStore:
             np.savez(file, header=json.dumps(dataclasses.asdict(self.header)), **columns)
 
     def _see_whether_it_is_there(self) -> None:
-        """A file that was removed or replaced can still be written, and nobody will read it."""
+        """Raise OSError if the file was removed or replaced: later writes would be lost."""
         try:
             same = os.path.samestat(os.lstat(self.path), os.fstat(self._file.fileno()))
         except FileNotFoundError:
             same = False
         if not same:
-            raise OSError("it was removed, or another file was put in its place")
+            raise OSError("it was removed or replaced by another file")
 
     def _try(self, write: Callable[[], object], what: str = "") -> None:
-        """Write, unless that failed before."""
+        """Write, unless an earlier write failed."""
         if self.trouble:
             return
         try:
@@ -256,20 +257,20 @@ class ObservationStore:
         except (OSError, ValueError) as error:
             what = what or f"the record {self.path} ends before entry {self.entries}"
             self.trouble = f"{what}: {reason_of(error)}"
-            _log.warning("privacy audit: %s; the training goes on", self.trouble)
-            # What waits to be written would be tried again, and leave a gap.
+            _log.warning("privacy audit: %s; the training continues", self.trouble)
+            # Close the file: buffered entries would be written later, after a gap.
             with contextlib.suppress(OSError):
                 self._file.close()
 
 
 def read_observations(path: str | os.PathLike[str]) -> tuple[RecordHeader, NDArray[np.void]]:
-    """Read a record, also of a run that was killed or is still going on.
+    """Read a record, also of a run that was killed or is still in progress.
 
     Args:
         path: an ``observations.bin``.
 
     Returns:
-        The header and the whole entries, ``[steps]``.
+        The header and the complete entries, ``[steps]``.
 
     Raises:
         OSError: the file is absent or may not be read.
@@ -277,16 +278,16 @@ def read_observations(path: str | os.PathLike[str]) -> tuple[RecordHeader, NDArr
     """
     found, start = _read_header(path)
     header = found.header
-    # A killed process may have left part of an entry.
+    # A killed process may have left an incomplete entry.
     whole = (os.path.getsize(path) - start) // header.dtype.itemsize
     if not whole:
         return header, np.zeros(0, dtype=header.dtype)
-    # Not read into memory: the record of a million steps takes a gigabyte.
+    # Memory-mapped: the record of a million steps takes a gigabyte.
     return header, np.memmap(path, header.dtype, mode="r", offset=start, shape=(whole,))
 
 
 def run_of(path: str | os.PathLike[str]) -> str | None:
-    """Name of the run that wrote a record; None where there is no record."""
+    """Return the name of the run that wrote a record; None if there is no record."""
     try:
         return _read_header(path)[0].run
     except (OSError, ValueError):
@@ -300,7 +301,7 @@ class _FirstLine:
 
 
 def _read_header(path: str | os.PathLike[str]) -> tuple[_FirstLine, int]:
-    """The first line of a record, and where the entries start."""
+    """Return the first line of a record, and the offset of the entries."""
     try:
         with open_regular(path) as file:
             line = file.readline(_LONGEST_HEADER)
@@ -318,7 +319,7 @@ def _read_header(path: str | os.PathLike[str]) -> tuple[_FirstLine, int]:
             found = _FirstLine(header, run)
     except ValueError as error:
         raise ValueError(
-            f"path={os.fspath(path)!r} is no record of lightning-audit ({error}); name the "
+            f"path={os.fspath(path)!r} is no record of lightning-audit ({error}); pass the "
             f"{RECORD_NAME} of a report directory."
         ) from error
     if version > _VERSION:

@@ -1,1 +1,1 @@
-"""Shows reports; reads results only, never torch or callbacks."""
+"""Shows reports: console, figures, loggers. Depends on results only, not on torch."""

@@ -1,6 +1,6 @@
-"""A report on the terminal: a table if rich is installed, aligned lines if not.
+"""Prints a report to the terminal: a table if rich is installed, aligned lines if not.
 
-The verdict stands first, with its root. A check that follows from a finding has no row of its own.
+The verdict comes first, with its root. A check that follows from a finding has no row of its own.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ def print_report(report: AuditReport, path: str | os.PathLike[str] | None = None
     """Print a report to standard output.
 
     Args:
-        report: what to show.
+        report: the report.
         path: where it was saved; None if it was not.
     """
     try:
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
-    except ImportError:  # the text holds the same
+    except ImportError:  # the text has the same content
         print(as_text(report, path))
         return
-    # Names and messages are shown as they are: nothing in them is markup or an emoji.
+    # Names and messages are printed verbatim: no markup, no emoji codes.
     console = Console(markup=False, emoji=False, highlight=False)
     table = Table(title="Checks", title_justify="left")
     for column in ("check", "result", "evidence", "observed"):
@@ -53,21 +53,21 @@ def print_report(report: AuditReport, path: str | os.PathLike[str] | None = None
         mark = Text(_MARKS[check.status], style=_STYLES[check.status])
         name, message = Text(visible(check.name)), Text(visible(check.message))
         table.add_row(name, mark, evidence_of(check), message)
-    console.print()  # a progress bar may stand on the line
+    console.print()  # a progress bar may occupy the line
     console.print(describe(report.verdict), style=_OUTCOME_STYLES[report.verdict.outcome])
     console.print(table)
     for line in _epsilon_lines(report):
         console.print(line)
     for line in _closing_lines(report, path):
-        # A path that is broken over lines cannot be copied.
+        # A path broken over several lines cannot be copied.
         console.print(line, soft_wrap=True)
 
 
 def as_text(report: AuditReport, path: str | os.PathLike[str] | None = None) -> str:
-    """The report in lines of text.
+    """Return the report as lines of text.
 
     Args:
-        report: what to show.
+        report: the report.
         path: where it was saved; None if it was not.
 
     Returns:
@@ -98,21 +98,21 @@ def _shown_checks(report: AuditReport) -> list[CheckResult]:
 
 
 def evidence_of(check: CheckResult) -> str:
-    """The e-value of a check as a power of ten, or nothing for a deterministic check."""
+    """Return a check's e-value as a power of ten; empty for a deterministic check."""
     if check.log_e_value is None or check.status == "not_run":
         return ""
     return f"e = 10^{check.log_e_value / math.log(10.0):.1f}"
 
 
 def _epsilon_lines(report: AuditReport) -> list[str]:
-    # Where the user claims none, it is the one that the accountant has for the same steps.
+    # If the user claims none, `claimed_epsilon` is the accountant's for the same steps.
     accounted = report.settings.get("claimed_epsilon", 0.0) is None
     source = " (by the accountant)" if accounted else ""
-    # Beside what the user allows the claim may be below the epsilon that holds.
+    # If the user allows findings, the true epsilon may exceed the claim.
     by, spent = ", ".join(report.epsilon_refuted_by), report.epsilon_spent
     if by and report.claimed_epsilon is not None:
         holds = spent is not None and spent <= report.claimed_epsilon
-        source += "" if holds else f" (not known to hold beside {by})"
+        source += "" if holds else f" (not known to hold with {by} allowed)"
     how = "holds" if by else "composed from the steps"
     numbers = {
         f"claimed {{}}{source}": report.claimed_epsilon,
@@ -127,7 +127,7 @@ def _epsilon_lines(report: AuditReport) -> list[str]:
 
 
 def _cost_lines(report: AuditReport) -> list[str]:
-    """What the audit took, and of that the examinations by replay."""
+    """Return the time that the audit took, and that of the examinations by replay."""
     cost, examined = report.audit_cost, report.examination_cost
     if not {"seconds", "share"} <= cost.keys():
         return []
@@ -140,7 +140,7 @@ def _cost_lines(report: AuditReport) -> list[str]:
 
 
 def _mu_lines(report: AuditReport) -> list[str]:
-    """The lower bound on mu of one step, and what it assumes."""
+    """Return the lower bound on mu of one step, and its assumption."""
     return [
         f"mu of a step: at least {bound.mu_lower:.4g} with {100 - 100 * bound.significance:.4g} % "
         "confidence, if signal and noise kept a constant ratio to their claims"

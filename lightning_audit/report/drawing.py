@@ -1,7 +1,7 @@
-"""What the panels of a figure share: colours, and an axis that is logarithmic down to zero.
+"""Shared parts of a figure's panels: colors, and an axis that is logarithmic down to zero.
 
-The colours are the Okabe-Ito palette, darkened where it is read as text: colour-blind readers tell
-them apart; where there is no colour at all, markers and dashes do.
+The colors are the Okabe-Ito palette, darkened for text, which color-blind readers can distinguish.
+Markers and dashes distinguish the lines without color.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ORANGE, AMBER, TEAL, PINK = "#D55E00", "#E69F00", "#009E73", "#CC79A7"
 
 
 def blank_figure(inches: tuple[float, float], dpi: int = 100) -> Figure:
-    """A white figure of no window and no state of pyplot.
+    """Return a white figure without a window and without pyplot's state.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -44,17 +44,17 @@ def blank_figure(inches: tuple[float, float], dpi: int = 100) -> Figure:
 
 
 def plain(text: str) -> str:
-    """Text of a report in a picture: none of it is a formula, an escape, or left out.
+    """Escape text of a report so that matplotlib draws it literally.
 
-    Matplotlib takes what stands between two dollars for a formula, and a label that begins with an
-    underscore for none.
+    Matplotlib interprets text between two dollar signs as a formula, and ignores a label that
+    starts with an underscore.
     """
     shown = visible(text).replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown
 
 
 def plain_axes(axes: Axes) -> None:
-    """Dark on white, whatever style the user has set for the figures of the training."""
+    """Style axes dark on white, regardless of the user's matplotlib style."""
     axes.set_facecolor("white")
     axes.grid(True, color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
@@ -66,15 +66,15 @@ def plain_axes(axes: Axes) -> None:
 
 
 def log_from_zero(axes: Axes, directions: str, smallest: float, top: float) -> None:
-    """Make axes logarithmic above a number and linear below it, so that zero is still there.
+    """Make axes logarithmic above a number and linear below it, so that they include zero.
 
-    The scale is the inverse hyperbolic sine: unlike "symlog" it puts no kink into a smooth curve.
+    The scale is the inverse hyperbolic sine: unlike "symlog" it keeps a smooth curve smooth.
 
     Args:
-        axes: whose.
+        axes: the axes.
         directions: "x", "y" or "xy".
-        smallest: what must be told apart from zero, > 0.
-        top: the largest number shown.
+        smallest: smallest number that must be distinguishable from zero, > 0.
+        top: largest number shown.
     """
     lowest, highest = math.floor(math.log10(smallest)), math.floor(math.log10(top))
     powers = range(lowest, highest + 1)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_epsilon"]
 
-#: The bounds of one look as logged: label, colour, dashes, marker.
+#: The single-look bounds, by their logged names: label, color, dashes, marker.
 _STYLES: Mapping[str, tuple[str, str, str, str]] = {
     "fdp_cp": ("f-DP, Clopper-Pearson", ORANGE, "-", "s"),
     "fdp_pooled_cp": ("f-DP, CP pooled", AMBER, "-", "^"),
@@ -52,11 +52,11 @@ def draw_epsilon(axes: Axes, report: AuditReport) -> list[str]:
     """Draw the panel.
 
     Args:
-        axes: where.
-        report: of which run.
+        axes: the axes to draw on.
+        report: the report of the run.
 
     Returns:
-        Notes for the title, such as that nothing was claimed.
+        Notes for the title, for example that no epsilon was claimed.
     """
     unit, at = _positions(report.epochs)
     names = [name for name in _names(report.epochs) if name.startswith(_PREFIX)]
@@ -92,14 +92,14 @@ def draw_epsilon(axes: Axes, report: AuditReport) -> list[str]:
 
 
 def _claim(report: AuditReport) -> str:
-    """How the claim is labelled: beside what is allowed it may be below the epsilon that holds."""
+    """Return the claim's label; if findings are allowed, the true epsilon may exceed it."""
     claim, spent = report.claimed_epsilon, report.epsilon_spent
     above = claim is not None and spent is not None and spent <= claim
     return "claimed" if above or not report.epsilon_refuted_by else "claimed, not known to hold"
 
 
 def _positions(rows: Sequence[Mapping[str, float]]) -> tuple[str, list[float]]:
-    """What the run is counted in: steps, epochs where an old report has no steps, else rows."""
+    """Return the x axis: steps, or epochs if an old report has no steps, else row numbers."""
     for unit in ("step", "epoch"):
         if rows and all(row.get(unit) is not None for row in rows):
             return unit, [float(row[unit]) for row in rows]
@@ -107,14 +107,14 @@ def _positions(rows: Sequence[Mapping[str, float]]) -> tuple[str, list[float]]:
 
 
 def _names(rows: Sequence[Mapping[str, float]]) -> list[str]:
-    """Everything logged, the literature's bounds in their usual order first."""
+    """Return all logged names, the literature's bounds in their usual order first."""
     known = [_PREFIX + name for name in _STYLES]
     logged = {name for row in rows for name in row}
     return [name for name in known if name in logged] + sorted(logged.difference(known))
 
 
 def _series(rows: Sequence[Mapping[str, float]], at: Sequence[float], name: str) -> _Series:
-    """One line without its gaps: a row may lack the number, and infinity cannot be drawn."""
+    """Return one line without missing and infinite numbers."""
     pairs = [(x, row.get(name)) for x, row in zip(at, rows, strict=True)]
     known = [(x, float(y)) for x, y in pairs if y is not None and math.isfinite(y)]
     return _Series(name, [x for x, _ in known], [y for _, y in known])
@@ -128,7 +128,7 @@ def _draw_series(axes: Axes, series: _Series, **style: Any) -> None:
 
 
 def _scale_epsilon(axes: Axes, drawn: Sequence[_Series], claim: float | None) -> None:
-    """From zero; a logarithm above it where the final values lie far apart."""
+    """Scale the y axis from zero, logarithmically if the final values differ by a factor of 20."""
     final = [series.y[-1] for series in drawn if series.y]
     highest = [max(series.y) for series in drawn if series.y]
     if claim is not None and math.isfinite(claim):

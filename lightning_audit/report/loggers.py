@@ -1,4 +1,4 @@
-"""The report and its figure for the loggers of a training, whichever they are."""
+"""Sends the report and its figure to a training's loggers of any kind."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ _log = logging.getLogger(__name__)
 
 
 def send_figure(loggers: Iterable[Any], figure: Figure, tag: str, step: int) -> None:
-    """Send a figure to each logger that takes pictures; the others are passed over.
+    """Send a figure to each logger that accepts figures; skip the others.
 
-    Known by what they offer: Weights & Biases (``logger.log_image``), TensorBoard
+    Loggers are recognized by their methods: Weights & Biases (``logger.log_image``), TensorBoard
     (``experiment.add_image`` or ``add_figure``), MLflow and Comet (``experiment.log_figure``).
-    A logger that fails costs its picture and a warning in the log, never the training.
+    An exception of a logger is logged as a warning and does not stop the training.
 
     Args:
         loggers: Lightning's loggers, as in ``trainer.loggers``.
-        figure: what to send.
-        tag: name of the picture, such as "audit/report".
-        step: optimizer step that it belongs to.
+        figure: the figure.
+        tag: name of the figure, such as "audit/report".
+        step: optimizer step of the figure.
     """
     for logger in loggers:
         _spare(logger, f"the figure {tag!r}", partial(_send, logger, figure, tag, step))
 
 
 def send_files(loggers: Iterable[Any], files: Sequence[Path], tag: str) -> None:
-    """Send files to each logger that keeps files of a run; the others are passed over.
+    """Send files to each logger that stores files of a run; skip the others.
 
     MLflow gets them as artifacts of the run below ``tag`` (``experiment.log_artifact``), Weights &
-    Biases as one artifact of the type "privacy-audit". Nothing is imported for them: whoever has
-    such a logger has loaded its package.
+    Biases as one artifact of type "privacy-audit". Nothing is imported: a training with such a
+    logger has already loaded its package.
 
     Args:
         loggers: Lightning's loggers, as in ``trainer.loggers``.
-        files: that there are.
+        files: existing files.
         tag: name of the artifact, such as "audit/report".
     """
     for logger in loggers:
@@ -54,7 +54,7 @@ def send_files(loggers: Iterable[Any], files: Sequence[Path], tag: str) -> None:
 
 
 def _spare(logger: Any, what: str, send: Callable[[], None]) -> None:
-    """Warn in the log where a logger fails, and go on."""
+    """Log a warning if a logger fails, and continue."""
     try:
         send()
     except Exception as error:
@@ -104,7 +104,7 @@ def _send_to_log_figure(logger: Any, experiment: Any, figure: Figure, tag: str, 
 
 
 def _pixels(figure: Figure) -> NDArray[np.uint8]:
-    """The figure as red, green and blue in [height, width, 3]."""
+    """Return the figure as RGB, ``[height, width, 3]``."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     canvas: Any = FigureCanvasAgg(figure)

@@ -1,4 +1,4 @@
-"""A report as a picture: the measured error rates of one step, and epsilon over the run."""
+"""Draws a report: the measured error rates of one step, and epsilon over the run."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ _INCHES, _DPI = (12.0, 5.0), 100
 def figure(report: AuditReport) -> Figure:
     """Draw a report.
 
-    Left, the trade-off curve that one step claims (of the least noise that the run states), what
-    it forbids, and the measured false positive and false negative rates. The rectangle of a point
-    covers its true rates with probability 1 - ``bound_significance``: four Clopper-Pearson limits
-    at a quarter each, for one look at one point. It illustrates; the verdict rests on the checks.
-    Right, epsilon over the run: proved at all times (thick), by the bounds of the literature
-    (thin), spent, and claimed.
+    Left: the trade-off curve that one step claims (for the smallest noise multiplier of the run),
+    the region that it excludes, and the measured false positive and false negative rates. A point's
+    rectangle covers its true rates with probability 1 - ``bound_significance``: four
+    Clopper-Pearson limits at a quarter each, for one look at one point. The rectangles are only an
+    illustration; the checks decide the verdict. Right: epsilon over the run, proved at all times
+    (thick), by the bounds of the literature (thin), spent, and claimed.
 
-    The figure belongs to no window and to no state of pyplot.
+    The figure has no window and does not use pyplot's state.
 
     Args:
-        report: what to draw; an unfinished run or one without epochs is drawn as far as it goes.
+        report: the report; an unfinished run, or one without epochs, is drawn as far as it goes.
 
     Returns:
         The figure, 1200 x 500 pixels, on an Agg canvas.
@@ -71,11 +71,11 @@ def figure(report: AuditReport) -> Figure:
 
 
 def save_figure(report: AuditReport, path: str | os.PathLike[str]) -> Path:
-    """Write the picture so that a reader sees the old file or the new one, never half.
+    """Write the figure atomically: a reader sees the old file or the complete new one.
 
     Args:
-        report: what to draw.
-        path: the file; its suffix, .png, .svg or .pdf, says the format.
+        report: the report to draw.
+        path: the file; its suffix, .png, .svg or .pdf, determines the format.
 
     Returns:
         The path.
@@ -101,7 +101,7 @@ def _title(verdict: Verdict, complete: bool) -> str:
 
 
 def _findings(verdict: Verdict) -> str:
-    """The root's finding, and as many further ones as a title has room for."""
+    """Return the root's finding, and at most two further ones."""
     if verdict.root is None:
         return ""
     further = list(dict.fromkeys(plain(fault.finding) for fault in verdict.further))
@@ -111,7 +111,7 @@ def _findings(verdict: Verdict) -> str:
 
 
 def _finish(axes: Axes, title: str, notes: Sequence[str], columns: int) -> None:
-    """Title with notes above the panel, legend below it: neither can hide anything."""
+    """Put title and notes above the panel and the legend below it, so that they hide nothing."""
     lines = textwrap.wrap("; ".join(notes), 55)
     axes.set_title("\n".join([title, *lines]), color=INK, fontsize=11)
     handles, labels = axes.get_legend_handles_labels()

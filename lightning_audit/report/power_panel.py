@@ -1,4 +1,4 @@
-"""Power against observations as a picture: how long an audit must run to see a violation."""
+"""Draws power against observations: how long an audit must run to detect a violation."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _STYLES = (("-", BLUE), ("-", GREEN), ("--", ORANGE), ("--", PINK), ("--", GREY)
 
 @dataclass(frozen=True)
 class PowerCurve:
-    """The power of one test over the number of observations.
+    """Power of one test over the number of observations.
 
     Args:
-        name: of the test.
+        name: name of the test.
         observations: increasing numbers > 0.
         power: probability of a flag at each of them.
     """
@@ -41,19 +41,19 @@ class PowerCurve:
 
 
 def power_figure(curves: Sequence[PowerCurve], target: float, title: str) -> Figure:
-    """Draw the power of several tests, and the power that is asked for.
+    """Draw the power of several tests, and the required power.
 
     Args:
-        curves: at most five.
-        target: the power asked for, in (0, 1).
-        title: what is violated.
+        curves: at most five curves.
+        target: the required power, in (0, 1).
+        title: title of the figure: the violation.
 
     Returns:
         The figure, 800 x 500 pixels, on an Agg canvas.
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: there are more curves than styles.
+        ValueError: there are more than five curves.
     """
     if len(curves) > len(_STYLES):
         raise ValueError(f"curves are {len(curves)}, must be at most {len(_STYLES)}.")

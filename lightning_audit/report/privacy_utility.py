@@ -1,4 +1,4 @@
-"""Several models as a picture: their Epsilon* against what they are good for."""
+"""Draws several models: their Epsilon* against their utility."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Model:
     """One model, or the mean of several of one kind.
 
     Args:
-        epsilon_star: its Epsilon*; all models at one delta and clip, and of as many losses.
-        utility: what it is good for, such as an accuracy; more is better.
-        group: what it shares with others, such as "DP" or "no DP".
-        name: written beside it; "" for none.
-        spread: smallest and largest Epsilon* of the several; None for one model.
+        epsilon_star: its Epsilon*; for all models at the same delta, clip and number of losses.
+        utility: its utility, such as an accuracy; larger is better.
+        group: label shared with other models, such as "DP" or "no DP".
+        name: text next to its marker; "" for none.
+        spread: smallest and largest Epsilon* if it is a mean; None for one model.
     """
 
     epsilon_star: float
@@ -57,15 +57,15 @@ def privacy_utility_figure(models: Sequence[Model], utility_label: str = "utilit
     """Draw models by Epsilon* and utility, with the Pareto front and the groups' densities.
 
     The line is the published front: no mixture of two models has a higher utility at a smaller
-    Epsilon*. Rings mark the models that no other model beats. Epsilon* is no bound: the front
+    Epsilon*. Rings mark models that no other model dominates. Epsilon* is not a bound: the front
     compares these models with one another, on these records.
 
     Args:
         models: at least one, of at most five groups.
-        utility_label: what the utility is.
+        utility_label: label of the utility axis.
 
     Returns:
-        The figure, 800 x 600 pixels, on an Agg canvas; it belongs to no window.
+        The figure, 800 x 600 pixels, on an Agg canvas without a window.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -110,7 +110,7 @@ def privacy_utility_figure(models: Sequence[Model], utility_label: str = "utilit
 
 
 def _density(axes: Axes, values: Floats, colour: str, *, upright: bool) -> None:
-    """Kernel density of a group, or its values alone where they are too few for one."""
+    """Draw the kernel density of a group, or its values if fewer than 3 are distinct."""
     axes.set_axis_off()
     if np.unique(values).size < 3:
         for value in values.tolist():

@@ -1,4 +1,4 @@
-"""How often the canaries of a step were guessed wrong, against what the claim allows."""
+"""Draws the measured error rates of guessing a step's coins against the claimed curve."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def draw_rates(axes: Axes, report: AuditReport) -> list[str]:
     """Draw the panel.
 
     Args:
-        axes: where.
-        report: of which run.
+        axes: the axes to draw on.
+        report: the report of the run.
 
     Returns:
-        Notes for the title, such as that there is no claim to draw.
+        Notes for the title, for example that there is no claim to draw.
     """
     curve, notes = _claimed_curve(report)
     significance = report.settings.get("bound_significance", 0.05)
@@ -67,7 +67,7 @@ def _claimed_curve(report: AuditReport) -> tuple[GaussianTradeoff | None, list[s
 
 
 def _regions(points: Sequence[OperatingPoint], significance: float) -> Iterator[_Region]:
-    """Points with their rectangles; a rate without a single trial is not measured."""
+    """Yield points with their rectangles, if both rates have at least one trial."""
     share = significance / 4.0
     for point in points:
         out, inside = point.fp + point.tn, point.fn + point.tp
@@ -83,7 +83,7 @@ def _regions(points: Sequence[OperatingPoint], significance: float) -> Iterator[
 
 
 def _is_forbidden(region: _Region, curve: GaussianTradeoff | None) -> bool:
-    """Whether all of a region is below the curve, or above the curve of the inverted guesses."""
+    """Return whether a region is entirely below the curve, or above that of inverted guesses."""
     if curve is None:
         return False
     inverted = 1.0 - curve(1.0 - region.left)
@@ -121,7 +121,7 @@ def _draw_regions(
 
 
 def _scale_rates(axes: Axes, regions: Sequence[_Region], curve: GaussianTradeoff | None) -> None:
-    """A logarithm down to zero where the curve or a region huddles in the corner of no errors."""
+    """Scale the axes logarithmically if the curve or a region is close to zero error rates."""
     corners = [max(region.right, region.top) for region in regions]
     if curve is not None:
         corners.append(float(special.ndtr(-curve.mu / 2.0)))  # where both rates are equal

@@ -1,1 +1,1 @@
-"""One optimizer under audit: plan, canaries in, reading, record."""
+"""Audit of one optimizer: plan steps, insert canaries, read gradients, record and check."""

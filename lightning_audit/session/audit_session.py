@@ -1,4 +1,4 @@
-"""One private optimizer under audit: its steps are planned, read, recorded and checked."""
+"""Audit of one private optimizer: plans, reads, records and checks its steps."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from lightning_audit.taps.step_hooks import StepHooks
 class AuditSession:
     """Audits the steps of one private optimizer.
 
-    A step goes one way: it is planned and its canaries enter (`source`), its gradient is read when
-    the noise is in (`way`), and when the update is done, what was observed is recorded and checked
-    (`recorder`). Hooks tell the session where a step is; it asks its parts, and they ask nobody.
+    Each step is planned and its canaries are inserted (`source`). Its gradient is read after the
+    noise was added (`way`). After the update, the observation is recorded and checked (`recorder`).
+    Hooks call the session, and the session calls its components.
 
     Args:
         planner: plans the steps.
-        source: of the canaries.
-        way: how the steps are read.
-        noise: reads the noise beside its sums.
-        sample_rate: gives a step's sample rate for its number of accumulated batches, None if
+        source: inserts and removes the canaries.
+        way: reads the gradients.
+        noise: reads the noise together with the clipped sums.
+        sample_rate: maps a step's number of accumulated batches to its sampling rate; None if
             unknown.
     """
 
@@ -64,18 +64,18 @@ class AuditSession:
         self._sample_rate = sample_rate
         self._ranks = planner.ranks
         self._epoch = 0
-        #: What the noisy sum was divided by where it was read; None for what is stated.
+        #: Divisor of the noisy sum at the time of the reading; None for the claimed one.
         self._divided_by: float | None = None
-        #: Whether an earlier part of the step was clipped; whether its code asked for canaries.
+        #: Whether an earlier part of the step was clipped; whether its code requested canaries.
         self._split = self._asked = False
-        #: Checksum of all that was read; equal in all processes if they share their gradients.
+        #: Checksum of all readings; equal in all processes if they share their gradients.
         self.checksum = 0
         self.lost, self.draws = LostSteps(), NoiseDraws()
-        #: State of the noise generator before the first noise in this process, in memory alone.
+        #: Noise generator state before this process's first noise; kept in memory only.
         self.noise_start: str | None = None
         self._noise_seen = False
         self.releases = ReleaseWatch()
-        #: Takes the canaries out once the audit has failed.
+        #: Removes the canaries after the audit has failed.
         self.rescue = Rescue(planner, source, way, self._divisor, self._claim_at_cut)
         hooks = self.way.hooks(self._arrive, self._leave, self.rescue.arrive)
         self._hooks: list[StepHooks | MethodHook] = [hooks]
@@ -92,26 +92,26 @@ class AuditSession:
 
     @property
     def store(self) -> ObservationStore | None:
-        """The record on disk, if one is kept."""
+        """The record on disk; None if none is kept."""
         return self.recorder.store
 
     @property
     def at_cut(self) -> bool:
-        """Whether every step was read where its noise is known to be in."""
+        """Whether every step was read right after its noise was added."""
         shown = self.way.is_shown or shows_its_noise(self.step.optimizer)
         return shown and not self.releases.late
 
     def pass_blockers(self, alone: Sequence[int] = ()) -> list[str]:
-        """What stands in the way of a pass, in sentences; see `Recorder.pass_blockers`."""
+        """Return what prevents a pass, as text; see `Recorder.pass_blockers`."""
         own = self.recorder.pass_blockers(at_cut=self.at_cut, alone=alone)
         return [*self.planner.pass_blockers, *own, *self.source.pass_blockers()]
 
     # ------------------------------------------------------------------ hooks
 
     def watch(self) -> None:
-        """Follow a private optimizer's own steps: before it clips, and behind its noise.
+        """Hook a private optimizer's own methods: before it clips, and after it adds noise.
 
-        Lightning announces a step only where it takes it itself.
+        Lightning's hooks run only for steps that Lightning itself takes.
         """
         optimizer = self.step.optimizer
         self._hooks += [
@@ -120,7 +120,7 @@ class AuditSession:
         ]
 
     def follow(self, step: DPSGDStep) -> bool:
-        """Go on with a new optimizer over the same parameters; False if they differ."""
+        """Switch to a new optimizer over the same parameters; return False if they differ."""
         same = same_objects(step.params, self.step.params)
         if same:
             self._unhook()
@@ -131,12 +131,12 @@ class AuditSession:
         return same
 
     def pause(self, *, paused: bool) -> None:
-        """Look away from steps that are no steps of the training, or look again."""
+        """Disable the hooks during steps that are not part of the training, or enable them."""
         for hook in self._hooks:
             hook.armed = not paused
 
     def detach(self) -> None:
-        """Take the hooks off; what was observed stays."""
+        """Unregister the hooks; observations are kept."""
         self._unhook()
         self.end_batch()
         self.source.give_up()
@@ -151,17 +151,17 @@ class AuditSession:
     # ------------------------------------------------------------------ before clipping
 
     def start_batch(self, epoch: int = 0) -> None:
-        """Forget a step that broke off, where none can be under way."""
+        """Discard a step that was not completed: no step is in progress between batches."""
         self._epoch, self.rescue.behind, self.rescue.agreed = epoch, False, False
         self.way.start_batch()
         self.source.start_batch()
 
     def end_batch(self) -> None:
-        """Until the next batch nothing is trained."""
+        """Mark the end of a batch: no training until the next one."""
         self.way.end_batch()
 
     def prepare(self, coming: Backward) -> None:
-        """Before a backward pass: lay out the canaries, where that is possible."""
+        """Prepare the canaries' rows before a backward pass, if possible."""
         if not self.way.tap.inside_step:
             self.source.prepare(coming)
 
@@ -170,9 +170,9 @@ class AuditSession:
         self.source.conceal()
 
     def inject(self) -> None:
-        """Before clipping and noise, where the step is announced: put its canaries in."""
+        """Insert the canaries of an announced step, before clipping and noise."""
         self._look_at_noise()
-        if self.way.tap.inside_step:  # a closure that runs again is of no step of its own
+        if self.way.tap.inside_step:  # a closure that runs again belongs to the same step
             return
         if not self.step.final_step_of_batch():  # a physical batch of a larger logical one
             self.source.inject_part()
@@ -185,7 +185,7 @@ class AuditSession:
             self._split = False
 
     def inject_late(self) -> None:
-        """As `inject`, just before clipping, for a step that nobody announced."""
+        """Call `inject` just before clipping, if the step was not announced."""
         if self.source.is_late():
             self.inject()
         if self._ranks.several and self.recorder.steps < STEPS:
@@ -195,46 +195,46 @@ class AuditSession:
             self.rescue.agreed = self.planner.agree()
 
     def _look_at_noise(self) -> None:
-        """Before the first noise in this process: read the state of its generator."""
+        """Read the state of the noise generator before the first noise in this process."""
         if not self._noise_seen:
             self._noise_seen, self.noise_start = True, self.step.noise_state()
 
-    # ------------------------------------------------------------------ behind the noise
+    # ------------------------------------------------------------------ after the noise
 
     def noise_is_in(self) -> None:
-        """The noise was added: read the gradient before anything else is done to it."""
+        """Read the gradient right after the noise was added, before any post-processing."""
         self.rescue.behind = True
         claim = self._claim_at_cut()
         if claim is not None and self.way.tap.noise_is_in():
             self._read(claim)
 
     def _claim_at_cut(self) -> StepClaim | None:
-        """What is claimed of the step, whose divisor is noted; None if that cannot be told."""
+        """Return the claim about the step and store its divisor; None if it is unknown."""
         claim = self.planner.known_claim() if self.planner.changed_at is None else None
         if claim is not None:
             self._divided_by = divisor_at_cut(self.step.optimizer, self.step.params, claim)
         return claim
 
     def released(self, tensors: Sequence[torch.Tensor | None]) -> None:
-        """The training's code shows its noisy gradients: read them now.
+        """Read the noisy gradients that the training's code passes in.
 
         Args:
-            tensors: one for each parameter, of its shape, edited in place.
+            tensors: one tensor per parameter, of its shape; edited in place.
         """
         if self.way.tap.noise_is_in(tensors):
             self._read(self.planner.known_claim())
 
     def _arrive(self, level: int) -> None:
-        """The optimizer that updates has its gradient."""
+        """Read the gradient when the updating optimizer has it."""
         self.rescue.behind = True
         if self.way.tap.arrives(level):
             self._read(self.planner.known_claim())
 
     def _read(self, now: StepClaim | None) -> None:
-        """Read a step's gradient, and take its canaries out.
+        """Read a step's gradient and remove its canaries.
 
         Args:
-            now: what is claimed when the noise is in; None if that cannot be told.
+            now: the claim after the noise was added; None if it is unknown.
         """
         planner, tap, number = self.planner, self.way.tap, self.recorder.steps
         grads = tap.grads()
@@ -244,24 +244,24 @@ class AuditSession:
         divisor = None if now is None else self._divisor(now)
         self.noise.read(self.step, number, self.way.samples(planner.plan), grads, divisor)
         if planner.plan is not None and planner.plan.prepared:
-            planner.withdraw()  # clipping is over, and nobody put the canaries in
+            planner.withdraw()  # clipping is over and the canaries were not inserted
         planner.settle(now)
         plan, taken = planner.plan, None
         if plan is not None:
             taken = self.source.take_out(plan, self._divisor(plan.claim), grads)
-        # Elsewhere the gradient that is read need not be the one that is released.
+        # If not `is_sure`, the gradient that is read may differ from the released one.
         known = self.way.is_sure
         if not tap.read(taken) and known and planner.changed_at is None:
             self.lost.look(self.step, number, self.source.rows_of_data)
 
     def _divisor(self, claim: StepClaim) -> float:
-        """What the noisy sum was divided by where it is read."""
+        """Return the divisor of the noisy sum at the time of the reading."""
         return claim.scale if self._divided_by is None else self._divided_by
 
-    # ------------------------------------------------------------------ the update is done
+    # ------------------------------------------------------------------ after the update
 
     def _leave(self) -> None:
-        """A step of the optimizer that updates is done."""
+        """Finish a step after the updating optimizer's `step` returned."""
         reading = self.way.tap.leaves()
         if reading is None:
             return
@@ -276,18 +276,18 @@ class AuditSession:
         """Record and check a step.
 
         Args:
-            reading: of its gradient.
+            reading: the reading of its gradient.
         """
         planner, source = self.planner, self.source
         coordinates = planner.coordinates
         plan = planner.plan or source.unplanned()
         if plan.status == INJECTED and plan.coins.any():
             source.clear(plan, clipped_sums(self.step.params))
-        planner.withdraw()  # what the user reads of the gradients from now on is the batch's
+        planner.withdraw()  # from now on the user's code sees the batch's gradients only
         self.way.tap.taken_out = False
         values = reading.values
         if reading.replaced or planner.changed_at is not None:
-            # Raw gradients, or those of another set of parameters: nothing to test or to keep.
+            # Raw gradients, or gradients of other parameters: neither tested nor recorded.
             values = np.full(len(values), np.nan)
         if self._ranks.several:
             read = bytes([reading.replaced]) + values.tobytes()
@@ -301,7 +301,7 @@ class AuditSession:
         self.releases.update(reading, sums, claim.noise_multiplier)
         if reading.dead is not None:
             planner.note(ZEROS)
-        fine = self.recorder.header.signal == 1.0  # low precision leaves a rest of each canary
+        fine = self.recorder.header.signal == 1.0  # low precision leaves a residue of each canary
         self.recorder.take(
             ObservedStep(
                 claim=claim,
@@ -320,11 +320,11 @@ class AuditSession:
         )
         planner.canary_steps += plan.status == INJECTED
 
-    # ------------------------------------------------------------------ going on
+    # ------------------------------------------------------------------ checkpoints
 
     def state(self) -> dict[str, Any]:
-        """What `load` needs; see `record.earlier_segments` for what is not in it."""
-        recorder = self.recorder.state()  # feeds the steps that wait, before entries are counted
+        """Return what `load` needs; see `record.earlier_segments` for what is left out."""
+        recorder = self.recorder.state()  # feeds the pending steps before entries are counted
         return {
             "recorder": recorder,
             "entries": self.store.entries if self.store else 0,
@@ -337,10 +337,10 @@ class AuditSession:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on with a run.
+        """Restore the state of a checkpoint.
 
         Raises:
-            ValueError: the run had other canaries, or was audited by another version.
+            ValueError: the checkpoint's audit had other canaries or another version.
         """
         self.planner.load(state["planner"], self.recorder.load(state["recorder"]))
         self.source.load(state["source"])

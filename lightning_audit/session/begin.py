@@ -1,4 +1,4 @@
-"""Puts a session together: which source gives its canaries, and how its steps are read."""
+"""Builds a session: chooses the source of its canaries and how its steps are read."""
 
 from __future__ import annotations
 
@@ -40,23 +40,22 @@ def begin_session(
     track_batch_sizes: bool = False,
     planned_steps: int | None = None,
 ) -> AuditSession:
-    """Begin to audit one private optimizer.
+    """Start the audit of one private optimizer.
 
     Args:
         step: the adapter.
         config: what to audit, and how, at this optimizer's share of the significance.
         rng: the audit's own generator.
         sample_rate: see `AuditSession`.
-        open_store: opens the record, given its header, and gives None if it cannot; None to keep
-            none.
-        ranks: the processes that train together.
+        open_store: opens the record for a header; returns None if it cannot. None: no record.
+        ranks: the processes of the training.
         signal: largest shift that a correctly clipped canary shows in the training's precision.
         track_batch_sizes: see `StepPlanner`.
-        planned_steps: of the whole training; None if unknown.
+        planned_steps: number of steps of the whole training; None if unknown.
 
     Raises:
-        UnauditableTraining: an input canary, under a way of clipping that it cannot be taken out
-            of.
+        UnauditableTraining: an input canary under per-layer or adaptive clipping, from which it
+            cannot be removed.
     """
     first, chooser = config.canaries[0], rng
     if isinstance(first, InputCanary):
@@ -79,7 +78,7 @@ def begin_session(
     )
     if isinstance(first, InputCanary):
         header = _with_game(header, first)
-    (own,) = rng.spawn(1)  # the coins stay what the seed makes them
+    (own,) = rng.spawn(1)  # spawning leaves the coins of the seed unchanged
     store = open_store(header) if open_store else None
     recorder = Recorder(header, config.significance, witnesses, store, own)
     planner = StepPlanner(
@@ -100,13 +99,13 @@ def begin_session(
 
 
 def _placed(canaries: Sequence[object], step: DPSGDStep, rng: np.random.Generator) -> Placement:
-    """Where the canaries lie in a step's gradient; one of an input, on all of its coordinates."""
+    """Place the gradient canaries; an input canary uses all coordinates of the gradient."""
     rows = [canary for canary in canaries if isinstance(canary, GradientCanary)]
     return place(rows, step.layout, rng) if rows else Placement(step.layout)
 
 
 def _read_and_fed(step: DPSGDStep, planner: StepPlanner) -> tuple[ReadingWay, CanarySource]:
-    """How the steps are read, and where their canaries of gradient come from."""
+    """Return how the steps are read, and the source of their gradient canaries."""
     coordinates = planner.coordinates.by_tensor
     if isinstance(step, ManualStep):
         by_hand = HandWrittenReading(step, coordinates)
@@ -115,7 +114,7 @@ def _read_and_fed(step: DPSGDStep, planner: StepPlanner) -> tuple[ReadingWay, Ca
 
 
 def _with_game(header: RecordHeader, canary: InputCanary) -> RecordHeader:
-    """The header, with the canary, its coin and the game."""
+    """Return the header with the input canary's label, coin probability and game."""
     rate = canary.sampling_rate
     shown = "" if rate == 0.5 else f", sampling_rate={rate:g}"
     label = f"{type(canary).__name__}(input{shown})"

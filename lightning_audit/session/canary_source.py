@@ -1,4 +1,4 @@
-"""What a session asks of the source of its canaries."""
+"""Interface of a session's canary source."""
 
 from __future__ import annotations
 
@@ -17,98 +17,98 @@ Tensors = Sequence[torch.Tensor | None]
 
 
 class CanarySource:
-    """Where a session's canaries come from; a source overrides what it takes part in."""
+    """Base class of canary sources; subclasses override the hooks that they need."""
 
     # ------------------------------------------------------------------ before clipping
 
     def start_batch(self) -> None:
-        """A batch is trained on from now on."""
+        """Called before a batch is trained on."""
 
     def prepare(self, coming: Backward) -> None:
-        """Before a backward pass: lay the canaries out, where that is possible."""
+        """Prepare the canaries' rows before a backward pass, if possible."""
 
     def conceal(self) -> None:
-        """After a backward pass: what was laid out is seen by nobody until it is put in."""
+        """Hide the prepared rows from user code after a backward pass, until `inject`."""
 
     def inject(self) -> None:
-        """Before clipping: put the canaries of the step in."""
+        """Insert the canaries of the step, before clipping."""
 
     def inject_part(self) -> None:
-        """Before a part of a split batch is clipped that is not the last."""
+        """Called before a part of a split batch is clipped, except for the last part."""
 
     def is_late(self) -> bool:
-        """Just before clipping: whether nobody announced the step, so that `inject` is due."""
+        """Return, just before clipping, whether an unannounced step still needs `inject`."""
         return False
 
     def end_part(self) -> None:
-        """When a part of a split batch is clipped: leave no canary in its gradients."""
+        """Remove any canary from the gradients of a part of a split batch that was clipped."""
 
     def unplanned(self) -> PlannedStep:
-        """The plan of a step that came without one: its witnesses are read all the same."""
+        """Return a plan for a step without one: its probe coordinates are read anyway."""
         raise NotImplementedError
 
     def give_up(self) -> None:
-        """Take the canaries out of a batch that is not completed."""
+        """Remove the canaries from a batch that is not completed."""
 
     def retract(self, *, behind: bool) -> None:
-        """The audit has failed: take out the canaries of a step that is not summed up yet.
+        """Remove, after the audit has failed, the canaries of a step that is not summed yet.
 
         The planner keeps the plan of a step whose canaries are in its sums.
 
         Args:
-            behind: whether the noise of the step under way is in.
+            behind: whether the noise of the current step was added.
         """
 
-    # ------------------------------------------------------------------ behind the noise
+    # ------------------------------------------------------------------ after the noise
 
     def take_out(self, plan: PlannedStep, divisor: float, grads: Tensors) -> FloatArray | None:
-        """Take the canaries out of the gradient, or say what is to be taken out of what is read.
+        """Remove the canaries from the gradient, or return what to subtract from the reading.
 
         Args:
-            plan: of the step.
-            divisor: of the noisy sum, where it is read.
-            grads: the noisy gradient, one tensor for each parameter.
+            plan: the step's plan.
+            divisor: divisor of the noisy sum at the time of the reading.
+            grads: the noisy gradient, one tensor per parameter.
 
         Returns:
-            An amount for each coordinate that is read, ``[n]``; None for nothing.
+            The amount to subtract at each coordinate that is read, ``[n]``; None for nothing.
         """
         raise NotImplementedError
 
     def clear(self, plan: PlannedStep, sums: Tensors) -> None:
-        """Take the canaries out of the clipped sums, which Opacus keeps beyond the step."""
+        """Remove the canaries from the clipped sums, which Opacus keeps after the step."""
 
     def end_step(
         self, plan: PlannedStep, values: FloatArray, dead: NDArray[np.bool_] | None
     ) -> FloatArray:
-        """The update is done: inner products with the canaries' directions, ``[k]``.
+        """Return, after the update, inner products with the canaries' directions, ``[k]``.
 
-        What was taken out counts as read.
+        The removed canaries count as part of the gradient.
 
         Args:
-            plan: of the step.
-            values: what was read, canaries taken out, in units of the clipping norm, ``[n]``.
-            dead: which entries were exactly zero, ``[n]``; None where none was.
+            plan: the step's plan.
+            values: the reading without canaries, in units of the clipping norm, ``[n]``.
+            dead: which entries were exactly zero, ``[n]``; None if none was.
         """
         raise NotImplementedError
 
     def rows_of_data(self, rows: torch.Tensor | None) -> torch.Tensor | None:
-        """Rows of per-sample gradients without the audit's own; None where they are not known."""
+        """Return the rows of per-sample gradients without canaries; None if unknown."""
         return rows
 
     # ------------------------------------------------------------------ the run
 
     @property
     def oversize(self) -> float:
-        """Norm of the canaries over the clipping norm."""
+        """Norm of the canaries, in units of the clipping norm."""
         raise NotImplementedError
 
     def pass_blockers(self) -> list[str]:
-        """What of this source stands in the way of a pass, in sentences."""
+        """Return what of this source prevents a pass, as text."""
         return []
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of it, as plain data."""
+        """Return what a checkpoint stores, as plain data."""
         return {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's state."""
+        """Restore a checkpoint's state."""

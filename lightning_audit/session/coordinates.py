@@ -1,4 +1,4 @@
-"""Which entries of the gradient are read at every step, and where the canaries lie among them."""
+"""Entries of the gradient that are read at every step, and the canaries' positions in them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from lightning_audit.layout import Direction, FloatArray, IndexArray
 
 @dataclass(frozen=True)
 class Located:
-    """Directions among the entries that are read, entry by entry.
+    """Canary directions restricted to the entries that are read, in sparse form.
 
     Args:
-        row: number of the direction, ``[m]``.
-        at: position among what is read, ``[m]``.
-        value: the direction's entry there, ``[m]``.
+        row: index of the direction, ``[m]``.
+        at: position in the reading, ``[m]``.
+        value: the direction's entry at that position, ``[m]``.
     """
 
     row: IndexArray
@@ -29,28 +29,28 @@ class Located:
     value: FloatArray
 
     def products(self, values: FloatArray, count: int) -> FloatArray:
-        """Inner products of ``count`` directions with what was read, ``[n]`` to ``[count]``."""
+        """Return inner products of ``count`` directions with a reading, ``[n]`` to ``[count]``."""
         sums = np.bincount(self.row, weights=self.value * values[self.at], minlength=count)
         return np.asarray(sums, dtype=np.float64)
 
     def shares(self, chosen: NDArray[np.bool_], count: int) -> FloatArray:
-        """Of each direction's square norm, the share on the chosen entries, ``[n]``."""
+        """Return each direction's share of squared norm on ``chosen``, ``[n]`` to ``[count]``."""
         weights = self.value**2 * chosen[self.at]
         sums = np.bincount(self.row, weights=weights, minlength=count)
         norms = np.bincount(self.row, weights=self.value**2, minlength=count)
         return np.asarray(sums / np.where(norms > 0, norms, 1.0), dtype=np.float64)
 
     def combined(self, weights: FloatArray, size: int) -> FloatArray:
-        """The directions summed with ``weights``, over the ``size`` entries that are read."""
+        """Return the sum of the directions times ``weights``, ``[count]`` to ``[size]``."""
         sums = np.bincount(self.at, weights=weights[self.row] * self.value, minlength=size)
         return np.asarray(sums, dtype=np.float64)
 
 
 class Coordinates:
-    """The entries that are read: witnesses and canaries, tensor by tensor.
+    """The entries that are read in each tensor: probe coordinates and canary coordinates.
 
     Args:
-        witnesses: entries that carry no canary.
+        witnesses: probe coordinates, which carry no canary.
         placement: the canaries.
     """
 
@@ -64,22 +64,22 @@ class Coordinates:
         self.size = 0
         canaries, none, witness_at = placement.support(), np.zeros(0, dtype=np.int64), []
         for j, own in sorted(witnesses.index.items()):
-            # In a tensor that canaries fill, witnesses are among the canaries' coordinates.
+            # In a tensor that canaries fill, probe coordinates are canary coordinates too.
             self.by_tensor[j] = np.union1d(own, canaries.get(j, none))
             self._start[j] = self.size
             witness_at.append(self.size + np.searchsorted(self.by_tensor[j], own))
             self.size += len(self.by_tensor[j])
-        #: Positions of the witnesses, in their order.
+        #: Positions of the probe coordinates, in their order.
         self.witness_at: IndexArray = np.concatenate(witness_at)
 
     def empty_tensors(self, dead: NDArray[np.bool_]) -> bool:
-        """Whether the entries that are dead are those of whole tensors, and not of all."""
+        """Return whether the dead entries are exactly those of some tensors, but not of all."""
         ends = [*self._start.values(), self.size]
         parts = [dead[a:b] for a, b in itertools.pairwise(ends)]
         return all(part.all() or not part.any() for part in parts) and not dead.all()
 
     def locate(self, directions: Sequence[Direction]) -> Located:
-        """Where the placement's directions of a step lie."""
+        """Return the positions of a step's canary directions."""
         if self._known is None:
             # Fixed directions are the same at every step.
             self._known = self._located(directions, fixed=True)

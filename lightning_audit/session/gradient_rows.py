@@ -24,12 +24,12 @@ _UNANNOUNCED = (
 )
 #: Probability that canaries enter the last part of a split batch; otherwise any of the others.
 _LAST = 0.5
-#: Of a step's own random numbers, those that choose a part.
+#: Index of the step's random generator that chooses a part.
 _PART = 4
 
 
 class GradientRows(CanarySource):
-    """Rows are laid out before the backward pass where that is possible, and else appended.
+    """Source of rows that are prepared before the backward pass if possible, else appended.
 
     Args:
         planner: plans the steps.
@@ -37,50 +37,50 @@ class GradientRows(CanarySource):
 
     def __init__(self, planner: StepPlanner) -> None:
         self._planner = planner
-        #: The coming step's plan once its canaries are in an earlier part of a split batch.
+        #: Plan of the coming step, if its canaries are in an earlier part of a split batch.
         self._earlier: PlannedStep | None = None
         self._parts, self._part_announced = PartChoice(), False
 
     # ------------------------------------------------------------------ before clipping
 
     def start_batch(self) -> None:
-        """Forget a step that broke off: with a new batch none is under way."""
+        """Discard a step that was not completed: a new batch starts a new step."""
         self._planner.withdraw()
 
     def prepare(self, coming: Backward) -> None:
-        """Before a backward pass: lay out the canaries, where that is possible."""
+        """Prepare the canaries' rows before a backward pass, if possible."""
         planner, again = self._planner, self._runs_again
         if planner.plan is not None and not planner.plan.prepared and not again:
-            planner.withdraw()  # a step that broke off before the optimizer took it
+            planner.withdraw()  # the optimizer never took the earlier step
         if again is None and (planner.plan is not None or not self._may_inject()):
             return
         if again is None and not planner.is_due(free=True):
             return
-        # The coins are not flipped before it is known whether they are used: one seed gives one
-        # record, copied or not.
+        # Coins are flipped only if they are used, so that a seed gives the same record whether
+        # rows are copied or not.
         if obstacle := planner.step.obstacle(coming):
             planner.note(obstacle)
             planner.copied = True
             return
         try:
             claim = planner.claim(accumulated=1)
-        except ValueError:  # said where the canaries would go in
+        except ValueError:  # `inject` reports it
             return
         plan = again or planner.flip(claim)
         planner.step.prepare(plan.rows, planner.norm(claim))
         planner.plan = replace(plan, prepared=True)
 
     def conceal(self) -> None:
-        """After a backward pass: what was laid out is seen by nobody until it is put in."""
+        """Hide the prepared rows from user code after a backward pass, until `inject`."""
         plan = self._planner.plan
         if plan is not None and plan.prepared:
             self._planner.step.conceal()
 
     def inject(self) -> None:
-        """Put in what was laid out, or append it."""
+        """Insert the prepared rows, or append rows if none were prepared."""
         planner = self._planner
         self._parts.ended()
-        meant = self._meant_earlier  # before the optimizer forgets that it was signalled
+        meant = self._meant_earlier  # before the optimizer clears its skip signal
         if self._runs_again is not None:
             self._inject_again()
             return
@@ -97,12 +97,12 @@ class GradientRows(CanarySource):
         planner.entered = planner.plan
 
     def inject_part(self) -> None:
-        """Put the canaries into a part of a split batch that is not the last, if it is chosen."""
+        """Insert the canaries into a non-final part of a split batch, if it was chosen."""
         self._planner.count_part()
         if self._may_inject():
             plan = self._confirmed()
             if plan is None:
-                with contextlib.suppress(ValueError):  # said where the step ends
+                with contextlib.suppress(ValueError):  # reported at the end of the step
                     plan = self._late(self._planner.claim())
             if plan is not None and plan.status == INJECTED:
                 self._earlier = replace(plan, earlier=True)
@@ -110,7 +110,7 @@ class GradientRows(CanarySource):
         self._part_announced = True
 
     def is_late(self) -> bool:
-        """Just before clipping: whether nobody announced the step, so that `inject` is due."""
+        """Return, just before clipping, whether an unannounced step still needs `inject`."""
         planner = self._planner
         announced, self._part_announced = self._part_announced, False
         if announced and not planner.step.final_step_of_batch():
@@ -123,18 +123,18 @@ class GradientRows(CanarySource):
         return False
 
     def end_part(self) -> None:
-        """When a part of a split batch is clipped: leave no canary in its gradients."""
+        """Remove any canary from the gradients of a part of a split batch that was clipped."""
         if self._planner.plan is None:
             self._planner.step.withdraw()
 
     def give_up(self) -> None:
-        """Take the canaries out of the sum of a split batch that is not completed."""
+        """Remove the canaries from the sum of a split batch that is not completed."""
         plan, self._earlier = self._earlier, None
         if plan is not None:
             plan.take_out([getattr(p, "summed_grad", None) for p in self._planner.step.params])
 
     def retract(self, *, behind: bool) -> None:
-        """Take the rows out, or what an earlier part of the batch has summed up."""
+        """Remove the rows, or the canaries that an earlier part of the batch has summed."""
         planner = self._planner
         plan, waits = self._earlier or planner.plan, planner.step.withdraw()
         if plan is not None and (plan.status != INJECTED or plan.prepared or waits):
@@ -145,30 +145,30 @@ class GradientRows(CanarySource):
         planner.plan, planner.entered, self._earlier = plan, None, None
 
     def unplanned(self) -> PlannedStep:
-        """For a step that came without the hook that injects: witnesses are read all the same."""
+        """Return a plan for a step without `inject`: its probe coordinates are read anyway."""
         if self._planner.changed_at is None:
             self._planner.note(_UNANNOUNCED)
         return self._planner.empty(DROPPED)
 
     @property
     def _runs_again(self) -> PlannedStep | None:
-        """The plan of a step whose closure runs again before the optimizer takes it.
+        """Plan of a step whose closure runs again before the optimizer takes the step.
 
-        Optimizers that mix gradients of several places run it so. The step's coins stay: each of
-        its gradients holds the same canaries, and any mixture of them too.
+        Optimizers that mix gradients at several points do this. The coins do not change: each of
+        the step's gradients, and any mixture of them, contains the same canaries.
         """
         entered = self._planner.entered
         return entered if entered is not None and entered.status == INJECTED else None
 
     def _inject_again(self) -> None:
-        """Put the canaries of a step into what its closure computed when it ran again."""
+        """Insert a step's canaries into the gradients of a closure that ran again."""
         planner, step = self._planner, self._planner.step
         plan = planner.plan
         if plan is not None and plan.prepared:
             planner.plan = plan = replace(plan, prepared=False)
             if step.confirm():
                 return
-        # A run that computed nothing, as the closure of manual optimization, leaves nothing to do.
+        # The closure of manual optimization computes nothing: then there is nothing to do.
         computed = not step.holds_canaries() and step.batch_size() is not None
         if plan is not None and computed:
             try:
@@ -178,7 +178,7 @@ class GradientRows(CanarySource):
                 planner.plan = replace(plan, status=DROPPED)
 
     def _late(self, claim: StepClaim) -> PlannedStep:
-        """Plan a step whose backward passes are done, and put its canaries in."""
+        """Plan a step after its backward passes, and insert its canaries."""
         planner = self._planner
         if not planner.is_due(free=False) or planner.recorder.clipping_is_broken:
             return planner.without_canary(claim)
@@ -187,7 +187,7 @@ class GradientRows(CanarySource):
             part = draw_part(claim.accumulated, planner.rng)
             plan = replace(plan, earlier=part >= 0, meant=part >= 0)
         try:
-            # Also where all coins say "out": whether a step counts must not depend on its coins.
+            # Even if no coin is 1: whether a step counts must not depend on its coins.
             planner.step.inject(plan.rows, planner.norm(claim), part)
         except CannotEnter as error:
             if planner.note(f"no canary entered a step: {error}"):
@@ -196,18 +196,18 @@ class GradientRows(CanarySource):
         return plan
 
     def _confirmed(self) -> PlannedStep | None:
-        """The plan whose rows were laid out beforehand, if they are in the step's gradients."""
+        """Return the plan of the prepared rows, if they are in the step's gradients."""
         planner, plan = self._planner, self._planner.plan
         if plan is None or not plan.prepared:
             planner.withdraw()
             return None
         planner.plan = None
         entered = replace(plan, prepared=False, first=self._parts_are_equal)
-        # If not, the backward pass was another one than it seemed, or its gradients were dropped.
+        # If not, another backward pass ran, or its gradients were dropped.
         return entered if planner.step.confirm() else None
 
     def _may_inject(self) -> bool:
-        """Whether canaries may enter the part of the batch that is clipped next."""
+        """Return whether canaries may enter the part of the batch that is clipped next."""
         planner = self._planner
         chosen = self._earlier is None and (
             planner.step.final_step_of_batch()
@@ -219,8 +219,8 @@ class GradientRows(CanarySource):
     def _meant_earlier(self) -> bool:
         """Whether the canaries were drawn to enter an earlier part, if the batch has several.
 
-        The record says this, and not which part they entered: that would tell how many parts, and
-        so about how many records, the batch had.
+        The record stores this, not the part that they entered, which would reveal the number of
+        parts and so, roughly, the batch size.
         """
         splits = self._parts_are_equal and self._planner.step.splits_batches()
         return splits and draw_part(self._parts.usual, self._planner.chance(_PART)) >= 0
@@ -229,19 +229,19 @@ class GradientRows(CanarySource):
     def _parts_are_equal(self) -> bool:
         """Whether canaries may enter any part of a step.
 
-        Several processes do not know of each other's parts, and of adaptive clipping the norm that
-        an earlier part was clipped to is not that of the step.
+        Not with several processes, which do not know each other's parts. Not under adaptive
+        clipping, which may clip an earlier part to another norm than the step's.
         """
         return not (self._planner.ranks.several or self._planner.step.adapts_its_norm)
 
-    # ------------------------------------------------------------------ behind the noise
+    # ------------------------------------------------------------------ after the noise
 
     def take_out(self, plan: PlannedStep, divisor: float, grads: Tensors) -> FloatArray | None:
-        """What the canaries that are in add to the gradient under the claim, by coordinate."""
+        """Return the canaries' contribution to the gradient under the claim, per coordinate."""
         return plan.amounts(divisor, self._planner.coordinates.size)
 
     def clear(self, plan: PlannedStep, sums: Tensors) -> None:
-        """Take the canaries that this process added out of the clipped sums."""
+        """Remove the canaries that this process added from the clipped sums."""
         plan.take_out(sums)
 
     def end_step(
@@ -254,45 +254,45 @@ class GradientRows(CanarySource):
 
     @property
     def oversize(self) -> float:
-        """Norm of the canaries over the clipping norm."""
+        """Norm of the canaries, in units of the clipping norm."""
         return self._planner.oversize
 
 
 class PartChoice:
-    """Chooses a part at random, while it is not known how many there are.
+    """Random choice of a part of a split batch whose number of parts is not yet known.
 
-    A batch memory manager tells of a part only whether others follow. The last step's number of
-    parts is taken for the present one's; where it has fewer, the last one is entered.
+    A batch memory manager signals only whether more parts follow. The number of parts of the last
+    split step is used; if the present step has fewer, its last part is entered.
     """
 
     def __init__(self) -> None:
-        #: Parts of the last step that had several.
+        #: Number of parts of the last step that had several.
         self.usual = 2
         self._passed = 0
         self._target: int | None = None
 
     def chosen(self, rng: np.random.Generator) -> bool:
-        """Whether the canaries are to enter the present part, which is not the last."""
+        """Return whether the canaries enter the present part, which is not the last."""
         if self._target is None:
             self._target = draw_part(self.usual, rng)
         return self._passed == self._target
 
     def passed(self) -> None:
-        """A part is over, and another one follows."""
+        """Count a part that is followed by another."""
         self._passed += 1
 
     def ended(self) -> None:
-        """The last part is reached."""
+        """Reset at the last part."""
         if self._passed:
             self.usual = self._passed + 1
         self._passed, self._target = 0, None
 
 
 def draw_part(parts: int, rng: np.random.Generator) -> int:
-    """Number of the part to enter, -1 for the last one.
+    """Draw the index of the part to enter; -1 for the last one.
 
     Args:
-        parts: how many there are, at least 2.
+        parts: number of parts, at least 2.
         rng: the audit's own generator.
     """
     return -1 if rng.random() < _LAST else int(rng.integers(parts - 1))

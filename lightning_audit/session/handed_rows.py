@@ -1,4 +1,4 @@
-"""Canaries as rows that the code of a hand-written DP-SGD asks for itself."""
+"""Canaries as rows that hand-written DP-SGD requests with `per_sample` or `rows`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightning_audit.verdict.pass_blockers import MAX_LOST
 
 _THINNED = (
     f"canaries entered each of the first {FULL_STEPS} steps and every {THINNED}th later, since "
-    "per-sample gradients are copied for them; every_n_steps=1 has them enter every step"
+    "per-sample gradients are copied for them; set every_n_steps=1 to insert them at every step"
 )
 _SILENT = (
     "no canary could enter {silent} of {steps} steps: call grads = "
@@ -28,28 +28,28 @@ _SILENT = (
 
 
 class HandedRows(CanarySource):
-    """Rows that wait in the adapter, from the first time that a step's code asks for them.
+    """Source of rows that the adapter holds after a step's code first requests them.
 
-    A step that asks for no canary is read all the same, so that too little noise is found without
-    any change to the training.
+    A step that requests no canary is still read, so that too little noise is detected without any
+    change to the training.
 
     Args:
         planner: plans the steps.
-        way: how the steps are read.
+        way: reads the gradients.
     """
 
     def __init__(self, planner: StepPlanner, way: HandWrittenReading) -> None:
         self._planner = planner
         self._way = way
-        #: Steps that asked for no canary.
+        #: Number of steps that requested no canary.
         self._silent = 0
-        #: Whether the step's code has asked for canaries.
+        #: Whether the step's code has requested canaries.
         self._asked = False
-        #: Whether the step's code has been given its canaries.
+        #: Whether the step's code has received its canaries.
         self.handed = False
 
     def enter(self) -> bool:
-        """Plan the coming step; whether canaries are in it, and this is the first to ask."""
+        """Plan the step on its first request; return whether it gets canaries."""
         planner = self._planner
         self._asked = True
         if planner.plan is not None or self._way.tap.inside_step or not planner.layout_holds():
@@ -70,43 +70,43 @@ class HandedRows(CanarySource):
         return plan.status == INJECTED
 
     def retract(self, *, behind: bool) -> None:
-        """Hand over no row that waits; those that the training's code has are in its sums."""
+        """Drop rows not yet handed over; the training's code has the others in its sums."""
         self._planner.step.withdraw()
         if not self.handed:
             self._planner.plan = None
 
     def unplanned(self) -> PlannedStep:
-        """For a step whose code has asked for no canary."""
+        """Return the plan of a step whose code requested no canary."""
         self._silent += self._planner.changed_at is None and not self._asked
         return self._planner.empty(NOT_PLANNED)
 
     def take_out(self, plan: PlannedStep, divisor: float, grads: Tensors) -> FloatArray | None:
-        """What the canaries that are in add to the gradient under the claim, by coordinate."""
+        """Return the canaries' contribution to the gradient under the claim, per coordinate."""
         return plan.amounts(divisor, self._planner.coordinates.size)
 
     def end_step(
         self, plan: PlannedStep, values: FloatArray, dead: NDArray[np.bool_] | None
     ) -> FloatArray:
-        """See `PlannedStep.readings`; the coming step's code has not asked yet."""
+        """Reset for the next step, and return `PlannedStep.readings`."""
         self._asked = self.handed = False
         return plan.readings(values, dead)
 
     @property
     def oversize(self) -> float:
-        """Norm of the canaries over the clipping norm."""
+        """Norm of the canaries, in units of the clipping norm."""
         return self._planner.oversize
 
     def pass_blockers(self) -> list[str]:
-        """Whether too many steps asked for no canary."""
+        """Return a message if too many steps requested no canary."""
         steps = self._planner.recorder.steps
         if self._silent <= MAX_LOST * steps:
             return []
         return [_SILENT.format(silent=self._silent, steps=steps)]
 
     def state(self) -> dict[str, Any]:
-        """The number of steps that asked for no canary."""
+        """Return the number of steps that requested no canary."""
         return {"silent": self._silent}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's state."""
+        """Restore a checkpoint's state."""
         self._silent = state["silent"]

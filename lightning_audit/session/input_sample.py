@@ -1,7 +1,7 @@
-"""An input canary: one more sample in the batch of every step.
+"""Input canary: one additional sample in the batch of every step.
 
-The direction of a step is the canary's own gradient at the present weights. It is known before the
-coin is used, from an extra pass, and is read over all trained parameters.
+A step's direction is the gradient of the canary's loss at the current weights. An extra backward
+pass computes it before the coin is used; the reading covers all trained parameters.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from lightning_audit.taps.boundary import raised_in_audit
 
 _log = logging.getLogger(__name__)
 
-#: Steps of which the norm of the canary's gradient is kept.
+#: Number of steps for which the norm of the canary's gradient is kept.
 _KEPT_NORMS = 1000
 #: Opacus' guard against dividing by a norm of zero.
 _EPSILON = 1e-6
 
 
 def join_batches(canaries: Sequence[Any], world_size: int, module: Any = None) -> bool:
-    """Whether canaries join batches.
+    """Return whether the audit's canaries are samples that join batches.
 
     Args:
-        canaries: of the audit.
+        canaries: the audit's canaries.
         world_size: number of processes.
-        module: that is trained; None to look at the other two alone.
+        module: the trained module; None to check the other arguments only.
 
     Raises:
-        UnauditableTraining: several processes, each with a batch of its own, or nothing that gives
+        UnauditableTraining: several processes, each with its own batch, or no function that gives
             the loss of a sample.
     """
     by_input = isinstance(canaries[0], InputCanary)
@@ -68,14 +68,15 @@ def join_batches(canaries: Sequence[Any], world_size: int, module: Any = None) -
 
 
 class InputSample(CanarySource):
-    """A sample that joins the batch of every step if its coin says so.
+    """Source of a sample that joins the batch of each step whose coin is 1.
 
     Args:
         canary: makes the sample.
         planner: plans the steps.
-        way: how the steps are read.
-        chooser: chooses the record that the sample is made of. It is a generator of its own: a
-            resumed run draws a sample again, which must not shift its coins.
+        way: reads the gradients.
+        chooser: generator that chooses the record of which the sample is made. It is separate
+            from the coins' generator: a resumed run draws a sample again, which must not shift
+            its coins.
     """
 
     def __init__(
@@ -89,32 +90,31 @@ class InputSample(CanarySource):
         self._planner = planner
         self._way = way
         self._chooser = chooser
-        #: The canary's sample, a record of the data, is in no checkpoint: a run goes on with
-        #: another one.
+        #: The canary's sample is a record of the data and is not in checkpoints: a resumed run
+        #: chooses another one.
         self._base: Sample | None = None
         self._made: Sample | None = None
         self._made_at = -1
         self._direction: DenseDirection | None = None
-        #: Samples of the batches that were trained on since the coin was flipped.
+        #: Number of samples in batches since the coin was flipped.
         self._admitted = 0
-        #: Number of the canary's row among them.
+        #: Index of the canary's row among them.
         self._canary_row = 0
         self._reading = math.nan
-        #: Norm of the canary's gradient over the clipping norm, of the last steps.
+        #: Norms of the canary's gradient at the last steps, in units of the clipping norm.
         self._norms: list[float] = []
 
     # ------------------------------------------------------------------ the batch
 
     def admit(self, batch: Any, module: torch.nn.Module) -> Any:
-        """Flip the coin of the coming step at its first batch; the batch with the canary or not.
+        """Flip the step's coin at its first batch; return the batch, with the canary if it is 1.
 
         Args:
-            batch: as the user's ``training_step`` would see it; it is left as it is.
+            batch: as the user's ``training_step`` would get it; not modified.
             module: the user's module.
 
         Raises:
-            UnauditableTraining: the batch or the module is of a kind for which the canary
-                must be told more.
+            UnauditableTraining: the canary needs more arguments for this kind of batch or module.
         """
         planner = self._planner
         if planner.plan is not None:
@@ -126,7 +126,7 @@ class InputSample(CanarySource):
             raise cannot_take_out([self._canary], "adaptive")
         try:
             claim = planner.claim(accumulated=1)
-        except ValueError:  # said where the claim is read again
+        except ValueError:  # reported when the claim is read again
             return batch
         if not self._rows(batch):  # a training may skip empty batches, but not one with a canary
             planner.plan = planner.without_canary(claim)
@@ -136,7 +136,7 @@ class InputSample(CanarySource):
             with undisturbed(module):
                 sample = self._sample(batch, module)
                 self._direction = self._own_direction(sample, module)
-                # Made whatever the coin: whether a step counts must not depend on it.
+                # Made for either coin: whether a step counts must not depend on the coin.
                 with_canary = appended(batch, sample)
         except ValueError as error:
             if raised_in_audit(error) and not isinstance(error, BadArgument):
@@ -147,11 +147,11 @@ class InputSample(CanarySource):
             return batch
         trained = with_canary if plan.coins.any() else batch
         self._admitted, self._canary_row = rows(trained), rows(batch)
-        planner.plan = plan  # last: from here on the canary counts as being in the batch
+        planner.plan = plan  # last: from here on the canary counts as part of the batch
         return trained
 
     def skip(self) -> None:
-        """Forget a planned step that is not taken."""
+        """Discard a planned step that is not taken."""
         self._planner.withdraw()
 
     def _rows(self, batch: Any) -> int:
@@ -164,7 +164,7 @@ class InputSample(CanarySource):
         planner = self._planner
         every = planner.config.every_n_steps or 1
         return (
-            # Where the gradient is read must be known before a canary is in it.
+            # The place of the reading must be known before a canary is inserted.
             self._way.is_sure
             and planner.recorder.steps % every == 0
             and not planner.recorder.clipping_is_broken
@@ -172,7 +172,7 @@ class InputSample(CanarySource):
         )
 
     def _sample(self, batch: Any, module: torch.nn.Module) -> Sample:
-        """The canary of this step."""
+        """Return the canary's sample of this step."""
         canary = self._canary
         if self._base is None:
             row = int(self._chooser.integers(rows(batch)))
@@ -198,7 +198,7 @@ class InputSample(CanarySource):
     # ------------------------------------------------------------------ before clipping
 
     def inject(self) -> None:
-        """Hold the step to the plan that was made with its batch; it was counted by then."""
+        """Confirm the plan that was made with the batch."""
         planner = self._planner
         entered = planner.entered
         if entered is not None and entered.status == INJECTED:
@@ -213,7 +213,7 @@ class InputSample(CanarySource):
         planner.entered = planner.plan
 
     def _confirmed(self) -> PlannedStep | None:
-        """The plan that was made with the batch, if no batch was dropped since."""
+        """Return the plan made with the batch; its status is DROPPED if a batch was dropped."""
         plan, step = self._planner.plan, self._planner.step
         waiting = step.batch_size()
         split = any(getattr(p, "summed_grad", None) is not None for p in step.params)
@@ -222,18 +222,18 @@ class InputSample(CanarySource):
         return plan
 
     def is_late(self) -> bool:
-        """Nothing is late: the canary is in the batch."""
+        """Read the claim again; return False, as the canary is in the batch already."""
         self._planner.claim_again()
         return False
 
     def unplanned(self) -> PlannedStep:
-        """For a step that no batch announced, such as the second one of a ``training_step``."""
+        """Return the plan of a step without a batch, as the second one of a ``training_step``."""
         return self._planner.empty(NOT_PLANNED)
 
-    # ------------------------------------------------------------------ behind the noise
+    # ------------------------------------------------------------------ after the noise
 
     def take_out(self, plan: PlannedStep, divisor: float, grads: Tensors) -> FloatArray | None:
-        """Read the gradient along the canary's direction, and take the canary out."""
+        """Read the gradient along the canary's direction, and remove the canary."""
         direction = self._direction
         if plan.status != INJECTED or direction is None:
             return None
@@ -241,28 +241,28 @@ class InputSample(CanarySource):
         self._reading = direction.product(grads) * divisor / limit
         self._norms = [*self._norms[1 - _KEPT_NORMS :], direction.norm / limit]
         if plan.coins.any():
-            # Never a function of what was read: that would take noise out.
+            # The amount must not depend on the reading: that would remove noise.
             direction.take_out(grads, _clipped(direction, limit) / divisor)
             self._way.tap.taken_out = True
         return None
 
     def clear(self, plan: PlannedStep, sums: Tensors) -> None:
-        """Take the canary out of the clipped sums."""
+        """Remove the canary from the clipped sums."""
         if self._direction is not None:
             self._direction.take_out(sums, _clipped(self._direction, plan.claim.max_grad_norm))
 
     def end_step(
         self, plan: PlannedStep, values: FloatArray, dead: NDArray[np.bool_] | None
     ) -> FloatArray:
-        """The inner product with the canary's direction, the canary included; both are let go."""
+        """Return the reading along the direction, canary included; release the direction."""
         reading, self._reading, self._direction = self._reading, math.nan, None
         if plan.status != INJECTED:
             return np.zeros(1)
-        # Of a gradient that was replaced nothing is kept.
+        # Nothing is kept of a gradient that was replaced.
         return np.array([math.nan if np.isnan(values).all() else reading])
 
     def rows_of_data(self, rows: torch.Tensor | None) -> torch.Tensor | None:
-        """Rows of per-sample gradients without the canary's; None where that is not known."""
+        """Return the rows of per-sample gradients without the canary's; None if unknown."""
         plan, at = self._planner.plan, self._canary_row
         if rows is None or plan is None or not plan.coins.any() or len(rows) < self._admitted:
             return rows  # the canary was in an earlier part of the step, or in none
@@ -274,20 +274,20 @@ class InputSample(CanarySource):
 
     @property
     def oversize(self) -> float:
-        """Norm of the canary over the clipping norm, of nine steps in ten at least that."""
+        """10 % quantile of the canary's norm over the last steps, over the clipping norm."""
         return float(np.quantile(self._norms, 0.1)) if self._norms else 0.0
 
     def state(self) -> dict[str, Any]:
-        """The norms of the canary's gradient."""
+        """Return the norms of the canary's gradient."""
         return {"norms": list(self._norms)}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's state."""
+        """Restore a checkpoint's state."""
         self._norms = list(state["norms"])
 
 
 def refuse_other_clipping(step: DPSGDStep, canaries: Sequence[object]) -> None:
-    """Raise where it is not known beforehand what clipping makes of an input canary.
+    """Raise if the norm of a clipped input canary cannot be computed in advance.
 
     Raises:
         UnauditableTraining: per-layer or adaptive clipping.
@@ -299,7 +299,7 @@ def refuse_other_clipping(step: DPSGDStep, canaries: Sequence[object]) -> None:
 
 
 def cannot_take_out(canaries: Sequence[object], clipping: str) -> UnauditableTraining:
-    """The refusal of an input canary under a way of clipping."""
+    """Return the refusal of an input canary under a kind of clipping."""
     return UnauditableTraining(
         f"canaries={list(canaries)!r} cannot be taken out again under {clipping} clipping; use "
         "gradient canaries, such as Dirac()."
@@ -307,5 +307,5 @@ def cannot_take_out(canaries: Sequence[object], clipping: str) -> UnauditableTra
 
 
 def _clipped(direction: DenseDirection, limit: float) -> float:
-    """Norm of the canary's gradient once it is clipped."""
+    """Return the norm of the canary's clipped gradient."""
     return direction.norm * min(1.0, limit / (direction.norm + _EPSILON))

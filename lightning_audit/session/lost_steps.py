@@ -1,4 +1,4 @@
-"""Steps whose gradient was not finite although their parameters were, in all processes."""
+"""Steps whose gradient was not finite although the parameters were, over all processes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from lightning_audit.dpsgd.protocol import DPSGDStep
 
 
 class LostSteps:
-    """How many samples' gradients of such a step were not finite, and how many there were.
+    """Per such step: number of samples whose gradient was not finite, and of all samples.
 
-    The processes of a training share a step's gradient and each sees its own samples, so that the
-    numbers of all are added up.
+    All processes share a step's gradient, and each sees only its own samples. The counts of all
+    processes are added.
     """
 
-    #: Steps of which the numbers are kept.
+    #: Number of steps whose counts are kept.
     KEPT = 16
 
     def __init__(self) -> None:
@@ -32,35 +32,35 @@ class LostSteps:
         number: int,
         of_data: Callable[[torch.Tensor | None], torch.Tensor | None],
     ) -> None:
-        """Before an update whose gradient was not read as finite: see which records made it so.
+        """Count, before the update, the samples whose gradients made the step's not finite.
 
         Args:
             step: the adapter.
-            number: how many steps came before.
-            of_data: leaves the audit's own rows out; None where they are not known.
+            number: number of earlier steps.
+            of_data: removes the canaries' rows; returns None if they are unknown.
         """
         if not all_finite([p.grad for p in step.params]):
             rows = of_data(step.lost_rows()) if all_finite(step.params) else None
             self.add(number, rows)
 
     def add(self, step: int, rows: torch.Tensor | None) -> None:
-        """Take in a step.
+        """Add a step.
 
         Args:
             step: its number.
-            rows: which samples' gradients are not finite, ``[n]``; None if that is not known.
+            rows: which samples' gradients are not finite, ``[n]``; None if unknown.
         """
         self.count += 1
         if rows is not None and len(self._own) + len(self._told) < self.KEPT:
             self._own[step] = (int(rows.sum()), len(rows))
 
     def numbers(self) -> list[int]:
-        """What this process has to tell the others, as many numbers in each of them."""
+        """Return this process's counts for the others; the same length in every process."""
         flat = [n for step, counts in self._own.items() for n in (step, *counts)]
         return flat + [-1] * (3 * self.KEPT - len(flat))
 
     def hear(self, told: Sequence[Sequence[int]]) -> None:
-        """Take in the `numbers` of all processes, this one's among them."""
+        """Add the `numbers` of all processes, including this one."""
         for numbers in told:
             for step, lost, rows in zip(*[iter(numbers)] * 3, strict=True):
                 if step >= 0:
@@ -70,14 +70,14 @@ class LostSteps:
 
     @property
     def first(self) -> tuple[int, int, int] | None:
-        """The first step that some samples made so, and others not: its number, some, and all."""
+        """First step with some, not all samples not finite: its number, that count, all."""
         steps = sorted({**self._own, **self._told}.items())
         return next(((s, lost, rows) for s, (lost, rows) in steps if 0 < lost < rows), None)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds: how many releases were not finite, and no number of samples."""
+        """Return the number of steps for a checkpoint, which stores no number of samples."""
         return {"count": self.count}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's state."""
+        """Restore a checkpoint's state."""
         self.count = state["count"]

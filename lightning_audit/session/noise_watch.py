@@ -1,4 +1,4 @@
-"""Watches a step's noise beside its clipped sums, and where its release was read."""
+"""Reads a step's noise together with its clipped sums, and tracks where releases were read."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from lightning_audit.taps.gradient_reading import Reading
 from lightning_audit.taps.moves_outside import MovesOutside
 from lightning_audit.taps.noise_reading import NoiseReading, TensorReading, read_noise, read_tensors
 
-#: Steps that are read: the first ones, and later two in a row of so many, so that noise is seen
-#: behind that of the step before.
+#: Steps that are read: the first `_FIRST`, then two consecutive ones of every `_EVERY`, to compare
+#: a step's noise with that of the step before.
 _FIRST, _EVERY = 100, 16
-#: Steps in which the norm of the whole sum is taken as well.
+#: Steps for which the norm of the whole sum is computed as well.
 _FIRST_NORMS, _EVERY_NORM = 20, 100
-#: Steps of which whole tensors are read as well, and of these the noise of a block of entries.
+#: Steps for which whole tensors are read as well, and those with the noise of a block of entries.
 _FIRST_WHOLE, _EVERY_WHOLE = 20, 8
 _FIRST_BLOCKS, _EVERY_BLOCK = 6, 32
-#: Why the noise is not seen alone where its earlier draws are not known.
+#: Why the noise cannot be separated if its earlier draws are unknown.
 _DRAWS_LEFT = (
-    "draws of earlier steps are not known, and a part of them is left in the noise: after a step "
-    "that could not be read, or was taken before the audit or the last resume"
+    "noise draws of earlier steps are unknown, and part of them remains in this step's noise: a "
+    "step could not be read, or was taken before the audit or the last resume"
 )
 #: Relative difference of numbers that are equal up to rounding.
 _EQUAL = 1e-4
 
 
 class NoiseWatch:
-    """The noise of one private optimizer's steps.
+    """Reader of the noise of one private optimizer's steps.
 
     Args:
-        witnesses: entries of the gradient of which some are read.
-        alone: whether one process trains; the sums of several are known to none of them.
-        coefficients: of noise that is correlated over steps, see `PrivacyClaim`: its draws are
-            what is seen of it. None for independent noise.
+        witnesses: probe coordinates, of which some are read.
+        alone: whether a single process trains; with several, no process knows the total sums.
+        coefficients: coefficients of noise that is correlated over steps, see `PrivacyClaim`; its
+            draws are recovered and checked. None for independent noise.
     """
 
     def __init__(
@@ -59,21 +59,21 @@ class NoiseWatch:
         self._coordinates = {j: index[:each] for j, index in sorted(witnesses.index.items())}
         self._alone = alone
         self._earlier: int | None = 0
-        #: Steps that this process came to read.
+        #: Number of steps that this process has read.
         self._read_here = 0
         self._reading: NoiseReading | None = None
         self._tensors: TensorReading | None = None
         self._divisor = 1.0
         self._terms: int | None = None
         self._split = False
-        #: The draws in all that is read of a step, in the gradient that the noise is read in, and
-        #: in the noise alone. The last ones leave the clipped sums: no checkpoint holds them.
+        #: Draws recovered from the whole reading, from the gradient at the noise's coordinates, and
+        #: from the noise alone. The last would reveal the clipped sums: not in checkpoints.
         self._draws: tuple[Whitening, Whitening, Whitening] | None = None
         if coefficients is not None:
             self._draws = Whitening(coefficients), Whitening(coefficients), Whitening(coefficients)
 
     def skip(self, step: DPSGDStep) -> None:
-        """A part of a split batch is clipped, and no step is taken yet."""
+        """Count the rows of a part of a split batch, which takes no step."""
         rows = step.batch_size()
         known = rows is not None and self._earlier is not None
         self._earlier = (self._earlier or 0) + (rows or 0) if known else None
@@ -86,15 +86,15 @@ class NoiseWatch:
         grads: Sequence[torch.Tensor | None],
         divisor: float | None = None,
     ) -> None:
-        """Read a step between its noise and its update, canaries and all.
+        """Read a step after its noise and before its update, canaries included.
 
         Args:
-            step: the step.
-            number: how many came before it.
+            step: the adapter.
+            number: number of earlier steps.
             rows: samples of its last part, canaries included; None if unknown.
-            grads: its gradient, one tensor for each parameter.
-            divisor: what the noisy sum was divided by; None if that is not known yet, and no whole
-                tensor is read.
+            grads: its gradient, one tensor per parameter.
+            divisor: divisor of the noisy sum; None if it is not known yet: then no whole tensor is
+                read.
         """
         earlier, self._earlier = self._earlier, 0
         self._split = earlier != 0
@@ -107,7 +107,7 @@ class NoiseWatch:
             step.params, grads, self._coordinates, sums=self._alone, norm=norm
         )
         whole = number < _FIRST_WHOLE or number % _EVERY_WHOLE == 0
-        # Of a step's own draw no whole tensors are read.
+        # No whole tensors under correlated noise: a step's own draw is not recovered there.
         if self._alone and divisor and whole and self._draws is None:
             block = number < _FIRST_BLOCKS or number % _EVERY_BLOCK == 0
             self._divisor = divisor
@@ -117,26 +117,26 @@ class NoiseWatch:
     def seen(
         self, claim: StepClaim, canaries: int, divisor: float, reading: Reading
     ) -> tuple[float, NoiseSeen | None]:
-        """What was read, once.
+        """Return the last reading, once.
 
-        Another divisor than the stated one is to be seen, wherever the gradient was read: if the
-        sum was divided by a number of the step's samples, that one counts. What else is done to a
-        gradient behind the place where it was read says nothing of that sum.
+        A wrong divisor must be detected no matter where the gradient was read: if the sum was
+        divided by the number of the step's samples, that number is used. Other post-processing
+        downstream of the reading says nothing about the sum.
 
         Args:
-            claim: what is claimed of the step.
-            canaries: how many of the step's samples are canaries.
-            divisor: what the sum was divided by where it was read.
-            reading: of the step's gradient: where it was read, and what was done to it since.
+            claim: the claim about the step.
+            canaries: number of canaries among the step's samples.
+            divisor: divisor of the sum at the time of the reading.
+            reading: the step's gradient, where it was read, and what was done to it since.
 
         Returns:
-            What makes the gradient that was read a sum in units of the clipping norm; and what was
-            read, None if nothing was, or nothing is claimed of it.
+            The factor that turns the gradient into a sum in units of the clipping norm; and the
+            reading, None if there is none or no noise is claimed.
         """
         terms, norm = self._terms if self._alone else None, claim.max_grad_norm
         divisors = divisors_of(() if terms is None else (terms, terms - canaries), claim.scale)
         shown = 1.0 if reading.factor is None else reading.factor * claim.scale / divisor
-        # Where the number of samples happens to be the stated one, nothing may tell of it.
+        # If the number of samples happens to equal the stated divisor, do not reveal it.
         stated = abs(shown - 1.0) < _EQUAL
         other = not stated and any(abs(shown * n - 1.0) < _EQUAL for n in divisors)
         unit = divisor * (shown if other else 1.0) / norm
@@ -161,7 +161,7 @@ class NoiseWatch:
         )
 
     def _whole(self, norm: float, noise_multiplier: float, unit: float) -> WholeTensors | None:
-        """The latest step's noise over whole tensors, if it was read by the right divisor."""
+        """Return the last step's noise over whole tensors, if read with the right divisor."""
         seen, self._tensors = self._tensors, None
         if seen is None or not math.isclose(unit * norm, self._divisor):
             return None
@@ -174,12 +174,12 @@ class NoiseWatch:
     def drawn(
         self, sums: FloatArray, noise_multiplier: float, dead: NDArray[np.bool_] | None
     ) -> FloatArray:
-        """What was read of a step, without the noise of earlier steps, once a step.
+        """Return a step's reading without the noise of earlier steps; call once per step.
 
         Args:
-            sums: in units of the clipping norm, canaries taken out, ``[n]``.
-            noise_multiplier: claimed of the step's own draw.
-            dead: which entries were exactly zero, ``[n]``; None where none was.
+            sums: the reading without canaries, in units of the clipping norm, ``[n]``.
+            noise_multiplier: the claimed noise multiplier of the step's own draw.
+            dead: which entries were exactly zero, ``[n]``; None if none was.
         """
         if self._draws is None:
             return sums
@@ -194,9 +194,10 @@ class NoiseWatch:
     def _recovered(
         self, released: FloatArray, sums: FloatArray | None, noise_multiplier: float
     ) -> tuple[FloatArray, FloatArray | None]:
-        """A step's gradient with its own draw as its only noise, and its clipped sums.
+        """Return a step's gradient with its own draw as the only noise, and its clipped sums.
 
-        Where a draw of before is not known, what is left of it stands beside the noise as data do.
+        If an earlier draw is unknown, its residue stays in the gradient, as if it were data, and
+        the sums are None.
         """
         if self._draws is None:
             return released, sums
@@ -213,16 +214,16 @@ class NoiseWatch:
             draws.lose()
 
     def begin_amid(self) -> None:
-        """Steps were taken before that nobody read, and their noise may come into later ones."""
+        """Mark earlier draws as unknown: steps were not read whose noise may enter later ones."""
         for draws in self._draws or ():
             draws.begin_amid()
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds: what was recovered of the releases, and no noise alone."""
+        """Return, for a checkpoint, the draws recovered from releases, not the noise alone."""
         return {"draws": [draws.state() for draws in self._draws[:2]] if self._draws else []}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's state."""
+        """Restore a checkpoint's state."""
         if self._draws is None:
             return
         for draws, kept in zip(self._draws, state["draws"], strict=False):
@@ -231,27 +232,27 @@ class NoiseWatch:
 
 
 def divisors_of(rows: Sequence[int], scale: float) -> tuple[float, ...]:
-    """Numbers of samples over the stated divisor; none where nothing is divided."""
+    """Return numbers of samples over the stated divisor; empty if nothing is divided."""
     return tuple(n / scale for n in rows) if scale > 1.0 and min(rows, default=0) > 0 else ()
 
 
 class ReleaseWatch:
-    """Where the releases of a private optimizer were read, and how weights move outside of them."""
+    """Counts of where releases were read, and test of weight changes outside the updates."""
 
     def __init__(self) -> None:
-        #: Steps that were not read where the noise is known to be in.
+        #: Number of steps that were not read right after the noise was added.
         self.late = 0
-        #: Steps whose gradient was what a backward pass left.
+        #: Number of steps whose gradient was that of a backward pass, unchanged.
         self.raw = 0
         self._moves = MovesOutside()
 
     def update(self, reading: Reading, sums: FloatArray, noise_multiplier: float) -> None:
-        """Take in a step.
+        """Update with a step.
 
         Args:
-            reading: of its gradient.
-            sums: what counts of it, in units of the clipping norm, ``[n]``.
-            noise_multiplier: claimed.
+            reading: the reading of its gradient.
+            sums: the noisy sums, in units of the clipping norm, ``[n]``.
+            noise_multiplier: the claimed noise multiplier.
         """
         self.late += not reading.at_cut
         self.raw += reading.raw
@@ -260,14 +261,14 @@ class ReleaseWatch:
 
     @property
     def weights_move(self) -> bool:
-        """Whether weights move outside of the update as by noise, in most steps."""
+        """Whether weights change by noise outside of the update, in most steps."""
         return self._moves.like_noise
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds."""
+        """Return what a checkpoint stores."""
         return {"late": self.late, "raw": self.raw, "moves": snapshot(self._moves)}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's state."""
+        """Restore a checkpoint's state."""
         self.late, self.raw = state["late"], state["raw"]
         self._moves = restore(state["moves"])

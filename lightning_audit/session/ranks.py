@@ -1,13 +1,13 @@
-"""The processes of one training: which of them adds a step's canaries, and what all must share.
+"""The processes of one training: which one adds a step's canaries, and what they exchange.
 
-All processes flip the same coins and read the same gradient, the sum over all of them; only one
-adds rows to its per-sample gradients, each in its turn. The first one writes and decides.
+All processes flip the same coins and read the same gradient, which is summed over all of them. Only
+one process adds rows to its per-sample gradients, in rotation. Rank 0 writes and decides.
 
-They talk in messages of one size, over a process group of the audit's own, so that any message
-pairs with any other. A process whose audit fails sends one last message, without waiting, and takes
-part no more; the next message of each of the others meets it, and their audits fail too. Before a
-step is clipped all agree on its canaries (`agreed`): until then a failure takes them out of the
-per-sample gradients, and from then on each process takes them out of the sum.
+Messages have a fixed size and use a process group of the audit's own, so that any message pairs
+with any other. A process whose audit fails sends one last message, without waiting, and leaves. The
+others receive it at their next message, and their audits fail too. Before a step is clipped, all
+agree on its canaries (`agreed`): until then a failure removes them from the per-sample gradients;
+from then on each process removes them from the sum.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ if TYPE_CHECKING:
 
 _Value = TypeVar("_Value")
 
-#: Bytes of a message: a kind, a length in two bytes, and what is said.
+#: Bytes of a message: a kind, a length in two bytes, and the payload.
 _SIZE, _HEAD = 1024, 3
 _LAST, _MORE, _FAILED = range(3)
 
 
 class Unreachable(Exception):
-    """Another process is gone, or says nothing for longer than its group allows."""
+    """Another process has ended, or has not answered within its group's timeout."""
 
 
 class Ranks:
-    """This process among those that train together.
+    """This process and the others of a training.
 
-    A method that talks to the others must be called by all of them, at the same place of the run.
-    It raises `FailedElsewhere` where the audit of another one has failed.
+    A method that communicates must be called by all processes, at the same point of the run. It
+    raises `FailedElsewhere` if the audit of another process has failed.
 
     Args:
-        rank: number of this process over all nodes.
+        rank: global rank of this process.
         count: number of processes.
-        talk: whether the processes can reach each other.
-        boundary: of the audit, whose failure the others learn; None for that of now.
+        talk: whether the processes can communicate.
+        boundary: the audit's boundary, whose failure is sent to the others; None for the current
+            one.
     """
 
     def __init__(
@@ -60,9 +61,9 @@ class Ranks:
     ) -> None:
         self.rank = rank
         self.count = count
-        #: Whether more than one process trains, and whether this one is the one that writes.
+        #: Whether several processes train, and whether this one has rank 0.
         self.several, self.is_first = count > 1, rank == 0
-        #: Whether the processes can still reach each other.
+        #: Whether the processes can still communicate.
         self.talk = talk and self.several
         self._opened: Any = None
         self._farewell: Any = None
@@ -72,27 +73,27 @@ class Ranks:
 
     @classmethod
     def of(cls, trainer: pl.Trainer, boundary: Boundary | None = None) -> Ranks:
-        """The processes of a Trainer."""
+        """Return the processes of a Trainer."""
         return cls(trainer.global_rank, trainer.world_size, talk=True, boundary=boundary)
 
     def adds(self, step: int) -> bool:
-        """Whether it is this process's turn to add the canaries of a step."""
+        """Return whether this process adds the canaries of a step."""
         return step % self.count == self.rank
 
     def coins(self, key: int, step: int) -> np.random.Generator:
-        """A generator that is the same in every process.
+        """Return a generator that is the same in every process.
 
-        It is made of the step's number: a process that had to plan a step twice stays with the
-        others.
+        Its seed contains the step's number, so that a process that plans a step twice draws the
+        same coins as the others.
         """
         return np.random.default_rng((key, step))
 
     def part(self) -> None:
-        """Talk to the others no more: they may be waiting elsewhere, or be gone."""
+        """Stop communicating: the others may wait at another point of the run, or have ended."""
         self.talk = False
 
     def leave(self) -> None:
-        """The audit failed in this process: the others learn it from their next message."""
+        """Send the failure of this process's audit, which the others receive next."""
         if not self.talk:
             return
         boundary = self._boundary
@@ -106,28 +107,28 @@ class Ranks:
     # ------------------------------------------------------------------ called by all
 
     def agreed(self, *, entered: bool) -> bool:
-        """Whether the canaries of a step, which is clipped next, entered in all processes.
+        """Return whether the canaries of the step to be clipped entered in all processes.
 
-        Where another process is gone, they did not, and this one is alone from now on.
+        If another process has ended, return False and stop communicating.
 
         Args:
-            entered: whether they did in this one, as far as it had to add any.
+            entered: whether they entered in this process, or it had none to add.
         """
         if not self.talk:
             return entered and not self.several
         try:
             return all(told == b"1" for told in self._told(b"1" if entered else b"0"))
-        except Unreachable:  # the training's own communication says so next
+        except Unreachable:  # the training's own communication reports it next
             self.part()
             return False
 
     def meet(self) -> None:
-        """See that the audit of no process has failed."""
+        """Check that the audit has failed in none of the processes."""
         if self.talk:
             self._told(b"")
 
     def shared(self, value: _Value) -> _Value:
-        """The first process's value."""
+        """Return the value of rank 0."""
         if not self.talk:
             return value
         told = self._told(pickle.dumps(value) if self.is_first else b"")[0]
@@ -135,10 +136,10 @@ class Ranks:
         return received
 
     def from_first(self, compute: Callable[[], _Value]) -> _Value:
-        """What the first process computes, known to all of them when it is done.
+        """Compute on rank 0, and return the value in all processes.
 
         Raises:
-            UnauditableTraining: it refused the training, in all processes.
+            UnauditableTraining: rank 0 refused the training; raised in all processes.
         """
         if not self.talk:
             return compute()
@@ -156,7 +157,7 @@ class Ranks:
         return result
 
     def gathered(self, numbers: Sequence[int]) -> list[list[int]]:
-        """The numbers of every process, by rank."""
+        """Return the numbers of every process, by rank."""
         if not self.talk:
             return [list(numbers)]
         told = self._told(np.array(numbers, dtype=np.int64).tobytes())
@@ -165,7 +166,7 @@ class Ranks:
     # ------------------------------------------------------------------ messages
 
     def _told(self, data: bytes) -> list[bytes]:
-        """What each process says, by rank, in as many messages as the longest needs."""
+        """Return the data of each process, by rank; long data take several messages."""
         told, more, room = [b""] * self.count, True, _SIZE - _HEAD
         while more:
             own = _written(_MORE if len(data) > room else _LAST, data[:room])
@@ -190,9 +191,10 @@ class Ranks:
         return [torch.empty(_SIZE, dtype=torch.uint8) for _ in range(self.count)]
 
     def _group(self) -> Any:
-        """The group over which the processes talk; the first message opens it.
+        """Return the audit's process group, which the first message opens.
 
-        It is of this training alone: a last message that nobody met must not reach the next one.
+        Each training has its own: a last message that was not received must not reach the next
+        training.
         """
         if self._opened is None:
             self._opened = distributed.new_group(backend="gloo")
@@ -200,13 +202,13 @@ class Ranks:
 
 
 def _written(kind: int, data: bytes) -> torch.Tensor:
-    """A message; what does not fit in is cut off."""
+    """Return a message; data that do not fit are cut off."""
     data = data[: _SIZE - _HEAD]
     head = bytes([kind, *len(data).to_bytes(2, "little")])
     return torch.frombuffer(bytearray((head + data).ljust(_SIZE, b"\0")), dtype=torch.uint8)
 
 
 def _read(row: torch.Tensor) -> bytes:
-    """What a message says."""
+    """Return the data of a message."""
     whole = row.numpy().tobytes()
     return whole[_HEAD : _HEAD + int.from_bytes(whole[1:_HEAD], "little")]

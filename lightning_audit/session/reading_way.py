@@ -1,4 +1,4 @@
-"""How the gradient of a session's steps is read: of a private optimizer, or of a plain one."""
+"""Ways to read the gradient of a session's steps: from a private or a plain optimizer."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from lightning_audit.taps.step_hooks import ClosureHooks, StepHooks
 from lightning_audit.taps.update_tap import UpdateTap
 
 _UNCLEAR = (
-    "the inner optimizer changes p.grad inside its step, so it cannot be told which gradient the "
+    "the inner optimizer changes p.grad inside its step, so it is not known which gradient the "
     "update used; change a copy there, or use one of torch's optimizers"
 )
 _UNREADABLE = (
-    "the optimizer clips or noises inside its own step, where its gradient cannot be read: end "
+    "the optimizer clips or adds noise inside its own step, where its gradient cannot be read: end "
     "its step with super().step() of one of torch's optimizers or with the step of one that it "
     "holds, after writing the noisy gradient to p.grad"
 )
@@ -40,49 +40,49 @@ Coordinates = dict[int, IndexArray]
 
 
 class ReadingWay(Protocol):
-    """How a session reads its steps."""
+    """Interface of the ways to read a session's steps."""
 
     @property
     def tap(self) -> GradientTap:
-        """What reads the gradient."""
+        """The tap that reads the gradient."""
 
     @property
     def is_sure(self) -> bool:
-        """Whether it is known that the update uses the gradient that is read."""
+        """Whether the update is known to use the gradient that is read."""
 
     @property
     def is_shown(self) -> bool:
-        """Whether the training's own code shows where its noise is in."""
+        """Whether the training's own code passes its noisy gradients to the audit."""
 
     def hooks(self, arrives: Arrives, leaves: Callable[[], None], otherwise: Arrives) -> StepHooks:
-        """Hooks on the optimizer that updates; see `StepHooks`."""
+        """Return hooks on the optimizer that updates; see `StepHooks`."""
 
     def follow(self, step: Any) -> None:
-        """Go on with a new optimizer over the same parameters."""
+        """Switch to a new optimizer over the same parameters."""
 
     def start_batch(self) -> None:
-        """A batch is trained on from now on."""
+        """Called before a batch is trained on."""
 
     def end_batch(self) -> None:
-        """Until the next batch nothing is trained."""
+        """Called after a batch was trained on."""
 
     def end_step(self) -> None:
-        """A step was observed."""
+        """Called after a step was observed."""
 
     def samples(self, plan: PlannedStep | None) -> int | None:
-        """Samples that were clipped for a step, canaries included; None if unknown."""
+        """Return the number of samples clipped for a step, with canaries; None if unknown."""
 
     def judged(self, reading: Reading, *, asked: bool) -> tuple[Reading, str]:
-        """What counts of a reading, and what stands in the way of a pass by it; or empty.
+        """Return the usable part of a reading, and what it has that prevents a pass, or "".
 
         Args:
-            reading: of a step.
-            asked: whether the step's code had asked for canaries before it was read.
+            reading: a step's reading.
+            asked: whether the step's code had requested canaries before it was read.
         """
 
 
 class PrivateReading:
-    """Reads a private optimizer's steps when the update begins, unless noise is seen before.
+    """Reader of a private optimizer's steps: after the noise if hooked there, else at the update.
 
     Args:
         step: the adapter.
@@ -96,46 +96,46 @@ class PrivateReading:
 
     @property
     def is_sure(self) -> bool:
-        """Clipping and noise are over when the innermost optimizer is stepped."""
+        """True: the innermost optimizer steps after clipping and noise."""
         return True
 
     @property
     def is_shown(self) -> bool:
-        """It is the optimizer that shows it."""
+        """False: the optimizer adds the noise, not the training's code."""
         return False
 
     def hooks(self, arrives: Arrives, leaves: Callable[[], None], otherwise: Arrives) -> StepHooks:
-        """Hooks around the innermost optimizer's step."""
+        """Return hooks around the innermost optimizer's step."""
         return StepHooks(
             self._step.inner, self.tap.enters, arrives, leaves, otherwise, self.tap.skips
         )
 
     def follow(self, step: DPSGDStep) -> None:
-        """Go on with a new optimizer over the same parameters."""
+        """Switch to a new optimizer over the same parameters."""
         self._step = step
         self.tap = GradientTap(step.inner, step.params, self._coordinates)
 
     def start_batch(self) -> None:
-        """Forget a step that broke off."""
+        """Discard a step that was not completed."""
         self.tap.reset()
 
     def end_batch(self) -> None:
-        """Nothing is kept of a batch."""
+        """Do nothing: no state is kept per batch."""
 
     def end_step(self) -> None:
-        """Nothing is kept of a step."""
+        """Do nothing: no state is kept per step."""
 
     def samples(self, plan: PlannedStep | None) -> int | None:
-        """Samples that were clipped for the step, canaries included; None if unknown."""
+        """Return the number of samples clipped for the step, with canaries; None if unknown."""
         return self._step.batch_size()
 
     def judged(self, reading: Reading, *, asked: bool) -> tuple[Reading, str]:
-        """The reading as it is."""
+        """Return the reading unchanged."""
         return reading, _UNCLEAR if reading.unclear else ""
 
 
 class HandWrittenReading:
-    """Reads a plain optimizer's steps when its update has its gradient, clipped and noised by hand.
+    """Reader of a plain optimizer's steps: the training's code has clipped and added noise.
 
     Args:
         step: the adapter.
@@ -151,7 +151,7 @@ class HandWrittenReading:
 
     @property
     def is_sure(self) -> bool:
-        """Whether it is known where the gradient is made, and that nothing is done to it then."""
+        """Whether the gradient that is read is known to be the update's, with no later change."""
         return not (self.tap.trial or self.tap.opaque)
 
     @property
@@ -160,38 +160,38 @@ class HandWrittenReading:
         return self.tap.cut_known
 
     def hooks(self, arrives: Arrives, leaves: Callable[[], None], otherwise: Arrives) -> StepHooks:
-        """Hooks around the steps of the optimizer and behind the closures that they are given."""
+        """Return hooks around the optimizer's steps and after the closures passed to them."""
         return ClosureHooks(
             self._step.inner, self.tap.enters, arrives, leaves, otherwise, self.tap.skips
         )
 
     def follow(self, step: ManualStep) -> None:
-        """Go on with a new optimizer over the same parameters, in the middle of a batch too."""
+        """Switch to a new optimizer over the same parameters, also within a batch."""
         known, self._step = self.tap.cut_known, step
         self.tap = UpdateTap(step.inner, step.params, self._coordinates, cut_known=known)
 
     def start_batch(self) -> None:
-        """Forget a step that broke off; from now on releases may be shown."""
+        """Discard a step that was not completed; accept calls of `released` from now on."""
         self.tap.reset()
         self.trains = True
 
     def end_batch(self) -> None:
-        """Keep of the batch's gradients only what a later update needs."""
+        """Drop the batch's gradients, except for what a later update needs."""
         self.trains = False
         self._step.settle()
 
     def end_step(self) -> None:
-        """Forget the gradients that were handed over for the step."""
+        """Drop the gradients that were handed over for the step."""
         self._step.release()
 
     def samples(self, plan: PlannedStep | None) -> int | None:
-        """Samples given to `lightning_audit.per_sample`, and the canaries that joined them."""
+        """Return the number of samples given to `lightning_audit.per_sample`, with canaries."""
         samples = self._step.samples
         canaries = int(plan.coins.sum()) if plan is not None and plan.status == INJECTED else 0
         return samples + canaries if samples else None
 
     def judged(self, reading: Reading, *, asked: bool) -> tuple[Reading, str]:
-        """Nothing of a gradient that need not be the update's: nothing may be concluded from it."""
+        """Set the values to NaN if the gradient may not be the update's, and say why."""
         doubtful = self.tap.opaque and not asked and not reading.at_cut
         if not (reading.unclear or doubtful):
             return reading, ""
@@ -202,10 +202,10 @@ class HandWrittenReading:
     def released(
         self, grads: Any, module: torch.nn.Module, root: torch.nn.Module
     ) -> list[torch.Tensor | None]:
-        """The noisy gradients that the code shows, one for each parameter.
+        """Return the noisy gradients passed to `released`, one per parameter.
 
         Raises:
-            ValueError: they are not those of the parameters; see `lightning_audit.released`.
+            ValueError: names or shapes are not those of the parameters.
         """
         if not isinstance(grads, dict):
             raise BadArgument(

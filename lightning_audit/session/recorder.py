@@ -1,4 +1,4 @@
-"""Turns what was read of each step into entries of the record, and hands them to the checks."""
+"""Turns the reading of each step into an entry of the record, and passes it to the checks."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ from lightning_audit.session.steps import ZEROS, ObservedStep, ZeroEntries
 from lightning_audit.verdict.post_processing import UseOfRelease
 
 _NOT_FOLLOWED = (
-    "what is done to the gradient behind its noise could not be followed: the update may use other "
-    "things than what was released; entry by entry, or as a sum over steps, it can be"
+    "the post-processing of the noisy gradient could not be followed, so that the update may use "
+    "other data than the release; entrywise functions and sums over steps can be followed"
 )
 
 
-#: Of canaries that were not clipped in so few steps that it may be chance.
+#: Reported if unclipped canaries occurred in so few steps that it may be chance.
 _PASSES_AT_TIMES = (
     "sums are longer than clipping allows, and canaries passed with much more than max_grad_norm "
-    "in a few steps: clipping may be missing at times, which more steps make sure of. Look for "
-    "what decides whether a gradient is clipped: values, losses or norms of its batch, its place, "
-    "the last batch of an epoch"
+    "in a few steps: clipping may be missing at times; train more steps to confirm it. Look for "
+    "what decides whether a gradient is clipped: values, losses or norms of its batch, its "
+    "position, the last batch of an epoch"
 )
 
 
 class Recorder:
-    """Feeds steps to the record and to the checks, several at a time once the first are done.
+    """Feeds steps to the record and to the checks, in blocks after the first `PROMPT` steps.
 
-    Ten steps in a row cost half of what ten single ones cost, each with the training's data in the
-    processor's caches. A reading that no correct step gives is fed at once.
+    A block of ten steps costs half of ten single ones, which evict the training's data from the
+    processor's caches. A reading that no correct step gives is fed immediately.
 
     Args:
-        header: what the entries mean.
-        significance: of the whole run.
-        witnesses: where the witnesses lie.
-        store: the record on disk; None to keep none.
-        rng: gives the noise that stands for entries that are no part of the release.
+        header: describes the entries.
+        significance: significance of the whole run.
+        witnesses: the probe coordinates.
+        store: the record on disk; None for no record.
+        rng: generator of the noise that replaces entries that are not part of the release.
     """
 
-    #: Steps that wait to be told whether zeros are no part of the release.
+    #: Largest number of steps that wait for evidence on whether zeros are part of the release.
     PATIENCE = 5
-    #: Steps that are fed at once, and steps at the start that are fed one by one.
+    #: Steps per block, and number of steps at the start that are fed one by one.
     BLOCK, PROMPT = 10, 20
 
     def __init__(
@@ -65,28 +65,26 @@ class Recorder:
         rng: np.random.Generator | None = None,
     ) -> None:
         self._rng = rng or np.random.default_rng()
-        #: Whether a canary that had entered came out as zero.
+        #: Whether an inserted canary was read as exactly zero somewhere.
         self._zeros_are_public = False
-        #: How much of what is read was released.
+        #: Shares of the read entries that were released.
         self.released = ReleasedShares(header.witnesses, len(header.canaries))
         self.header = header
         self.store = store
         self.clipping_is_broken = False
         self._monitor = AuditMonitor(header, significance)
         self._reducer = WitnessReducer(witnesses)
-        #: What is seen of the noise itself; asked for after `digest`.
-        self._noise = NoiseChannelChecks(
-            significance, fine=header.signal == 1.0, tensors=header.tensors
-        )
+        #: Checks of the noise itself; up to date after `digest`.
+        self._noise = NoiseChannelChecks(header, significance, fine=header.signal == 1.0)
         self._use = UseOfRelease(significance, header.coin_probability)
         self._processing = ReleaseProcessing()
         self._waiting: list[ObservedStep] = []
-        #: Steps taken in.
+        #: Number of steps, fed or pending.
         self.steps = 0
-        #: Number of tests that have flagged, as of the last steps that were fed; and of those that
-        #: see the same in all processes.
+        #: Number of tests that have flagged, as of the last steps that were fed; and the number
+        #: among those with the same data in all processes.
         self.flagged = self.flagged_alike = 0
-        #: Whether the last step has not been fed yet, so that these are as they were before it.
+        #: Whether the last step is pending, so that these counts do not include it.
         self.waits = False
         self._watch_tests()
 
@@ -98,7 +96,7 @@ class Recorder:
 
     @property
     def tests(self) -> list[Evidence]:
-        """Every test of the steps."""
+        """All tests of the steps."""
         return [*self._alike, *self._own]
 
     @property
@@ -113,21 +111,21 @@ class Recorder:
 
     @property
     def _passes_at_times(self) -> bool:
-        """Whether sums are too long, which noise within them may be, and canaries read large."""
+        """Whether sums are too long (noise inside them, if any) and some canaries read large."""
         return self._noise.sums_are_long and bool(self._monitor.sensitivity.loud.numbers)
 
     @property
     def shrinks_with_batch(self) -> bool:
-        """Whether gradients are clearly smaller where batches are larger."""
+        """Whether gradients are clearly smaller for larger batches."""
         self.digest()
         return self._noise.shrinks_with_batch
 
     def pass_blockers(self, *, at_cut: bool, alone: Sequence[int] = ()) -> list[str]:
-        """What of the releases stands in the way of a pass, in sentences.
+        """Return what of the releases prevents a pass, as text.
 
         Args:
-            at_cut: whether every step was read where its noise is known to be in.
-            alone: steps that were replayed and used their release alone.
+            at_cut: whether every step was read right after its noise was added.
+            alone: replayed steps whose update used only their release.
         """
         self.digest()
         if self._passes_at_times:
@@ -139,12 +137,12 @@ class Recorder:
         return []
 
     def is_followed(self, alone: Sequence[int]) -> bool:
-        """Whether what is done to releases was followed, or is what a replay saw to use them alone.
+        """Return whether post-processing was followed, or a replay found it uses only releases.
 
-        As of the last steps that were fed: it is asked at every step.
+        Called at every step, so it covers only the steps that were fed.
 
         Args:
-            alone: steps that were replayed and used their release alone.
+            alone: replayed steps whose update used only their release.
         """
         processing = self._processing
         if processing.followed or self.header.signal != 1.0:
@@ -152,7 +150,7 @@ class Recorder:
         return any(map(processing.was_unexplained, alone))
 
     def take(self, step: ObservedStep) -> None:
-        """Take in a step."""
+        """Add a step."""
         self._waiting.append(step)
         self.steps += 1
         self._zeros_are_public |= step.dead is not None and step.dead.proved
@@ -162,7 +160,7 @@ class Recorder:
         if self.steps <= self.PROMPT or self.steps % self.BLOCK == 0 or _is_striking(step):
             self.digest()
             self.waits = False
-            # Looked at here alone, so that asking for the monitor changes nothing of the run.
+            # Updated only here, so that reading `monitor` does not change the run.
             self.clipping_is_broken = self._monitor.clipping_is_broken
             self.flagged_alike = sum(test.violated for test in self._alike)
             self.flagged_alike += self._monitor.replaced_steps > 0
@@ -173,12 +171,12 @@ class Recorder:
         self._own = list(evidence_in([self._noise, self._use]))
 
     def _undecided(self) -> bool:
-        """Whether it may soon be known if zeros are no part of the release."""
+        """Return whether to wait for evidence that zeros are not part of the release."""
         zeros = any(step.dead is not None for step in self._waiting)
         return zeros and not self._zeros_are_public and len(self._waiting) < self.PATIENCE
 
     def _without_dead(self, step: ObservedStep) -> ObservedStep:
-        """The step's readings where something was released."""
+        """Return the step with fresh noise at entries that were not released."""
         dead, sigma = step.dead, step.claim.noise_multiplier
         silent = step.status == NOT_PLANNED and dead is not None and dead.whole
         if dead is None or sigma <= 0 or not (self._zeros_are_public or silent):
@@ -193,7 +191,7 @@ class Recorder:
         )
 
     def digest(self) -> None:
-        """Feed the steps that wait."""
+        """Feed the pending steps."""
         waiting, self._waiting = self._waiting, []
         for step in map(self._without_dead, waiting):
             entry = self._entry(step)
@@ -208,13 +206,13 @@ class Recorder:
                 self.store.append(entry)
 
     def flush(self) -> None:
-        """Feed the steps that wait, and hand the record to the operating system."""
+        """Feed the pending steps, and flush the record to the operating system."""
         self.digest()
         if self.store is not None:
             self.store.flush()
 
     def close(self) -> None:
-        """Feed the steps that wait, and close the record."""
+        """Feed the pending steps, and close the record."""
         self.digest()
         if self.store is not None:
             self.store.close()
@@ -242,7 +240,7 @@ class Recorder:
         return entry
 
     def state(self) -> dict[str, Any]:
-        """Everything that `load` needs, as plain data; the entries so far are flushed first."""
+        """Flush the record, and return everything that `load` needs, as plain data."""
         self.flush()
         return {
             "header": snapshot(self.header),
@@ -256,22 +254,21 @@ class Recorder:
         }
 
     def load(self, state: dict[str, Any]) -> list[str]:
-        """Go on from a state; all of it is judged by this recorder's significance.
+        """Restore a state, and judge all of it by this recorder's significance.
 
         Returns:
-            What another significance than the state's changes, in sentences.
+            Changes of results due to a new significance, as text.
 
         Raises:
-            ValueError: the run had other canaries or noise coefficients, or was audited by another
-                version.
+            ValueError: the checkpoint's audit had other canaries, noise coefficients or version.
         """
         header = restore(state["header"])
         kept, now = header.noise_coefficients, self.header.noise_coefficients
         if kept != now:
             raise ValueError(
                 f"claim.noise_coefficients={now} is not what the checkpoint's steps were read "
-                f"against: they are {kept} there; resume with the checkpoint's, or audit what "
-                "follows as a training of its own, without ckpt_path."
+                f"against: they are {kept} there; resume with the checkpoint's, or audit the "
+                "following steps as a separate training, without ckpt_path."
             )
         if header != self.header:
             raise ValueError(
@@ -308,16 +305,16 @@ class Recorder:
 
 
 def _is_striking(step: ObservedStep) -> bool:
-    """Whether a reading is ten standard deviations off, or the update used another gradient."""
+    """Return whether a reading is 10 standard deviations off, or the gradient was replaced."""
     off = np.abs(step.readings - step.coins).max(initial=0.0)
     return step.replaced or not off <= 1.0 + 10.0 * step.claim.noise_multiplier
 
 
 class ReleasedShares:
-    """How much of what is read was released, over the steps that said so.
+    """Shares of the read entries that were released, over all steps.
 
     Args:
-        witnesses: number of witnesses of each tensor.
+        witnesses: number of probe coordinates of each tensor.
         canaries: number of canaries of a step.
     """
 
@@ -329,7 +326,7 @@ class ReleasedShares:
         self._steps = 0
 
     def update(self, dead: ZeroEntries | None) -> None:
-        """Take in a step; None where all of it was released."""
+        """Add a step; None if all of it was released."""
         self._steps += 1
         if dead is None:
             self._live += 1.0
@@ -339,10 +336,10 @@ class ReleasedShares:
 
     @property
     def canaries(self) -> FloatArray:
-        """Share of each canary's square norm, ``[k]``."""
+        """Released share of each canary's squared norm, ``[k]``."""
         return np.asarray(self._live / self._steps) if self._steps else np.ones(len(self._live))
 
     @property
     def tensors(self) -> FloatArray:
-        """Share of each tensor's witnesses."""
+        """Released share of each tensor's probe coordinates, ``[number of tensors]``."""
         return np.asarray(1.0 - self._filled / (self._counts * max(self._steps, 1)))

@@ -1,4 +1,4 @@
-"""Takes canaries out of a step whose audit has failed."""
+"""Removes canaries from a step whose audit has failed."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from lightning_audit.taps.tensor_views import add_along
 
 
 class Rescue:
-    """What is left of a session once the audit has failed.
+    """The part of a session that still runs after the audit has failed.
 
-    Canaries that are rows are taken out at once. Those that are summed up already are taken out of
-    the gradient when its noise is in, as the session would have done.
+    Canaries that are rows are removed immediately. Canaries that are already summed are removed
+    from the gradient after its noise was added, as the session would have done.
 
     Args:
         planner: plans the steps.
-        source: of the canaries.
-        way: how the steps are read.
-        divisor: what a step's noisy sum is divided by where it is read.
-        claim_at_cut: notes the divisor where a private optimizer's noise is in; None if unknown.
+        source: inserts and removes the canaries.
+        way: reads the gradients.
+        divisor: returns the divisor of a step's noisy sum at the time of the reading.
+        claim_at_cut: stores the divisor after a private optimizer added its noise, and returns the
+            claim; None if unknown.
     """
 
     def __init__(
@@ -40,9 +41,9 @@ class Rescue:
     ) -> None:
         self._planner, self._source, self._way = planner, source, way
         self._divisor, self._claim_at_cut = divisor, claim_at_cut
-        #: Whether the noise of the step under way is in, or its update has begun.
+        #: Whether the noise of the current step was added, or its update has begun.
         self.behind = False
-        #: Whether the rows of the step under way stay in, since other processes count on them.
+        #: Whether the rows of the current step are kept, since other processes subtract them.
         self.agreed = False
         if (boundary := current()) is not None:
             boundary.on_leave(self._retract)
@@ -53,25 +54,29 @@ class Rescue:
 
     @property
     def in_transit(self) -> bool:
-        """Whether canaries are in sums, and must be taken out of the gradient."""
+        """Whether canaries are in sums, and must be removed from the gradient."""
         plan, out = self._planner.plan, self._way.tap.taken_out
         return not out and plan is not None and plan.status == INJECTED and bool(plan.coins.any())
 
     def arrive(self, level: int) -> None:
-        """The optimizer that updates has its gradient, within so many steps."""
+        """Remove the canaries when the updating optimizer has its gradient.
+
+        Args:
+            level: number of nested steps.
+        """
         if self._way.tap.reads_at(level):
             self.take_out()
 
     def at_cut(self) -> None:
-        """A private optimizer's noise is in."""
+        """Remove the canaries after a private optimizer added its noise."""
         if self.in_transit and attempt(self._claim_at_cut):
             self.take_out()
 
     def take_out(self, tensors: Sequence[torch.Tensor | None] | None = None) -> None:
-        """The noise of a step is in: take the canaries out.
+        """Remove the canaries from a gradient whose noise was added.
 
         Args:
-            tensors: the gradient, one tensor for each parameter; None for ``p.grad``.
+            tensors: the gradient, one tensor per parameter; None for ``p.grad``.
         """
         planner, tap = self._planner, self._way.tap
         if not self.in_transit:
@@ -88,7 +93,7 @@ class Rescue:
             if taken is not None:
                 tap.take_out(taken, grads)
 
-        # The second way writes along the directions, by other code.
+        # If the first way failed: subtract along the directions, by other code.
         if not attempt(as_read) and not tap.taken_out:
             entered = [d for coin, d in zip(plan.coins, plan.directions, strict=False) if coin]
             amounts = np.full(len(entered), -plan.claim.max_grad_norm / divisor)

@@ -1,4 +1,4 @@
-"""What a session's steps are planned by: claims, coins, directions, and which steps are due."""
+"""Plans a session's steps: claims, coins, directions, and which steps get canaries."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from lightning_audit.verdict.pass_blockers import LAYOUT_CHANGED
 
 _log = logging.getLogger(__name__)
 
-#: Where rows must be copied and the user does not say how often: steps that all carry canaries,
-#: enough for the power that a pass needs at common noise multipliers, and one in so many later.
+#: If rows must be copied and `every_n_steps` is None: canaries enter each of the first `FULL_STEPS`
+#: steps, enough for the power that a pass needs at common noise multipliers, then every
+#: `THINNED`-th step.
 FULL_STEPS, THINNED = 500, 10
 
-#: One step in so many has its canaries among the rows of the data: to change places takes time.
+#: One step in `_AMONG` has its canaries among the rows of the data: swapping rows takes time.
 _AMONG = 5
-#: One step in so many has none, once a short training would be over: code that is careful where a
-#: canary is in a batch shows there what it does otherwise.
+#: From step `_FROM` on, one step in `_WITHOUT` has no canary, to detect code that clips and adds
+#: noise correctly only for batches with a canary. Shorter trainings keep all canaries.
 _WITHOUT, _FROM = 20, 200
-#: Least norm of the one canary of a step that is shorter than the others, over the clipping norm.
+#: Smallest norm of the one shorter canary of a step, in units of the clipping norm.
 _SHORTEST = 1.5
 
 _NOT_IN_ALL = "no canary entered a step: it did not enter in every process"
@@ -38,18 +39,18 @@ _ALONE = "another process could no longer be reached, so that no canary entered 
 
 
 class StepPlanner:
-    """Plans the steps of one private optimizer, for the source of its canaries.
+    """Planner of one private optimizer's steps, used by the source of its canaries.
 
     Args:
         step: the adapter.
         config: what to audit, and how.
-        placement: where canaries lie in the gradient.
-        coordinates: of what is read.
+        placement: positions of the canaries in the gradient.
+        coordinates: the entries that are read.
         rng: the audit's own generator.
-        ranks: the processes that train together.
-        recorder: knows how many steps there were, and whether clipping is broken.
-        track_batch_sizes: whether sizes are kept, as where the loader's type does not tell how it
-            samples.
+        ranks: the processes of the training.
+        recorder: counts the steps, and stores whether clipping is broken.
+        track_batch_sizes: whether to keep batch sizes, as needed if the loader's type does not
+            determine how it samples.
     """
 
     def __init__(
@@ -71,43 +72,43 @@ class StepPlanner:
         self.recorder = recorder
         self.rng = rng
         self._placement = placement
-        #: Of the same seed, and so the same in every process.
+        #: Key of the shared coins; all processes draw it from the same seed.
         self._key = int(rng.integers(2**63)) if ranks.several else 0
-        #: Of what makes rows look like records; a spawned generator leaves the coins what the seed
-        #: makes them.
+        #: Key of the rows' positions, order and lengths; from a spawned generator, which leaves
+        #: the coins of the seed unchanged.
         self._looks_key = int(rng.spawn(1)[0].integers(2**63))
-        #: The coming step; None before it is planned.
+        #: Plan of the coming step; None before it is planned.
         self.plan: PlannedStep | None = None
-        #: The plan whose canaries were put in, until the step is taken; a closure may run again.
+        #: Plan whose canaries were inserted, until the step is taken; a closure may run again.
         self.entered: PlannedStep | None = None
-        #: Whether a process had to copy rows; until all have said so, one may have.
+        #: Whether this process, or any, had to copy rows; True for "any" until all have reported.
         self.copied, self.anyone_copies = False, True
         self.canary_steps = 0
         self.notes = list(placement.skipped)
         self.pass_blockers: list[str] = []
         self.batch_sizes: list[int] = []
-        #: Records of all steps so far; None where they are not known of each.
+        #: Number of records in all steps so far; None if it is unknown for any step.
         self.rows_taken: int | None = 0
-        #: The smallest oversize of the run's canaries, which went on with another one.
+        #: Smallest oversize of the run's canaries; a resumed run may have changed it.
         self.oversize = config.oversize
         self._track = track_batch_sizes
         self.changed_at: int | None = None
-        # Without a claim nothing is tested: noise multiplier 0 until one was read.
+        # Noise multiplier 0 until a claim was read: without a claim nothing is tested.
         self._last_claim = StepClaim(noise_multiplier=0.0, max_grad_norm=1.0, scale=1.0)
 
     # ------------------------------------------------------------------ the claim
 
     def claim(self, accumulated: int | None = None) -> StepClaim:
-        """What is claimed of the coming step: by the optimizer, unless stated otherwise.
+        """Return the claim about the coming step: the optimizer's, overridden by `config.claim`.
 
         Raises:
-            ValueError: nothing can be claimed of it.
+            ValueError: the optimizer's claim cannot be read, as without per-sample gradients.
         """
         stated, own = self.step.claim(accumulated), self.config.claim
         if own is None:
             return stated
         batch, coefficients = own.expected_batch_size, own.noise_coefficients
-        # Of correlated noise the weight of a step's own draw is a part of that draw's size.
+        # Under correlated noise, the step's own draw is scaled by the first coefficient.
         weight = coefficients[0] if coefficients else 1.0
         return replace(
             stated,
@@ -117,23 +118,23 @@ class StepPlanner:
         )
 
     def known_claim(self) -> StepClaim | None:
-        """As `claim`; None if nothing can be claimed."""
+        """Return `claim`, or None if there is none."""
         try:
             return self.claim()
         except ValueError:
             return None
 
     def claim_now(self) -> StepClaim | None:
-        """What is claimed of a step that is about to be clipped; None if that cannot be told."""
+        """Return the claim about a step just before clipping; None, with a warning, if unknown."""
         try:
             self._last_claim = self.claim()
         except ValueError as error:
-            _log.warning("nothing can be claimed of step %d: %s", self.recorder.steps, error)
+            _log.warning("the claim about step %d is unknown: %s", self.recorder.steps, error)
             return None
         return self._last_claim
 
     def claim_again(self) -> None:
-        """Just before clipping: hooks of the user's own may have set this step's noise by now."""
+        """Read the claim again just before clipping: the user's hooks may have set the noise."""
         if self.plan is None or not self.step.final_step_of_batch():
             return
         if (claim := self.known_claim()) is not None:
@@ -141,13 +142,13 @@ class StepPlanner:
             self.plan = replace(self.plan, claim=claim)
 
     def settle(self, now: StepClaim | None) -> None:
-        """Hold the planned step to what is claimed of it when its noise is in, too.
+        """Update the plan's claim if it changed between clipping and noise.
 
-        Modules may change it after the canaries went in. Of two noise multipliers the smaller
-        counts, so that raising it for a moment gains nothing.
+        The smaller of the two noise multipliers is used, so that raising it for a moment gains
+        nothing.
 
         Args:
-            now: what is claimed by then; None if that cannot be told.
+            now: the claim after the noise was added; None if it is unknown.
         """
         if self.plan is None or now is None:
             return
@@ -158,7 +159,7 @@ class StepPlanner:
         self.plan = replace(self.plan, claim=replace(now, noise_multiplier=sigma))
 
     def norm(self, claim: StepClaim) -> float:
-        """Norm of a canary's row, in the unit of a per-sample gradient."""
+        """Return the norm of a canary's row, in the unit of a per-sample gradient."""
         return self.config.oversize * claim.max_grad_norm
 
     # ------------------------------------------------------------------ plans
@@ -185,23 +186,24 @@ class StepPlanner:
         )
 
     def _by_number(self, what: int) -> int:
-        """A random number of the coming step: a resumed run has those of one that never stopped."""
+        """Return a random number of the coming step, the same in a resumed run."""
         return hash((self._looks_key, self.recorder.steps, what))
 
     def chance(self, what: int) -> np.random.Generator:
-        """A generator of the coming step's own, for what may depend on its batch.
+        """Return a generator for the coming step, for draws that may depend on its batch.
 
-        The generator of the coins, whose state is in checkpoints, would tell how often it was used.
+        The state of the coins' generator is in checkpoints, and would reveal how often it was
+        used.
         """
         return np.random.default_rng((self._looks_key, self.recorder.steps, what))
 
     def _shorter(self) -> float:
-        """Norm of the step's shorter canary over that of the others, log-uniform."""
+        """Draw the norm of the step's shorter canary over that of the others, log-uniformly."""
         drawn = self._by_number(2) % 1000 / 1000.0
         return float(min(_SHORTEST / self.config.oversize, 1.0) ** drawn)
 
     def _toss(self, rng: np.random.Generator) -> FloatArray:
-        """The coins of a step, 1 for in, ``[k]``."""
+        """Draw the coins of a step, 1 for in, ``[k]``."""
         header = self.recorder.header
         count, rate = len(header.canaries), header.coin_probability
         if rate == 0.5:
@@ -209,19 +211,23 @@ class StepPlanner:
         return (rng.random(count) < rate).astype(np.float64)
 
     def without_canary(self, claim: StepClaim, status: int = NOT_PLANNED) -> PlannedStep:
-        """The plan of a step that no canary enters."""
+        """Return the plan of a step without canaries."""
         return PlannedStep(claim, np.zeros(len(self.recorder.header.canaries)), (), status)
 
     def empty(self, status: int) -> PlannedStep:
-        """The plan of a step that no canary enters, by what is claimed now."""
-        # No per-sample gradients where the optimizer was stepped around Opacus.
+        """Return the plan of a step without canaries, with the current claim."""
+        # There are no per-sample gradients if the optimizer was stepped around Opacus.
         self._last_claim = self.known_claim() or self._last_claim
         return self.without_canary(self._last_claim, status)
 
     def is_due(self, *, free: bool) -> bool:
-        """Whether canaries enter this step, if their rows cost a copy or are free of one."""
+        """Return whether canaries enter this step.
+
+        Args:
+            free: whether their rows need no copy.
+        """
         every = self.config.every_n_steps
-        if self.ranks.several:  # all must decide alike, although rows may be free in some only
+        if self.ranks.several:  # all processes must decide alike, also if only some must copy
             free = not self.anyone_copies
         if every is None:
             every = 1 if free or self.canary_steps < FULL_STEPS else THINNED
@@ -230,16 +236,16 @@ class StepPlanner:
         return number % every == 0 and not without
 
     def withdraw(self) -> None:
-        """Give up a step that was planned, and leave no canary in the gradients that wait."""
+        """Discard the planned step, and remove its canaries from the pending gradients."""
         if self.plan is not None and self.plan.status == INJECTED:
             self.step.withdraw()
         self.plan = self.entered = None
 
     def agree(self) -> bool:
-        """Before a step is clipped: leave its canaries in if they entered in all processes.
+        """Keep the canaries of a step before clipping only if they entered in all processes.
 
         Returns:
-            Whether they are in.
+            Whether they are kept.
         """
         plan = self.plan
         entered = plan is not None and plan.status == INJECTED
@@ -252,10 +258,10 @@ class StepPlanner:
             self.block_pass(_ALONE)
         return agreed
 
-    # ------------------------------------------------------------------ what is seen meanwhile
+    # ------------------------------------------------------------------ observations
 
     def layout_holds(self) -> bool:
-        """Whether the same parameters are trained as at the start; if not, nothing is touched."""
+        """Return whether the trained parameters are those of the start; if not, block a pass."""
         if self.changed_at is None and not self.step.same_params():
             self.changed_at = self.recorder.steps
             before, now = (
@@ -276,13 +282,13 @@ class StepPlanner:
         return self.changed_at is None
 
     def count_part(self) -> None:
-        """Count the samples of a part of a step that is not its last, before canaries enter it."""
+        """Count the samples of a step's non-final part, before canaries enter it."""
         size = self.step.batch_size()
         if self.rows_taken is not None:
             self.rows_taken = None if size is None else self.rows_taken + size
 
     def count_batch(self) -> None:
-        """Count the planned step's samples, and keep their number where sizes are kept."""
+        """Count the planned step's samples, and keep the batch size if sizes are tracked."""
         size, plan = self.step.batch_size(), self.plan
         if size is None:
             self.rows_taken = None
@@ -295,38 +301,38 @@ class StepPlanner:
             self.batch_sizes.append(size)
 
     def end_epoch(self) -> None:
-        """Forget the size of the epoch's last batch, which is smaller for many loaders."""
+        """Drop the size of the epoch's last batch, which is smaller for many loaders."""
         del self.batch_sizes[-1:]
 
     def note(self, sentence: str) -> bool:
-        """Add a remark, once; whether it is new."""
+        """Add a note once; return whether it is new."""
         new = sentence not in self.notes
         if new:
             self.notes.append(sentence)
         return new
 
     def block_pass(self, sentence: str) -> None:
-        """Add what stands in the way of a pass, once."""
+        """Add a reason that prevents a pass, once."""
         if sentence not in self.pass_blockers:
             self.pass_blockers.append(sentence)
 
-    # ------------------------------------------------------------------ going on
+    # ------------------------------------------------------------------ checkpoints
 
-    #: Attributes that a checkpoint holds as they are.
+    #: Attributes that a checkpoint stores unchanged.
     _KEPT = ("anyone_copies", "canary_steps", "changed_at", "pass_blockers", "notes")
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds: the generator of the coins, and no number of samples."""
+        """Return what a checkpoint stores: the coins' generator, but no number of samples."""
         coins = self.rng.bit_generator.state
         kept = {name: _copied(getattr(self, name)) for name in self._KEPT}
         return {**kept, "coins": coins, "oversize": self.oversize}
 
     def load(self, state: dict[str, Any], said: list[str]) -> None:
-        """Go on from a checkpoint's state; what was noted since stays.
+        """Restore a checkpoint's state, and keep the notes made since.
 
         Args:
-            state: of the planner.
-            said: what is to be noted besides.
+            state: the planner's state.
+            said: further notes to add.
         """
         since = [*self.notes, *said]
         for name in self._KEPT:

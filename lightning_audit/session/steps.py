@@ -1,14 +1,14 @@
-"""One step of the optimizer, as it is planned, and as it was observed.
+"""Plan and observation of one step of the optimizer.
 
-A step is planned, its canaries enter, its gradient is read (`taps.gradient_reading.Reading`), and
-what was observed goes to the record and to the checks.
+A step is planned, its canaries are inserted, its gradient is read
+(`taps.gradient_reading.Reading`), and the observation goes to the record and to the checks.
 
-Some entries of a gradient may be no part of its release: neither noise nor canary came out. Updates
-of one block at a time, or noise in a public subspace, leave the other entries exactly zero. Nothing
-is released there, and no noise is missing. But noise that is left out where the data's gradient is
-zero leaves zeros too, and tells which they are: there a canary that enters brings its noise with
-it. So zeros are taken for no part of the release only once a canary that had entered has come out
-as zero.
+Some entries of a gradient may not be part of its release: they contain neither noise nor canary.
+Updates of one block at a time, or noise in a public subspace, leave the other entries exactly zero.
+Nothing is released there, and no noise is missing. But code that adds noise only to the nonzero
+entries of the data's gradient leaves zeros too, and reveals which entries are zero. That code adds
+noise to an entry that a canary makes nonzero. So zeros count as not released only after an inserted
+canary was read as exactly zero.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ from lightning_audit.session.coordinates import Coordinates, Located
 from lightning_audit.taps.gradient_reading import Reading
 from lightning_audit.taps.tensor_views import add_along
 
-#: What is said where a step has such zeros.
+#: Note for steps with such zeros.
 ZEROS = (
-    "entries of the gradient were exactly zero, noise included; where a canary that had entered "
-    "came out as zero as well, they are taken for no part of the release"
+    "entries of the gradient were exactly zero, noise included; if an inserted canary was read as "
+    "exactly zero too, they count as not part of the release"
 )
 
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """What is planned of a step: which canaries enter it, and what is claimed of it.
+    """Plan of a step: which canaries enter it, and the claim about it.
 
     Args:
-        claim: what is claimed.
+        claim: the claim.
         coins: whether each canary is in, ``[k]``.
-        directions: of all canaries, ``[k]``; empty where none may enter.
+        directions: directions of all canaries, ``[k]``; empty if none may enter.
         status: NOT_PLANNED, INJECTED or DROPPED.
-        located: the directions among the entries that are read.
-        prepared: whether the rows were laid out before the backward pass and wait to be put in.
-        adds: whether this process adds the canaries, rather than another one.
-        earlier: whether they are in an earlier part of a split batch than the last.
+        located: the directions restricted to the entries that are read.
+        prepared: whether the rows were prepared before the backward pass and not yet inserted.
+        adds: whether this process, not another one, adds the canaries.
+        earlier: whether they are in a part of a split batch before the last.
         meant: whether they were drawn to enter an earlier part, which the batch may not have.
-        first: whether they were laid out for the first of the step's backward passes, of which
-            there may be several.
-        asked: whether the training's own code asked for them.
-        turn: which of the canaries that are in is the first row, modulo their number.
-        shorter: norm of the canary in their middle over that of the others; all are clipped.
+        first: whether they were prepared for the first of possibly several backward passes of the
+            step.
+        asked: whether the training's own code requested them.
+        turn: index of the inserted canary that is the first row, modulo their number.
+        shorter: norm of the middle canary over that of the others; all are clipped.
     """
 
     claim: StepClaim
@@ -73,7 +73,7 @@ class PlannedStep:
 
     @property
     def recorded(self) -> int:
-        """What the record says of the canaries: what was drawn, whatever parts the batch had."""
+        """Status for the record: as drawn, regardless of the batch's number of parts."""
         earlier = self.meant or (self.first and self.claim.accumulated > 1)
         return EARLIER if earlier and self.status == INJECTED else self.status
 
@@ -88,54 +88,56 @@ class PlannedStep:
 
     @property
     def rows(self) -> list[Direction]:
-        """The rows of those canaries, over the norm of all but one."""
+        """The rows of those canaries, in units of the norm of all but one."""
         rows, middle = self.chosen, int(self.coins.sum()) // 2
         if rows and self.shorter < 1.0:
             rows[middle] = rows[middle].scaled(self.shorter)
         return rows
 
     def amounts(self, divisor: float, size: int) -> FloatArray | None:
-        """What the canaries add to the gradient under the claim, by coordinate, ``[size]``.
+        """Return the canaries' contribution to the gradient under the claim, per coordinate.
 
         Args:
-            divisor: of the noisy sum, where it is read.
+            divisor: divisor of the noisy sum at the time of the reading.
             size: number of entries that are read.
 
         Returns:
-            The amounts; None where no canary is in.
+            The contribution, ``[size]``; None if no canary is in.
         """
         if self.status != INJECTED or self.located is None or not self.coins.any():
             return None
         return self.located.combined(self.claim.max_grad_norm / divisor * self.coins, size)
 
     def readings(self, values: FloatArray, dead: NDArray[np.bool_] | None) -> FloatArray:
-        """Inner products with the canaries' directions; what was taken out counts as read, ``[k]``.
+        """Return inner products with the canaries' directions, ``[k]``.
+
+        The removed canaries count as part of the gradient.
 
         Args:
-            values: what was read, canaries taken out, in units of the clipping norm, ``[n]``.
-            dead: which entries were exactly zero, ``[n]``; None where none was.
+            values: the reading without canaries, in units of the clipping norm, ``[n]``.
+            dead: which entries were exactly zero, ``[n]``; None if none was.
         """
         count = len(self.coins)
         if self.status != INJECTED or self.located is None:
             return np.zeros(count)
-        # It was taken out where it was.
+        # A canary was not removed from zero entries.
         live = 1.0 if dead is None else self.located.shares(~dead, count)
         return self.located.products(values, count) + self.coins * live
 
     def take_out(self, sums: Sequence[torch.Tensor | None]) -> None:
-        """Take the canaries that this process added out of clipped sums, one for each tensor."""
+        """Remove the canaries that this process added from clipped sums, one per tensor."""
         chosen = self.chosen
         add_along(sums, chosen, np.full(len(chosen), -self.claim.max_grad_norm))
 
 
 @dataclass(frozen=True)
 class UsedRelease:
-    """What was made of a step's release, along the canaries' directions, in any unit, ``[k]``.
+    """A step's release and update along the canaries' directions, each in any unit, ``[k]``.
 
     Args:
-        rest: the release itself, canaries taken out.
-        used: the gradient when the update was done; None if it is the release.
-        moved: minus the change of the weights; None if it was not watched.
+        rest: the release without canaries.
+        used: the gradient after the update; None if it is the release.
+        moved: minus the change of the weights; None if it was not read.
     """
 
     rest: FloatArray
@@ -145,11 +147,11 @@ class UsedRelease:
 
 @dataclass(frozen=True)
 class FollowedRelease:
-    """A step's release and what the update used, at the witnesses, in any unit, ``[n]``.
+    """A step's release and the gradient used, at the probe coordinates, in any unit, ``[n]``.
 
     Args:
-        release: entries of the noisy gradient, canaries taken out.
-        used: the same when the update was done; None if it is the release.
+        release: entries of the noisy gradient without canaries.
+        used: the same entries after the update; None if they are those of the release.
     """
 
     release: FloatArray
@@ -158,13 +160,13 @@ class FollowedRelease:
 
 @dataclass(frozen=True)
 class ZeroEntries:
-    """What of one step is exactly zero.
+    """Entries of one step that are exactly zero.
 
     Args:
-        witnesses: which witnesses, ``[n]``.
-        whole: whether the entries that were read are those of whole tensors, but not of all.
-        live: of each canary's square norm, the share on the other entries, ``[k]``.
-        proved: whether a canary that had entered came out as zero somewhere.
+        witnesses: which probe coordinates are zero, ``[n]``.
+        whole: whether the zero entries are exactly those of some tensors, but not of all.
+        live: share of each canary's squared norm on the other entries, ``[k]``.
+        proved: whether an inserted canary was read as exactly zero somewhere.
     """
 
     witnesses: NDArray[np.bool_]
@@ -173,10 +175,10 @@ class ZeroEntries:
     proved: bool
 
     def filled(self, witnesses: FloatArray, sigma: float, rng: np.random.Generator) -> FloatArray:
-        """Readings of the witnesses with fresh noise as claimed where nothing was released.
+        """Return probe-coordinate readings, with fresh claimed noise at unreleased entries.
 
         Args:
-            witnesses: the readings, in units of the clipping norm, ``[n]``.
+            witnesses: readings at the probe coordinates, in units of the clipping norm, ``[n]``.
             sigma: the claimed noise multiplier.
             rng: the audit's own generator.
         """
@@ -184,15 +186,15 @@ class ZeroEntries:
         return np.where(self.witnesses, noise, witnesses)
 
     def readings(self, readings: FloatArray, sigma: float, rng: np.random.Generator) -> FloatArray:
-        """Readings along the part of each canary's direction that was released.
+        """Return readings along the part of each canary's direction that was released.
 
         Args:
-            readings: along the whole direction, in units of the signal, ``[k]``.
+            readings: readings along the whole direction, in units of the signal, ``[k]``.
             sigma: the claimed noise multiplier.
             rng: the audit's own generator.
 
         Returns:
-            The readings; fresh noise as claimed where nothing of a direction was released.
+            The readings; fresh claimed noise for a direction that was not released at all.
         """
         noise = sigma * rng.standard_normal(len(readings))
         share = np.sqrt(np.where(self.live > 0, self.live, 1.0))
@@ -201,21 +203,21 @@ class ZeroEntries:
 
 @dataclass(frozen=True)
 class ObservedStep:
-    """One step of the optimizer, as it was read.
+    """Observation of one step of the optimizer.
 
     Args:
-        claim: what was claimed of it.
+        claim: the claim about it.
         status: NOT_PLANNED, INJECTED, DROPPED or EARLIER.
         coins: whether each canary was in, ``[k]``.
         readings: inner products with the canaries' directions, in units of the signal, ``[k]``.
-        witnesses: entries of the gradient that carry no canary, in the same unit, ``[n]``.
+        witnesses: readings at the probe coordinates, in the same unit, ``[n]``.
         epoch: number of the epoch.
         replaced: whether the update used another gradient than the one that was read.
-        sample_rate: None if unknown.
-        noise: the gradient beside the sums that it was made of, None if it was not read.
-        dead: what of the step is exactly zero; None if nothing is.
-        used: what was made of the release; None if that is not known.
-        followed: the release and what was made of it; None where it was not read at the cut.
+        sample_rate: the sampling rate; None if unknown.
+        noise: the noisy gradient together with its clipped sums; None if they were not read.
+        dead: entries that are exactly zero; None if none is.
+        used: release and update along the canaries; None if unknown.
+        followed: release and gradient used; None if it was not read right after the noise.
     """
 
     claim: StepClaim
@@ -233,7 +235,7 @@ class ObservedStep:
 
 
 def followed_release(reading: Reading, coordinates: Coordinates) -> FollowedRelease | None:
-    """What can be followed of a step's release: None where it was not read, or is not used."""
+    """Return release and gradient used; None if not read at the cut, or replaced."""
     if not reading.at_cut or reading.replaced:
         return None
     at, used = coordinates.witness_at, reading.used
@@ -243,12 +245,12 @@ def followed_release(reading: Reading, coordinates: Coordinates) -> FollowedRele
 def used_release(
     plan: PlannedStep, reading: Reading, coordinates: Coordinates
 ) -> UsedRelease | None:
-    """What a step's update used, in units of its own size; None where no canary was in it.
+    """Return what a step's update used, in units of its own size; None if it has no canaries.
 
     Args:
-        plan: of the step.
-        reading: of its gradient.
-        coordinates: of what was read.
+        plan: the step's plan.
+        reading: the reading of its gradient.
+        coordinates: the entries that were read.
     """
     located = plan.located
     if plan.status != INJECTED or located is None or reading.replaced:
@@ -273,12 +275,12 @@ def used_release(
 def zero_entries(
     plan: PlannedStep, reading: Reading, coordinates: Coordinates
 ) -> ZeroEntries | None:
-    """What of a step is no part of its release; None where nothing that was read was zero.
+    """Return the zero entries of a step; None if no entry that was read is zero.
 
     Args:
-        plan: of the step.
-        reading: of its gradient.
-        coordinates: of what was read.
+        plan: the step's plan.
+        reading: the reading of its gradient.
+        coordinates: the entries that were read.
     """
     dead = reading.dead
     if dead is None:

@@ -1,4 +1,4 @@
-"""Which batches the steps of a training use, recognised where its layers see them."""
+"""Identifies the batches that a training's steps use, from the inputs of its layers."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from torch.utils import _pytree
 
 from lightning_audit.taps.boundary import Handles, entry
 
-#: Rows by which a batch is recognised, and values of each; of fewer different rows nothing is told.
+#: Rows and values per row in a batch's digest; fewest distinct rows for which it is computed.
 _ROWS, _VALUES, _FEWEST = 16, 32, 8
-#: Batches that are remembered.
+#: Largest number of batches whose digests are stored.
 _REMEMBERED = 2**14
 
 
 class BatchUse:
-    """Counts steps on batches that an earlier batch's step had used, and no loader gave again.
+    """Counts steps on a batch that an earlier step used and the loader did not yield again.
 
-    What layers see is compared with what the loader gave by a digest of some rows, in memory alone.
-    It counts where a backward pass goes through these layers. A batch that is changed on its way
-    (augmented, cast) is not recognised, and says nothing.
+    Layer inputs are compared with the loader's batches by a digest of some rows, in memory only. An
+    input counts if a backward pass goes through its layer. A batch that is changed before the
+    layers (augmented, cast) is not recognized and not counted.
     """
 
     def __init__(self) -> None:
-        #: Steps whose batch was recognised; those on a batch of before, and the number of the batch
-        #: at which the first of them was taken.
+        #: Number of steps whose batch was recognized, and number of steps on an earlier batch.
         self.recognised, self.stale = 0, 0
-        #: Batches that came to the training again.
+        #: Number of batches that the loader yielded again.
         self.regiven = 0
+        #: Number of the batch at which the first step on an earlier batch was taken.
         self.first: int | None = None
-        # By digest: the batch as which it was given last, and that at which a step used it last.
+        # By digest: number of the batch when last yielded, and when a step last used it.
         self._given: dict[int, int] = {}
         self._used: dict[int, int] = {}
-        # By digest: the rows' order when it was given first.
+        # By digest: order of the rows when first yielded.
         self._orders: dict[int, int] = {}
         self._pending: set[int] = set()
         self._number = 0
@@ -45,7 +45,7 @@ class BatchUse:
 
     @property
     def watches(self) -> bool:
-        """Whether hooks are on."""
+        """Whether hooks are registered."""
         return bool(self._handles)
 
     def attach(
@@ -54,33 +54,33 @@ class BatchUse:
         inner: Iterable[torch.optim.Optimizer],
         counts: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Watch what modules are given, and the optimizers that update them.
+        """Register hooks on the modules' inputs and on the optimizers that update them.
 
         Args:
-            modules: of which the input is compared with the batches.
+            modules: modules whose inputs are compared with the batches.
             inner: the optimizers.
-            counts: whether what happens now is training, and no replay of it.
+            counts: returns whether the training itself runs now, not a replay of a step.
         """
         self.detach()
         self._counts = counts
         self._modules = {id(module) for module in modules}
-        # For all modules: a hook of one's own would be copied and saved with the user's module.
+        # A global hook: a module's own hook would be copied and saved with the user's module.
         self._handles = Handles()
         self._handles.append(register_module_forward_hook(entry(self._see), with_kwargs=True))
         for one in inner:
             self._handles.append(one.register_step_post_hook(entry(self._step)))
 
     def detach(self) -> None:
-        """Take the hooks off."""
+        """Unregister the hooks."""
         self._handles.remove()
         self._pending.clear()
 
     def start_batch(self, batch: Any, number: int) -> None:
-        """A batch is about to be trained.
+        """Store the digests of a batch before it is trained on.
 
         Args:
-            batch: as the loader gave it.
-            number: of the batch.
+            batch: the batch as the loader yielded it.
+            number: number of the batch.
         """
         self._number = number
         again = False
@@ -112,7 +112,7 @@ class BatchUse:
         if not (self._pending and self._counts()):
             return
         self.recognised += 1
-        # A step of another batch used it, and since then the loader did not give it again.
+        # An earlier batch's step used it, and the loader has not yielded it since.
         if any(self._given[c] <= self._used.get(c, -1) < self._number for c in self._pending):
             self.stale += 1
             self.first = self._number if self.first is None else self.first
@@ -121,7 +121,7 @@ class BatchUse:
 
 
 def content_of(leaf: Any) -> int | None:
-    """A digest of a batch's first rows; None where they are too few, or too alike, to tell it."""
+    """Return a digest of a batch's first rows; None if too few of them are distinct."""
     if not isinstance(leaf, torch.Tensor) or leaf.ndim < 2 or leaf.is_complex():
         return None
     try:
@@ -134,7 +134,7 @@ def content_of(leaf: Any) -> int | None:
 
 
 def _order_of(leaf: torch.Tensor) -> int:
-    """A digest of the first rows in their order, and of the number of all."""
+    """Return a digest of the first rows in order, and of the number of rows."""
     return hash((len(leaf), *_rows_of(leaf)))
 
 

@@ -1,15 +1,15 @@
-"""The boundary between the audit and the training: the audit's own failures do not cross it.
+"""The boundary between audit and training: keeps the audit's internal errors out of the training.
 
-Torch, Opacus, Lightning and the user's code call the audit through `entry` (code of the audit
-alone) or `around` (before and after a call of the user's). An exception of the audit's own takes
-the audit out of the training: what it had changed is undone, the log says what failed and where,
-and from then on each entry does what ``otherwise`` does, by default nothing. Exceptions of the
-user's call, deliberate ones of the audit (refusals, verdicts, bad arguments), KeyboardInterrupt and
-SystemExit pass, the latter two once the training's state is restored.
+Torch, Opacus, Lightning and the user's code call the audit through `entry` (code of the audit only)
+or `around` (before and after a call of the user's). An internal error of the audit detaches it from
+the training: its changes are undone, the log reports what failed and where, and from then on each
+entry calls ``otherwise``, by default nothing. These exceptions pass: those of the user's call,
+deliberate ones of the audit (refusals, verdicts, bad arguments), KeyboardInterrupt and SystemExit,
+the latter two after the training's state was restored.
 
-An entry belongs to the boundary in whose code it was made. Made outside of an audited training, it
-lets everything pass. The functions that others call are those of this module, and call nothing of
-the package outside of a ``try``.
+An entry belongs to the boundary that was current when the entry was created. Without one, all
+exceptions pass. Only functions of this module are called from outside, and they call code of the
+package only inside a ``try``.
 """
 
 from __future__ import annotations
@@ -32,48 +32,48 @@ Call = Callable[..., Any]
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """Nothing is to be done."""
+    """Do nothing."""
 
 
 class FailedElsewhere(Exception):
-    """The audit failed in another process; its arguments are what `where` gave there."""
+    """The audit failed in another process; the arguments are those of `where` there."""
 
 
 class StepRefused(StopIteration):
-    """A step is not taken; it ends Lightning's loop over batches, as a hook's -1 does."""
+    """A step is refused; ends Lightning's loop over batches, as a hook's -1 does."""
 
 
 class Boundary:
-    """Keeps one audit's failures out of its training.
+    """Keeps one audit's internal errors out of its training.
 
     Args:
-        passes: deliberate exceptions of the audit, besides `BadArgument`.
+        passes: deliberate exceptions of the audit, in addition to `BadArgument`.
     """
 
     def __init__(self, *passes: type[BaseException]) -> None:
         self._passes: tuple[type[BaseException], ...] = (BadArgument, *passes)
-        #: What failed first, "<type> in <module>.<function>"; empty while nothing has.
+        #: The first failure, "<type> in <module>.<function>", and its line; empty if none.
         self.failure, self.line = "", 0
-        #: Called when the audit leaves, latest first; each may be called more than once.
+        #: Called when the audit is detached, latest first; each may be called more than once.
         self._undo: list[Callable[[], None]] = []
-        #: What `remove_hooks` removes.
+        #: Hooks that `remove_hooks` removes.
         self.handles: dict[int, Handles] = {}
 
     def begin(self) -> None:
-        """A training begins: nothing has failed."""
+        """Reset at the start of a training."""
         self.failure, self._undo, self.handles = "", [], {}
 
     def on_leave(self, undo: Callable[[], None]) -> None:
-        """Call ``undo`` when the audit fails or is interrupted."""
+        """Register ``undo``, called when the audit fails or is interrupted."""
         self._undo.append(undo)
 
     def off_leave(self, undo: Callable[[], None]) -> None:
-        """Call ``undo`` no more."""
+        """Unregister ``undo``."""
         if undo in self._undo:
             self._undo.remove(undo)
 
     def run(self, ours: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call code of the audit; its time is the audit's own."""
+        """Call code of the audit, and count its time as the audit's."""
         token = _current.set(self)
         try:
             return timed(ours, args, kwargs)
@@ -81,12 +81,12 @@ class Boundary:
             _current.reset(token)
 
     def fails(self, error: Exception) -> bool:
-        """Take the audit out of the training, unless an exception is deliberate.
+        """Detach the audit from the training, unless an exception is deliberate.
 
         Returns:
-            Whether the caller goes on without it. If not, the exception is to be raised: it is
-            deliberate, or the caller is itself called by the audit, in a pass of its own through
-            the user's module, which must end here.
+            Whether the caller continues without the audit. If not, it must raise the exception:
+            this is deliberate, or the audit itself called the caller, in its own pass through the
+            user's module, which must end here.
         """
         if isinstance(error, self._passes):
             return False
@@ -105,18 +105,18 @@ class Boundary:
         return _current.get() is not self
 
     def leave(self) -> None:
-        """Undo what the audit has under way in the training."""
+        """Undo the audit's pending changes to the training."""
         for undo in reversed(self._undo):
             attempt(undo)
 
     def remove_hooks(self) -> None:
-        """Remove all hooks of the audit, the latest first."""
+        """Remove all hooks of the audit, latest first."""
         for handles in reversed(list(self.handles.values())):
             attempt(handles.remove)
 
 
 def attempt(undo: Callable[[], Any]) -> bool:
-    """Call what restores the training; whether it succeeded. A second attempt follows a failure."""
+    """Call a function that restores the training, at most twice; return whether it succeeded."""
     for last in (False, True):
         try:
             undo()
@@ -133,14 +133,14 @@ _current: ContextVar[Boundary | None] = ContextVar("boundary", default=None)
 
 
 def current() -> Boundary | None:
-    """The boundary in whose code this is called; None outside of an audited training."""
+    """Return the boundary whose code runs now; None outside of an audited training."""
     return _current.get()
 
 
 def where(error: BaseException) -> tuple[str, int]:
-    """The type of an exception with the innermost function of this package, and the line.
+    """Return an exception's type with the innermost function of this package, and its line.
 
-    Neither holds a value: an exception's message may.
+    The message is left out, since it may contain values.
     """
     if isinstance(error, FailedElsewhere):
         return error.args
@@ -155,10 +155,10 @@ def where(error: BaseException) -> tuple[str, int]:
 
 
 def raised_in_audit(error: BaseException) -> bool:
-    """Whether an exception was raised by code of this package, or by what that called directly.
+    """Return whether this package, or a function that it called directly, raised an exception.
 
-    What a library raises on the user's behalf has more frames after the package's last one, or one
-    of the user's. Where it cannot be decided, the exception counts as the audit's.
+    An exception of a library or of the user's code has more frames after the package's last one,
+    or one of the user's. In doubt, the exception counts as the audit's.
     """
     beyond, users, trace = 0, False, error.__traceback__
     while trace is not None:
@@ -174,7 +174,7 @@ def raised_in_audit(error: BaseException) -> bool:
 
 
 def timed(ours: Call, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-    """Call code of the audit and add its time to `OWN_TIME`, that of entries within it once."""
+    """Call code of the audit and add its time to `OWN_TIME`; nested entries count once."""
     if OWN_TIME.since is not None:
         return ours(*args, **(kwargs or {}))
     OWN_TIME.since = began = time.perf_counter()
@@ -186,12 +186,12 @@ def timed(ours: Call, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None 
 
 
 def entry(ours: Call, otherwise: Call = _nothing, of: Callable[[Any], Any] | None = None) -> Call:
-    """Code of the audit that others call.
+    """Wrap code of the audit that torch, Opacus, Lightning or the user's code calls.
 
     Args:
         ours: the code.
-        otherwise: called in its place once the audit has failed, with the same arguments.
-        of: gives the boundary for the first argument; None for the boundary of now.
+        otherwise: called instead after the audit has failed, with the same arguments.
+        of: returns the boundary for the first argument; None for the current boundary.
     """
     made_in = _current.get() if of is None else None
 
@@ -224,14 +224,14 @@ def around(
     *,
     armed: Callable[[], bool] | None = None,
 ) -> Call:
-    """A call of the user's with code of the audit before and after it.
+    """Wrap a call of the user's with code of the audit before and after it.
 
     Args:
-        own: the user's.
-        before: is given the call's arguments, and gives others or None for the same.
-        after: is given the result and the arguments, and gives the result or None for the same.
-        otherwise: called in the place of ``after`` once the audit has failed, with its arguments.
-        armed: whether the audit's code is called; None for always.
+        own: the user's function.
+        before: called with the arguments; returns new positional ones, or None to keep them.
+        after: called with the result and the arguments; returns a new result, or None to keep it.
+        otherwise: called instead of ``after``, with its arguments, after the audit has failed.
+        armed: returns whether to call the audit's code; None for always.
     """
     boundary = _current.get()
 
@@ -275,9 +275,9 @@ def around(
 
 
 class Handles(list[Any]):
-    """Hooks that are installed, which a failure of the audit removes, the latest first.
+    """Installed hooks, which a failure of the audit removes, latest first.
 
-    It is made before the hooks are, so that none is left where making them fails.
+    Created before the hooks, so that none is left if installing one of them fails.
     """
 
     def __init__(self) -> None:
@@ -294,13 +294,13 @@ class Handles(list[Any]):
         self.forget()
 
     def forget(self) -> None:
-        """The hooks are removed."""
+        """Unregister from the boundary: the hooks are removed."""
         if self._boundary is not None:
             self._boundary.handles.pop(id(self), None)
 
 
 class undoing:  # noqa: N801 - used like a function
-    """A context at whose end ``undo`` is called, and if the audit fails within it, before."""
+    """Context that calls ``undo`` at its end, and earlier if the audit fails within it."""
 
     def __init__(self, undo: Callable[[], None]) -> None:
         self._undo, self._boundary = undo, _current.get()

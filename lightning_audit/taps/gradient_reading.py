@@ -1,4 +1,4 @@
-"""What is read of one step's gradient, from the noise to the end of its update."""
+"""Reading of one step's gradient, from its noise to the end of its update."""
 
 from __future__ import annotations
 
@@ -16,23 +16,22 @@ class Reading:
     """The gradient of one step at the observed coordinates.
 
     Args:
-        values: entries of the noisy gradient, canaries already taken out, ``[n]`` in the order of
-            the tap's coordinates; NaN where a parameter had no gradient. Where the gradient was
-            replaced, those that were there when the update was done.
-        replaced: a backward pass ran between the reading and the end of the update, which used
-            another gradient than the one that was read.
-        unclear: the gradient was changed without a backward pass, by an optimizer that is not
-            torch's own, so that it cannot be told which gradient the update used.
-        at_cut: whether it was read where the noise was known to be in, before the optimizer that
-            updates was called.
-        factor: what the gradient was multiplied by between the cut and the update; None where it
-            was changed in another way, or not read at the cut.
-        used: the gradient when the update was done, ``[n]``; None where it is ``values``, in bits.
-        moves: what became of the weights; None where they were not watched.
-        raw: whether the gradient that was read is what a backward pass left, and nobody wrote to it
-            since.
-        dead: which entries were exactly zero when they were read, canaries included, ``[n]``; None
-            where none was.
+        values: entries of the noisy gradient without canaries, ``[n]`` in the order of the tap's
+            coordinates; NaN if a parameter had no gradient. If the gradient was replaced, the
+            entries after the update.
+        replaced: whether a backward pass ran between the reading and the end of the update, so that
+            the update used another gradient than the one that was read.
+        unclear: whether an optimizer that is not torch's own changed the gradient without a
+            backward pass, so that it is not known which gradient the update used.
+        at_cut: whether it was read right after the noise was added, before the updating optimizer
+            was called.
+        factor: factor by which the gradient was multiplied between the cut and the update; None if
+            it was changed in another way, or not read at the cut.
+        used: the gradient after the update, ``[n]``; None if its bits are those of ``values``.
+        moves: changes of the weights; None if they were not read.
+        raw: whether the gradient that was read is that of a backward pass, not written to since.
+        dead: which entries were exactly zero when read, canaries included, ``[n]``; None if none
+            was.
     """
 
     values: FloatArray

@@ -1,12 +1,12 @@
-"""Reads the gradient where its noise is in, takes the canary out, and sees what the update uses.
+"""Reads the noisy gradient, removes the canaries, and compares it with the one the update uses.
 
-What is computed from a noisy gradient is as private as that gradient (post-processing), so it is
-read at the first place where the noise is known to be in, which is the *cut*: where an
-implementation shows that place, the audit tells `GradientTap.noise_is_in`. Elsewhere the step
-hooks of the innermost torch optimizer serve every implementation: they run after clipping, noise,
-scaling and reduction, and before the update.
+By post-processing, anything computed from a noisy gradient is as private as that gradient. So the
+gradient is read at the *cut*, the first point where the noise is known to be included. If an
+implementation exposes this point, the session calls `GradientTap.noise_is_in` there. Otherwise the
+step hooks of the innermost torch optimizer work for every implementation: they run after clipping,
+noise, scaling and reduction, and before the update.
 
-A tap installs no hook of a step and calls nobody: who is told by hooks tells it, and asks it.
+A tap is passive: it installs no step hooks and makes no callbacks. The session drives it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from lightning_audit.taps.weight_watch import WeightWatch
 
 
 class GradientTap:
-    """Reads the gradient of each step of one torch optimizer.
+    """Reader of the gradient of each step of one torch optimizer.
 
-    A step goes through `enters`, `arrives` and `leaves`, and through `noise_is_in` where that is
-    known. Where one of them asks for it, the gradient is to be read by `read` at once.
+    A step calls `enters`, `arrives` and `leaves`, and `noise_is_in` if the cut is known. If
+    `noise_is_in` or `arrives` returns True, the caller must call `read` next.
 
     Args:
         optimizer: the innermost optimizer.
@@ -57,22 +57,22 @@ class GradientTap:
         self._spans = [slice(*pair) for pair in itertools.pairwise(ends)]
         self._size = ends[-1]
         self._left: torch.Tensor | None = None
-        #: Whether what was read was read at the cut, of which tensors, and what the update got.
+        #: Whether the gradient was read at the cut, from which tensors, and what the update got.
         self._at_cut = False
         self._source: Sequence[torch.Tensor | None] | None = None
         self._arrived: torch.Tensor | None = None
-        #: Whether what was to be taken out of the step's gradient is out.
+        #: Whether the canaries were removed from the step's gradient.
         self.taken_out = False
-        #: Which entries were zero before anything was taken out of them.
+        #: Which entries were zero before the canaries were removed.
         self._dead: NDArray[np.bool_] | None = None
-        #: The gradients that were read last, where they lay, and their entries.
+        #: The gradients that were read last, their addresses, and views of their entries.
         self._seen: list[tuple[torch.Tensor, int]] = []
         self._entries: list[NDArray[Any]] = []
         #: Reads the weights around each update.
         self.weights = WeightWatch(params, coordinates)
         self._depth = 0
         self._backward_ran = self._backward_before = False
-        #: Where the gradients lay that backward passes left, and how often they were written to.
+        #: Addresses and version counters of the gradients after backward passes.
         self._backward_left: dict[int, tuple[int, int]] = {}
         self._raw = False
         self._handles = Handles()
@@ -86,37 +86,37 @@ class GradientTap:
         return self._depth > 0 or self._at_cut
 
     def reset(self) -> None:
-        """Forget a step that broke off between its hooks."""
+        """Discard a step that was interrupted between its hooks."""
         self._depth, self.taken_out = 0, False
         self.weights.forget()
         self._forget()
 
     def reads_at(self, level: int) -> bool:
-        """Whether a gradient that was not read before is read at this level of `enters`."""
+        """Return whether a gradient not yet read is read at this level of `enters`."""
         return level == 1
 
     def skips(self) -> None:
-        """A step of the optimizer is done, of which nothing is read."""
+        """End a step of the optimizer without reading it."""
         self._depth = max(self._depth - 1, 0)
 
     def _forget(self) -> None:
         self._left = self._arrived = self._dead = None
         self._at_cut, self._source = False, None
-        self._seen, self._entries = [], []  # or they would live on through the next backward pass
+        self._seen, self._entries = [], []  # else memory is held in the next backward
 
     @torch.no_grad()
     def noise_is_in(self, tensors: Sequence[torch.Tensor | None] | None = None) -> bool:
-        """The noise of a step is in, before anything else is done to the gradient.
+        """Begin a step at the cut, after its noise and before any post-processing.
 
         Args:
-            tensors: one for each parameter, of its shape, edited in place; None for ``p.grad``.
+            tensors: one tensor per parameter, of its shape, edited in place; None for ``p.grad``.
 
         Returns:
-            Whether the gradient is to be read now.
+            Whether the gradient must be read now.
         """
         self._source = tensors
         if self._at_cut and self._seen and all(map(_unmoved, self._grads(), self._seen)):
-            # More was added in place; the canary is out already.
+            # Something was added in place; the canary has already been removed.
             self._left = self._gather()
             self._source = None
             return False
@@ -125,25 +125,25 @@ class GradientTap:
         return True
 
     def enters(self) -> int:
-        """A step of the optimizer begins; within how many it is, itself among them."""
+        """Begin a step of the optimizer; return the number of nested steps, including it."""
         self._depth += 1
         return self._depth
 
     @torch.no_grad()
     def arrives(self, level: int) -> bool:
-        """The gradients of a step are made, and its update comes next.
+        """Proceed to the update of a step, whose gradients are computed.
 
         Args:
-            level: what `enters` said of the step.
+            level: return value of `enters` for the step.
 
         Returns:
-            Whether the gradient is to be read now.
+            Whether the gradient must be read now.
         """
         # A subclass calls its parent's step, which fires the hooks again.
         return level == 1 and self._arrives_at_update()
 
     def _arrives_at_update(self) -> bool:
-        """The optimizer that updates has its gradient: read it, unless that was done at the cut."""
+        """Return whether to read the updating optimizer's gradient: not if read at the cut."""
         if not self._at_cut:
             self._begin()
             return True
@@ -152,17 +152,17 @@ class GradientTap:
         return False
 
     def _begin(self) -> None:
-        """See what the gradient is before anything is taken out of it."""
+        """Store, before the canaries are removed, whether the gradient is raw."""
         self.taken_out = False
         self._raw = all(self._is_raw(j) for j in self._index)
         self._backward_left = {}
 
     @torch.no_grad()
     def read(self, taken: FloatArray | None) -> bool:
-        """Read the gradient, and take the canary out.
+        """Read the gradient, and remove the canary.
 
         Args:
-            taken: what to take out, for each coordinate, ``[n]``; None for nothing.
+            taken: amount to subtract at each coordinate, ``[n]``; None for nothing.
 
         Returns:
             Whether all of it is finite.
@@ -177,42 +177,42 @@ class GradientTap:
 
     @torch.no_grad()
     def take_out(self, taken: FloatArray, source: Sequence[torch.Tensor | None]) -> None:
-        """Take the canary out of a gradient that is not read.
+        """Remove the canary from a gradient that is not read.
 
         Args:
-            taken: as `read` has it.
-            source: the gradient, one tensor for each parameter, edited in place.
+            taken: as for `read`.
+            source: the gradient, one tensor per parameter, edited in place.
         """
         self._source, self._seen = source, []
         self._gather(taken)
 
     def remove(self) -> None:
-        """Take the hooks off."""
+        """Unregister the hooks."""
         self._handles.remove()
         self.reset()
 
     @torch.no_grad()
     def leaves(self) -> Reading | None:
-        """A step of the optimizer is done; what was read of it, once its update is done."""
+        """End a step of the optimizer; return its reading after the update, else None."""
         self._depth = max(self._depth - 1, 0)
-        if self._depth or self._left is None:  # the hooks may have come off and on inside a step
+        if self._depth or self._left is None:  # the hooks may have been renewed inside a step
             return None
         return self._end(trusted=self._trusted)
 
     def _end(self, *, trusted: bool, again: bool = False) -> Reading:
-        """The update is done: compare the gradient that is left with the one that was read.
+        """Compare the gradient after the update with the one that was read.
 
         Args:
             trusted: whether the update started from the gradient that it was given.
-            again: whether the closure ran more than once, so that it cannot be told of which run
-                the gradient is.
+            again: whether the closure ran more than once, so that it is not known which run's
+                gradient this is.
         """
         left, arrived = self._left, self._arrived
         assert left is not None
         at_cut, backward, dead = self._at_cut, self._backward_ran, self._dead
         used, moves = self._gather(), self.weights.end()
         if arrived is not None and any(grad is None for grad in self._grads()):
-            used = arrived  # the step has dropped its gradient when the update was done
+            used = arrived  # the step dropped its gradient after the update
         self._forget()
         started = left if arrived is None else arrived
         factor = factor_of(left, arrived) if arrived is not None else None
@@ -224,7 +224,7 @@ class GradientTap:
             return Reading(values, unclear=True)
         if not same and backward:
             return Reading(used.cpu().numpy(), replaced=True)
-        # What one of torch's own optimizers does to a gradient in place is its update.
+        # In-place changes by one of torch's own optimizers are part of its update.
         if self._trusted:
             same, used = True, started
         untouched = same and (arrived is None or factor is not None)
@@ -251,11 +251,11 @@ class GradientTap:
     def _gather(
         self, taken: FloatArray | None = None, zeros: NDArray[np.bool_] | None = None
     ) -> torch.Tensor:
-        """Read the gradient, after taking out the amount given for each coordinate.
+        """Subtract an amount at each coordinate of the gradient, and read it.
 
         Args:
             taken: the amounts, ``[n]``; None for nothing.
-            zeros: is told which entries were exactly zero before, ``[n]``.
+            zeros: output: which entries were exactly zero before, ``[n]``.
         """
         views = self._views()
         if views is None:
@@ -266,28 +266,28 @@ class GradientTap:
             if zeros is not None:
                 zeros[span] = read == 0.0
             if taken is not None and (amounts := taken[span]).any():
-                # Where neither noise nor canary came out there is nothing to take out.
+                # An entry of zero contains neither noise nor canary: nothing to subtract.
                 read -= np.where(read == 0.0, 0.0, amounts).astype(read.dtype)
                 writes.append((entries, index, read))
             values[span] = read
-        for entries, index, read in writes:  # all or nothing: a failure above has changed nothing
+        for entries, index, read in writes:  # all or nothing: a failure above wrote nothing
             entries[index] = read
         self.taken_out = self.taken_out or taken is not None
         return torch.from_numpy(values)
 
     def _grad(self, tensor: int) -> torch.Tensor | None:
-        """The gradient of a tensor of the layout, wherever it is read."""
+        """Return the gradient of a tensor of the layout, from ``p.grad`` or the source."""
         return self._params[tensor].grad if self._source is None else self._source[tensor]
 
     def _grads(self) -> list[torch.Tensor | None]:
         return [self._grad(j) for j in self._index]
 
     def grads(self) -> list[torch.Tensor | None]:
-        """What is read now, one tensor for each parameter of the layout."""
+        """Return the gradients that are read now, one tensor per parameter of the layout."""
         return [self._grad(j) for j in range(len(self._params))]
 
     def _views(self) -> list[NDArray[Any]] | None:
-        """The gradients' memory, tensor by tensor; None unless all of it can be seen by numpy."""
+        """Return numpy views of the gradients; None unless all of them have one."""
         grads = self._grads()
         if self._seen and all(map(_unmoved, grads, self._seen)):
             return self._entries
@@ -302,7 +302,7 @@ class GradientTap:
     def _gather_by_torch(
         self, taken: FloatArray | None, zeros: NDArray[np.bool_] | None
     ) -> torch.Tensor:
-        """As `_gather`, on any device; NaN where a parameter has no gradient."""
+        """Do the same as `_gather` on any device; NaN if a parameter has no gradient."""
         pieces, empty_before, writes = [], [], []
         for (j, where), span in zip(self._where.items(), self._spans, strict=True):
             grad = self._grad(j)
@@ -333,7 +333,7 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _unmoved(grad: torch.Tensor | None, seen: tuple[torch.Tensor, int]) -> bool:
-    """Whether a gradient is the tensor that was seen, in the memory where it was then."""
+    """Return whether a gradient is the tensor that was read, at the same address."""
     if grad is None or grad is not seen[0]:
         return False
     return grad.data_ptr() == seen[1] and grad.is_contiguous()

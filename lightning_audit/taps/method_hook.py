@@ -1,4 +1,4 @@
-"""Hooks before and after one method of an optimizer, whoever calls it."""
+"""Wraps one optimizer method with pre and post hooks."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from lightning_audit.taps.boundary import Handles, around
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """Nothing is to be done."""
+    """Do nothing."""
 
 
 class MethodHook:
-    """Calls back at the start and the end of a method of one object.
+    """Pre and post hooks on a method of one object.
 
-    Lightning announces a step only where it takes it itself: in manual optimization with the raw
-    optimizer none of its hooks is called.
+    Lightning's hooks run only for steps that Lightning itself takes: not in manual optimization
+    with the raw optimizer.
 
     Args:
-        owner: the object; an override of its class is hooked as it is.
-        name: the method.
-        before: what to call before.
-        after: what to call when it is done.
-        otherwise: what to call when it is done once the audit has failed.
-        shown: whether ``before`` and ``after`` are given what `around` gives.
+        owner: the object; an override in its class is wrapped unchanged.
+        name: name of the method.
+        before: called before the method.
+        after: called after the method.
+        otherwise: called after the method if the audit has failed.
+        shown: whether the callbacks get the arguments of `around`'s.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class MethodHook:
         self._owner: Any = owner
         self._name = name
         self._earlier = vars(owner).get(name)
-        #: Whether it calls back; somebody may have wrapped it, and keep it beyond the audit.
+        #: Whether the callbacks run; a wrapper around the hook may outlive the audit.
         self.armed = True
         self._hook = around(
             getattr(owner, name),
@@ -55,7 +55,7 @@ class MethodHook:
         setattr(owner, name, self._hook)
 
     def remove(self) -> None:
-        """Take the hook off; where somebody has put another one over it, it does nothing more."""
+        """Remove the hook; if another hook wraps it, only disable it."""
         self.armed = False
         self._handles.forget()
         if vars(self._owner).get(self._name) is not self._hook:

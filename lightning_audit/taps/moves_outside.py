@@ -1,7 +1,7 @@
-"""Do the weights move outside of the update as much as noise that is missing would move them?
+"""Detects weight changes outside of the update that are as large as the claimed noise.
 
-Noise can be added to the weights instead of the gradient. Then the gradient of the update shows
-none, and nothing that it shows says anything of the noise.
+Noise can be added to the weights instead of the gradient. Then the gradient of the update contains
+none, and no conclusion about the noise can be drawn from it.
 """
 
 from __future__ import annotations
@@ -11,39 +11,39 @@ import numpy as np
 from lightning_audit.layout import FloatArray
 from lightning_audit.taps.weight_watch import Moves
 
-#: How large the moves must be, in those that the claimed noise would give in the same update.
+#: Smallest weight change that counts, relative to that of the claimed noise in the same update.
 _AS_NOISE = 0.2
-#: Steps that must have been watched.
+#: Smallest number of steps that must have been read.
 _ENOUGH = 3
 
 
 class MovesOutside:
-    """Counts steps between which weights moved as by noise."""
+    """Counts steps before which weights changed as by noise."""
 
     def __init__(self) -> None:
         self._watched = self._moved = 0
 
     def update(self, moves: Moves, gradient: FloatArray) -> None:
-        """Take in one step.
+        """Update with one step.
 
         Args:
-            moves: of the weights.
-            gradient: what the update used, in units of the claimed noise, ``[n]``.
+            moves: changes of the weights.
+            gradient: the gradient that the update used, in units of the claimed noise, ``[n]``.
         """
         outside = moves.outside
         if outside is None or not np.isfinite(gradient).all() or not np.isfinite(outside).all():
             return
-        # Decay and projections move weights along themselves; noise does not.
+        # Weight decay and projections change weights along themselves; noise does not.
         square = float(moves.start @ moves.start)
         along = float(outside @ moves.start) / square if square > 0 else 0.0
         rest = float(np.linalg.norm(outside - along * moves.start))
         step = float(np.linalg.norm(moves.update))
         size = float(np.linalg.norm(gradient)) / np.sqrt(len(gradient))
         self._watched += 1
-        # Noise of the claimed size, put through the same update, moves by step / size.
+        # Noise of the claimed size changes the weights by step / size in the same update.
         self._moved += bool(rest > 0 and rest * size >= _AS_NOISE * step)
 
     @property
     def like_noise(self) -> bool:
-        """Whether that was so in most steps."""
+        """Whether the weights changed as by noise in most steps."""
         return self._watched >= _ENOUGH and 2 * self._moved > self._watched

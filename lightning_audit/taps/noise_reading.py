@@ -1,4 +1,4 @@
-"""Reads the gradient beside the clipped sum that it was made of, where an optimizer shows it."""
+"""Reads the noisy gradient together with its clipped sum, if the optimizer keeps the sum."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import torch
 from lightning_audit.layout import FloatArray, IndexArray
 from lightning_audit.taps.tensor_views import entries_at, numpy_views
 
-#: Entries of the noise whose values are read, at most.
+#: Largest number of noise entries whose values are read.
 BLOCK = 16384
-#: Entries that are copied at once, and of a tensor that is small.
+#: Largest number of entries copied at once; largest size of a small tensor.
 _AT_ONCE, _SMALL = 2**22, 2**14
 
 
 @dataclass(frozen=True)
 class NoiseReading:
-    """A step's gradient and its clipped sum at the same coordinates, canaries in both.
+    """A step's gradient and its clipped sum at the same coordinates, canaries included in both.
 
     Args:
-        released: entries of the final gradient, ``[n]``.
-        sums: entries of the clipped sum before the noise, ``[n]``; None where no sum is shown.
-        sum_norm: norm of the whole clipped sum; None where no sum is shown or it was not asked for.
+        released: entries of the noisy gradient, ``[n]``.
+        sums: entries of the clipped sum before the noise, ``[n]``; None if the sum is not kept.
+        sum_norm: norm of the whole clipped sum; None if the sum is not kept or not requested.
     """
 
     released: FloatArray
@@ -45,13 +45,13 @@ def read_noise(
 
     Args:
         params: the parameters, in the order of the layout.
-        released: the noisy gradient, one tensor for each parameter.
+        released: the noisy gradient, one tensor per parameter.
         coordinates: tensor -> flat coordinates to read.
-        sums: whether ``summed_grad`` holds the sums that the gradient was made of.
-        norm: whether the norm of the whole sum is wanted.
+        sums: whether ``summed_grad`` contains the sums to which the noise was added.
+        norm: whether to compute the norm of the whole sum.
 
     Returns:
-        The reading; None where a gradient is missing, or of lower than single precision.
+        The reading; None if a gradient is missing or has lower than single precision.
     """
     grads = _entries([released[j] for j in coordinates], coordinates)
     if grads is None:
@@ -67,14 +67,14 @@ def read_noise(
 
 @dataclass(frozen=True)
 class TensorReading:
-    """A step's gradient beside its clipped sum over whole tensors, canaries in both.
+    """A step's gradient and clipped sum over whole tensors, canaries included in both.
 
     Args:
         entries: number of entries of each tensor, ``[L]``.
-        released: sums of the squares of the gradient times its divisor, ``[L]``.
-        noise: the same of the gradient times its divisor, without the clipped sum, ``[L]``.
-        block: what is left without the clipped sums at the first and the last entries of each
-            tensor, ``[m]``; None if it was not asked for.
+        released: sum of squares of the gradient times its divisor, ``[L]``.
+        noise: sum of squares of the gradient times its divisor minus the clipped sum, ``[L]``.
+        block: the noise (the same difference) at the first and the last entries of each tensor,
+            ``[m]``; None if not requested.
     """
 
     entries: FloatArray
@@ -95,14 +95,14 @@ def read_tensors(
 
     Args:
         params: the parameters, in the order of the layout.
-        released: the noisy gradient, one tensor for each parameter.
-        divisor: what the noisy sum was divided by.
-        block: whether the first and the last entries of each tensor are wanted, about `BLOCK` in
+        released: the noisy gradient, one tensor per parameter.
+        divisor: divisor of the noisy sum.
+        block: whether to return the first and the last entries of each tensor, about `BLOCK` in
             all.
 
     Returns:
-        The reading; None where a gradient or a sum is missing, or of another than single or
-        double precision.
+        The reading; None if a gradient or a sum is missing, or has neither single nor double
+        precision.
     """
     pairs = [(g, clipped_sum(p, g)) for p, g in zip(params, released, strict=True)]
     squares, ends = [], []
@@ -128,9 +128,9 @@ def read_tensors(
 
 
 def _squares(flat: torch.Tensor, sums: torch.Tensor, divisor: float) -> torch.Tensor:
-    """Sums of squares of the gradient times its divisor, and of that without its clipped sum."""
+    """Return the sums of squares of gradient times divisor, and of that minus the clipped sum."""
     views = numpy_views([flat, sums]) if len(flat) <= _SMALL else None
-    if views is not None:  # numpy takes less time for what is small
+    if views is not None:  # numpy is faster for small tensors
         scaled = views[0].astype(np.float64) * divisor
         rest = scaled - views[1]
         return torch.from_numpy(np.array([scaled @ scaled, rest @ rest]))
@@ -143,7 +143,7 @@ def _squares(flat: torch.Tensor, sums: torch.Tensor, divisor: float) -> torch.Te
 
 
 def _square(entries: torch.Tensor) -> torch.Tensor:
-    """Sum of squares, in double precision where the device has it."""
+    """Return the sum of squares, in double precision; computed on the CPU for MPS."""
     if entries.device.type == "mps":
         entries = entries.cpu()
     norm: torch.Tensor = torch.linalg.vector_norm(entries, dtype=torch.float64)
@@ -155,11 +155,11 @@ def _is_fine(tensor: torch.Tensor) -> bool:
 
 
 def clipped_sum(param: torch.nn.Parameter, grad: torch.Tensor | None) -> torch.Tensor | None:
-    """The clipped sum that Opacus keeps, unless it was turned into the gradient in place.
+    """Return the clipped sum that Opacus keeps, unless it became the gradient in place.
 
     Args:
         param: a parameter.
-        grad: its gradient, where the noise is in.
+        grad: its noisy gradient.
     """
     held: torch.Tensor | None = getattr(param, "summed_grad", None)
     if held is None or grad is None or held.data_ptr() == grad.data_ptr():
@@ -168,7 +168,7 @@ def clipped_sum(param: torch.nn.Parameter, grad: torch.Tensor | None) -> torch.T
 
 
 def clipped_sums(params: Sequence[torch.nn.Parameter]) -> list[torch.Tensor | None]:
-    """The `clipped_sum` of each parameter beside its gradient."""
+    """Return the `clipped_sum` of each parameter for its ``p.grad``."""
     return [clipped_sum(p, p.grad) for p in params]
 
 

@@ -1,4 +1,4 @@
-"""How long the audit's own code runs within a training, as its hooks tell."""
+"""Measures the time that the audit's own code takes within a training."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ import time
 
 
 class OwnTime:
-    """Seconds in the audit's hooks, of all trainings of this process."""
+    """Seconds spent in the audit's hooks, over all trainings of this process."""
 
     def __init__(self) -> None:
-        #: Of the hooks that are over.
+        #: Seconds in hooks that have returned.
         self.seconds = 0.0
-        #: When the hook began that runs now; None where none does.
+        #: Start time of the running hook; None if none runs.
         self.since: float | None = None
 
     def now(self) -> float:
-        """Seconds by now, those of the hook that runs among them."""
+        """Return the seconds so far, including the running hook."""
         return self.seconds + (0.0 if self.since is None else time.perf_counter() - self.since)
 
 
-#: The hooks add to it. Where trainings run in several threads each is told the sum.
+#: The hooks add to it. Trainings in several threads share it, so that each reports the sum.
 OWN_TIME = OwnTime()
 
 
 class RunTime:
-    """How long a training has taken since this was made, and the audit of that."""
+    """Run time of a training since this object was created, and the audit's part of it."""
 
     def __init__(self) -> None:
         self._began, self._before = time.perf_counter(), OWN_TIME.now()
 
     def cost(self) -> dict[str, float]:
-        """Seconds of the audit's code ("seconds"), and over those of all else ("share").
+        """Return the audit's time ("seconds"), and its ratio to all other time ("share").
 
-        What the canaries' rows cost within the optimizer's clipping and sums is not the audit's
-        code, and is not in it; `benchmarks/whole_runs.py` measures it from outside.
+        The cost of the canaries' rows in the optimizer's clipping and sums is not included;
+        `benchmarks/whole_runs.py` measures it from outside.
         """
         own = OWN_TIME.now() - self._before
         other = time.perf_counter() - self._began - own

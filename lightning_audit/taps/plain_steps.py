@@ -1,4 +1,4 @@
-"""Steps of optimizers that are not private."""
+"""Counts steps of optimizers that are not private."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ import torch
 
 from lightning_audit.taps.boundary import Handles, entry
 
-#: Steps, and different numbers of records among them, from which on it is no chance that the rows
-#: go along with the records.
+#: Fewest steps, and fewest distinct numbers of records, for rows in proportion to records not to
+#: be chance.
 _STEPS, _SIZES = 8, 3
 
 
 @dataclass
 class _Rows:
-    """Rows that an optimizer's module is trained on, beside the records of their batches."""
+    """Rows on which an optimizer's module is trained, and the numbers of records per batch."""
 
     now: int = 0
     steps: int = 0
     sizes: set[int] = field(default_factory=set)
-    #: Rows for each record.
+    #: Ratios of rows to records.
     ratios: set[float] = field(default_factory=set)
 
     @property
     def follow_records(self) -> bool:
-        """Whether each step is trained on the same number of rows for each record."""
+        """Whether every step trains on the same number of rows per record."""
         enough = self.steps >= _STEPS and len(self.sizes) >= _SIZES
         return enough and len(self.ratios) == 1
 
     def end_step(self, records: int | None) -> None:
-        """Take in a step behind a batch of so many records."""
+        """Update with a step after a batch of ``records`` records."""
         if records and self.now:
             self.steps += 1
             self.sizes.add(records)
@@ -41,7 +41,7 @@ class _Rows:
         self.now = 0
 
     def watch(self, module: torch.nn.Module) -> Any:
-        """Count the rows of the module's outputs through which gradients come back to it."""
+        """Count the rows of the module's outputs that receive a gradient; return the hook."""
 
         def take(_module: Any, _inputs: Any, output: Any) -> None:
             if isinstance(output, torch.Tensor) and output.requires_grad and output.dim():
@@ -54,25 +54,25 @@ class _Rows:
 
 
 class PlainSteps:
-    """Counts the steps that are taken without DP-SGD, those that the user exempts apart."""
+    """Counts the steps that are taken without DP-SGD; exempt ones are counted separately."""
 
     def __init__(self) -> None:
-        #: How many, and the class of the optimizer that took the last of them.
+        #: Number of steps, and the class of the optimizer that took the last one.
         self.count, self.kind = 0, ""
-        #: Those of exempt optimizers, by the words in which these are named.
+        #: Steps of exempt optimizers, by the optimizer's description.
         self.exempt: dict[str, int] = {}
-        #: Records of the batch of now; None where that is not known.
+        #: Number of records of the current batch; None if unknown.
         self.records: int | None = None
-        #: Of exempt optimizers whose modules are known, the rows that these are trained on.
+        #: Rows of exempt optimizers with a known module, by the optimizer's description.
         self.rows: dict[str, _Rows] = {}
-        #: Class of the optimizer whose step was refused, and what refuses it by `StepRefused`.
+        #: Class of the optimizer whose step was refused; function that raises `StepRefused`.
         self.refused = ""
         self.refuse: Callable[[str], None] | None = None
         self._handles = Handles()
 
     @property
     def follow_records(self) -> tuple[str, ...]:
-        """Exempt optimizers that train on as many rows as the batch has records, or a multiple."""
+        """Exempt optimizers that train on a fixed number of rows per record of the batch."""
         return tuple(words for words, rows in self.rows.items() if rows.follow_records)
 
     def watch(
@@ -81,8 +81,8 @@ class PlainSteps:
         """Count the steps of these optimizers from now on, and of no others.
 
         Args:
-            plain: that are not private; each with the words in which it is named as exempt, empty
-                where it is not, and the module that holds all that it trains, if there is one.
+            plain: optimizers that are not private, each with its description if it is exempt (else
+                an empty string), and the module with all parameters that it trains, if known.
         """
         self.detach()
         self._handles = Handles()
@@ -95,7 +95,7 @@ class PlainSteps:
                 self._handles.append(optimizer.register_step_pre_hook(entry(self._about_to)))
 
     def _about_to(self, optimizer: Any, *_: Any) -> None:
-        """Refuse the first step, where that is asked for."""
+        """Refuse the first step if `refuse` is set."""
         if self.refuse is not None and not self.count:
             self.refuse(type(optimizer).__name__)
 
@@ -109,14 +109,14 @@ class PlainSteps:
         self.kind = type(optimizer).__name__
 
     def detach(self) -> None:
-        """Take all hooks off."""
+        """Unregister all hooks."""
         self._handles.remove()
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds; the numbers of records are private."""
+        """Return what a checkpoint stores, without the numbers of records, which are private."""
         return {"count": self.count, "kind": self.kind, "exempt": dict(self.exempt)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint's state."""
+        """Restore a checkpoint's state."""
         self.count, self.kind = state["count"], state["kind"]
         self.exempt = dict(state["exempt"])

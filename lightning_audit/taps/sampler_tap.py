@@ -1,4 +1,4 @@
-"""Shows the batches that a loader's sampler yields, without changing them or their randomness."""
+"""Observes the batches of a loader's sampler, without changing them or their randomness."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from lightning_audit.taps.boundary import Handles, entry
 
 
 class WatchedSampler:
-    """Stands for a batch sampler, whose type and attributes it shows.
+    """Proxy of a batch sampler with the same type and attributes.
 
     Args:
         sampler: the batch sampler.
         start: called when the first batch of a pass is drawn.
-        seen: called with each batch, before it goes on to the loader.
+        seen: called with each batch, before the loader gets it.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class WatchedSampler:
         own.update(_watched=sampler, _begins=False, _look=entry(look, lambda batch: batch))
 
     @property  # type: ignore[misc]
-    def __class__(self) -> Any:  # whoever asks for the type, Opacus among them, sees the sampler's
+    def __class__(self) -> Any:  # `isinstance`, as in Opacus, sees the sampler's type
         return type(self._watched)
 
     def __iter__(self) -> Iterator[Any]:
-        # Some samplers draw their order here, and what they raise is the user's.
+        # Some samplers draw their order here; their exceptions are the user's.
         batches = iter(self._watched)
         vars(self)["_begins"] = True
         return map(vars(self)["_look"], batches)
@@ -48,7 +48,7 @@ class WatchedSampler:
         return len(self._watched)
 
     def __getattr__(self, name: str) -> Any:
-        if "_watched" not in vars(self):  # a copy that is being made
+        if "_watched" not in vars(self):  # during copying
             raise AttributeError(name)
         return getattr(vars(self)["_watched"], name)
 
@@ -57,15 +57,15 @@ class WatchedSampler:
 
 
 def unwatched(sampler: Any) -> Any:
-    """The sampler that a `WatchedSampler` stands for; any other sampler as it is."""
+    """Return the sampler of a `WatchedSampler`, or any other sampler unchanged."""
     return vars(sampler)["_watched"] if type(sampler) is WatchedSampler else sampler
 
 
 class SamplerTap:
-    """Watches the logical batches of a loader, until it is removed.
+    """Observes the logical batches of a loader, until it is removed.
 
-    Where Opacus splits them into physical ones, the sampler below is watched. Samplers run in the
-    main process, also ahead of the training, where workers load the records.
+    If Opacus splits them into physical batches, the inner sampler is observed. Samplers run in the
+    main process, ahead of the training if workers load the records.
 
     Args:
         loader: a torch loader with a batch sampler.
@@ -81,13 +81,13 @@ class SamplerTap:
         if isinstance(loader.batch_sampler, BatchSplittingSampler):
             self._holder, self._name = loader.batch_sampler, "sampler"
         self._own = unwatched(getattr(self._holder, self._name))
-        # A loader that is set up refuses another sampler; this one draws the same batches.
+        # An initialized DataLoader rejects a new sampler; this one draws the same batches.
         self._handles = Handles()
         self._handles.append(self)
         self._put(WatchedSampler(self._own, start, seen))
 
     def remove(self) -> None:
-        """Give the loader its own sampler back."""
+        """Restore the loader's own sampler."""
         self._put(self._own)
         self._handles.forget()
 
@@ -96,7 +96,7 @@ class SamplerTap:
 
 
 def can_be_watched(loader: Any) -> bool:
-    """Whether the loader is torch's, draws batches by a sampler, and its data set has a length."""
+    """Return whether this is a torch loader with a batch sampler and a data set of known size."""
     if not isinstance(loader, DataLoader) or loader.batch_sampler is None:
         return False
     try:

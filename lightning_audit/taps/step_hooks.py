@@ -1,4 +1,4 @@
-"""Hooks around the steps of a torch optimizer, which tell whoever installs them."""
+"""Hooks around the steps of a torch optimizer."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from lightning_audit.taps.boundary import Handles, around, entry
 
 
 def _nothing(*_: Any) -> None:
-    """Nothing is to be done."""
+    """Do nothing."""
 
 
 class StepHooks:
-    """Tells of each step when it starts and when it is done.
+    """Calls back when a step starts and when it ends.
 
     Args:
         optimizer: the innermost optimizer.
-        enters: called when a step starts; says within how many it is, itself among them.
-        arrives: called with that number when the step's gradients are made.
-        leaves: called when a step is done.
-        otherwise: called in the place of ``arrives`` once the audit has failed.
-        skips: called in the place of ``leaves`` then.
+        enters: called when a step starts; returns the number of nested steps, including it.
+        arrives: called with that number when the step's gradients are computed.
+        leaves: called when a step ends.
+        otherwise: called instead of ``arrives`` after the audit has failed.
+        skips: called instead of ``leaves`` after the audit has failed.
     """
 
     def __init__(
@@ -40,9 +40,9 @@ class StepHooks:
         self._optimizer = optimizer
         self._enters, self._arrives, self._leaves = enters, arrives, leaves
         self._otherwise, self._skips = otherwise, skips
-        #: Whether it tells of steps.
+        #: Whether the callbacks run.
         self.armed = True
-        #: Of a step that has begun, and whose gradients have not arrived.
+        #: Level of a step that has begun and whose gradients are not computed; else 0.
         self._level = 0
         self.start = entry(self._start, self._start_failed)
         self.end = entry(self._end, self._end_failed)
@@ -51,14 +51,14 @@ class StepHooks:
         self._handles.append(optimizer.register_step_post_hook(self.end))
 
     def _start(self, *given: Any) -> Any:
-        """A step starts."""
+        """Call back at the start of a step."""
         if self.armed:
             self._level = self._enters()
             return self._begin(self._level, self._arrives, given)
         return None
 
     def _start_failed(self, *given: Any) -> Any:
-        """A step starts, or has started, and the audit has failed."""
+        """Call ``otherwise`` for a step that starts, or has started: the audit has failed."""
         if self.armed:
             return self._begin(self._level or self._enters(), self._otherwise, given)
         return None
@@ -68,7 +68,7 @@ class StepHooks:
         self._level = 0
 
     def _end(self, *_: Any) -> None:
-        """A step is done."""
+        """Call back at the end of a step."""
         if self.armed:
             self._leaves()
 
@@ -77,15 +77,15 @@ class StepHooks:
             self._skips()
 
     def remove(self) -> None:
-        """Take the hooks off."""
+        """Unregister the hooks."""
         self._handles.remove()
 
 
 class ClosureHooks(StepHooks):
-    """Tells of steps that make their gradients in a closure, or in the step of a class's parent.
+    """Step hooks for gradients that a closure, or the step of a parent class, computes.
 
-    Where an optimizer's class overrides ``step``, the steps of its parents are told as well. Where
-    a closure is given, ``arrives`` is called each time that it is done.
+    If an optimizer's class overrides ``step``, the steps of its parents call back as well. If a
+    closure is given, ``arrives`` is called each time that it returns.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, *calls: Callable[..., Any]) -> None:
@@ -95,7 +95,7 @@ class ClosureHooks(StepHooks):
             _watch_parents(optimizer, self)
 
     def _begin(self, level: int, arrives: Callable[[int], None], given: tuple[Any, ...]) -> Any:
-        """Call ``arrives``, or give the step's arguments with a closure that does."""
+        """Call ``arrives``, or return the step's arguments with a closure that does."""
         _, args, kwargs = given
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
@@ -112,25 +112,25 @@ class ClosureHooks(StepHooks):
 
 
 def steps_of(kind: type) -> list[Any]:
-    """The steps of a class that may run within each other, outermost first."""
+    """Return the `step` methods of a class and its parents, outermost first."""
     return [step for c in kind.__mro__ if (step := vars(c).get("step")) is not None]
 
 
 def is_torchs(step: Any) -> bool:
-    """Whether the code of a step is torch's own."""
+    """Return whether the code of a step is torch's own."""
     return str(getattr(step, "__module__", "")).startswith("torch.optim.")
 
 
-#: Optimizers that are told of; parent classes -> (their own step, what stands in its place).
+#: Hooks by optimizer; parent class -> (its own step, the step that replaces it).
 _hooks: WeakKeyDictionary[torch.optim.Optimizer, ClosureHooks] = WeakKeyDictionary()
 _unwatched: dict[type, tuple[Any, Any]] = {}
 
 
 def _watch_parents(optimizer: torch.optim.Optimizer, hooks: ClosureHooks) -> None:
-    """Tell of the steps of parent classes that run no hooks yet.
+    """Wrap the steps of parent classes that run no hooks yet.
 
-    torch has a class's step run hooks when the class's first object is made. Doing so here would
-    have the hooks of others run twice in a step that goes on to its parent's.
+    torch makes a class's step run hooks when the class's first object is created. Doing the same
+    here would run other code's hooks twice in a step that calls its parent's.
     """
     for parent in type(optimizer).__mro__[1:]:
         step = vars(parent).get("step")
@@ -143,7 +143,7 @@ def _watch_parents(optimizer: torch.optim.Optimizer, hooks: ClosureHooks) -> Non
 
 
 class _Parents:
-    """The hooks on the steps of an optimizer's parent classes.
+    """Handle of the hooks on the steps of an optimizer's parent classes.
 
     Args:
         optimizer: the optimizer.
@@ -153,16 +153,16 @@ class _Parents:
         self._optimizer = optimizer
 
     def remove(self) -> None:
-        """Take them off."""
+        """Remove the hooks."""
         _unwatch(self._optimizer)
 
 
 def _unwatch(optimizer: torch.optim.Optimizer) -> None:
-    """Give parent classes their steps back, when the last hooks are off."""
+    """Restore the steps of parent classes after the last hooks were removed."""
     _hooks.pop(optimizer, None)
     while not _hooks and _unwatched:
         parent, (step, watched) = _unwatched.popitem()
-        if vars(parent)["step"] is watched:  # nobody has wrapped it since
+        if vars(parent)["step"] is watched:  # not wrapped since
             parent.step = step  # type: ignore[attr-defined]
 
 

@@ -1,4 +1,4 @@
-"""A tensor's memory as a numpy array: single entries are read and written there in less time."""
+"""Views of a tensor's memory as a numpy array, in which single entries are accessed faster."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from lightning_audit.layout import Direction, FloatArray, IndexArray, RowParts, 
 
 
 def numpy_view(tensor: torch.Tensor) -> NDArray[Any] | None:
-    """The entries of a tensor as a flat numpy array that shares its memory, or None.
+    """Return the entries of a tensor as a flat numpy array that shares its memory, or None.
 
-    Indexing a few dozen entries costs torch several times what it costs numpy, and a step does so
-    for every tensor. Only contiguous float32 and float64 tensors on a CPU have such a view.
+    Indexing a few dozen entries takes torch several times as long as numpy, and a step does so for
+    every tensor. Only contiguous float32 and float64 tensors on a CPU have such a view.
     """
     plain = tensor.is_cpu and tensor.dtype in (torch.float32, torch.float64)
     if not plain or not tensor.is_contiguous():
@@ -27,7 +27,7 @@ def numpy_view(tensor: torch.Tensor) -> NDArray[Any] | None:
 
 
 def numpy_views(tensors: Sequence[torch.Tensor | None]) -> list[NDArray[Any]] | None:
-    """The `numpy_view` of each tensor; None unless all of them have one."""
+    """Return the `numpy_view` of each tensor; None unless all of them have one."""
     views: list[NDArray[Any]] = []
     for tensor in tensors:
         view = None if tensor is None else numpy_view(tensor)
@@ -38,10 +38,10 @@ def numpy_views(tensors: Sequence[torch.Tensor | None]) -> list[NDArray[Any]] | 
 
 
 def entries_at(tensors: Sequence[torch.Tensor], coordinates: dict[int, IndexArray]) -> FloatArray:
-    """The entries of tensors at some coordinates, in double precision, ``[n]``.
+    """Return the entries of tensors at given coordinates, in double precision, ``[n]``.
 
     Args:
-        tensors: one for each of the coordinates, on any device.
+        tensors: one tensor per key of ``coordinates``, in its order, on any device.
         coordinates: tensor -> flat coordinates to read.
     """
     pieces: list[FloatArray] = []
@@ -54,7 +54,7 @@ def entries_at(tensors: Sequence[torch.Tensor], coordinates: dict[int, IndexArra
             pieces.append(np.zeros(0))
         else:
             pieces.append(view[index].astype(np.float64))
-    if away:  # all at once: each way off a device waits for it
+    if away:  # one copy for all: each copy from a device synchronizes
         device = away[0][1].device
         read = torch.cat([t.to(device) for _, t in away]).cpu().double().numpy()
         ends = np.cumsum([len(t) for _, t in away])[:-1]
@@ -70,9 +70,9 @@ def add_along(
     """Add each direction, times its weight, to the tensors of a layout.
 
     Args:
-        tensors: one for each tensor of the layout; None is left out.
+        tensors: one per tensor of the layout; None is skipped.
         directions: directions over the layout, ``[n]``.
-        weights: what they are multiplied by, ``[n]``.
+        weights: their factors, ``[n]``.
     """
     writes: list[tuple[Any, ...]] = []
     puts: list[tuple[Any, ...]] = []
@@ -89,11 +89,11 @@ def add_along(
             continue
         rows, index, value = _joined(parts)
         if not tensor.dim():
-            tensor = tensor.reshape(1)  # the same memory, which can be indexed
+            tensor = tensor.reshape(1)  # same memory, but can be indexed
         at = torch.unravel_index(torch.from_numpy(index).to(tensor.device), tensor.shape)
         added = torch.from_numpy(weights[rows] * value).to(tensor.device, tensor.dtype)
         puts.append((tensor, at, added))
-    for entries, index, amount in writes:  # all or nothing: a failure above has changed nothing
+    for entries, index, amount in writes:  # all or nothing: a failure above wrote nothing
         entries[index] += amount
     for tensor, at, added in puts:
         tensor.index_put_(at, added, accumulate=True)
@@ -102,12 +102,12 @@ def add_along(
 def write_rows(
     buffers: Sequence[torch.Tensor], directions: Sequence[Direction], norm: float
 ) -> None:
-    """Write ``norm`` times each direction into the last rows of the buffers, which hold zeros.
+    """Write ``norm`` times each direction into the last rows of the buffers, which are zeros.
 
     Args:
-        buffers: a tensor ``[rows, *shape]`` for each tensor of the layout.
+        buffers: one tensor ``[rows, *shape]`` per tensor of the layout.
         directions: vectors over the layout, ``[n]``.
-        norm: what they are multiplied by, in the unit of a per-sample gradient.
+        norm: their factor, in the unit of a per-sample gradient.
     """
     for j, parts in by_tensor(directions).items():
         write_parts(buffers[j][len(buffers[j]) - len(directions) :], parts, norm)
@@ -117,9 +117,9 @@ def write_parts(rows: torch.Tensor, parts: RowParts, norm: float) -> None:
     """Write ``norm`` times the directions' parts in one tensor into rows of zeros.
 
     Args:
-        rows: a row for each direction, contiguous, ``[n, *shape]``.
-        parts: of the directions.
-        norm: norm of the rows, in the unit of a per-sample gradient.
+        rows: one row per direction, contiguous, ``[n, *shape]``.
+        parts: parts of the directions in this tensor.
+        norm: factor of the directions, in the unit of a per-sample gradient.
     """
     shape = rows.shape[1:]
     view = numpy_view(rows)
@@ -135,7 +135,7 @@ def write_parts(rows: torch.Tensor, parts: RowParts, norm: float) -> None:
 
 
 def _joined(parts: RowParts) -> tuple[IndexArray, IndexArray, FloatArray]:
-    """Numbers of the directions, coordinates and entries, ``[m]``: one way to a device for all."""
+    """Return indices of directions, coordinates and entries, ``[m]``, to copy all at once."""
     return (
         np.repeat([row for row, _ in parts], [len(part.index) for _, part in parts]),
         np.concatenate([part.index for _, part in parts]),
@@ -143,12 +143,12 @@ def _joined(parts: RowParts) -> tuple[IndexArray, IndexArray, FloatArray]:
     )
 
 
-#: How far a gradient that was multiplied by one number may be off, relative to its size.
+#: Largest residual of a gradient that was multiplied by one number, relative to its norm.
 _PROPORTIONAL = 1e-4
 
 
 def factor_of(left: torch.Tensor, arrived: torch.Tensor) -> float | None:
-    """The one number that ``left`` was multiplied by to give ``arrived``; None if there is none.
+    """Return the number by which ``left`` was multiplied to give ``arrived``; None if none.
 
     Args:
         left: entries of a gradient, ``[n]``.

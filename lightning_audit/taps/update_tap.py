@@ -1,7 +1,7 @@
-"""Reads the gradient that a plain optimizer's update uses, wherever in its step that is made.
+"""Reads the gradient that a plain optimizer's update uses, even if it is computed inside `step`.
 
-Lightning hands the training step to an optimizer as a closure, so that gradients are made inside
-``step``, and an optimizer of the user's own may clip and noise them there too.
+Lightning passes the training step to an optimizer as a closure, so that gradients are computed
+inside ``step``. A user's optimizer may clip them and add noise there too.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from lightning_audit.taps.step_hooks import is_torchs, steps_of
 class UpdateTap(GradientTap):
     """A tap that reads after the closure, in the innermost ``step`` of a class and its parents.
 
-    A step whose code is torch's own is read at once. Where a subclass overrides ``step``, its
-    first step shows whether it goes on to its parent's: until then `trial` is true, and no canary
-    may be in. If it does not, the tap is `opaque`: nobody can tell what the code does with the
+    A step whose code is torch's own is read directly. If a subclass overrides ``step``, its first
+    step shows whether it calls its parent's. Until then `trial` is true, and no canary may be
+    inserted. If it does not, the tap is `opaque`: it is not known what the code does with the
     gradient that was read. In a trial a step may be read more than once.
 
     Args:
         optimizer: the optimizer that updates the parameters.
-        params: as `GradientTap` has them.
-        coordinates: as `GradientTap` has them.
-        cut_known: whether the training's code says where its noise is in.
+        params: as for `GradientTap`.
+        coordinates: as for `GradientTap`.
+        cut_known: whether the training's code calls `lightning_audit.released`.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class UpdateTap(GradientTap):
 
     @property
     def trial(self) -> bool:
-        """Whether it is not known yet where the gradient is to be read."""
+        """Whether it is not yet known where to read the gradient."""
         return self._level is None and not self.cut_known
 
     @property
     def inside_step(self) -> bool:
-        """Whether the gradient of a step was read, and the update is under way."""
+        """Whether the gradient of a step was read and its update has not ended."""
         return self._at_cut or (not self.trial and self._left is not None)
 
     def reads_at(self, level: int) -> bool:
@@ -63,13 +63,13 @@ class UpdateTap(GradientTap):
         return self._level in (None, level)
 
     def read(self, taken: FloatArray | None) -> bool:
-        """See `GradientTap.read`; where the noise is shown once, it is shown in every step."""
+        """See `GradientTap.read`; one reading at the cut sets `cut_known` for all steps."""
         finite = super().read(taken)
         self.cut_known = self.cut_known or self._at_cut
         return finite
 
     def reset(self) -> None:
-        """Forget a step that broke off between its hooks."""
+        """Discard a step that was interrupted between its hooks."""
         super().reset()
         self._read_at, self._again = 0, False
 
@@ -84,7 +84,7 @@ class UpdateTap(GradientTap):
         if self.cut_known or self._level not in (None, level):
             return False
         if self._level is not None and self._left is not None:
-            self._again = True  # the closure runs a second time: which gradient is the step's?
+            self._again = True  # the closure ran twice: the step's gradient is ambiguous
             return False
         self._read_at = level
         self._begin()
@@ -98,11 +98,11 @@ class UpdateTap(GradientTap):
         if self._at_cut:
             if level > 1:
                 return None
-            reading = self._end(trusted=True)  # whatever is done with a release, in whose step
+            reading = self._end(trusted=True)  # any post-processing, in any step
             self._read_at, self._again = 0, False
             return reading
         if self.cut_known:
-            # Its code did not come to the place where the noise is in.
+            # Its code did not call `released`.
             unread = np.full(self._size, np.nan)
             return Reading(unread, unclear=True) if level == 1 else None
         if level != self._read_at or self._left is None:

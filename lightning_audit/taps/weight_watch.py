@@ -1,4 +1,4 @@
-"""How the weights move: in the update, and outside of it."""
+"""Reads changes of the weights, in the update and outside of it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import torch
 from lightning_audit.layout import FloatArray, IndexArray
 from lightning_audit.taps.tensor_views import entries_at, numpy_view
 
-#: Steps that are watched: the first ones, and one in so many later.
+#: Steps that are read: the first `_FIRST`, then one in `_EVERY`.
 _FIRST, _EVERY = 100, 8
-#: Entries of each tensor that are compared at every step.
+#: Number of entries of each tensor that are compared at every step.
 _ENTRIES = 4
 
 
 @dataclass(frozen=True)
 class Moves:
-    """Entries of the weights around one update.
+    """Entries of the weights and their changes around one update.
 
     Args:
-        update: what the update added, from the reading of its gradient on, ``[n]``.
-        start: the weights before it, ``[n]``.
-        outside: what was added since the update before; None where that was not watched, ``[n]``.
+        update: change from the reading of the gradient to the end of the update, ``[n]``.
+        start: the weights when the gradient was read, ``[n]``.
+        outside: change since the end of the previous update, ``[n]``; None if that was not read.
     """
 
     update: FloatArray
@@ -33,7 +33,7 @@ class Moves:
 
 
 class WeightWatch:
-    """Reads the weights at the coordinates where gradients are read.
+    """Reader of the weights at the coordinates of the gradient readings.
 
     Args:
         params: the parameters, in the order of the layout.
@@ -45,20 +45,20 @@ class WeightWatch:
     ) -> None:
         self._params = params
         self._index = coordinates
-        #: Compares a few entries at every step.
+        #: Comparison of a few entries at every step.
         self.fingerprint = WeightFingerprint(params)
         self._number = 0
         self._before: FloatArray | None = None
         self._after: tuple[int, FloatArray] | None = None
 
     def start(self) -> None:
-        """Before an update, or nearer to it."""
+        """Read the weights before an update; a later call replaces an earlier one."""
         self.fingerprint.start()
         watched = self._number < _FIRST or self._number % _EVERY == 0
         self._before = self._read() if watched else None
 
     def end(self) -> Moves | None:
-        """After an update; None where it was not watched."""
+        """Return the changes after an update; None if it was not read."""
         self.fingerprint.end()
         before, number = self._before, self._number
         self.forget()
@@ -71,7 +71,7 @@ class WeightWatch:
         return Moves(now - before, before, outside)
 
     def forget(self) -> None:
-        """The step broke off."""
+        """Discard a step that was not completed."""
         self._before = None
 
     def _read(self) -> FloatArray:
@@ -79,10 +79,10 @@ class WeightWatch:
 
 
 class WeightFingerprint:
-    """Compares a few entries of each tensor, at every step.
+    """Comparison of a few entries of each tensor at every step.
 
-    Where a tensor's memory cannot be seen, as on a GPU, the number of its changes by torch is
-    compared instead, which misses what is done to ``p.data``.
+    If a tensor has no numpy view, as on a GPU, its torch version counter is compared instead,
+    which misses changes to ``p.data``.
 
     Args:
         params: the parameters.
@@ -94,22 +94,22 @@ class WeightFingerprint:
         self._views: list[Any] = []
         self._after: list[Any] | None = None
         self._new_epoch = False
-        #: Steps before which weights had changed within an epoch, and between two.
+        #: Number of steps before which weights had changed, within an epoch and between epochs.
         self.within, self.between = 0, 0
 
     def start_epoch(self) -> None:
-        """The next step is the first of an epoch."""
+        """Mark the next step as the first of an epoch."""
         self._new_epoch = True
 
     def start(self) -> None:
-        """A step's noise is in, and its update comes next."""
+        """Compare before an update, after the step's noise."""
         if self._after is not None and self._after != self._read():
             self.between += self._new_epoch
             self.within += not self._new_epoch
         self._new_epoch = False
 
     def end(self) -> None:
-        """An update is done."""
+        """Store the entries after an update."""
         self._after = self._read()
 
     def _read(self) -> list[Any]:
@@ -123,6 +123,6 @@ class WeightFingerprint:
 
 
 def _few(param: torch.nn.Parameter) -> Any:
-    """A view of a few entries, or None."""
+    """Return a view of a few entries, or None."""
     entries = numpy_view(param)
     return None if entries is None else entries[:: max(1, len(entries) // _ENTRIES)][:_ENTRIES]

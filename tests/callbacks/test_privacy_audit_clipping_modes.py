@@ -130,7 +130,7 @@ def test_ghost_losses_that_run_backward_unannounced_are_not_passed(tmp_path: Pat
     _, entries = read_observations(tmp_path / "audit" / report.record)
     assert (entries["canaries"] == DROPPED).all()
     said = next(note for note in report.notes if "clipped before a canary" in note)
-    assert "call self.manual_backward(loss) in its place" in said
+    assert "call self.manual_backward(loss) instead" in said
 
 
 @pytest.mark.parametrize(("kind", "word"), [(PerLayer, "per-layer"), (AdaClip, "adaptive")])

@@ -135,14 +135,14 @@ def test_evidence_of_before_the_stop_alarms_under_a_looser_significance(tmp_path
     (noise,) = (check for check in report.checks if check.name == "noise")
     # By the step that is said the evidence was there; never later than the checkpoint.
     assert 0 <= noise.evidence["violated_at_step"] < 20
-    assert "the step at which a test flagged is the latest that it can be" in notes_of(report)
+    assert "the step at which a test flagged is an upper bound" in notes_of(report)
 
 
 def test_a_pass_under_another_significance_says_so(tmp_path: Path) -> None:
     report = resumed(tmp_path, {"significance": 1e-200}, {"significance": 0.05})
     assert report.verdict.outcome == "PASS"
     assert "significance=1e-200 until step 40, 0.05 from then on" in notes_of(report)
-    assert "holds only if it was chosen without a look at those steps" in notes_of(report)
+    assert "is valid only if it was chosen without looking at those steps" in notes_of(report)
 
 
 def test_canaries_enter_again_when_the_alarm_that_stopped_them_no_longer_stands(

@@ -113,7 +113,7 @@ def test_names_that_fit_two_networks_need_the_right_module() -> None:
 
     module = Crossed()
     step = _step(module)
-    with pytest.raises(ValueError, match="fit several submodules of Crossed; give module="):
+    with pytest.raises(ValueError, match="fit several submodules of Crossed; pass module="):
         step.places(["a.weight", "b.weight"], module, module)
     assert step.places(["a.weight", "b.weight"], module.two, module) == {
         "a.weight": 1,
@@ -134,7 +134,7 @@ def test_tied_parameter_under_two_names_is_refused() -> None:
     ("names", "told"),
     [
         (["0.weight", "0.bias", "1.weight"], r"lacks parameters .*: `net\.1\.bias`;"),
-        (["w", "0.bias", "1.weight", "1.bias"], "names `w` are those of no submodule of Outer"),
+        (["w", "0.bias", "1.weight", "1.bias"], "names `w` belong to no submodule of Outer"),
     ],
 )
 def test_missing_or_unknown_parameter_is_named(names: list[str], told: str) -> None:

@@ -238,5 +238,5 @@ def test_a_report_leads_to_the_observations_beside_it(tmp_path, record) -> None:
 
 
 def test_the_record_of_a_training_is_not_read_for_its_archive(tmp_path) -> None:
-    with pytest.raises(ScoresError, match=r"observations\.bin' is a record of which a training"):
+    with pytest.raises(ScoresError, match=r"observations\.bin' is a record to which a training"):
         CanaryScores.load(tmp_path / "observations.bin")

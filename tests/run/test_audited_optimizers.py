@@ -186,7 +186,7 @@ def test_half_noise_of_the_second_is_found_and_the_optimizer_is_named(tmp_path: 
 def test_what_is_handed_out_of_the_significance_is_no_more_than_the_whole(tmp_path: Path) -> None:
     report = fit(tmp_path, TwoNets(), PrivacyAudit(1000.0, seed=1), max_steps=40)
     shares = [check.share for check in report.checks if not REGISTRY[check.name].warns]
-    assert 0.9 < sum(shares) <= 1.0
+    assert 0.8 < sum(shares) <= 0.9
     for name, label in zip(report.records, ("optimizer 1 ", "optimizer 2 "), strict=True):
         header, entries = read_observations(tmp_path / "audit" / name)
         monitor = replay(header, entries, 0.5e-3)

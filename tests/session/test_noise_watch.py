@@ -150,7 +150,7 @@ def test_the_noise_alone_is_not_shown_while_earlier_draws_are_left_in_it() -> No
     assert read_banded(made, 1.0).sums is not None
     after = [read_banded(kept, 1.0) for _ in range(10)]
     assert after[0].sums is None
-    assert after[0].lack.startswith("draws of earlier steps are not known")
+    assert after[0].lack.startswith("noise draws of earlier steps are unknown")
     assert after[-1].sums is not None
     # What is read of all entries goes on where it was.
     read = np.array([0.5, 1.0, 1.5])

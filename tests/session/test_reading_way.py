@@ -58,7 +58,7 @@ def test_nothing_counts_of_an_unclear_reading_by_hand() -> None:
     judged, lack = by_hand().judged(Reading(VALUES, unclear=True), asked=True)
     assert np.isnan(judged.values).all()
     assert not judged.unclear
-    assert lack.startswith("the optimizer clips or noises inside its own step")
+    assert lack.startswith("the optimizer clips or adds noise inside its own step")
 
 
 def test_where_the_update_is_hidden_a_reading_counts_that_was_asked_for_or_shown() -> None:

@@ -615,12 +615,12 @@ _HEAD = """# Which trainings can be audited
 
 <!-- Made by `python tests/support/training_matrix.py` from the test matrix; do not edit. -->
 
-Each row is a training that `tests/callbacks/test_privacy_audit_matrix.py` runs for 120 steps and
-more: the canaries' signal is one and the noise as claimed, within sampling error, and the trained
-model is what it would have been without the audit (`make test` compares six rows and one training
-of two processes, `make nightly` the others). *No copy* says that canaries join the per-sample
-gradients without a copy of these, and can ride in every step at little cost; where rows are copied,
-canaries join the first 500 steps and every tenth later, unless `every_n_steps` says otherwise.
+Each row is a training that `tests/callbacks/test_privacy_audit_matrix.py` runs for 120 steps or
+more: the canaries' signal is one and the noise is as claimed, within sampling error, and the
+trained model equals the one without the audit (`make test` compares six rows and one training of
+two processes, `make nightly` the others). *No copy* means that canaries join the per-sample
+gradients without copying these, and can be in every step at little cost. If rows are copied,
+canaries join the first 500 steps and every tenth step later, unless `every_n_steps` is set.
 """
 
 

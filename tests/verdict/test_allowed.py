@@ -116,7 +116,7 @@ def test_a_second_finding_is_named_beside_it(tmp_path: Path) -> None:
     assert first_line(report).startswith(
         f"PASS except {NAME}, accounting (allowed); the epsilon that holds is {HOLDS:.4g} at"
     )
-    assert f"claimed 1.5 (not known to hold beside {NAME}, accounting)" in as_text(report)
+    assert f"claimed 1.5 (not known to hold with {NAME}, accounting allowed)" in as_text(report)
     assert report.claimed_epsilon == 1.5
     assert "claimed_epsilon" not in report.epochs[-1]
 
@@ -135,7 +135,7 @@ def test_of_steps_that_cost_more_than_is_claimed_the_cost_holds(tmp_path: Path) 
     assert report.epsilon_spent > 1.5
     told = f"except accounting (allowed); the epsilon that holds is {report.epsilon_spent:.4g}"
     assert told in first_line(report)
-    assert "claimed 1.5 (not known to hold beside accounting)" in as_text(report)
+    assert "claimed 1.5 (not known to hold with accounting allowed)" in as_text(report)
 
 
 class Twice(PrivateModule):

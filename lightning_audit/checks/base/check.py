@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from lightning_audit.checks.base.evidence import Evidence
 from lightning_audit.results.audit_report import CheckResult, Kind
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from lightning_audit.checks.noise.noise_seen import NoiseStep
+    from lightning_audit.record.store import RecordHeader
 
 #: Checks of the same property: a fault that explains one of them explains the others.
 #: Those of the channel suppose noise of the claimed size in each coordinate: noise that is smaller,
@@ -19,6 +26,26 @@ Refuted = Literal["claimed", "spent", "lower"]
 OF_BATCHES: tuple[Refuted, ...] = ("claimed", "spent", "lower")
 #: What is measured on the gradients of steps, or on steps that are replayed.
 MEASURED: tuple[Group, ...] = ("clipping", "replay", "noise", "reuse", "channel", "leakage")
+
+
+class EntryStatistic(Protocol):
+    """Statistic of a record's entries; checkpoints hold it, see `record.snapshot`."""
+
+    def update(self, entry: NDArray[np.void]) -> None:
+        """Add one entry that counts."""
+
+    def results(self) -> tuple[CheckResult, ...]:
+        """Results of the checks."""
+
+
+class NoiseStatistic(Protocol):
+    """Statistic of what steps show of their noise; no checkpoint holds it."""
+
+    def update(self, step: NoiseStep) -> None:
+        """Add one step."""
+
+    def result(self, lack: str) -> CheckResult:
+        """Result of the check; ``lack`` is why the latest step shows no noise, or empty."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +102,12 @@ class Check:
         fine: message of a private check where nothing is wrong.
         public: names of those parts of a private check that are functions of settings, coins and
             released gradients all the same: keys of the evidence, or "message".
+        reads: what its statistic is given: "steps", entries of the record of steps with noise;
+            "canaries", entries of those whose coins count; "readings", `NoiseStep` of each step;
+            "noise", the same of steps whose noise is known without the data; None if its result is
+            made elsewhere. Of a family of checks one has the statistic, which gives all results.
+        init: makes the statistic of the record's header and the significance of a run, see
+            `EntryStatistic` and `NoiseStatistic`.
         refutes: which epsilons do not hold where it is violated and the user allows it: the claim,
             what the steps are composed to, or the lower bounds, which suppose how batches are
             drawn.
@@ -99,6 +132,8 @@ class Check:
     private: bool = False
     fine: str = ""
     public: tuple[str, ...] = ()
+    reads: Literal["steps", "canaries", "readings", "noise"] | None = None
+    init: Callable[[RecordHeader, float], Any] | None = None
     refutes: tuple[Refuted, ...] = ("claimed", "spent")
 
     def occurs(self, optimizers: int) -> tuple[int, int]:

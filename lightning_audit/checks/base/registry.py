@@ -12,10 +12,14 @@ import pkgutil
 from collections import UserDict
 from collections.abc import Iterable, Iterator, MutableMapping
 from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
 
 from lightning_audit.checks.base import evidence
 from lightning_audit.checks.base.check import Check, FaultRule, Group
 from lightning_audit.results.audit_report import CheckResult
+
+if TYPE_CHECKING:
+    from lightning_audit.record.store import RecordHeader
 
 ENTRY_POINTS = "lightning_audit.checks"
 #: Subjects in the order of the report.
@@ -106,6 +110,27 @@ def shares(*, warns: bool = False) -> dict[str, float]:
         warns: for the checks that only warn, which share a second significance of the same size.
     """
     return {c.name: share(c) for c in REGISTRY.values() if c.weight > 0 and c.warns == warns}
+
+
+def statistics(reads: str, header: RecordHeader, significance: float) -> dict[str, Any]:
+    """New statistics of the checks that read something, by the names of the checks.
+
+    Args:
+        reads: see `Check`.
+        header: what the entries of the record mean.
+        significance: of the whole run.
+    """
+    return {
+        check.name: check.init(header, significance)
+        for check in REGISTRY.values()
+        if check.reads == reads and check.init is not None
+    }
+
+
+def packages() -> set[str]:
+    """Names of the packages whose statistics a checkpoint may hold."""
+    made = (check.init.__module__ for check in REGISTRY.values() if check.init is not None)
+    return {ENTRY_POINTS.partition(".")[0], *(module.partition(".")[0] for module in made)}
 
 
 def group(name: Group) -> tuple[str, ...]:

@@ -26,6 +26,8 @@ SENSITIVITY = Check(
     must_run=True,
     doubtful=True,
     size_of="signal",
+    reads="canaries",
+    init=lambda *about: SensitivityCheck(*about),
 )
 
 CHECKS = (SENSITIVITY,)

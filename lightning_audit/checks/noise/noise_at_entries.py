@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_audit.checks.base.check import FaultRule
-from lightning_audit.checks.noise.noise_seen import WholeTensors
+from lightning_audit.checks.noise.noise_seen import NoiseStep
 from lightning_audit.checks.noise.normal_noise import NOISE_SHAPE
-from lightning_audit.layout import FloatArray
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.evalues.noise_scale import (
     INTERVAL_SIGNIFICANCE,
@@ -49,6 +48,8 @@ NOISE_ENTRIES = dataclasses.replace(
             explains_groups=("reuse", "channel", "leakage"),
         ),
     ),
+    reads="noise",
+    init=lambda _, significance: SingleEntries(significance),
 )
 
 _OVER_A_TENSOR = FaultRule(
@@ -74,6 +75,8 @@ NOISE_WHOLE = dataclasses.replace(
         _OVER_A_TENSOR,
         dataclasses.replace(_OVER_A_TENSOR, rank=0.75, applies=lambda _: True),
     ),
+    reads="readings",
+    init=lambda header, significance: WholeSizes(significance, header.tensors),
 )
 
 CHECKS = (NOISE_ENTRIES, NOISE_WHOLE)
@@ -102,8 +105,10 @@ class SingleEntries:
         #: The first step that is looked at; another one after a stop.
         self._since = 0
 
-    def update(self, noise: FloatArray, step: int) -> None:
-        """Take in a step's noise in units of its claimed standard deviation, ``[n]``."""
+    def update(self, at: NoiseStep) -> None:
+        """Add a step's noise."""
+        noise, step = at.noise, at.number
+        assert noise is not None
         if self._past is None:
             self._past, self._since = EntryBets(len(noise)), step
         bets, self._entries = self._past, len(noise)
@@ -159,14 +164,11 @@ class WholeSizes:
         self._of_smallest, self._steps = np.zeros((2, len(tensors))), 0
         self._largest = np.zeros(len(tensors))
 
-    def update(self, seen: WholeTensors, *, alone: bool, step: int) -> None:
-        """Take in a step.
-
-        Args:
-            seen: the step.
-            alone: whether what is left without the sums is the noise.
-            step: its number.
-        """
+    def update(self, at: NoiseStep) -> None:
+        """Add a step, if its whole tensors were read."""
+        seen, alone, step = at.seen.whole, at.noise is not None, at.number
+        if seen is None:
+            return
         count, squares = seen.entries, seen.noise if alone else seen.released
         if not np.isfinite(squares).all():
             return

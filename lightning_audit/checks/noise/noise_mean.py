@@ -1,12 +1,12 @@
-"""Is the noise as often above zero as below?"""
+"""The mean of the noise: `noise.mean` warns."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from lightning_audit.checks.base.check import Check
+from lightning_audit.checks.noise.noise_seen import NoiseStep
 from lightning_audit.checks.noise.normal_noise import NOISE_SHAPE
-from lightning_audit.layout import FloatArray
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.evalues.noise_shape import sign_log_e
 
@@ -20,6 +20,8 @@ NOISE_MEAN = Check(
     warns=True,
     private=True,
     fine="the noise is as often above zero as below",
+    reads="noise",
+    init=lambda _, significance: NoiseMean(significance),
 )
 
 CHECKS = (NOISE_MEAN,)
@@ -36,10 +38,11 @@ class NoiseMean:
         self._signs = np.zeros(2, dtype=np.int64)
         self._test = NOISE_MEAN.test(significance)
 
-    def update(self, noise: FloatArray, step: int) -> None:
-        """Take in a step's noise, ``[n]``."""
-        self._signs += [np.sum(noise > 0), np.sum(noise < 0)]
-        self._test.update(sign_log_e(*self._signs.tolist()), step)
+    def update(self, step: NoiseStep) -> None:
+        """Add a step's noise."""
+        assert step.noise is not None
+        self._signs += [np.sum(step.noise > 0), np.sum(step.noise < 0)]
+        self._test.update(sign_log_e(*self._signs.tolist()), step.number)
 
     def result(self, lack: str = "") -> CheckResult:
         """Result of the check; ``lack`` is why no noise was seen."""

@@ -68,6 +68,34 @@ class NoiseSeen:
     lack: str = ""
 
 
+@dataclass(frozen=True)
+class NoiseStep:
+    """What one step shows of its noise, in units of its claimed standard deviation.
+
+    Args:
+        number: of the step, from 0.
+        seen: the step, in units of the clipping norm.
+        noise: its noise alone, ``[n]``; None if it is not known without the data.
+    """
+
+    number: int
+    seen: NoiseSeen
+    noise: FloatArray | None
+
+    @property
+    def released(self) -> FloatArray:
+        """The release, data and noise together, ``[n]``."""
+        return np.asarray(self.seen.released / self.seen.noise_multiplier)
+
+    @property
+    def readings(self) -> FloatArray:
+        """The noise alone, or beside data if it is not known alone, ``[n]``.
+
+        The data only add to its squares, so that tests that look for too small a noise are valid.
+        """
+        return self.released if self.noise is None else self.noise
+
+
 def noise_of(seen: NoiseSeen) -> tuple[FloatArray | None, str]:
     """The noise in units of its claimed standard deviation, ``[n]``; or None, and why.
 

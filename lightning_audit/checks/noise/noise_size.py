@@ -40,7 +40,7 @@ _FINDS = "too little noise: everywhere, in a tensor, in a few steps, on a canary
 
 _NO_STEP = "no finite gradient was read of a step whose noise is claimed"
 
-NOISE = Check(
+_SIZE = Check(
     "noise",
     _FINDS,
     weight=100,
@@ -52,13 +52,17 @@ NOISE = Check(
     doubtful=True,
     size_of="noise",
 )
-
-NOISE_TENSOR = dataclasses.replace(NOISE, name="noise.tensor")
-
-NOISE_STEP = dataclasses.replace(NOISE, name="noise.step", size_of=None)
+# One statistic gives the results of these three.
+NOISE = dataclasses.replace(_SIZE, reads="steps", init=lambda *about: WitnessNoiseCheck(*about))
+NOISE_TENSOR = dataclasses.replace(_SIZE, name="noise.tensor")
+NOISE_STEP = dataclasses.replace(_SIZE, name="noise.step", size_of=None)
 
 NOISE_CANARY = dataclasses.replace(
-    NOISE, name="noise.canary", needs="no finite gradient was read of a step with canaries"
+    _SIZE,
+    name="noise.canary",
+    needs="no finite gradient was read of a step with canaries",
+    reads="canaries",
+    init=lambda *about: CanaryNoiseCheck(*about),
 )
 
 CHECKS = (NOISE, NOISE_TENSOR, NOISE_STEP, NOISE_CANARY)

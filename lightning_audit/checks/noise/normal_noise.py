@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from lightning_audit.checks.base.check import Check
+from lightning_audit.checks.noise.noise_seen import NoiseStep
+from lightning_audit.results.audit_report import CheckResult
+from lightning_audit.stats.evalues.noise_shape import TailBet, TieBet, repeated_share
+from lightning_audit.stats.evalues.sequential import log_mean_exp
 
 # What most of these look for shows in a step or two, with evidence that needs no larger share.
 NOISE_SHAPE = Check(
@@ -16,6 +20,57 @@ NOISE_SHAPE = Check(
     doubtful=True,
     private=True,
     fine="the noise has the tails of normal noise, and no lattice",
+    reads="readings",
+    init=lambda _, significance: NormalNoise(significance),
 )
 
 CHECKS = (NOISE_SHAPE,)
+
+#: Smallest shift of `TailBet`, in standard deviations; a smaller one is as small as rounding.
+_SMALLEST_SHIFT = 0.01
+
+
+class NormalNoise:
+    """`noise.shape`: tails and ties of the readings.
+
+    Args:
+        significance: of the whole run.
+    """
+
+    def __init__(self, significance: float) -> None:
+        self._tails, self._ties = TailBet(), TieBet()
+        self._test = NOISE_SHAPE.test(significance)
+        #: Part of the values that occur twice in the step at which the test flagged.
+        self._repeated = 0.0
+
+    def update(self, step: NoiseStep) -> None:
+        """Add a step's readings."""
+        shift = max(1.0 / step.seen.noise_multiplier, _SMALLEST_SHIFT)
+        self._tails.update(step.readings, min(1.0, shift))
+        self._ties.update(step.readings)
+        before = self._test.violated
+        both = [self._tails.log_e, self._ties.log_e]
+        self._test.update(float(log_mean_exp(both)), step.number)
+        if self._test.violated and not before:
+            self._repeated = repeated_share(step.readings)
+
+    def result(self, lack: str) -> CheckResult:
+        """Result of the check; ``lack`` is why the latest step shows no noise."""
+        what = (
+            "values of the noise repeat exactly, as if it were rounded to a lattice"
+            if self._ties.log_e > self._tails.log_e
+            else "the noise does not have the distribution of normal noise of the claimed size"
+        )
+        return NOISE_SHAPE.result(
+            self._test,
+            NOISE_SHAPE.fine,
+            f"{what}: some events reveal one record more than the claim allows",
+            "draw the noise with torch.normal or torch.randn in single precision, and neither "
+            "round nor clip it",
+            {
+                "log_e_tails": self._tails.log_e,
+                "log_e_ties": self._ties.log_e,
+                "repeated": self._repeated,
+            },
+            lack,
+        )

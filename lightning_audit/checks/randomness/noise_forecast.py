@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 from lightning_audit.checks.base.check import FaultRule
+from lightning_audit.checks.noise.noise_seen import NoiseStep
 from lightning_audit.checks.randomness.noise_recurrence import (
     CORRELATED_OVER_STEPS,
     EXPLAINED,
     RECURRENCE,
 )
-from lightning_audit.layout import FloatArray
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.dependence.forecast import ForecastBet, LatestNoise
 
@@ -35,6 +35,8 @@ REUSE_FORECAST = dataclasses.replace(
             applies=lambda seen: seen["left"] < EXPLAINED,
         ),
     ),
+    reads="readings",
+    init=lambda _, significance: NoiseForecast(significance),
 )
 
 CHECKS = (REUSE_FORECAST,)
@@ -55,8 +57,9 @@ class NoiseForecast:
         self._bet = ForecastBet()
         self._test = REUSE_FORECAST.test(significance)
 
-    def update(self, readings: FloatArray, step: int) -> None:
-        """Take in a step's noise, beside data where it is not known alone, ``[n]``."""
+    def update(self, at: NoiseStep) -> None:
+        """Add a step's readings."""
+        readings, step = at.readings, at.number
         self._bet.update(self._past.before(step, len(readings)), readings)
         self._past.add(readings, step)
         if self._bet.compared and (step < _EACH or step % _LATER == 0):

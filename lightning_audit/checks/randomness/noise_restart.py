@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lightning_audit.checks.base.check import Check, FaultRule
+from lightning_audit.checks.noise.noise_seen import NoiseStep
 from lightning_audit.layout import FloatArray
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.dependence.symmetric_noise import product_log_e
@@ -74,14 +75,9 @@ class NoiseRestart:
         """
         self.first, self._resumed_at = first, step
 
-    def update(self, released: FloatArray, noise: FloatArray | None, step: int) -> None:
-        """Take in a step, in units of the claimed standard deviation of its noise.
-
-        Args:
-            released: its gradient, ``[n]``.
-            noise: its noise alone, ``[n]``; None where that is not known.
-            step: its number.
-        """
+    def update(self, at: NoiseStep) -> None:
+        """Add a step."""
+        released, noise, step = at.released, at.noise, at.number
         if step < COMPARED:
             self.first[step] = released.copy()
         if self._resumed_at is None or step - self._resumed_at >= COMPARED:
@@ -89,17 +85,20 @@ class NoiseRestart:
         then = self.first.get(step - self._resumed_at)
         if then is None or len(then) != len(released):
             return
-        gap = (released if noise is None else noise) - then
+        gap = at.readings - then
         products = 0.0 if noise is None else float(product_log_e(noise * then))
         together = [float(noise_log_e(len(gap), gap @ gap)), products]
         self._log_e += float(log_mean_exp(np.array(together)))
         self._test.update(self._log_e, step)
 
-    def results(self, lack: str) -> tuple[CheckResult, ...]:
-        """Result of the check in a resumed training; ``lack`` is why no noise was seen."""
-        if self._resumed_at is None:
-            return ()
-        found = NOISE_RESTARTED.result(
+    @property
+    def resumed(self) -> bool:
+        """Whether the training was resumed, so that there is a result."""
+        return self._resumed_at is not None
+
+    def result(self, lack: str) -> CheckResult:
+        """Result of the check; ``lack`` is why the latest step shows no noise."""
+        return NOISE_RESTARTED.result(
             self._test,
             NOISE_RESTARTED.fine,
             "the first noise after the resume is that of the first steps of the training: the "
@@ -108,4 +107,3 @@ class NoiseRestart:
             {},
             lack,
         )
-        return (found,)

@@ -19,7 +19,7 @@ from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.evalues.noise_scale import noise_log_e
 from lightning_audit.stats.evalues.sequential import is_look, log_mean_exp
 
-REUSE_LAG = Check(
+_REUSE = Check(
     "reuse.lag",
     "noise that is not drawn anew",
     weight=80,
@@ -29,16 +29,17 @@ REUSE_LAG = Check(
     always=True,
     doubtful=True,
 )
-
+# One statistic gives the results of these three.
+REUSE_LAG = dataclasses.replace(_REUSE, reads="steps", init=lambda *about: ReuseCheck(*about))
 REUSE_BROADCAST = dataclasses.replace(
-    REUSE_LAG,
+    _REUSE,
     name="reuse.broadcast",
     weight=100,
     needs="no readings of one step were compared with each other",
 )
 
 REUSE_PAIR = dataclasses.replace(
-    REUSE_LAG,
+    _REUSE,
     name="reuse.pair",
     weight=70,
     needs="no readings of two tensors were compared with each other",

@@ -6,13 +6,13 @@ import dataclasses
 from typing import Any
 
 from lightning_audit.checks.base.check import FaultRule
+from lightning_audit.checks.noise.noise_seen import NoiseStep
 from lightning_audit.checks.randomness.noise_recurrence import EXPLAINED, RECURRENCE
-from lightning_audit.layout import FloatArray
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.dependence.alike_entries import AlikeBet
 
 
-class AlikeEntries:
+class SharedEntries:
     """`reuse.entries`: entries of a step whose noise is that of others.
 
     Args:
@@ -24,12 +24,14 @@ class AlikeEntries:
         self._test = REUSE_ENTRIES.test(significance)
         self._found: dict[str, Any] = {"left": 1.0, "distance": 0, "mirror": 0}
 
-    def update(self, block: FloatArray, step: int) -> None:
-        """Take in a step's noise, ``[m]``, the same entries at every step."""
-        bet = self._past
-        bet.update(block)
+    def update(self, step: NoiseStep) -> None:
+        """Add the noise of a step's block, which has the same entries at every step."""
+        whole, bet = step.seen.whole, self._past
+        if whole is None or whole.block is None:
+            return
+        bet.update(whole.block)
         before = self._test.log_e
-        self._test.update(bet.log_e, step)
+        self._test.update(bet.log_e, step.number)
         if self._test.log_e > before:
             self._found = {"left": bet.left, "distance": bet.distance, "mirror": bet.mirror}
 
@@ -66,6 +68,8 @@ REUSE_ENTRIES = dataclasses.replace(
             applies=lambda seen: seen["left"] < EXPLAINED,
         ),
     ),
+    reads="noise",
+    init=lambda _, significance: SharedEntries(significance),
 )
 
 CHECKS = (REUSE_ENTRIES,)

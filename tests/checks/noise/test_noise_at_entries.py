@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from noise_steps import block_step, noise_step, whole_step
 from numpy.typing import NDArray
 from stages import most_failures, staged
 
-from lightning_audit.checks.noise.noise_at_entries import SingleEntries, WholeSizes, WholeTensors
-from lightning_audit.checks.randomness.shared_entries import AlikeEntries
+from lightning_audit.checks.noise.noise_at_entries import SingleEntries, WholeSizes
+from lightning_audit.checks.noise.noise_seen import WholeTensors
+from lightning_audit.checks.randomness.shared_entries import SharedEntries
 from lightning_audit.results.audit_report import CheckResult
 
 FloatArray = NDArray[np.float64]
@@ -27,7 +29,7 @@ def sizes_of(
 ) -> CheckResult:
     rng, check = np.random.default_rng(0), WholeSizes(1e-3, NAMES)
     for step in range(steps):
-        check.update(whole(rng, np.array(factor), data=data), alone=alone, step=step)
+        check.update(whole_step(whole(rng, np.array(factor), data=data), step, alone=alone))
     return check.result("")
 
 
@@ -66,7 +68,7 @@ def test_one_step_without_noise_among_many_is_seen() -> None:
     rng, check = np.random.default_rng(1), WholeSizes(1e-3, NAMES)
     for step in range(200):
         factor = np.array([0.0 if step == 150 else 1.0, 1.0, 1.0])
-        check.update(whole(rng, factor), alone=True, step=step)
+        check.update(whole_step(whole(rng, factor), step))
     result = check.result("")
     assert result.evidence["violated_at_step"] == 150
     assert result.evidence["flagged"] == ["weight"]
@@ -77,7 +79,7 @@ def test_the_limit_of_the_quietest_step_holds_though_step_and_tensor_are_chosen(
     for run in range(60):
         rng, check = np.random.default_rng(run), WholeSizes(1e-3, NAMES)
         for step in range(60):
-            check.update(whole(rng, np.full(3, 0.8)), alone=True, step=step)
+            check.update(whole_step(whole(rng, np.full(3, 0.8)), step))
         least, limit = check._smallest[1], check._upper_at_one_step([1])  # few entries
         assert least < 0.8
         missed += limit < 0.8
@@ -99,14 +101,14 @@ def test_noise_in_a_type_of_low_precision_is_not_too_small() -> None:
         mantissa, exponent = np.frexp(noise)
         rounded = np.ldexp(np.round(mantissa * 256.0) / 256.0, exponent)  # as bfloat16 does
         squares = np.array([rounded @ rounded])
-        check.update(WholeTensors(entries, squares, squares), alone=True, step=step)
+        check.update(whole_step(WholeTensors(entries, squares, squares), step))
     assert check.result("").status == "ok"
 
 
 def test_what_is_not_finite_leaves_no_trace_and_no_step_says_what_was_missing() -> None:
     check = WholeSizes(1e-3, ("a",))
     broken = np.array([np.nan])
-    check.update(WholeTensors(np.ones(1), broken, broken), alone=True, step=0)
+    check.update(whole_step(WholeTensors(np.ones(1), broken, broken), 0))
     result = check.result("")
     assert result.status == "not_run"
     assert "whole tensors were read beside their clipped sums" in result.message
@@ -123,7 +125,7 @@ def test_noise_as_claimed_is_accused_at_the_level_at_most(
     for seed in range(runs):
         rng, check = np.random.default_rng(seed), WholeSizes(1e-3, ["t"] * len(sizes))
         for step in range(60):
-            check.update(whole(rng, np.full(len(sizes), factor), entries), alone=True, step=step)
+            check.update(whole_step(whole(rng, np.full(len(sizes), factor), entries), step))
         accused += (check.result("").log_e_value or 0.0) >= np.log(20.0)
     assert accused <= most_failures(runs, 0.05, 5000)
 
@@ -136,7 +138,7 @@ def test_entries_without_noise_are_counted() -> None:
     for step in range(40):
         noise = rng.normal(size=384)
         noise[[3, 100, 250]] = 0.0
-        check.update(noise, step)
+        check.update(noise_step(noise, step))
     result = check.result("")
     assert result.status == "violated"
     assert result.evidence["violated_at_step"] < 20
@@ -149,7 +151,7 @@ def test_entries_with_noise_of_their_own_are_left_alone() -> None:
     for seed in range(10):
         rng, check = np.random.default_rng(seed), SingleEntries(1e-3)
         for step in range(150):
-            check.update(rng.normal(size=384), step)
+            check.update(noise_step(rng.normal(size=384), step))
         assert check.result("").status == "ok"
     assert SingleEntries(1e-3).result("").status == "not_run"
 
@@ -158,23 +160,23 @@ def test_entries_with_noise_of_their_own_are_left_alone() -> None:
 
 
 def test_entries_that_share_their_noise_are_told_with_their_distance() -> None:
-    rng, check = np.random.default_rng(0), AlikeEntries(1e-3)
+    rng, check = np.random.default_rng(0), SharedEntries(1e-3)
     for step in range(5):
-        check.update(np.resize(rng.normal(size=50), 500), step)
+        check.update(block_step(np.resize(rng.normal(size=50), 500), step))
     result = check.result("")
     assert result.status == "violated"
     assert result.evidence["distance"] % 50 == 0
     assert result.evidence["left"] < 0.5
     assert f"at distance {result.evidence['distance']}" in result.message
     for step in range(5, 10):
-        check.update(rng.normal(size=500), step)
+        check.update(block_step(rng.normal(size=500), step))
     assert check.result("").evidence["left"] < 0.5  # as it was when most was seen
 
 
 def test_entries_that_share_nothing_are_left_alone() -> None:
-    rng, check = np.random.default_rng(0), AlikeEntries(1e-3)
+    rng, check = np.random.default_rng(0), SharedEntries(1e-3)
     for step in range(60):
-        check.update(rng.normal(size=300), step)
+        check.update(block_step(rng.normal(size=300), step))
     result = check.result("")
     assert result.status == "ok"
-    assert AlikeEntries(1e-3).result("they are hidden").message == "not tested: they are hidden"
+    assert SharedEntries(1e-3).result("they are hidden").message == "not tested: they are hidden"

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from noise_steps import noise_step
 from stages import staged
 
 from lightning_audit.checks.base.evidence import evidence_in
@@ -26,7 +27,8 @@ def flagged(
         for step in range(STEPS * (10 if k == quiet else 1)):
             noise = rng.normal(size=ENTRIES)
             noise[0] *= k != quiet
-            check.update(noise if kind is SingleEntries or k != quiet else 0.1 * noise, step)
+            noise *= 1.0 if kind is SingleEntries or k != quiet else 0.1
+            check.update(noise_step(noise, step))
         if test.violated:
             return True
     return False

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from noise_steps import noise_step
 
 from lightning_audit.checks.randomness.noise_forecast import REUSE_FORECAST, NoiseForecast
 from lightning_audit.results.audit_report import CheckResult
@@ -16,7 +17,7 @@ def found(part: float, lag: int = 1, *, steps: int = 40, every: int = 1) -> Chec
         if step >= lag:
             rows[step] = part * rows[step - lag] + np.sqrt(1 - part**2) * rows[step]
         if step % every == 0:
-            check.update(rows[step], step)
+            check.update(noise_step(rows[step], step))
     return check.result("")
 
 
@@ -50,7 +51,7 @@ def test_noise_that_depends_on_the_past_is_told_with_how_it_does(
 def test_noise_that_only_is_small_is_not_said_to_depend_on_the_past() -> None:
     check, rng = NoiseForecast(1e-3), np.random.default_rng(1)
     for step in range(30):
-        check.update(0.4 * rng.normal(size=256), step)
+        check.update(noise_step(0.4 * rng.normal(size=256), step))
     result = check.result("")
     assert result.status == "violated"
     assert not any(rule.applies(result.evidence) for rule in REUSE_FORECAST.faults)

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from noise_steps import noise_step
 
+from lightning_audit.checks.noise.noise_seen import NoiseSeen, NoiseStep
 from lightning_audit.checks.randomness.noise_restart import COMPARED, NoiseRestart
 from lightning_audit.layout import FloatArray
 
@@ -20,7 +22,8 @@ def segments(
 
     def take(check: NoiseRestart, drawn: FloatArray, step: int) -> None:
         released = common + 0.3 * data * rng.normal(size=ENTRIES) + drawn
-        check.update(released, drawn if alone else None, step)
+        seen = NoiseSeen(released, None, 1.0)
+        check.update(NoiseStep(step, seen, drawn if alone else None))
 
     for step, drawn in enumerate(noise):
         take(first, drawn, step)
@@ -32,8 +35,8 @@ def segments(
 
 
 def status(check: NoiseRestart) -> str:
-    (result,) = check.results("")
-    return result.status
+    assert check.resumed
+    return check.result("").status
 
 
 @pytest.mark.parametrize(
@@ -56,11 +59,11 @@ def test_fresh_noise_is_accused_at_the_stated_rate_whatever_the_data(alone: bool
 
 
 def test_a_training_that_was_never_resumed_has_no_such_check() -> None:
-    assert NoiseRestart(0.05).results("") == ()
+    assert not NoiseRestart(0.05).resumed
 
 
 def test_where_the_first_steps_were_not_read_it_has_not_run() -> None:
     check = NoiseRestart(0.05)
     check.resume({}, 40)
-    check.update(np.zeros(4), np.zeros(4), 40)
+    check.update(noise_step(np.zeros(4), 40))
     assert status(check) == "not_run"
