@@ -132,11 +132,11 @@ class Check:
         fine: message of a private check if nothing is wrong.
         public: names of the parts of a private check that are functions of settings, coins and
             released gradients only: keys of the evidence, or "message".
-        reads: what its statistic is given: "steps", entries of the record of steps with noise;
+        reads: input of its statistic: "steps", entries of the record of steps with noise;
             "canaries", entries of those whose coins count; "readings", `NoiseStep` of each step;
-            "noise", the same of steps whose noise is known without the data; None if its result is
-            made elsewhere. Of a family of checks one has the statistic, which gives all results.
-        init: makes the statistic of the record's header and the significance of a run, see
+            "noise", `NoiseStep` of steps whose noise is known without the data; None if its result
+            is made elsewhere. One check of a family has the statistic, which gives all results.
+        init: makes the statistic from the record's header and the significance of a run, see
             `EntryStatistic` and `NoiseStatistic`.
         refutes: which epsilons do not hold if it is violated and the user allows it: the claim,
             the epsilon that the steps compose to, or the lower bounds, which assume how batches are
