@@ -85,7 +85,6 @@ def epsilon_of_history(
         grid: Width of the discretization of the privacy loss, in nats; None chooses it.
         lower: Whether to return a lower bound: subtract the increase of epsilon on a grid of twice
             the width, because the error of a grid at least halves with its width.
-
         resolution: Smallest difference in epsilon that matters; the grid is not refined below it.
 
     Returns:
