@@ -16,6 +16,7 @@ from lightning_audit.callbacks.lightning_step import LightningStep
 from lightning_audit.callbacks.privacy_audit import PrivacyAudit
 from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.checks.replay.replay_answers import Answer
+from lightning_audit.checks.replay.replay_checks import REPLAY_SENSITIVITY
 from lightning_audit.dpsgd.adapters import opacus_step
 from lightning_audit.dpsgd.manual import stated_claim
 from lightning_audit.dpsgd.opacus import private_optimizer
@@ -163,7 +164,7 @@ class Examination(OneFit):
         accumulated = 1 if any(taken.skips) else len(taken.batches)
         claim = step.claim(accumulated) if self.claim is None else stated_claim(self.claim)
         user = LightningStep(trainer, module, self)
-        self.where = OwnCode(trainer, module).places("replay.sensitivity")
+        self.where = OwnCode(trainer, module).places(REPLAY_SENSITIVITY.name)
         return examine_step(user, step, claim, taken, seed=self.seed)
 
     def _adapter(self, trainer: Any, module: Any) -> DPSGDStep:

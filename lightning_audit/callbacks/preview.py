@@ -23,6 +23,8 @@ from lightning_audit.callbacks._namespaces import (
 )
 from lightning_audit.callbacks.lightning_step import silent_logger
 from lightning_audit.checks.accounting.accounted_epsilon import ACCOUNTING
+from lightning_audit.checks.replay.examined_noise import REPLAY_NOISE
+from lightning_audit.checks.replay.record_coupling import COUPLING
 from lightning_audit.checks.replay.replay_answers import REPLAY_CHECKS
 from lightning_audit.dpsgd.manual import ManualStep
 from lightning_audit.results.audit_report import AuditReport
@@ -44,7 +46,7 @@ _WARM = 4
 #: Callbacks that only display, save or stop, by class name in either Lightning package.
 _LEFT_OUT = {"Checkpoint", "ProgressBar", "ModelSummary", "Timer", "EarlyStopping", "PrivacyAudit"}
 #: Checks by replay whose missing answers are listed.
-_ASKED = (*REPLAY_CHECKS, "replay.noise", "coupling")
+_ASKED = (*REPLAY_CHECKS, REPLAY_NOISE.name, COUPLING.name)
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,16 @@ from typing import Any
 import torch
 
 from lightning_audit.canaries.sample_batches import rows
-from lightning_audit.checks.replay.record_coupling import tolerance_of
+from lightning_audit.checks.replay.examined_noise import REPLAY_NOISE
+from lightning_audit.checks.replay.record_coupling import COUPLING, tolerance_of
 from lightning_audit.checks.replay.replay_answers import Answer
-from lightning_audit.checks.replay.replay_checks import NONE_LEFT, NOT_SHOWN
+from lightning_audit.checks.replay.replay_checks import (
+    NONE_LEFT,
+    NOT_SHOWN,
+    REPLAY_CLIPPING,
+    REPLAY_RELEASE,
+    REPLAY_SENSITIVITY,
+)
 from lightning_audit.examine.clipping import TRIALS, examine_clipping
 from lightning_audit.examine.clipping_kind import sensitivity_kind
 from lightning_audit.examine.noise import examine_noise
@@ -112,24 +119,24 @@ def _not_alone(asked: Asked) -> str:
 
 #: The questions by the names of their checks; the slowest come last.
 QUESTIONS: Mapping[str, Callable[[Asked], Answer]] = {
-    "replay.sensitivity": _sensitivity,
-    "replay.release": _release,
-    "coupling": _coupling,
-    "replay.clipping": _clipping,
-    "replay.noise": _noise,
+    REPLAY_SENSITIVITY.name: _sensitivity,
+    REPLAY_RELEASE.name: _release,
+    COUPLING.name: _coupling,
+    REPLAY_CLIPPING.name: _clipping,
+    REPLAY_NOISE.name: _noise,
 }
 
 
 #: Largest number of steps that each question replays alone, with few crafted gradients.
 USUAL: Mapping[str, float] = {
-    "replay.sensitivity": 10.0,
-    "replay.release": 18.0,
-    "coupling": 5.0,
-    "replay.clipping": 22.0,
-    "replay.noise": 24.0,
+    REPLAY_SENSITIVITY.name: 10.0,
+    REPLAY_RELEASE.name: 18.0,
+    COUPLING.name: 5.0,
+    REPLAY_CLIPPING.name: 22.0,
+    REPLAY_NOISE.name: 24.0,
 }
 #: Replays that must be left to begin a question.
-_LEAST = {"replay.release": 6, "coupling": 3, "replay.clipping": 4, "replay.noise": 16}
+_LEAST = {REPLAY_RELEASE.name: 6, COUPLING.name: 3, REPLAY_CLIPPING.name: 4, REPLAY_NOISE.name: 16}
 
 
 def ask(asked: Asked, names: Collection[str] = tuple(QUESTIONS)) -> dict[str, Answer]:
@@ -162,12 +169,12 @@ def ask(asked: Asked, names: Collection[str] = tuple(QUESTIONS)) -> dict[str, An
 
 def _name_sensitivity(asked: Asked, answers: dict[str, Answer]) -> None:
     """Classify why a record moves a release too far, if crafted gradients found nothing."""
-    found, crafted = (answers.get(n) for n in ("replay.sensitivity", "replay.clipping"))
+    found, crafted = (answers.get(n) for n in (REPLAY_SENSITIVITY.name, REPLAY_CLIPPING.name))
     if found is None or not found.findings or (crafted is not None and crafted.findings):
         return
     worst = max(finding.size for finding in found.findings)
     kind = sensitivity_kind(asked.replay, asked.batches, asked.seed, asked.tolerated, worst)
-    answers["replay.sensitivity"] = replace(found, kind=kind)
+    answers[REPLAY_SENSITIVITY.name] = replace(found, kind=kind)
 
 
 def _obstacle(asked: Asked) -> str:

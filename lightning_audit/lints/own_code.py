@@ -12,8 +12,25 @@ from typing import Any, Literal
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import _pytree
 
+from lightning_audit.checks.accounting.ledger import LEDGER_RECORDS, LEDGER_STEPS
 from lightning_audit.checks.base.disclosure import VOID
 from lightning_audit.checks.base.registry import REGISTRY
+from lightning_audit.checks.clipping.finite_gradients import FINITE
+from lightning_audit.checks.clipping.ghost_norms import CLIPPING_NORM
+from lightning_audit.checks.clipping.sensitivity import SENSITIVITY
+from lightning_audit.checks.noise.noise_excess import NOISE_EXCESS
+from lightning_audit.checks.noise.noise_mean import NOISE_MEAN
+from lightning_audit.checks.replay.record_coupling import COUPLING
+from lightning_audit.checks.replay.replay_checks import (
+    REPLAY_CLIPPING,
+    REPLAY_RELEASE,
+    REPLAY_SENSITIVITY,
+)
+from lightning_audit.checks.sampling.drawn_batches import LEDGER_DRAWS
+from lightning_audit.checks.sampling.logical_batch import LOGICAL_BATCH
+from lightning_audit.checks.update.gradient_replaced import GRADIENT_REPLACED
+from lightning_audit.checks.update.no_dp import NO_DP
+from lightning_audit.checks.update.unsynchronised import UNSYNCHRONISED
 from lightning_audit.files.printable import nearby
 from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.taps.sampler_tap import unwatched
@@ -39,21 +56,21 @@ _ROLES: Mapping[str, tuple[Role, ...]] = {
         for name, check in REGISTRY.items()
         if check.group in ("noise", "channel", "reuse")
     },
-    **dict.fromkeys(("sensitivity", "replay.sensitivity", "replay.clipping"), _STEP),
-    **dict.fromkeys(("replay.noise", "clipping_norm", "noise.mean", "noise.excess"), _RELEASE),
-    "gradient_replaced": _STEP,
-    "replay.release": ("norm", *_STEP),
-    "coupling": ("norm", "training_step"),
-    **dict.fromkeys(("finite", "loss_reduction"), ("training_step",)),
-    "ledger.steps": ("training_step", "loader"),
+    **dict.fromkeys((SENSITIVITY.name, REPLAY_SENSITIVITY.name, REPLAY_CLIPPING.name), _STEP),
+    **dict.fromkeys((check.name for check in (CLIPPING_NORM, NOISE_MEAN, NOISE_EXCESS)), _RELEASE),
+    GRADIENT_REPLACED.name: _STEP,
+    REPLAY_RELEASE.name: ("norm", *_STEP),
+    COUPLING.name: ("norm", "training_step"),
+    **dict.fromkeys((FINITE.name, "loss_reduction"), ("training_step",)),
+    LEDGER_STEPS.name: ("training_step", "loader"),
     **{
         name: _BATCHES
         for name in REGISTRY
-        if name.startswith("sampling.") or name in ("ledger.draws", "ledger.records")
+        if name.startswith("sampling.") or name in (LEDGER_DRAWS.name, LEDGER_RECORDS.name)
     },
-    "logical_batch": _BATCHES,
-    "unsynchronised": (),
-    "no_dp": ("settings", "training_step"),
+    LOGICAL_BATCH.name: _BATCHES,
+    UNSYNCHRONISED.name: (),
+    NO_DP.name: ("settings", "training_step"),
 }
 #: Statuses for which a report shows only a check's advice; faults show places separately.
 _BY_ADVICE = ("undecided", "warned")

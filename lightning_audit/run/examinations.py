@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from lightning_audit.checks.replay.examined_noise import REPLAY_NOISE
+from lightning_audit.checks.replay.record_coupling import COUPLING
+from lightning_audit.checks.replay.replay_checks import REPLAY_CLIPPING, REPLAY_RELEASE
 from lightning_audit.config.audit_config import AuditConfig
 from lightning_audit.examine.clipping import TRIALS
 from lightning_audit.examine.examination_schedule import Schedule
@@ -128,7 +131,7 @@ class Examinations:
                 names=names,
                 replaced=config.adjacency == "replace_one",
                 trials=self.schedule.trials or TRIALS,
-                earlier_trials=self._log.asked("replay.clipping"),
+                earlier_trials=self._log.asked(REPLAY_CLIPPING.name),
                 budget=self.schedule.budget(time.perf_counter()),
             )
         answers = found.answers
@@ -153,11 +156,11 @@ class Examinations:
         self._log.take(steps - 1, answers)
         if found.step_times > 0.0:
             self._log.spend(found.seconds, found.step_times)
-        if (answer := answers.get("replay.noise")) is not None and answer.kept is not None:
+        if (answer := answers.get(REPLAY_NOISE.name)) is not None and answer.kept is not None:
             self._let_go()
             if not by_design:
                 self.behind = SuccessiveSteps(session.step, answer.kept)
-        if (answer := answers.get("coupling")) is not None:
+        if (answer := answers.get(COUPLING.name)) is not None:
             self._coupling.take(steps - 1, answer)
         if found.logged:
             shown = ", ".join(f"`{name}`" for name in found.logged[:5])
@@ -178,7 +181,7 @@ class Examinations:
         news = (within > 0 and not self._moves, lost and not self._lost)
         self._moves, self._lost = self._moves or within > 0, self._lost or lost
         if any(news):
-            self.schedule.hasten("replay.release")
+            self.schedule.hasten(REPLAY_RELEASE.name)
 
     def look_at_schedule(self, steps: int) -> None:
         """Make `replay.release` due a few times if a batch was left out or its noise changed.
@@ -188,7 +191,7 @@ class Examinations:
         """
         if self._hastened < _HASTENED and steps >= self._hastened_at:
             self._hastened, self._hastened_at = self._hastened + 1, 2 * steps
-            self.schedule.hasten("replay.release")
+            self.schedule.hasten(REPLAY_RELEASE.name)
 
     def _session(self) -> AuditSession | None:
         """Return the session of the only private optimizer; None if there are several or none."""

@@ -74,7 +74,7 @@ class ScopedOptimizer:
     def exempt(self) -> str:
         """The text that names its steps without DP-SGD as exempt, or empty."""
         kind = type(innermost(self.optimizer)).__name__
-        found = (one for one in self.allowed if one.finding == "no_dp")
+        found = (one for one in self.allowed if one.finding == NO_DP.name)
         return next((f"{kind},{one.scope[3:]} ({one.reason})" for one in found), "")
 
     def watched(self, module: torch.nn.Module) -> tuple[Any, str, torch.nn.Module | None]:

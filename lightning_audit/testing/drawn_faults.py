@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lightning_audit.checks.replay.examined_noise import REPLAY_NOISE
 from lightning_audit.testing.fault import Fault
 from lightning_audit.testing.faulty import faulty_draws as drawn
 
@@ -41,7 +42,7 @@ OF_THE_DRAW = (
         "noise drawn in the dtype of the activations",
         optimizer=drawn.HalfPrecisionNoise,
         named="noise_of_another_shape",
-        check="replay.noise",
+        check=REPLAY_NOISE.name,
         sentence="noise of another shape",
         audit=_THREE,
     ),
@@ -51,7 +52,7 @@ OF_THE_DRAW = (
         "noise drawn in advance to save time",
         optimizer=drawn.PooledNoise,
         named="few_seeds",
-        check="replay.noise",
+        check=REPLAY_NOISE.name,
         sentence="noise re-used: the noise comes back at irregular steps",
         audit=_THREE,
     ),
@@ -68,7 +69,7 @@ OF_THE_DRAW = (
         "samplers of another mechanism",
         optimizer=drawn.LaplaceNoise,
         named="noise_of_another_shape",
-        check="replay.noise",
+        check=REPLAY_NOISE.name,
         sentence="noise of another shape",
         audit=_THREE,
     ),
@@ -86,7 +87,7 @@ OF_THE_DRAW = (
         "noise gathered by an index",
         optimizer=drawn.PairedNoise,
         named="noise_alike_at_entries",
-        check="replay.noise",
+        check=REPLAY_NOISE.name,
         sentence="noise of entries that go together",
         audit=_THREE,
     ),

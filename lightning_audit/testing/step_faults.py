@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from lightning_audit.accounting.claims import PrivacyClaim
+from lightning_audit.checks.randomness.noise_recurrence import RECURRENCE
+from lightning_audit.checks.replay.replay_checks import REPLAY_CLIPPING
 from lightning_audit.testing import faulty_steps as faulty
 from lightning_audit.testing import trainings
 from lightning_audit.testing.fault import Fault
@@ -25,7 +27,7 @@ OF_THE_STEP = (
         "clip_by_median_norm",
         "gradients are clipped at the median norm of their batch",
         "adaptive clipping without private counts",
-        "replay.clipping",
+        REPLAY_CLIPPING.name,
         optimizer=faulty.ClipByMedianNorm,
         named="clipping_norm_of_the_batch",
         audit=_THREE,
@@ -132,7 +134,7 @@ OF_CORRELATED_NOISE = (
         "the noise of a step subtracts a part of that of the previous two steps, and is accounted "
         "for as independent",
         "matrix factorization with an accountant of DP-SGD",
-        "reuse.recurrence",
+        RECURRENCE.name,
         _SENTENCE,
         correlation.BandedNoise,
         named=_CORRELATED,
@@ -141,7 +143,7 @@ OF_CORRELATED_NOISE = (
         "banded_noise_of_other_weights",
         "banded noise is declared with other weights than those it is added with",
         "coefficients for another number of bands",
-        "reuse.recurrence",
+        RECURRENCE.name,
         _SENTENCE,
         correlation.BandedNoise,
         named=_CORRELATED,
@@ -151,7 +153,7 @@ OF_CORRELATED_NOISE = (
         "noise_follows_noise",
         "the noise of a step contains two fifths of the previous step's, at the stated size",
         "smoothed noise, or an average of draws",
-        "reuse.recurrence",
+        RECURRENCE.name,
         _SENTENCE,
         correlation.AutoregressiveNoise,
         named=_CORRELATED,
@@ -160,7 +162,7 @@ OF_CORRELATED_NOISE = (
         "noise_opposes_noise",
         "the noise of a step subtracts three fifths of the previous step's",
         "correlated noise without the accounting that it needs",
-        "reuse.recurrence",
+        RECURRENCE.name,
         _SENTENCE,
         correlation.OppositeNoise,
         named=_CORRELATED,
@@ -169,7 +171,7 @@ OF_CORRELATED_NOISE = (
         "noise_taken_back",
         "every second step subtracts the noise of the previous step",
         "antithetic sampling of the noise",
-        "reuse.recurrence",
+        RECURRENCE.name,
         _SENTENCE,
         correlation.FlippedNoise,
         named=_CORRELATED,
@@ -178,7 +180,7 @@ OF_CORRELATED_NOISE = (
         "noise_cancels",
         "the sum of the noise over the steps remains small",
         "DP-FTRL's noise under DP-SGD's accounting",
-        "reuse.recurrence",
+        RECURRENCE.name,
         _SENTENCE,
         correlation.CancellingNoise,
         named=_CORRELATED,

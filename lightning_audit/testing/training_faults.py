@@ -6,6 +6,9 @@ from dataclasses import replace
 
 from lightning_audit.accounting.claims import PrivacyClaim
 from lightning_audit.canaries import Mislabeled
+from lightning_audit.checks.clipping.sensitivity import SENSITIVITY
+from lightning_audit.checks.noise.noise_excess import NOISE_EXCESS
+from lightning_audit.checks.noise.stated_divisor import BATCH_NORMALISED
 from lightning_audit.testing import distributed_trainings as distributed
 from lightning_audit.testing import ledger_trainings as ledger
 from lightning_audit.testing import opacus_trainings, run_trainings, trainings
@@ -52,7 +55,7 @@ OF_THE_TRAINING = (
         "equal_noise_in_all_processes",
         "each process adds its share of the noise, drawn from the same seed in all of them",
         "a seed without the rank",
-        "noise.excess",
+        NOISE_EXCESS.name,
         "too much noise: several of the processes draw the same noise",
         noise.EqualNoise,
         distributed.Distributed,
@@ -88,7 +91,7 @@ OF_THE_TRAINING = (
         "record_counts_twice",
         "views of a record through tied weights are clipped as separate samples",
         "opacus #413",
-        "sensitivity",
+        SENSITIVITY.name,
         "a record counts more than once",
         training=trainings.FourViews,
         settings={"noise_multiplier": 0.25},
@@ -139,7 +142,7 @@ OF_THE_TRAINING = (
         "divides_by_realised_batch_by_hand",
         "hand-written DP-SGD averages over the actual number of records in a Poisson batch",
         "`sum / len(batch)`",
-        "batch_normalised",
+        BATCH_NORMALISED.name,
         training=trainings.MeanOverBatch,
         audit={"claim": BY_HAND_CLAIM},
         named="divides_by_realised_batch",
