@@ -8,7 +8,7 @@ from lightning_audit.results.audit_report import CheckResult
 from lightning_audit.stats.evalues.noise_shape import TailBet, TieBet, repeated_share
 from lightning_audit.stats.evalues.sequential import log_mean_exp
 
-# One or two steps show most of these faults, with evidence so strong that a small share is enough.
+# One or two steps show most of these faults, with enough evidence for a small share.
 NOISE_SHAPE = Check(
     "noise.shape",
     "noise whose tails are not those of normal noise, or that lies on a lattice",

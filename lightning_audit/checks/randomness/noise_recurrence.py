@@ -17,8 +17,8 @@ RECURRENCE = dataclasses.replace(
     REUSE_LAG,
     name="reuse.recurrence",
     finds="noise that recurs at irregular steps, as from few seeds, or depends on that of earlier "
-    "steps other than claimed",
-    # One or two steps show recurring noise, with evidence so strong that a small share is enough.
+    "steps other than as claimed",
+    # One or two steps show recurring noise, with enough evidence for a small share.
     weight=8,
     needs="no step's entries were read between its noise and its update",
     private=True,
@@ -85,7 +85,7 @@ class NoiseRecurrence:
         }
         wrong = (
             f"readings of step {later} differ from those of step {earlier} by less than independent "
-            "noise of the claimed size: as if the noise recurred"
+            "noise of the claimed size makes them: as if the noise recurred"
         )
         advice = (
             "look for a generator that is re-seeded from few seeds, or restored, and draw all "

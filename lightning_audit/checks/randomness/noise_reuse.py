@@ -1,6 +1,6 @@
 """Checks that noise is drawn independently for each step, coordinate and tensor.
 
-The checks do not use correlations, which data increase in correct runs. They test whether a residual
+The checks do not use correlations, which data increase in correct runs. They test whether the
 variance is too small after a centre is subtracted: the reading some steps ago, the mean of earlier
 readings of the step, or the same coordinate of another tensor.
 """
@@ -128,21 +128,21 @@ class ReuseCheck:
                 self.evidence["reuse.lag"],
                 "no noise recurs at a later step",
                 "readings of different steps differ by less than independent noise of the claimed "
-                f"size: as if the noise recurred {self.period}",
+                f"size makes them: as if the noise recurred {self.period}",
                 "look for a generator that is re-seeded, or restored, between steps",
                 {"lag": self.lag, "lags": self._lags},
             ),
             REUSE_BROADCAST.result(
                 self.evidence["reuse.broadcast"],
                 "coordinates of a step have independent noise",
-                "the coordinates of a step differ by less than independent noise",
+                "the coordinates of a step differ by less than independent noise makes them",
                 "look for a noise drawn with too small a shape and broadcast over the gradient",
                 {"residual_ratio": self.residual_ratio("reuse.broadcast")},
             ),
             REUSE_PAIR.result(
                 self.evidence["reuse.pair"],
                 "tensors have independent noise",
-                "tensors differ by less than independent noise",
+                "tensors differ by less than independent noise makes them",
                 "look for one seed or key that is used for every tensor of a step",
                 {"residual_ratio": self.residual_ratio("reuse.pair")},
             ),
