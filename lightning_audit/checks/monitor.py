@@ -145,7 +145,7 @@ class AuditMonitor:
 
     @property
     def clipping_is_broken(self) -> bool:
-        """Whether clipping is refuted, so that more oversized canaries would only harm the model."""
+        """Whether clipping is refuted: from now on oversized canaries would only harm the model."""
         return self.sensitivity.evidence.violated
 
     @property

@@ -29,7 +29,7 @@ _LARGE = "clipped sums exceed 1000x the noise; float32 rounding dominates"
 
 
 class NoiseChannelChecks:
-    """The checks that read "readings" or "noise", and `StatedDivisor`, `NoiseExcess`, `NoiseRestart`.
+    """The checks that read "readings" or "noise", and those of divisor, excess and restart.
 
     Args:
         header: describes the entries of the record.

@@ -84,8 +84,8 @@ class NoiseRecurrence:
             "difference_ratio": self._difference_ratio if violated else None,
         }
         wrong = (
-            f"readings of step {later} differ from those of step {earlier} by less than independent "
-            "noise of the claimed size makes them: as if the noise recurred"
+            f"readings of step {later} differ from those of step {earlier} by less than "
+            "independent noise of the claimed size makes them: as if the noise recurred"
         )
         advice = (
             "look for a generator that is re-seeded from few seeds, or restored, and draw all "
