@@ -26,7 +26,7 @@ from lightning_audit.checks.randomness.reuse_faults import reuse_candidates, reu
 from lightning_audit.checks.replay.replay_checks import REPLAY_RELEASE
 from lightning_audit.results.audit_report import CheckResult, LikelyFault
 
-#: Noise below this ratio to the claim is not explained by dividing by a batch of large size.
+#: Noise below this ratio to the claim is not explained by a batch that is large by chance.
 _LARGE_BATCH = 0.5
 
 
@@ -75,7 +75,7 @@ def likely_faults(
 
 
 def loses_no_privacy(violated: Sequence[CheckResult], monitor: AuditMonitor) -> bool:
-    """Whether noise and clipping are too small by the same factor, so the leakage is as claimed.
+    """Whether the shift is as small as the noise, so that the leakage stays within the claim.
 
     Args:
         violated: the checks that count as violated.
@@ -89,7 +89,7 @@ def loses_no_privacy(violated: Sequence[CheckResult], monitor: AuditMonitor) -> 
         return False
     if any(name == "reuse.recurrence" or reuse_is_seen(case, monitor, name) for name in reuse):
         return False
-    if not {"noise", "noise.tensor"} & set(case.violated):  # the noise of all steps together is right
+    if not {"noise", "noise.tensor"} & set(case.violated):  # over all steps the noise is right
         return False
     if monitor.signal_over_noise(monitor.significance).ratio_lower > 1.0:
         return False
