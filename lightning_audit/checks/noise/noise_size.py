@@ -281,7 +281,7 @@ class WitnessNoiseCheck:
             NOISE.result(
                 self.pooled,
                 "noise and data together are at least the claimed noise",
-                f"too little noise: in at least one tensor it is {interval_in_words(None, least)}",
+                f"too little noise: in some tensor it is {interval_in_words(None, least)}",
                 _ADVICE,
                 evidence | _upper(self.pooled, least),
             ),

@@ -26,7 +26,7 @@ REUSE_FORECAST = dataclasses.replace(
         FaultRule(
             CORRELATED_OVER_STEPS,
             "noise correlated over steps: the noise of a step depends on that of earlier steps, "
-            "other than as claimed",
+            "otherwise than is claimed",
             "what keeps noise from step to step and adds it again: a momentum, a running sum, a "
             "buffer or a generator that is restored; and, if the noise is correlated by design, "
             "whether PrivacyClaim(noise_coefficients=...) states the weights of the draws",

@@ -17,7 +17,7 @@ RECURRENCE = dataclasses.replace(
     REUSE_LAG,
     name="reuse.recurrence",
     finds="noise that recurs at irregular steps, as from few seeds, or depends on that of earlier "
-    "steps other than as claimed",
+    "steps otherwise than is claimed",
     # One or two steps show recurring noise, with enough evidence for a small share.
     weight=8,
     needs="no step's entries were read between its noise and its update",

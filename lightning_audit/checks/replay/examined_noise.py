@@ -84,7 +84,7 @@ REPLAY_NOISE = Check(
         _rule(
             ("twice",),
             "noise_numbers_twice",
-            "noise re-used: the same numbers stand at several entries of one step's noise",
+            "noise re-used: several entries of one step's noise have the same numbers",
             "the shape that the noise is drawn with, and whether it is repeated, mirrored or "
             "rolled to that of the gradient",
             -10,
@@ -126,7 +126,7 @@ REPLAY_NOISE = Check(
             ),
             "noise_of_another_shape",
             "noise of another shape: its standard deviation is right and its distribution is not "
-            "the normal one that the accountant supposes",
+            "the normal one that the accountant assumes",
             "which distribution the noise is drawn from, and whether it is rounded, clipped or "
             "cast to a type of low precision afterwards",
             -10,
