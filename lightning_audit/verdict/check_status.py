@@ -1,4 +1,4 @@
-"""Is the status of each check in a report the one that its numbers give?"""
+"""Test that the numbers of each check in a report give its status."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.results.audit_report import AuditReport, CheckResult
 from lightning_audit.verdict.pass_blockers import OutcomeSettings
 
-#: Relative difference of e-value and threshold within which the last bit may decide.
+#: Relative difference of log e-value and threshold that rounding can explain.
 _ROUNDING = 1e-9
 
 
 def contradictions_of_checks(report: AuditReport, settings: OutcomeSettings) -> Iterator[str]:
-    """What in the checks of a report cannot be: their names, how many there are, their status.
+    """Yield contradictions in the checks of a report: in their names, counts and status.
 
     Args:
-        report: as it was read.
-        settings: what was asked of the audit.
+        report: the report as read from its file.
+        settings: settings of the audit.
     """
     optimizers = len(report.optimizers)
     yield from _of_names(report, settings, optimizers)
@@ -84,7 +84,7 @@ def _of_status(check: CheckResult, settings: OutcomeSettings, optimizers: int) -
 
 
 def _withheld(check: CheckResult) -> bool:
-    """Whether a check's numbers are private, and none that is void of a guarantee shows them."""
+    """Whether a check's numbers are private, and its status does not permit showing them."""
     return REGISTRY[check.name].private and check.status not in VOID
 
 

@@ -1,8 +1,8 @@
-"""Does a report agree with itself, and its verdict with its checks and counts?
+"""Consistency of a report: of its numbers, and of its verdict with its checks and counts.
 
-The verdict is computed again by the rules that the run went by: `pass_blockers` for the outcome,
-`registry` and `family` for the checks. This finds accidents and careless edits. Whoever writes all
-numbers anew so that they fit has a report that passes: a report is no signature.
+The verdict is computed again by the rules of the run: `pass_blockers` for the outcome, `registry`
+for the checks. This finds accidents and careless edits. A report whose numbers are all rewritten
+consistently passes: a report is not a signature.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from lightning_audit.verdict.pass_blockers import (
 )
 from lightning_audit.verdict.root import contradictions_of_root
 
-#: Relative difference of two numbers that were one before they were rounded.
+#: Largest relative difference of two roundings of one number.
 _ROUNDING = 1e-9
-#: What the lower limit of a canary's signal may exceed the signal by, as it does in 1 run of 20.
+#: Allowed ratio of a canary signal's lower limit to the signal; in 1 run of 20 it exceeds 1.
 _OVER = 1.25
-#: The bound that is computed whatever others are asked for, and one where a canary was seen.
+#: The bound that every report has, and one that needs steps with canaries.
 _ANYTIME, _OF_CANARIES = "betting", "mu"
 
 
 def contradictions(report: AuditReport) -> list[str]:
-    """What in a report cannot be, in sentences that begin with the place.
+    """Return the contradictions in a report, as text that begins with the place.
 
     Args:
         report: as `AuditReport.from_json` reads it.
 
     Returns:
-        The sentences; none where the verdict is the one that checks, counts and settings give.
+        The contradictions; empty if checks, counts and settings give the verdict of the report.
     """
     try:
         settings = OutcomeSettings.of(report.settings)
@@ -65,7 +65,7 @@ def noise_is_correlated(report: AuditReport) -> bool:
 
 
 def _claims(report: AuditReport, name: str) -> Any:
-    """A part of the claim; None where it states none."""
+    """Return a part of the claim; None if the claim does not state it."""
     claim = report.settings.get("claim")
     return claim.get(name) if isinstance(claim, Mapping) else None
 
@@ -110,7 +110,7 @@ def _of_counts(report: AuditReport) -> Iterator[str]:
 
 
 def _of_counted_evidence(report: AuditReport) -> Iterator[str]:
-    """Numbers of the optimizers that their checks hold as well."""
+    """Yield contradictions in numbers that both the optimizers and their checks have."""
     for check in _named(report, "no_dp"):
         if check.evidence.get("private_steps") != report.steps:
             yield f"checks: no_dp has other private_steps than the {report.steps} steps"
@@ -127,13 +127,13 @@ def _of_counted_evidence(report: AuditReport) -> Iterator[str]:
 
 
 def _ran(one: OptimizerSeen, name: str) -> bool:
-    """Whether a check that looks at every step, or at those with canaries, saw something."""
+    """Whether a check that reads every step, or those with canaries, read any."""
     return bool(one.canary_steps if name == "sensitivity" else one.steps)
 
 
 def _of_powers(report: AuditReport, settings: OutcomeSettings) -> Iterator[str]:
     for one in report.optimizers:
-        # Of a canary no more comes out than what is released, beside its error.
+        # The signal of a canary is at most the share that is released, up to its error.
         most = _OVER * math.sqrt(one.released) if 0.0 < one.released <= 1.0 else 0.0
         if one.released != 1.0 and (one.shift_lower or 0.0) > most:
             yield f"optimizers: released is {one.released:.3g}, shift_lower {one.shift_lower:.3g}"
@@ -155,7 +155,7 @@ def _least(seen: Iterable[OptimizerSeen], part: str) -> dict[str, Any] | None:
 
 
 def _composed(report: AuditReport) -> tuple[float | None, float | None]:
-    """What the steps are composed to, and the claim, before anything that is allowed counts."""
+    """Return the composed epsilon and the claim, before allowed findings are considered."""
     for check in _named(report, "accounting"):
         if report.epsilon_refuted_by:
             return check.evidence.get("epsilon_spent"), check.evidence.get("claimed_epsilon")
@@ -163,7 +163,7 @@ def _composed(report: AuditReport) -> tuple[float | None, float | None]:
 
 
 def _of_allowed(report: AuditReport, now: Held) -> Iterator[str]:
-    """Epsilons that do not hold beside what the user allows."""
+    """Yield epsilons of the report that do not hold given what the user allows."""
     told = {
         "epsilon_spent": (report.epsilon_spent, now.spent),
         "claimed_epsilon": (report.claimed_epsilon, now.claimed),
@@ -171,9 +171,9 @@ def _of_allowed(report: AuditReport, now: Held) -> Iterator[str]:
     }
     for name, (shown, wanted) in told.items():
         if shown != wanted:
-            yield f"{name} is {shown}, beside what is allowed it is {wanted}"
+            yield f"{name} is {shown}, with the allowed findings it is {wanted}"
     if not now.lower_holds and report.epsilon_lower is not None:
-        yield "bounds: a lower bound supposes batches as they are accounted for"
+        yield "bounds: a lower bound assumes batches as the accountant does, which is refuted"
 
 
 def _of_epsilons(report: AuditReport, settings: OutcomeSettings) -> Iterator[str]:
@@ -193,7 +193,7 @@ def _of_epsilons(report: AuditReport, settings: OutcomeSettings) -> Iterator[str
         if stated is None and claimed_epsilon is not None:
             yield f"claimed_epsilon is {claimed_epsilon}, and accountants know independent noise"
         if report.epsilon_not_excluded is not None:
-            yield "epsilon_not_excluded is a number, and of correlated noise none is computed"
+            yield "epsilon_not_excluded is a number, and none is computed for correlated noise"
     if known != (composed is not None):
         gives = "gives" if known else "does not give"
         yield f"epsilon_spent is {composed}, and history {gives} it"
@@ -210,7 +210,7 @@ def _of_epsilons(report: AuditReport, settings: OutcomeSettings) -> Iterator[str
     if shuffled:
         del holds["epsilon"]
         if any(check.status != "not_run" for check in _named(report, "epsilon")):
-            yield "checks: epsilon ran, and of shuffled batches no lower bound is composed"
+            yield "checks: epsilon ran, and no lower bound is composed for shuffled batches"
     for name, own in holds.items():
         for check in _named(report, name):
             if name == "epsilon" and planned:
@@ -233,7 +233,7 @@ def _of_bounds(report: AuditReport, settings: OutcomeSettings) -> Iterator[str]:
     if len(set(names)) < len(names):
         yield "bounds: a name occurs twice"
     if noise_is_correlated(report) and names:
-        yield f"bounds: {names} are present, and of correlated noise none is computed"
+        yield f"bounds: {names} are present, and none is computed for correlated noise"
     elif not noise_is_correlated(report) and (_ANYTIME in names) != (report.steps > 0):
         yield f"bounds: {_ANYTIME} is {'present' if _ANYTIME in names else 'absent'}"
     named = report.settings.get("bounds")
@@ -247,10 +247,10 @@ def _of_bounds(report: AuditReport, settings: OutcomeSettings) -> Iterator[str]:
             yield f"bounds: {bound.name} has a bound below 0"
         if bound.delta not in (report.delta, 0):
             yield f"bounds: {bound.name} is at delta {bound.delta}, the report at {report.delta}"
-        # One is valid at all looks, and stands for what is proved.
+        # One bound is valid at all looks: it is the proved one.
         if (bound.looks == "anytime") != (bound.name == _ANYTIME):
             yield f"bounds: {bound.name} is for {bound.looks} looks"
-        # Of several optimizers, those that took no step leave the others with their share.
+        # Optimizers that took no step leave their share to the others.
         levels = (settings.bound_significance, settings.bound_significance / count)
         if not any(math.isclose(bound.significance, level) for level in levels):
             yield f"bounds: {bound.name} is at significance {bound.significance}, not {levels[0]}"
