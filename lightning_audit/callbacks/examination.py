@@ -87,7 +87,7 @@ class Examination(OneFit):
         where = f"; look at {self.where}" if self.where else ""
         return "\n".join(
             f"{name}: {answer.describe()}"
-            + (f" ({REGISTRY[name].finds}){where}" * bool(answer.findings))
+            + (f" ({REGISTRY[name].heading(failed=True)}){where}" * bool(answer.findings))
             for name, answer in sorted(self.answers.items(), key=lambda item: not item[1].findings)
         )
 

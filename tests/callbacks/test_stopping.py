@@ -90,15 +90,17 @@ def test_it_is_told_which_epsilon_holds_and_whether_it_was_chosen(
     module = PrivateModule(poisson=False, make_poisson=make_poisson)
     report, _ = stopped(tmp_path, module, **LONG)
     (found,) = (check for check in report.checks if check.name == "sampling.not_poisson")
-    assert "one epoch costs epsilon 4.377 at delta 1e-05 where a record is zeroed" in found.message
-    assert ("make_private was told" in found.advice) == (not make_poisson)
+    assert "one epoch costs epsilon 4.377 at delta 1e-05 if a record is zeroed" in found.message
+    assert ("make_private was called with poisson_sampling=False" in found.advice) == (
+        not make_poisson
+    )
 
 
 def test_three_epochs_of_shuffled_batches_cost_three_steps(tmp_path: Path) -> None:
     audit = PrivacyAudit(seed=1, on_violation="warn")
     trainer_for(tmp_path, audit, max_epochs=3).fit(PrivateModule(poisson=False))
     (found,) = (c for c in audit.report.checks if c.name == "sampling.not_poisson")
-    assert "3 epochs cost epsilon 8.385 at delta 1e-05 where a record is zeroed" in found.message
+    assert "3 epochs cost epsilon 8.385 at delta 1e-05 if a record is zeroed" in found.message
 
 
 def test_a_loader_that_is_allowed_is_trained_with(tmp_path: Path) -> None:

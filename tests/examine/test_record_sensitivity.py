@@ -29,5 +29,5 @@ def test_a_step_that_does_not_read_its_batch_is_not_asked(tmp_path: Path) -> Non
     torch.manual_seed(0)
     examination = Examination()
     trainer_for(tmp_path, examination, max_steps=2).fit(Elsewhere(mlp(64), dataset=digits()))
-    assert "takes its records elsewhere" in examination.answers["replay.sensitivity"].reason
+    assert "gets its records elsewhere" in examination.answers["replay.sensitivity"].reason
     assert not examination.answers["replay.clipping"].findings

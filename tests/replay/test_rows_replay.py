@@ -36,7 +36,7 @@ def test_why_no_rows_can_be_put_in() -> None:
     assert why_no_rows(Replay(rows=8, parts=1), 8, by_opacus=True) == ""
     assert "no per-sample gradients are formed" in why_no_rows(Replay(), 8, by_opacus=True)
     doubled = why_no_rows(Replay(rows=16, parts=1), 8, by_opacus=True)
-    assert doubled == "other than one gradient of each record comes to be clipped"
+    assert doubled == "the number of clipped gradients per record is not one"
     parts = Replay(rows=8, parts=2)
     assert why_no_rows(parts, 8, by_opacus=True) == "the batch is clipped in several parts"
     assert why_no_rows(parts, 8, by_opacus=False) == ""

@@ -87,7 +87,7 @@ def test_few_private_records_and_many_parameters_are_a_violation(tmp_path: Path)
     assert report.epsilon_spent < 20.0
     assert [c.name for c in report.checks if c.status == "violated"] == ["expected_batch_size"]
     assert report.verdict.kind == "accounting"
-    assert report.verdict.fault.startswith("divided by a number that is computed of the records")
+    assert report.verdict.fault.startswith("divided by a number that is computed from the records")
     found = divisor(report)
     assert found is not None
     assert found.evidence["of_neighbours"] == [19]
@@ -112,7 +112,7 @@ def test_private_records_that_leave_the_divisor_the_same_pass(tmp_path: Path) ->
     assert report.verdict.outcome == "PASS"
     found = divisor(report)
     assert found is not None
-    assert found.message.startswith("one record more or less leaves the divisor")
+    assert found.message.startswith("one record more or less does not change the divisor")
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_records_that_are_replaced_leave_the_divisor_the_same(tmp_path: Path) ->
     assert report.verdict.outcome == "PASS"
     found = divisor(report)
     assert found is not None
-    assert found.message.endswith("which replacing a record leaves the same")
+    assert found.message.endswith("which replacing a record does not change")
 
 
 def test_a_fixed_divisor_by_hand_is_no_matter_of_the_number_of_records(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_epochs_that_are_cut_are_let_be(tmp_path: Path) -> None:
 def test_a_hook_that_cannot_be_followed_stands_in_the_way_of_a_pass(tmp_path: Path) -> None:
     report = trained(tmp_path, Unfollowed)
     assert report.verdict.outcome == "INCONCLUSIVE"
-    assert any("cannot be followed" in blocker for blocker in report.verdict.pass_blockers)
+    assert any("cannot be identified" in blocker for blocker in report.verdict.pass_blockers)
     assert check(report, "ledger.accountant").status == "not_run"
 
 

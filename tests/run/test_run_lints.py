@@ -75,10 +75,10 @@ def test_own_poisson_sampler_passes_without_being_allowed(tmp_path: Path, worker
 @pytest.mark.parametrize(
     ("sampler", "seen", "epochs"),
     [
-        (OwnShuffle, "hardly come twice", 1),
+        (OwnShuffle, "hardly ever drawn twice", 1),
         (OwnSizes, "too equal in size", 1),
-        (SeedsItself, "those of the epoch before", 2),
-        (WithReplacement, "a record stands twice", 1),
+        (SeedsItself, "those of the previous epoch", 2),
+        (WithReplacement, "contain a record twice", 1),
     ],
 )
 def test_own_sampler_that_is_not_poisson_is_a_violation(

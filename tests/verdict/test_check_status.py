@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from made_report import made_report
 
-from lightning_audit.checks.noise.noise_size import NOISE
+from lightning_audit.checks.noise.noise_size_checks import NOISE
 from lightning_audit.results.audit_report import AuditReport
 from lightning_audit.verdict.check_status import contradictions_of_checks
 from lightning_audit.verdict.pass_blockers import OutcomeSettings

@@ -1,4 +1,4 @@
-"""Does the history of the run compose to no more than the claimed epsilon?"""
+"""The check `accounting`: whether the run's steps compose to at most the claimed epsilon."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from lightning_audit.accounting.margin import exceeds
 from lightning_audit.checks.base.check import Check, FaultRule
 from lightning_audit.results.audit_report import CheckResult
 
-#: Why nothing is composed of steps whose noise is correlated by the claim's `noise_coefficients`.
+#: Reason for no composition if the claim's `noise_coefficients` correlate the noise of steps.
 NOT_COMPOSED = (
     "noise_coefficients claim noise that is correlated over steps, and steps are composed here "
-    "only where their noise is independent"
+    "only if their noise is independent"
 )
 
 _SPENT_MORE = FaultRule(
     "wrong_accounting",
     "wrong accounting: the steps cost more than is claimed",
     "the number of steps, the sample rate and the noise multiplier that the claim was made for",
+    headline="The steps cost more than claimed",
     rank=15,
 )
 
 _OF_REPLACEMENT = FaultRule(
     "replacement_accounted_as_removal",
-    "wrong accounting: epsilon is promised where a record is replaced, and the claim covers only a "
+    "wrong accounting: epsilon is promised if a record is replaced, and the claim covers only a "
     "record more or less",
-    "which data sets are neighbours for the accountant: Opacus' suppose a record more or less, and "
-    "another record in the place of one moves the sum of the gradients twice as far",
+    "which data sets are neighbors for the accountant: Opacus' accountants assume a record more or "
+    "less, and replacing a record moves the sum of the gradients twice as far",
+    headline="The claim covers removing a record, not replacing one",
     rank=15,
     # The claim would hold if no record were replaced, but one added or removed.
     applies=lambda seen: (
@@ -39,13 +41,19 @@ _OF_REPLACEMENT = FaultRule(
 ACCOUNTING = Check(
     "accounting",
     "the steps, or those that are planned, cost more than the claim",
+    title="Epsilon of the steps",
+    failed_title="Steps cost more than claimed",
+    meaning="The steps that ran, or that are planned, compose to a larger epsilon than the claim.",
+    look_at="Check the number of steps, the sampling rate and the noise multiplier that the claim "
+    "was computed for, and whether it covers replaced records.",
+    topic="Total epsilon",
     kind="accounting",
     always=True,
     wrong=lambda seen: exceeds(
         seen.get("epsilon_planned") or seen["epsilon_spent"], seen["claimed_epsilon"]
     ),
     faults=(_OF_REPLACEMENT, _SPENT_MORE),
-    refutes=("claimed",),  # what the steps cost holds
+    refutes=("claimed",),  # the epsilon of the steps holds
 )
 
 CHECKS = (ACCOUNTING,)
@@ -54,25 +62,25 @@ _LESS = (
     "stop earlier, raise noise_multiplier, lower the sample rate, or claim the epsilon that the "
     "steps cost"
 )
-#: How steps are composed, on Poisson batches and on shuffled ones.
+#: How steps are composed, for Poisson batches and for shuffled ones.
 AS_LOSS_DISTRIBUTIONS = "as privacy loss distributions"
 ONE_STEP_AN_EPOCH = "with each record in one step an epoch"
 
 
 @dataclass(frozen=True)
 class PlannedCost:
-    """What a training that has not taken a step will cost.
+    """Planned cost of a training that has not taken a step.
 
     Args:
         epsilon: at the delta of the claim.
-        what: costs it, in words: "the 5 epochs that are planned cost".
+        what: what costs it, with its verb: "the 5 epochs that are planned cost".
     """
 
     epsilon: float
     what: str
 
     def at(self, delta: float) -> str:
-        """The cost in words."""
+        """Return the cost as text."""
         return f"{self.what} epsilon {self.epsilon:.4g} at delta {delta:.3g}"
 
 
@@ -93,11 +101,11 @@ def accounting_result(
         claimed_epsilon: the claim; None if there is none.
         delta: the delta of both.
         source: where the claim comes from, in words.
-        epsilon_by_removal: where ``epsilon_spent`` is between data sets with a record replaced,
-            epsilon of the same steps between those with one added or removed; else None.
-        lack: why no epsilon is known of the steps that ran, if it is not for the sample rate.
-        how: the steps were composed.
-        planned: what the training will cost, where it was not let begin.
+        epsilon_by_removal: epsilon of the same steps between data sets with a record added or
+            removed, if ``epsilon_spent`` is between those with one replaced; else None.
+        lack: why the epsilon of the steps is unknown, if not for the sample rate.
+        how: how the steps were composed.
+        planned: what the training will cost, if it was stopped before its first step.
 
     Returns:
         The result of the check `accounting`.
@@ -114,9 +122,9 @@ def accounting_result(
         return ACCOUNTING.not_run(f"not compared: {lacks}", evidence)
     between = ""
     if epsilon_by_removal is not None:
-        between = " where a record is replaced"
+        between = " if a record is replaced"
         evidence["epsilon_by_removal"] = epsilon_by_removal
-    # Two ways to compose the same steps differ a little, and so the numbers do.
+    # Two ways to compose the same steps give slightly different numbers.
     numbers = (
         f"epsilon {epsilon_spent:.4g} at delta {delta:.3g}{between} {how} "
         f"(spent), {source} says {claimed_epsilon:.4g} (claimed)"
@@ -127,7 +135,7 @@ def accounting_result(
     if epsilon_by_removal is not None and not exceeds(epsilon_by_removal, claimed_epsilon):
         advice = (
             "claim the epsilon that replacing a record costs, or raise noise_multiplier; adding or "
-            f"removing one costs {epsilon_by_removal:.4g} only, which is what Opacus' accountants "
+            f"removing one costs only {epsilon_by_removal:.4g}, which is what Opacus' accountants "
             "report"
         )
     return ACCOUNTING.judged(
@@ -139,5 +147,5 @@ def accounting_result(
 
 
 def _less(epsilon: float) -> str:
-    """What makes a training cost less."""
+    """Return advice that lowers the cost of a training."""
     return "set noise_multiplier above 0" if math.isinf(epsilon) else _LESS

@@ -1,4 +1,4 @@
-"""How well the private coins are guessed: error counts for the bounds of the literature."""
+"""Guesses of the private coins: error counts for bounds from the literature."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from lightning_audit.results.audit_report import OperatingPoint
 from lightning_audit.stats.bounds.counts import ConfusionCounts
 from lightning_audit.stats.evalues.sequential import PredictableCentre
 
-#: Thresholds, in units of the signal: half way between out and in, and as many claimed standard
-#: deviations from there. They are fixed before anything is seen.
+#: Thresholds: claimed standard deviations from the middle between out and in, in units of the
+#: signal. They are fixed before the first reading.
 _OFFSETS = np.array([-2.0, -1.0, 0.0, 1.0, 2.0])
 _MIDDLE = 2
 
 
 class Guesses:
-    """Counts of right and wrong guesses at thresholds that are fixed beforehand.
+    """Counts of right and wrong guesses of the coins, at thresholds fixed in advance.
 
-    A canary is guessed in where its reading, less what its past residuals were on average, exceeds
-    the threshold. All canaries of all steps are pooled, by world: the coins need not be fair.
+    A canary is guessed to be in if its reading, minus the mean of its past residuals, exceeds the
+    threshold. All canaries of all steps are pooled, in and out separately: coins need not be fair.
 
     Args:
-        header: what the entries mean.
+        header: layout of the entries.
     """
 
     def __init__(self, header: RecordHeader) -> None:
@@ -33,11 +33,11 @@ class Guesses:
         # Threshold x (fn, tp, fp, tn).
         self._counts = np.zeros((len(_OFFSETS), 4), dtype=np.int64)
         self._spread = math.nan
-        #: Largest mu that a step claims: the bounds on mu are bounds on it.
+        #: Smallest noise multiplier of a step, of the largest claimed mu, which the bounds concern.
         self.least_noise = math.inf
 
     def update(self, entry: NDArray[np.void]) -> None:
-        """Take in one entry whose coins count."""
+        """Update with one entry whose coins count."""
         coins, readings = np.asarray(entry["coins"]) > 0, np.asarray(entry["readings"])
         sigma = float(entry["noise_multiplier"])
         if math.isnan(self._spread):
@@ -57,7 +57,7 @@ class Guesses:
 
     @property
     def middle(self) -> ConfusionCounts:
-        """Counts at the threshold half way between out and in."""
+        """Counts at the threshold in the middle between out and in."""
         fn, tp, fp, tn = self._counts[_MIDDLE]
         return ConfusionCounts(fn, tp, fp, tn)
 

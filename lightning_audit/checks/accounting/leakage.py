@@ -1,4 +1,4 @@
-"""How much leaks at least: bounds on what a step does, from the record alone."""
+"""Lower bounds on the leakage of steps, from the record alone, and the check `epsilon`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,12 @@ from lightning_audit.stats.evalues.two_groups import TwoGroups
 EPSILON = Check(
     "epsilon",
     "more leaks than claimed, over the run",
+    title="Lower bound on epsilon",
+    failed_title="More leaks than claimed",
+    meaning="The epsilon that the readings prove for the run is larger than the claim.",
+    look_at="Check clipping and noise of each step, and the noise multiplier that the accountant "
+    "uses.",
+    topic="Total epsilon",
     kind="epsilon",
     weight=100,
     group="leakage",
@@ -35,7 +41,8 @@ EPSILON = Check(
         FaultRule(
             "leaks_more_than_claimed",
             "more leaks than the claim allows, by noise and clipping together",
-            "clipping and noise of each step, and the noise multiplier that the accountant is told",
+            "clipping and noise of each step, and the noise multiplier that the accountant records",
+            headline="More leaks than the claim allows",
             rank=5,
         ),
     ),
@@ -43,9 +50,9 @@ EPSILON = Check(
 
 CHECKS = (EPSILON,)
 
-#: A look is kept if it comes so many times the steps after the one before.
+#: Least ratio of the steps of two looks that are kept.
 _APART = 1.03
-#: Grid of what a canary adds over what it may: a quarter percent apart up to 1.1, else coarse.
+#: Grid of a canary's signal over the clipping norm: a quarter percent apart up to 1.1, then coarse.
 _SIGNAL_GRID = np.concatenate(
     [
         np.arange(0.05, 0.3, 0.05),
@@ -56,7 +63,7 @@ _SIGNAL_GRID = np.concatenate(
 
 
 class LeakageBound:
-    """Lower bounds on what the steps up to each look leaked; see `LeakageBet`."""
+    """Lower bounds on the leakage of the steps up to each look; see `LeakageBet`."""
 
     def __init__(self, header: RecordHeader) -> None:
         self._bet = LeakageBet(
@@ -64,13 +71,13 @@ class LeakageBound:
         )
         self._claims = StepHistory()
         self._seen = 0
-        # Of each look kept: steps with canaries, all steps, and the bets' wealth.
+        # For each look kept: steps with canaries, all steps, and the bets' wealth.
         self._looks: list[tuple[int, int, Floats]] = []
 
     def update(self, entry: NDArray[np.void]) -> None:
-        """Take in one entry whose coins count."""
+        """Update with one entry whose coins count."""
         sigma, rate = float(entry["noise_multiplier"]), float(entry["sample_rate"])
-        # A rate that is unknown weighs all steps alike.
+        # If the rate is unknown, all steps have the same weight.
         rate = 1.0 if math.isnan(rate) or rate <= 0.0 else min(rate, 1.0)
         coins = np.asarray(entry["coins"], dtype=np.float64)
         self._bet.update(coins, np.asarray(entry["readings"]), sigma, rate)
@@ -82,10 +89,10 @@ class LeakageBound:
         self._looks.append((self._seen, int(entry["step"]) + 1, self._bet.growth))
 
     def front(self, significance: float) -> list[ProvedPart]:
-        """What is proved of the steps up to looks, from the latest look back.
+        """Return what is proved for the steps up to each look, from the latest look back.
 
-        All of it holds together with probability ``1 - significance``. The ratios increase and the
-        numbers of steps decrease: no other look proves as much of more steps.
+        All parts hold together with probability at least ``1 - significance``. The ratios increase
+        and the numbers of steps decrease: no other look proves as large a ratio for more steps.
         """
         looks = [(seen, growth) for seen, _, growth in self._looks]
         ratios = self._bet.ratios(significance, looks, self._claims_up_to(self._seen))
@@ -104,17 +111,17 @@ class LeakageBound:
         return [(run.noise_multiplier, run.known_rate, run.steps) for run in runs]
 
     def ratio_lower(self, significance: float) -> float:
-        """The largest ratio that is proved: some step leaks more; 0 if none is."""
+        """Return the largest proved ratio, which some step exceeds; 0 if none is proved."""
         return max((part.ratio for part in self.front(significance)), default=0.0)
 
 
 @dataclass(frozen=True)
 class SignalOverNoise:
-    """Limits of what a canary adds and of the noise, over their claims, of one look.
+    """Limits of a canary's signal and of the noise, relative to their claims, at one look.
 
     Args:
-        signal_lower: a canary adds at least this, in some step.
-        noise_upper: the noise is at most this, in some step and coordinate.
+        signal_lower: lower limit of what a canary adds in some step.
+        noise_upper: upper limit of the noise in some step and coordinate.
     """
 
     signal_lower: float
@@ -122,14 +129,14 @@ class SignalOverNoise:
 
     @property
     def ratio_lower(self) -> float:
-        """Mu over its claim, where signal and noise over their claims are constant."""
+        """Lower limit of mu over its claim, if signal and noise over their claims are constant."""
         if self.signal_lower == 0.0:
             return 0.0
         return self.signal_lower / self.noise_upper if self.noise_upper > 0 else math.inf
 
 
 class SignalBound:
-    """A lower limit of what a canary adds: any data, any noise."""
+    """Lower limit of what a canary adds, for any data and any noise."""
 
     def __init__(self, header: RecordHeader) -> None:
         self._k = len(header.canaries)
@@ -137,30 +144,33 @@ class SignalBound:
         self._bet: SignalBet | None = None
 
     def update(self, entry: NDArray[np.void]) -> None:
-        """Take in one entry whose coins count."""
+        """Update with one entry whose coins count."""
         if self._bet is None:
             scale = float(entry["noise_multiplier"])
             self._bet = SignalBet((self._k,), _SIGNAL_GRID, scale, self._coin_probability)
         self._bet.update(np.asarray(entry["coins"], dtype=float), np.asarray(entry["readings"]))
 
     def lower(self, significance: float) -> float:
-        """The limit, over what a canary may add; 0 if nothing is proved."""
+        """Return the limit, in units of what clipping allows; 0 if nothing is proved."""
         return float(self._bet.signal_lower(significance)) if self._bet is not None else 0.0
 
 
 class StudentBound:
-    """One step's mu by the noncentral t, for one look; of the first noise multiplier's steps."""
+    """Lower limit of one step's mu by the noncentral t, at one look.
+
+    It uses the steps with the first noise multiplier.
+    """
 
     def __init__(self, header: RecordHeader) -> None:
         self._groups = TwoGroups(len(header.canaries))
 
     def update(self, entry: NDArray[np.void]) -> None:
-        """Take in one entry whose coins count."""
+        """Update with one entry whose coins count."""
         coins = np.asarray(entry["coins"], dtype=np.float64)
         self._groups.update(coins, np.asarray(entry["readings"]), float(entry["noise_multiplier"]))
 
     def mu_lower(self, significance: float) -> tuple[float, float]:
-        """Lower limit of one step's mu, and the noise multiplier it was seen at."""
+        """Return the lower limit of one step's mu, and the noise multiplier of these steps."""
         sigma = self._groups.noise_multiplier
         if sigma is None:
             return 0.0, 1.0

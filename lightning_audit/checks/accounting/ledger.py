@@ -1,4 +1,4 @@
-"""What the accountant was told, and what batches were used for, beside the steps taken."""
+"""The ledger checks: compare the accountant's record and the use of batches with the steps."""
 
 from __future__ import annotations
 
@@ -17,25 +17,34 @@ def _unread(found: CheckResult) -> str:
 
 LEDGER_ACCOUNTANT = Check(
     "ledger.accountant",
-    "the accountant was told of fewer steps, or of more noise, than the optimizer took and stated",
+    "the accountant recorded fewer steps, or more noise, than the optimizer took and stated",
+    title="What the accountant recorded",
+    failed_title="Accountant recorded too little",
+    meaning="The accountant recorded fewer steps than the optimizer took, or more noise than the "
+    "optimizer stated.",
+    look_at="Check what calls `accountant.step`, and with which `noise_multiplier`: "
+    "`attach_step_hook` makes the optimizer call it once per step.",
+    topic="Sampling and bookkeeping",
     kind="accounting",
     always=True,
     wrong=lambda seen: seen["missing"] > 0 or seen["told_noise"] is not None,
     blocks=_unread,
-    refutes=("claimed",),  # by an accountant; the steps are composed as they were taken
+    refutes=("claimed",),  # of the accountant; the steps are composed as they were taken
     faults=(
         FaultRule(
             "accountant_not_told",
-            "wrong accounting: the accountant was not told of all steps",
-            "who calls accountant.step: with attach_step_hook the optimizer does it at each step",
+            "wrong accounting: the accountant did not record all steps",
+            "what calls accountant.step: with attach_step_hook the optimizer does it at each step",
+            headline="The accountant did not record all steps",
             rank=4,
             explains=("accounting", "epsilon"),
             applies=lambda seen: seen["missing"] > 0,
         ),
         FaultRule(
             "accountant_told_of_more_noise",
-            "wrong accounting: the accountant was told of more noise than the optimizer states",
-            "the noise_multiplier that accountant.step is given",
+            "wrong accounting: the accountant recorded more noise than the optimizer states",
+            "the noise_multiplier that accountant.step is called with",
+            headline="The accountant recorded more noise than was added",
             rank=4,
             explains=("accounting", "epsilon"),
         ),
@@ -44,12 +53,18 @@ LEDGER_ACCOUNTANT = Check(
 
 LEDGER_STEPS = Check(
     "ledger.steps",
-    "several steps were taken on one batch, at once or later, which is accounted for as if each "
-    "drew its own",
+    "several steps were taken on one batch, at once or later, and accounted as if each drew its "
+    "own",
+    title="Steps taken per batch",
+    failed_title="Several steps on one batch",
+    meaning="Several steps were taken on one batch, and accounted as if each had drawn its own.",
+    look_at="Look for loops over `optimizer.step` within a batch, and for batches that are kept "
+    "for later.",
+    topic="Sampling and bookkeeping",
     kind="accounting",
     wrong=lambda seen: seen["again"] > 0 or seen["stale"] > 0,
     private=True,
-    fine="each step had a batch of its own",
+    fine="each step had its own batch",
     public=("message",),
     refutes=OF_BATCHES,
     faults=(
@@ -57,19 +72,20 @@ LEDGER_STEPS = Check(
             "several_steps_on_one_batch",
             "wrong sampling: several steps were taken on one batch",
             "loops over optimizer.step within a batch, and batches that are kept for later: each "
-            "step needs a batch that is drawn anew",
+            "step needs a new draw",
+            headline="Several steps were taken on one batch",
             rank=11,
             explains=("sampling.rate",),
         ),
     ),
 )
 
-#: Behind what was seen of the steps.
+#: End of the message about steps without a known schedule.
 UNKNOWN_SCHEDULE = (
-    "no schedule that is known: if a loss or another value without noise decides it, no epsilon "
-    "holds. Step on every batch, or every k-th; set the noise by opacus.schedulers, stepped once a "
-    "step or an epoch; or state allow=['ledger.schedule'] where steps, epochs, public data or "
-    "released values alone decide it"
+    "no known schedule: if a loss or another value without noise decides it, no epsilon holds. "
+    "Step on every batch, or every k-th; set the noise by opacus.schedulers, stepped once per step "
+    "or epoch; or state allow=['ledger.schedule'] if only steps, epochs, public data or released "
+    "values decide it"
 )
 
 
@@ -79,8 +95,15 @@ def _unknown(found: CheckResult) -> str:
 
 LEDGER_SCHEDULE = Check(
     "ledger.schedule",
-    "batches are left out, or noise_multiplier changes, by no schedule that is known, as where a "
-    "loss decides it (never a violation; replay.release tells whether records do)",
+    "batches are left out, or noise_multiplier changes, by no known schedule, as if a loss decides "
+    "it (never a violation; replay.release tests whether records do)",
+    title="Schedule of steps and noise",
+    failed_title="Schedule may depend on data",
+    meaning="Batches are left out or `noise_multiplier` changes by no known schedule, so no "
+    "epsilon holds if a loss, or another value without noise, decides it.",
+    look_at="Check what decides whether a batch makes a step, and what sets `noise_multiplier`: "
+    "steps, epochs, public data and released values may, a loss of training records may not.",
+    topic="Sampling and bookkeeping",
     kind="accounting",
     wrong=lambda _: False,
     blocks=_unknown,
@@ -89,6 +112,12 @@ LEDGER_SCHEDULE = Check(
 LEDGER_RECORDS = Check(
     "ledger.records",
     "the data set holds records several times, so that they are drawn more often than is accounted",
+    title="Duplicates in the data set",
+    failed_title="Data set repeats records",
+    meaning="The data set holds some records several times, so they are drawn more often than is "
+    "accounted.",
+    look_at="Check the indices that a `Subset` or `ConcatDataset` is made of.",
+    topic="Sampling and bookkeeping",
     kind="accounting",
     wrong=lambda seen: seen["repeated"] > 0,
     private=True,
@@ -98,8 +127,9 @@ LEDGER_RECORDS = Check(
         FaultRule(
             "records_stand_several_times",
             "wrong sampling: the data set holds indices several times",
-            "how its Subset or ConcatDataset is made: an index that stands there k times is drawn "
-            "k times as often",
+            "how its Subset or ConcatDataset is made: an index that it holds k times is drawn k "
+            "times as often",
+            headline="The data set holds records several times",
             rank=12,
             explains=("sampling.rate", "ledger.draws"),
         ),
@@ -117,26 +147,26 @@ _EQUAL = 1e-3
 
 @dataclass
 class Ledger:
-    """What is written down beside the steps of a run.
+    """Counts of batches and of accounted steps of a run.
 
     Args:
-        draws: of the sampler; None where there is none to watch.
-        again: steps beyond the first on the same records.
-        unknown: batches of which it is not known whether their steps had the same records.
-        recognised: steps whose batch was recognised where the layers saw it.
-        stale: those on a batch that a step of an earlier batch had used.
-        regiven: batches that came to the training again.
-        repeated: indices of the data set that it holds several times; None if that is unknown.
-        told_before: steps that the accountants had been told of when those of this process began.
-        taken_before: steps that were taken by then.
-        accountants: how many there are.
-        begun: whether the two above were written down.
-        steps: of all private optimizers.
-        changes: steps whose noise multiplier is another one than that of the step before, by no
-            schedule that is known.
-        left_out: batches without a step, where they lie at no fixed distance; else 0.
-        hook: "read" where the accountant behind each optimizer's step hook is known, "unread" where
-            one cannot be followed, "none" where there is none.
+        draws: batches of the sampler; None if there is none to watch.
+        again: number of steps beyond the first on the same records.
+        unknown: number of batches whose steps may or may not have had the same records.
+        recognised: number of steps whose batch was identified at the input of the layers.
+        stale: number of these on a batch that a step of an earlier batch had used.
+        regiven: number of batches that the training got again.
+        repeated: number of indices that the data set holds several times; None if unknown.
+        told_before: number of steps in the accountants before the first step of this process.
+        taken_before: number of steps taken before it.
+        accountants: number of accountants.
+        begun: whether the two numbers before it were recorded.
+        steps: number of steps of all private optimizers.
+        changes: number of steps whose noise multiplier differs from that of the previous step, by
+            no known schedule.
+        left_out: number of batches without a step, unless they are at a fixed distance; else 0.
+        hook: "read" if the accountant that each optimizer's step hook calls is known, "unread" if
+            some hook cannot be followed, "none" if there is no hook.
     """
 
     draws: DrawnBatches | None = None
@@ -156,11 +186,11 @@ class Ledger:
     left_out: int = 0
 
     def results(self, told: Told, taken: Sequence[Phase]) -> list[CheckResult]:
-        """Results of the checks of the ledger.
+        """Return the results of the ledger checks.
 
         Args:
-            told: what the accountants hold: noise multiplier, sample rate, and number of steps.
-            taken: the steps as they were claimed, in their order.
+            told: history of the accountants: noise multiplier, sample rate, number of steps.
+            taken: the steps as claimed, in order.
         """
         checks = [self._of_accountant(told, taken)]
         if taken:
@@ -171,7 +201,7 @@ class Ledger:
                     {"repeated": self.repeated},
                     LEDGER_RECORDS.fine,
                     f"the data set holds {self.repeated:,} indices several times",
-                    "make the Subset or ConcatDataset of indices that differ",
+                    "make the Subset or ConcatDataset from distinct indices",
                 )
             )
         if self.draws is not None:
@@ -181,8 +211,8 @@ class Ledger:
     def _of_steps(self) -> CheckResult:
         fine = LEDGER_STEPS.fine
         if self.unknown:
-            fine += "; of batches with several steps it is not known"
-        # What a sampler of fresh batches never drew twice was held back on its way.
+            fine += "; for batches with several steps it is unknown"
+        # A batch that the sampler never drew twice was kept on its way to the training.
         regiven = 0 if self.draws is None or not self.draws.never_again else self.regiven
         evidence = {
             "again": self.again + regiven,
@@ -191,17 +221,17 @@ class Ledger:
             "stale": self.stale,
         }
         wrong = (
-            f"{self.stale} of {self.recognised} steps that were looked at were taken on a batch "
-            "that a step had used before"
+            f"{self.stale} of {self.recognised} examined steps were taken on a batch that an "
+            "earlier step had used"
             if self.stale
-            else f"{self.again + regiven} steps were taken on a batch that had made a step before"
+            else f"{self.again + regiven} steps were taken on a batch that had already made a step"
         )
         return LEDGER_STEPS.judged(
-            evidence, fine, wrong, "take one step for each batch that is drawn, and keep none"
+            evidence, fine, wrong, "take one step on each batch that is drawn, and keep no batch"
         )
 
     def _of_schedule(self) -> CheckResult:
-        # How many batches there were is not said: of split batches it is a number of the data.
+        # The number of batches is not shown: for split batches it depends on the data.
         evidence = {name: getattr(self, name) for name in ("steps", "changes", "left_out")}
         found = [
             f"noise_multiplier changed at {self.changes} of {self.steps} steps"
@@ -216,17 +246,17 @@ class Ledger:
     def _of_accountant(self, told: Told, taken: Sequence[Phase]) -> CheckResult:
         if self.hook != "read":
             why = (
-                "what the optimizer's step hook tells an accountant cannot be followed: attach "
+                "the accountant that the optimizer's step hook calls cannot be identified: attach "
                 "accountant.get_optimizer_hook_fn(sample_rate), or state "
                 "PrivacyClaim(sample_rate=...)"
                 if self.hook == "unread"
-                else "no accountant feeds on the steps"
+                else "no accountant records the steps"
             )
             return LEDGER_ACCOUNTANT.not_run(f"not compared: {why}", {"hook": self.hook})
         known = sum(int(number) for *_, number in told)
         steps = sum(int(phase.steps) for phase in taken)
         missing = max(0, steps - self.taken_before - max(0, known - self.told_before))
-        # Of several accountants it is not known which part of their histories came before.
+        # With several accountants it is unknown which parts of their histories are earlier.
         plain = not missing and (self.accountants < 2 or not self.told_before)
         more = _more_noise(_since(told, self.told_before), taken) if plain else None
         evidence = {
@@ -237,22 +267,23 @@ class Ledger:
             "told_noise": more,
         }
         wrong = (
-            f"the accountant was not told of {missing} of {steps} steps"
+            f"the accountant recorded {steps - missing} of {steps} steps"
             if missing
-            else f"the accountant was told of noise_multiplier {more:.4g}, which no step stated"
+            else f"the accountant recorded noise_multiplier {more:.4g}, above that of every step"
             if more is not None
             else ""
         )
         return LEDGER_ACCOUNTANT.judged(
             evidence,
-            f"the accountant was told of all {steps} steps",
+            f"the accountant recorded all {steps} steps",
             wrong,
-            "let the optimizer's step hook call accountant.step once a step, with what it states",
+            "let the optimizer's step hook call accountant.step once per step, with the "
+            "noise_multiplier and the sample rate that the optimizer states",
         )
 
 
 def _since(told: Told, before: int) -> list[Sequence[float]]:
-    """What was told behind so many steps, of which the last may have been added to."""
+    """Return the history after the first ``before`` steps; an entry may be cut in two."""
     left: list[Sequence[float]] = []
     for sigma, rate, steps in told:
         known, before = min(before, int(steps)), max(0, before - int(steps))
@@ -262,7 +293,7 @@ def _since(told: Told, before: int) -> list[Sequence[float]]:
 
 
 def _more_noise(told: Told, taken: Sequence[Phase]) -> float | None:
-    """A noise multiplier that was told and is above all that the steps stated; None if none is."""
+    """Return a recorded noise multiplier above those of all steps; None if there is none."""
     stated = [phase.noise_multiplier for phase in taken]
     largest = max((float(sigma) for sigma, *_ in told), default=0.0)
     return largest if stated and largest > max(stated) * (1.0 + _EQUAL) else None

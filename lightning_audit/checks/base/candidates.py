@@ -1,4 +1,4 @@
-"""What the rules that name a fault are given, and what they give."""
+"""Input and output of the rules that name a fault: the case, and candidates."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from lightning_audit.results.audit_report import CheckResult, LikelyFault, Place
 if TYPE_CHECKING:
     from lightning_audit.checks.monitor import AuditMonitor
 
-#: Entries of a check's evidence that say at which step it was first seen.
+#: Keys of a check's evidence that hold the step of the first finding.
 STEPS = ("first_step", "step", "violated_at_step")
-#: Noise below this part of the claim counts as missing.
+#: Noise below this fraction of the claim counts as missing.
 MISSING = 0.1
-#: Entries of a check's evidence that say where it was seen.
+#: Keys of a check's evidence that hold the parameters of the finding.
 _PARAMETERS = ("parameters", "flagged")
-#: Entries that rules go by, and which tell a reader nothing.
+#: Keys that only rules use.
 _INTERNAL = (
     "added_ratio",
     "alike",
@@ -39,20 +39,20 @@ _PLACES = (*STEPS, *_PARAMETERS, "process")
 
 
 def first_seen(evidence: Mapping[str, Any]) -> Any:
-    """The optimizer step, from 0, at which a check was first violated; None if unknown.
+    """Return the optimizer step, from 0, at which a check was first violated; None if unknown.
 
-    Of a report that was edited it may be anything.
+    In a report that was edited it may be of any type.
     """
     return next((evidence[key] for key in STEPS if evidence.get(key) is not None), None)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A fault that the checks may have seen.
+    """A fault that may have caused the findings.
 
     Args:
         fault: the fault.
-        explains: findings that it entails, so that nothing else need be made of them.
+        explains: findings that it entails, which need no other explanation.
     """
 
     fault: LikelyFault
@@ -61,7 +61,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Case:
-    """What is known when a fault is to be named.
+    """Everything that the rules for naming a fault read.
 
     Args:
         violated: the violated checks, by name.
@@ -77,21 +77,21 @@ class Case:
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        """Names of the checks of the noise's size; that of a few steps comes last."""
+        """Names of the checks of the noise's size; the check of single steps is last."""
         return tuple(sorted(group("noise"), key=lambda name: REGISTRY[name].size_of is None))
 
     @property
     def of_noise(self) -> tuple[str, ...]:
-        """Names of all checks that a fault of the noise may violate."""
+        """Names of all checks that a noise fault may violate."""
         return (*self.sizes, *group("reuse"), *self.beyond)
 
     @property
     def beyond(self) -> tuple[str, ...]:
-        """Names of the checks of the channel and of what leaks."""
+        """Names of the checks of the channel and of the leakage."""
         return (*group("channel"), *group("leakage"))
 
     def first_of(self, names: tuple[str, ...]) -> str | None:
-        """The first of the names that is violated."""
+        """Return the first of the names that is violated; None if none is."""
         return next((name for name in names if name in self.violated), None)
 
     def candidate(
@@ -104,15 +104,15 @@ class Case:
         parameters: tuple[str, ...] | None = None,
         explains: tuple[str, ...] = (),
     ) -> Candidate:
-        """A candidate whose place is where its finding was seen.
+        """Return a candidate, placed at its finding.
 
         Args:
             name: the fault's identifier.
             finding: name of a violated check.
             sentence: what is wrong.
             look_at: what to look at in the code.
-            evidence: numbers; None for those of the check.
-            parameters: names of parameters; None for those of the check.
+            evidence: numbers; None for the evidence of the check.
+            parameters: names of parameters; None for those in the evidence of the check.
             explains: findings that the fault entails.
         """
         seen = self.violated[finding].evidence
@@ -134,7 +134,7 @@ class Case:
 
 
 def named_tensors(monitor: AuditMonitor, labels: Iterable[str]) -> tuple[str, ...]:
-    """The tensors that labels of canaries name; a canary over several tensors names none."""
+    """Return the tensors named in canary labels; a canary over several tensors names none."""
     inside = [
         label.partition("(")[2].removesuffix(")").removesuffix(", moving") for label in labels
     ]

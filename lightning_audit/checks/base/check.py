@@ -1,4 +1,4 @@
-"""What is declared of a check: its claim, its share, when it is wrong and which fault that is."""
+"""Declaration of a check: its claim, share, rule, words, and the faults it names by itself."""
 
 from __future__ import annotations
 
@@ -17,14 +17,32 @@ if TYPE_CHECKING:
     from lightning_audit.record.store import RecordHeader
 
 #: Checks of the same property: a fault that explains one of them explains the others.
-#: Those of the channel suppose noise of the claimed size in each coordinate: noise that is smaller,
-#: or the same twice, is not of the right shape, nor does the stated divisor fit it.
+#: Those of the channel assume noise of the claimed size in each coordinate: noise that is smaller,
+#: or repeated, does not have the right shape either, nor does it fit the stated divisor.
 Group = Literal["clipping", "replay", "noise", "reuse", "channel", "leakage"]
+#: What a check is about, as a reader of reports and docs sees it.
+Topic = Literal[
+    "Clipping",
+    "Noise",
+    "Fresh randomness",
+    "What the update uses",
+    "Sampling and bookkeeping",
+    "Total epsilon",
+]
+#: The question that the checks of each topic answer, in the order of the docs.
+QUESTIONS: Mapping[Topic, str] = {
+    "Clipping": "Can one record move a step by more than the clipping norm?",
+    "Noise": "Does every step add the stated noise to every parameter?",
+    "Fresh randomness": "Is the noise drawn independently for every step and every entry?",
+    "What the update uses": "Does the model learn from the noisy gradient alone?",
+    "Sampling and bookkeeping": "Are batches drawn and steps counted as the accountant assumes?",
+    "Total epsilon": "Do all steps together stay within the claim?",
+}
 #: An epsilon that a finding refutes.
 Refuted = Literal["claimed", "spent", "lower"]
-#: By findings of the batches, or of steps on them.
+#: Epsilons that findings about batches, or about the steps on them, refute.
 OF_BATCHES: tuple[Refuted, ...] = ("claimed", "spent", "lower")
-#: What is measured on the gradients of steps, or on steps that are replayed.
+#: Groups of checks that measure gradients of steps, or replayed steps.
 MEASURED: tuple[Group, ...] = ("clipping", "replay", "noise", "reuse", "channel", "leakage")
 
 
@@ -50,17 +68,20 @@ class NoiseStatistic(Protocol):
 
 @dataclass(frozen=True)
 class FaultRule:
-    """A fault that one violated check tells by itself.
+    """A fault that one violated check names by itself.
 
     Args:
         name: the fault's identifier.
         sentence: what is wrong.
         look_at: what to look at in the code.
-        rank: the likeliest first. Below 0 is what was seen for certain, and stands before the
-            faults that are told by several checks; what is above stands behind them. 0 is for a
-            rule that stands among them, see `verdict.diagnosis`.
-        explains: further checks that the fault violates, and groups of them.
-        applies: tells by the check's evidence whether it is this fault.
+        rank: the likeliest first. Faults below 0 are certain and precede the faults that follow
+            from several checks; those above 0 come after them. A rule of rank 0 is placed among
+            them by `verdict.diagnosis`.
+        explains: further checks that the fault violates.
+        explains_groups: groups of such checks.
+        applies: whether the check's evidence shows this fault.
+        headline: the fault in a few words, without numbers; the same in all rules of this name.
+            Empty in rules of other packages only.
     """
 
     name: str
@@ -70,51 +91,65 @@ class FaultRule:
     explains: tuple[str, ...] = ()
     explains_groups: tuple[Group, ...] = ()
     applies: Callable[[Mapping[str, Any]], bool] = lambda _: True
+    headline: str = ""
 
 
 @dataclass(frozen=True)
 class Check:
-    """A check, as the report, the gate, the diagnosis and the documents know it.
+    """Declaration of a check, read by the report, the gate, the diagnosis and the docs.
+
+    Checks of this package have all five words, `title` to `topic`. A check of another package may
+    leave them out: its name then serves as its title (`heading`), and it belongs to no topic.
 
     Args:
         name: in reports and in ``allow``.
-        finds: what is wrong where it is violated; checks of the same words share a row of the docs.
+        finds: what is wrong if it is violated; checks with the same text share a row of the README.
+        title: what it looks at, in three to five words.
+        failed_title: the title if it fails, in three to five words.
+        meaning: what a failure means, in one sentence.
+        look_at: where to look in the code after a failure, in one sentence.
+        topic: the question that it helps to answer, see `QUESTIONS`.
         kind: which claim it is about.
-        weight: of a check by e-process, >= 0: what it gets of the significance is in proportion to
-            it (`share`).
-        group: of checks of the same property, None if it is alone.
-        needs: what was missing where it did not run, in words, if nothing more is known.
-        each: whether each private optimizer has one of its own; if not, the run has one.
-        always: whether it is there wherever it may be.
-        optimizers: number of private optimizers from which on it may be there.
-        wrong: tells by the evidence of a check without e-value whether what it found is wrong; None
-            where such a check finds nothing.
-        warns: whether what is wrong is a warning, and fails nothing.
-        must_run: whether a pass rests on it, so that it must have seen something.
-        doubtful: whether what is wrong may be undecided; see `checks.post_processing`.
-        size_of: what it tells the size of, over many steps.
-        blocks: what of a result stands in the way of a pass, in a sentence, or empty; None where
-            nothing does but what is undecided, as of every check.
+        weight: >= 0, of a check by e-process: its share of the significance is proportional to it
+            (`share`).
+        group: of checks of the same property; None if it is alone.
+        needs: what was missing if it did not run, in words, unless more is known.
+        each: whether each private optimizer has its own result; if not, the run has one.
+        always: whether it is in every report that may have it.
+        optimizers: least number of private optimizers of a run that may have it.
+        wrong: whether the evidence of a check without e-value shows that something is wrong; None
+            for a check that finds nothing without an e-value.
+        warns: whether a finding is a warning, which fails nothing.
+        must_run: whether a pass requires that it observed something.
+        doubtful: whether a finding may be undecided; see `checks.post_processing`.
+        size_of: the quantity whose size it measures over many steps.
+        blocks: why a result prevents a pass, in a sentence, or empty; None if nothing but an
+            undecided finding does, as for every check.
         faults: the rules by which it names a fault alone; the first that applies counts.
         private: whether its numbers are computed from un-noised data (clipped sums, noise alone,
             batches, records, replays); see `checks.base.disclosure` for what is shown of them. No
             checkpoint holds them: the check restarts at each resume, see `Evidence`.
-        fine: message of a private check where nothing is wrong.
-        public: names of those parts of a private check that are functions of settings, coins and
-            released gradients all the same: keys of the evidence, or "message".
-        reads: what its statistic is given: "steps", entries of the record of steps with noise;
+        fine: message of a private check if nothing is wrong.
+        public: names of the parts of a private check that are functions of settings, coins and
+            released gradients only: keys of the evidence, or "message".
+        reads: input of its statistic: "steps", entries of the record of steps with noise;
             "canaries", entries of those whose coins count; "readings", `NoiseStep` of each step;
-            "noise", the same of steps whose noise is known without the data; None if its result is
-            made elsewhere. Of a family of checks one has the statistic, which gives all results.
-        init: makes the statistic of the record's header and the significance of a run, see
+            "noise", `NoiseStep` of steps whose noise is known without the data; None if its result
+            is made elsewhere. One check of a family has the statistic, which gives all results.
+        init: makes the statistic from the record's header and the significance of a run, see
             `EntryStatistic` and `NoiseStatistic`.
-        refutes: which epsilons do not hold where it is violated and the user allows it: the claim,
-            what the steps are composed to, or the lower bounds, which suppose how batches are
+        refutes: which epsilons do not hold if it is violated and the user allows it: the claim,
+            the epsilon that the steps compose to, or the lower bounds, which assume how batches are
             drawn.
     """
 
     name: str
     finds: str
+    title: str = ""
+    failed_title: str = ""
+    meaning: str = ""
+    look_at: str = ""
+    topic: Topic | None = None
     kind: Kind = "mechanism"
     weight: float = 0.0
     group: Group | None = None
@@ -136,8 +171,12 @@ class Check:
     init: Callable[[RecordHeader, float], Any] | None = None
     refutes: tuple[Refuted, ...] = ("claimed", "spent")
 
+    def heading(self, *, failed: bool = False) -> str:
+        """Return its title, or its title if it failed; the name of a check without titles."""
+        return (failed and self.failed_title) or self.title or self.name
+
     def occurs(self, optimizers: int) -> tuple[int, int]:
-        """How often it is in a report at least and at most, by the number of optimizers."""
+        """Return how often it is in a report, at least and at most, by the number of optimizers."""
         most = 0
         if optimizers >= self.optimizers:
             most = optimizers if self.each else 1
@@ -145,22 +184,22 @@ class Check:
 
     @property
     def share(self) -> float:
-        """Of the significance, or of the second one where it warns: see `registry.shares`."""
+        """Share of the significance, or of the second one if it warns: see `registry.shares`."""
         from lightning_audit.checks.base import registry
 
         return registry.share(self)
 
     def test(self, significance: float) -> Evidence:
-        """An empty e-process of this check, at its share of the significance of a run."""
+        """Return an empty e-process of this check, at its share of a run's significance."""
         return Evidence(self.name, significance, self.share, segment=int(self.private))
 
     @property
     def flag(self) -> Literal["violated", "warned"]:
-        """The status of the check where something is wrong."""
+        """Status of the check if something is wrong."""
         return "warned" if self.warns else "violated"
 
     def is_wrong(self, evidence: Mapping[str, Any]) -> bool:
-        """Whether the numbers of a check without e-value say that something is wrong.
+        """Return whether the numbers of a check without e-value show that something is wrong.
 
         Raises:
             KeyError: the check has an e-value, or a number is missing.
@@ -172,12 +211,12 @@ class Check:
     def judged(
         self, evidence: Mapping[str, Any], fine: str, wrong: str, advice: str
     ) -> CheckResult:
-        """Result of a check without e-value, with the status that its evidence gives.
+        """Return the result of a check without e-value, with the status that its evidence gives.
 
         Args:
-            evidence: the numbers behind it.
-            fine: message where nothing is wrong.
-            wrong: message where something is.
+            evidence: the numbers that it rests on.
+            fine: message if nothing is wrong.
+            wrong: message if something is.
             advice: what to do about that.
         """
         if not self.is_wrong(evidence):
@@ -193,15 +232,15 @@ class Check:
         evidence: Mapping[str, Any],
         lack: str = "",
     ) -> CheckResult:
-        """Result of a check by e-process.
+        """Return the result of a check by e-process.
 
         Args:
             test: its e-process.
-            fine: message where nothing is wrong.
-            wrong: message where something is.
+            fine: message if nothing is wrong.
+            wrong: message if something is.
             advice: what to do about that.
             evidence: numbers to show.
-            lack: what was missing, if nothing was observed and that is known better than `needs`.
+            lack: what was missing if nothing was observed, if more is known than `needs`.
         """
         status = self.flag if test.violated else "ok" if test.observed else "not_run"
         messages = {self.flag: wrong, "ok": fine, "not_run": f"not tested: {lack or self.needs}"}
@@ -217,5 +256,5 @@ class Check:
         )
 
     def not_run(self, message: str, evidence: Mapping[str, Any] | None = None) -> CheckResult:
-        """Result of a check that could not be made, and why."""
+        """Return the result of a check that could not run, with the reason."""
         return CheckResult(self.name, self.kind, "not_run", message, evidence=evidence or {})

@@ -1,14 +1,15 @@
-"""What is shown of a check: everything of released gradients, and next to nothing of the data.
+"""Disclosure: which parts of a check's result may leave the process.
 
-An epsilon covers what is computed of released gradients, of the audit's coins and of settings. A
-check that is declared `private` is computed from un-noised data as well. Of it leave the process:
+An epsilon covers what is computed from released gradients, from the audit's coins and from
+settings. A check that is declared `private` is computed from un-noised data as well. Its result
+leaves the process only as
 
-- the verdict, and sentences that hold no number;
-- its e-value, in whole powers of ten (`coarse`), and never on the other side of its threshold;
-- where it is violated, the guarantee being void, numbers of two digits, or as many as the verdict
+- the verdict, and sentences without a number;
+- its e-value, rounded to a whole power of ten (`coarse`), never across its threshold;
+- if it is violated, which voids the guarantee, numbers of two digits, or of as many as the verdict
   and the fault need.
 
-A warning and an undecided finding void no guarantee, so they show no number.
+A warning and an undecided finding do not void the guarantee, so they show no number.
 """
 
 from __future__ import annotations
@@ -23,40 +24,40 @@ from lightning_audit.checks.base.check import Check
 from lightning_audit.checks.base.registry import REGISTRY
 from lightning_audit.results.audit_report import CheckResult
 
-#: What a report says once where it holds numbers of a violated private check.
+#: Note of a report that contains numbers of a violated private check.
 NUMBERS_OF_DATA = (
     "the numbers of {names} are computed from un-noised data, and no epsilon covers them: do not "
     "publish this report where the data are private"
 )
 
-#: Statuses of a check of which the guarantee is void.
+#: Statuses of a check that void the guarantee.
 VOID = ("violated", "allowed")
 _LN10 = math.log(10.0)
 _DIGITS = 2
-#: Most digits that a number has, and from where on whole ones are written by powers of ten.
+#: Most digits of a number, and the size from which whole numbers have an exponent.
 _ALL, _LARGE = 17, 1e15
-#: A number in a sentence, unless it is a part of a name, a setting or a place.
+#: A number in a sentence that is not part of a name, a setting or a place.
 _NUMBER = re.compile(r"(?<![\w.,:=`'\"])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?=x\b|[^\w`'\"]|$)")
 
 
 def coarse(log_e: float, threshold: float) -> float:
-    """A log e-value as far as it is shown: that of a whole power of ten.
+    """Round a log e-value down to a whole power of ten, for display.
 
     Args:
         log_e: natural logarithm of the e-value.
-        threshold: at which the check flags; a constant, below which no flagged e-value falls.
+        threshold: log e-value at which the check flags; a flagged e-value is not rounded below it.
     """
-    # A power of ten that went through a logarithm is a little too large or too small.
+    # The logarithm of a power of ten is slightly off.
     floor = math.floor(log_e / _LN10 + 1e-9) * _LN10 if math.isfinite(log_e) else log_e
     return max(floor, threshold) if log_e >= threshold else floor
 
 
 def shown(check: CheckResult, significance: float) -> CheckResult:
-    """The part of a check's result that may leave the process.
+    """Return the part of a check's result that may leave the process.
 
     Args:
-        check: its result, by all numbers.
-        significance: at whose share the check flags.
+        check: its result, with all numbers.
+        significance: of the whole run; the check flags at its share of it.
     """
     known = REGISTRY[check.name]
     if not known.private:
@@ -65,7 +66,7 @@ def shown(check: CheckResult, significance: float) -> CheckResult:
     if log_e is not None:
         log_e = coarse(log_e, -math.log(check.share * significance))
     if check.status in VOID:
-        # What rests on public parts alone is public: a loader's type, and what it costs.
+        # Public parts alone need no rounding: a loader's type, and what it costs.
         private = not {*check.evidence, "message"} <= {*known.public}
         digits = _needed(known, check.evidence) if private else _ALL
         message = _rounded_text(check.message, digits)
@@ -77,7 +78,7 @@ def shown(check: CheckResult, significance: float) -> CheckResult:
 
 
 def numbers_of_data(checks: Iterable[CheckResult]) -> list[str]:
-    """A sentence where violated checks show numbers of un-noised data."""
+    """Return a note if violated checks show numbers of un-noised data."""
     names = [c.name for c in checks if c.status in VOID and REGISTRY[c.name].private]
     return [NUMBERS_OF_DATA.format(names=", ".join(dict.fromkeys(names)))] if names else []
 
@@ -89,12 +90,12 @@ def _message(known: Check, check: CheckResult) -> str:
         return known.fine
     if _NUMBER.search(check.message) is None:
         return check.message
-    # A number in it may be one of the data.
+    # A number in it may be computed from the data.
     return f"not tested: {known.needs}" if check.status == "not_run" else known.finds
 
 
 def _needed(known: Check, evidence: Mapping[str, Any]) -> int:
-    """Digits by which a violated check is still wrong, and by the same fault."""
+    """Return the digits that keep a violated check wrong, and keep its fault."""
     told = _told(known, evidence)
     for digits in range(_DIGITS, _ALL):
         if _told(known, _rounded(evidence, digits, known.public)) == told:
@@ -104,7 +105,7 @@ def _needed(known: Check, evidence: Mapping[str, Any]) -> int:
 
 def _told(known: Check, evidence: Mapping[str, Any]) -> list[bool | None]:
     rules = [rule.applies for rule in known.faults]
-    rules.append(lambda seen: seen["size"] > seen["allowed"])  # of findings by replay
+    rules.append(lambda seen: seen["size"] > seen["allowed"])  # for findings by replay
     if known.wrong is not None:
         rules.append(known.wrong)
     return [_answer(rule, evidence) for rule in rules]
@@ -113,12 +114,12 @@ def _told(known: Check, evidence: Mapping[str, Any]) -> list[bool | None]:
 def _answer(rule: Any, evidence: Mapping[str, Any]) -> bool | None:
     try:
         return bool(rule(evidence))
-    except (KeyError, TypeError):  # a check that may have an e-value or not has other numbers
+    except (KeyError, TypeError):  # a check that may lack an e-value has other numbers
         return None
 
 
 def _rounded(value: Any, digits: int, public: tuple[str, ...] = (), key: str = "") -> Any:
-    """Evidence with numbers of so many digits; public ones and steps' numbers stay."""
+    """Round the numbers in evidence to ``digits``; public ones and step numbers are kept."""
     if isinstance(value, Mapping):
         return {k: v if k in public else _rounded(v, digits, (), k) for k, v in value.items()}
     if isinstance(value, list | tuple):

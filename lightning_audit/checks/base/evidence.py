@@ -1,4 +1,4 @@
-"""The e-process of a check: how large it was, and when it crossed its threshold."""
+"""The e-process of a check: its largest value, and when it crossed its threshold."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 
 _PACKAGE = __name__.partition(".")[0]
 
-#: Growth of a log e-value that is kept with its step: by so much, from one on.
+#: Factor by which a log e-value above 1 must grow for its step to be kept.
 _GROWTH = 1.25
 
 
 def log_weight(number: int) -> float:
-    """Log of ``1 / (k (k + 1))``, the weight of the k-th of any number of e-values.
+    """Return the log of ``1 / (k (k + 1))``, the weight of the k-th of any number of e-values.
 
-    The weights of all k add up to 1, so that the weighted sum of e-values, each of which is valid
-    whatever came before it, is an e-value.
+    The weights of all k add up to 1. So the weighted sum of e-values, each of which is valid given
+    its past, is an e-value.
 
     Args:
         number: k, >= 1.
@@ -29,23 +29,23 @@ class Evidence:
     r"""The largest log e-value of one test so far, and whether it crossed its threshold.
 
     A test of private numbers restarts when a training is resumed, because no checkpoint holds them.
-    Its e-process ``E_k`` of segment k starts at 1 there, and is valid given all that came before.
-    It counts with the weight ``w_k = 1 / (k (k + 1))``. By Ville's inequality segment k ever
-    reaches ``1 / (w_k * share * significance)`` with probability ``w_k * share * significance`` at
-    most. The weights of all k add up to 1, so that by the union bound any segment of the run flags
-    with the test's share of the significance at most, for any number of resumes at any times.
+    In segment k its e-process ``E_k`` starts at 1, and is valid given all earlier segments. It has
+    the weight ``w_k = 1 / (k (k + 1))``. By Ville's inequality, segment k ever reaches
+    ``1 / (w_k * share * significance)`` with probability at most ``w_k * share * significance``.
+    The weights of all k add up to 1. By the union bound, the test flags in any segment with
+    probability at most its share of the significance, for any number of resumes at any times.
     ``log_e`` is the largest of all ``log(w_k E_k)``.
 
-    The significance may be another one when a run goes on after a stop: what was seen does not
-    depend on it, so that the test is then judged by the new one from its beginning.
+    The significance may change when a run continues after a stop. The e-values do not depend on
+    it, so the test is then judged by the new significance from its beginning.
 
     Args:
         name: of the check.
         significance: of the whole run.
-        share: of it that is the test's own; what is handed out of one significance may never
-            exceed 1 (Ville's inequality for each, the union bound for all).
+        share: the test's part of it; the shares of one significance add up to at most 1 (Ville's
+            inequality for each test, the union bound for all).
         segment: number of the segment of the run, from 1, of a test that restarts at each resume;
-            0 for one that a checkpoint continues.
+            0 for a test that a checkpoint continues.
     """
 
     name: str
@@ -54,13 +54,13 @@ class Evidence:
     segment: int = 0
     log_e: float = 0.0
     observed: bool = False
-    #: Steps at which the log e-value was larger than ever, and how large: the latest, the one at
-    #: which the threshold was crossed, and of the others one for each growth by a quarter.
+    #: Steps at which the log e-value reached a new maximum, with that maximum: the latest one, the
+    #: one that crossed the threshold, and one for each growth by a quarter.
     growth: list[tuple[int, float]] = field(default_factory=list)
 
     @property
     def threshold(self) -> float:
-        """Log e-value of the present segment, as `update` takes it, at which the test flags."""
+        """Log e-value of the current segment, as passed to `update`, at which the test flags."""
         return self._level - self._log_weight
 
     @property
@@ -80,16 +80,16 @@ class Evidence:
     def violated_at(self) -> int | None:
         """The step at which the test flagged; None if it has not.
 
-        Where the significance was another one at that step, the latest that it can be.
+        If the significance has changed since then, the latest step that it can be.
         """
         level = self._level
         return next((step for step, log_e in self.growth if log_e >= level), None)
 
     def update(self, log_e: float, step: int) -> None:
-        """Take in the log e-value after a step; looks cost nothing."""
+        """Update with the log e-value after a step; any number of looks is valid."""
         self.observed = True
         log_e = float(log_e) + self._log_weight
-        if not log_e > self.log_e:  # nor where it is NaN
+        if not log_e > self.log_e:  # also if it is NaN
             return
         self.log_e, kept = log_e, self.growth
         before = kept[-2][1] if len(kept) > 1 else 0.0
@@ -100,10 +100,10 @@ class Evidence:
 
 
 def evidence_in(part: object) -> Iterator[Evidence]:
-    """Every test that checks hold, wherever they hold it, so that none can be forgotten.
+    """Yield every test in an object of this package, at any depth.
 
     Args:
-        part: an object of this package, or a list, tuple or dict of such.
+        part: an object of this package, or a list, tuple or dict of such objects.
     """
     match part:
         case Evidence():
@@ -118,14 +118,15 @@ def evidence_in(part: object) -> Iterator[Evidence]:
 
 
 def judge_again(tests: Iterable[Evidence], significance: float) -> tuple[list[str], list[str]]:
-    """Judge tests by another significance, from their beginning.
+    """Judge tests by a new significance, from their beginning.
 
     Args:
         tests: the tests.
         significance: of the whole run.
 
     Returns:
-        Names of those that flag now and did not before, and of those that did and do no longer.
+        Names of the tests that flag now but did not before, and of those that flagged before but
+        do not now.
     """
     new: list[str] = []
     gone: list[str] = []
@@ -137,7 +138,7 @@ def judge_again(tests: Iterable[Evidence], significance: float) -> tuple[list[st
 
 
 def shared_log_e(tests: Iterable[tuple[float, float]]) -> float:
-    """Log of the shared e-value: the largest of share times e-value, at least 0.
+    """Return the log of the shared e-value: the largest share times e-value, at least 0.
 
     The claim is refuted when it reaches ``log(1 / significance)``.
 

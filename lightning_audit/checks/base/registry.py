@@ -1,4 +1,4 @@
-"""Every check, in the order of the report; the gate, the diagnosis and the docs read it.
+"""Registry of all checks, in the order of the report, for the gate, the diagnosis and the docs.
 
 The modules of `lightning_audit.checks` declare checks, and so do other packages, by entry points of
 the group `lightning_audit.checks`: each names a `Check`, or a tuple of them.
@@ -12,6 +12,7 @@ import pkgutil
 from collections import UserDict
 from collections.abc import Iterable, Iterator, MutableMapping
 from importlib.metadata import entry_points
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from lightning_audit.checks.base import evidence
@@ -26,23 +27,26 @@ ENTRY_POINTS = "lightning_audit.checks"
 _SUBJECTS = ("update", "noise", "clipping", "replay", "randomness", "sampling", "accounting")
 
 
+def _modules(subject: str) -> Iterator[ModuleType]:
+    """Import the modules of a subject, in the order of their names."""
+    room = importlib.import_module(f"{ENTRY_POINTS}.{subject}")
+    for found in pkgutil.iter_modules(room.__path__):
+        yield importlib.import_module(f"{room.__name__}.{found.name}")
+
+
 def _own() -> Iterator[Check]:
-    """`CHECKS` of the modules of each subject, those first on which a pass rests."""
+    """Yield `CHECKS` of the modules of each subject, first those that a pass requires."""
     for subject in _SUBJECTS:
-        room = importlib.import_module(f"{ENTRY_POINTS}.{subject}")
-        declared: list[Check] = []
-        for found in pkgutil.iter_modules(room.__path__):
-            module = importlib.import_module(f"{room.__name__}.{found.name}")
-            declared += getattr(module, "CHECKS", ())
+        declared = [c for module in _modules(subject) for c in getattr(module, "CHECKS", ())]
         yield from sorted(declared, key=lambda check: not check.must_run)
 
 
 def _from_outside() -> Iterator[Check]:
-    """Checks of other packages.
+    """Yield the checks of other packages.
 
     Raises:
         ImportError: an entry point cannot be loaded.
-        TypeError: what it names is no check.
+        TypeError: an entry point names something other than a check.
     """
     for point in entry_points(group=ENTRY_POINTS):
         try:
@@ -63,17 +67,17 @@ def _from_outside() -> Iterator[Check]:
 
 
 class _Registry(UserDict[str, Check]):
-    """Checks by their names; the modules are imported at the first look."""
+    """Checks by name; the modules are imported when the registry is first read."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, Check] | None = None
 
     @property
     def data(self) -> dict[str, Check]:  # type: ignore[override]
-        """The checks.
+        """Checks by name.
 
         Raises:
-            ValueError: two checks have one name.
+            ValueError: two checks have the same name.
         """
         if self._loaded is None:
             found: dict[str, Check] = {}
@@ -88,26 +92,27 @@ class _Registry(UserDict[str, Check]):
 
 REGISTRY: MutableMapping[str, Check] = _Registry()
 
-#: Part of the significance that is handed out; the rest is for checks that come later.
+#: Part of the significance that is assigned; the rest is reserved for future checks.
 _HANDED_OUT = 0.9
 
 
 def share(check: Check) -> float:
-    """What a check gets of the significance: its weight over the sum of all, times `_HANDED_OUT`.
+    """Return a check's share of the significance: its part of all weights, times `_HANDED_OUT`.
 
-    A check that is added costs the others almost nothing: all shares shrink a little. Checks that
-    only warn share a second significance of the same size.
+    Adding a check costs the others almost nothing: all shares shrink a little. Checks that only
+    warn share a second significance of the same size.
     """
     weights = {c.name: c.weight for c in REGISTRY.values() if c.warns == check.warns}
-    weights[check.name] = check.weight  # of one that is not listed, too
+    weights[check.name] = check.weight  # the check need not be registered
     return _HANDED_OUT * check.weight / math.fsum(weights.values()) if check.weight else 0.0
 
 
 def shares(*, warns: bool = False) -> dict[str, float]:
-    """Share of the significance of each check that has one.
+    """Return the share of the significance of each check that has one.
 
     Args:
-        warns: for the checks that only warn, which share a second significance of the same size.
+        warns: whether to return the checks that only warn, which share a second significance of
+            the same size.
     """
     return {c.name: share(c) for c in REGISTRY.values() if c.weight > 0 and c.warns == warns}
 
@@ -134,35 +139,51 @@ def packages() -> set[str]:
 
 
 def group(name: Group) -> tuple[str, ...]:
-    """Names of the checks of a group."""
+    """Return the names of the checks of a group."""
     return tuple(check.name for check in REGISTRY.values() if check.group == name)
 
 
 def entailed(rule: FaultRule) -> tuple[str, ...]:
-    """Names of the checks that a fault violates beside its own."""
+    """Return the names of the other checks that a fault violates."""
     return (*rule.explains, *(name for of in rule.explains_groups for name in group(of)))
 
 
 def teller(fault: str, name: str = "") -> tuple[Check, FaultRule] | None:
-    """The check that tells a fault by itself, and its rule; None where there is none.
+    """Return the check that names a fault by itself, and its rule; None if there is none.
 
     Args:
         fault: its name.
-        name: of the check, where several tell it; empty for the first.
+        name: of the check, if several name the fault; empty for the first one.
     """
     checks = [check for check in REGISTRY.values() if name in ("", check.name)]
     told = ((check, rule) for check in checks for rule in check.faults)
     return next(((check, rule) for check, rule in told if rule.name == fault), None)
 
 
+def headlines() -> dict[str, str]:
+    """Return the headline of each fault, by its name.
+
+    A fault that a check names alone has it in its rule. A module that names further faults, by
+    several checks together, lists theirs as `HEADLINES`.
+    """
+    found = {
+        name: headline
+        for subject in _SUBJECTS
+        for module in _modules(subject)
+        for name, headline in getattr(module, "HEADLINES", {}).items()
+    }
+    rules = (rule for check in REGISTRY.values() for rule in check.faults)
+    return found | {rule.name: rule.headline or rule.sentence for rule in rules}
+
+
 def in_order(results: Iterable[CheckResult]) -> list[CheckResult]:
-    """Results in the order of the report."""
+    """Return results in the order of the report."""
     places = {name: place for place, name in enumerate(REGISTRY)}
     return sorted(results, key=lambda result: places[result.name])
 
 
 def shared_log_e(results: Iterable[CheckResult]) -> float:
-    """Log of the e-value that checks share; those that only warn count for nothing."""
+    """Return the log of the e-value that checks share; checks that only warn do not count."""
     return evidence.shared_log_e(
         (result.log_e_value, result.share)
         for result in results

@@ -1,4 +1,4 @@
-"""Which fault of the clipping lets a canary add more than it may."""
+"""Names the clipping fault by which a canary adds more than the clipping norm."""
 
 from __future__ import annotations
 
@@ -23,22 +23,27 @@ from lightning_audit.checks.replay.replay_checks import (
 if TYPE_CHECKING:
     from lightning_audit.checks.monitor import AuditMonitor
 
-#: Canaries at least this large tell a clipped one from one that is not, whatever the noise.
+#: Headlines of the faults that no check names alone.
+HEADLINES = {
+    "clipping_missing_at_times": "Some steps are not clipped",
+    "clipping_missing_from_a_step_on": "Clipping stops at some step",
+}
+#: Canaries of at least this norm show whether they were clipped, for any noise.
 _OVERSIZE = 20.0
-#: Kinds that canaries take for another one, and the checks that tell them.
+#: Kinds of faults that canaries confuse with others, and the checks that distinguish them.
 _BY_REPLAY = {"sum", "batch", "parts", "rows"}
 _REPLAYED = {REPLAY_CLIPPING.name, REPLAY_SENSITIVITY.name}
-#: How the label of an input canary ends; those of gradient canaries end with a place.
+#: End of the label of an input canary; labels of gradient canaries end with a tensor.
 _INPUT = re.compile(r"\(input(, sampling_rate=[^)]*)?\)$")
 
 
 def clipping_candidates(case: Case) -> list[Candidate]:
-    """Faults of the clipping, the likeliest first.
+    """Return the clipping faults that fit the readings, the likeliest first.
 
-    What only one fault makes comes first: the norm of the readings, tensors that pass whole, the
-    whole gradient that passes, parts of a batch that count differently, canaries over several
-    tensors that pass with more than the others.
-    A clipping norm that is too large comes last, for it explains any shift.
+    Patterns that only one fault makes come first: the norm of the readings, unclipped tensors, an
+    unclipped gradient, parts of a batch that count differently, canaries over several tensors that
+    add more than the others. A clipping norm that is too large comes last, because it explains any
+    shift.
     """
     monitor, finding = case.monitor, _finding(case)
     if monitor is None or finding is None:
@@ -49,10 +54,10 @@ def clipping_candidates(case: Case) -> list[Candidate]:
     found = [at_times] if at_times else [_after_average(monitor), missed]
     loose = at_times is not None or missed is not None
     if _BY_REPLAY & {case.violated[n].evidence.get("kind") for n in _REPLAYED & set(case.violated)}:
-        return []  # the replay itself names it
+        return []  # the replay names the fault
     replayed = case.violated.get(REPLAY_CLIPPING.name)
     if loose and replayed is not None and replayed.evidence.get("passes_whole"):
-        return []  # whole gradients pass now and then, whichever tensors they are in
+        return []  # unclipped gradients occur at times, in any tensor
     if shift > 0.5 * case.oversize and not at_times:
         found.append(
             _Named(
@@ -80,11 +85,11 @@ def clipping_candidates(case: Case) -> list[Candidate]:
 
 
 def _of_norm(case: Case, monitor: AuditMonitor) -> list[_Named | None]:
-    """Faults by which gradients are clipped at some norm, and not at the claimed one.
+    """Return the faults that clip gradients at a norm other than the claimed one.
 
-    Replays with gradients of the audit's own show more than canaries: where they pass that lie in
-    one tensor, it is not that each tensor is clipped on its own, and where it depends on a gradient
-    at what it is clipped, no norm is the one. Then the replay itself names the fault.
+    Replays with crafted gradients show more than canaries. If a crafted gradient in one tensor
+    adds too much, the fault is not clipping per tensor. If the norm after clipping differs between
+    crafted gradients, there is no single wrong norm. In both cases the replay names the fault.
     """
     replayed = case.violated.get(REPLAY_CLIPPING.name)
     seen = {} if replayed is None else replayed.evidence
@@ -96,7 +101,7 @@ def _of_norm(case: Case, monitor: AuditMonitor) -> list[_Named | None]:
 
 @dataclass(frozen=True)
 class _Named:
-    """A fault of the clipping, without what all of them share."""
+    """A clipping fault, without the fields that all of them share."""
 
     name: str
     sentence: str
@@ -114,7 +119,7 @@ def _finding(case: Case) -> str | None:
 
 
 def _at_times(monitor: AuditMonitor) -> _Named | None:
-    """Canaries that pass with much more than the norm at times, and are clipped in most steps."""
+    """Name missing clipping in some steps, or from a step on, if canaries show it."""
     loud, parts = monitor.sensitivity.loud, monitor.sensitivity.parts
     if not loud.rare or (parts is not None and parts.differ):
         return None
@@ -122,7 +127,7 @@ def _at_times(monitor: AuditMonitor) -> _Named | None:
         return _Named(
             "clipping_missing_from_a_step_on",
             f"clipping is missing from step {loud.numbers[0]} on: since then canaries pass with "
-            f"{loud.shift:.3g} times max_grad_norm, before they were clipped",
+            f"{loud.shift:.3g} times max_grad_norm; before, they were clipped",
             "what changes at that step: a scheduler of max_grad_norm, an epoch, a layer that is "
             "unfrozen, a flag of a warm-up",
             {"loud_steps": loud.numbers},
@@ -131,7 +136,7 @@ def _at_times(monitor: AuditMonitor) -> _Named | None:
         "clipping_missing_at_times",
         f"clipping is missing at times: canaries pass with {loud.shift:.3g} times max_grad_norm "
         f"{loud.part:.0%} of the times they enter, and are clipped the others",
-        "what is otherwise there: values, losses or norms of a batch that decide whether its "
+        "what differs in those steps: values, losses or norms of a batch that decide whether its "
         "gradients are clipped, the last batch of an epoch, rows that are left out",
         {"loud_steps": loud.numbers},
     )
@@ -150,7 +155,7 @@ def _after_average(monitor: AuditMonitor) -> _Named | None:
 
 
 def _missed(monitor: AuditMonitor, oversize: float) -> _Named | None:
-    """Tensors that were not clipped, where most were."""
+    """Name the tensors that were not clipped, if most were."""
     shifts = monitor.sensitivity.shifts()
     loose = shifts > 0.5 * oversize
     clipped = shifts < 0.1 * oversize
@@ -169,7 +174,7 @@ def _missed(monitor: AuditMonitor, oversize: float) -> _Named | None:
 
 
 def _by_part(monitor: AuditMonitor) -> _Named | None:
-    """Canaries whose size depends on the part of a split batch that they enter."""
+    """Name parts that count differently, if a canary's shift depends on the part it enters."""
     parts = monitor.sensitivity.parts
     if parts is None or not parts.differ:
         return None
@@ -198,7 +203,7 @@ def _per_tensor(monitor: AuditMonitor) -> _Named | None:
 
 
 def _shifts_by_width(monitor: AuditMonitor) -> tuple[float, float]:
-    """Mean shift of the canaries over many tensors, and of those in one; NaN where unseen."""
+    """Return the mean shift of canaries over many tensors, and of those in one; NaN if unseen."""
     shifts = monitor.sensitivity.shifts()
     kinds = np.array(monitor.header.canary_kinds)
     wide, pair = kinds == "Spread", kinds == "BlockPair"
@@ -209,7 +214,7 @@ def _shifts_by_width(monitor: AuditMonitor) -> tuple[float, float]:
 
 
 def _counts_twice(monitor: AuditMonitor) -> _Named | None:
-    """An input canary that adds about a whole number of clipping norms."""
+    """Name a record that counts several times, if an input canary adds a multiple of the norm."""
     sensitivity = monitor.sensitivity
     times = round(sensitivity.shift)
     # The lower limit lies 1.64 standard errors down.

@@ -1,4 +1,4 @@
-"""Gradients that are not finite: `finite`."""
+"""The check `finite`: gradients that are NaN or infinite."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from lightning_audit.results.audit_report import CheckResult
 
 
 def finite_result(lost: int, first: tuple[int, int, int] | None) -> CheckResult:
-    """Result of `finite`: no record may decide alone whether the released gradient is a number.
+    """Return the result of `finite`: no record alone may make the released gradient non-finite.
 
     Args:
-        lost: steps whose gradient was not finite.
-        first: the first of them that some records made so and others did not: its number, how many
-            records did, and how many there were; None if there is none.
+        lost: number of steps whose gradient was not finite.
+        first: the first of them in which some records had non-finite gradients and others had not:
+            its number, the number of such records, and of all records; None if there is none.
     """
     evidence: dict[str, int] = {"lost_steps": lost}
     if lost and first is None:
         message = (
-            f"the gradient of {lost} steps was not finite, and it cannot be told whether single "
-            "records made it so"
+            f"the gradient of {lost} steps was not finite, and it is unknown whether single "
+            "records caused it"
         )
         return FINITE.not_run(message, evidence)
     step, records, rows = first or (0, 0, 0)
@@ -28,7 +28,7 @@ def finite_result(lost: int, first: tuple[int, int, int] | None) -> CheckResult:
         evidence,
         FINITE.fine,
         f"at step {step} the gradients of {records} of {rows} records looked at were not finite, "
-        "and got past clipping: the released gradient tells that such a record is in the batch",
+        "and got past clipping: the released gradient reveals that such a record is in the batch",
         "drop or clamp such records before training, or set per-sample gradients that are not "
         "finite to zero before they are clipped; no noise hides NaN",
     )
@@ -37,6 +37,13 @@ def finite_result(lost: int, first: tuple[int, int, int] | None) -> CheckResult:
 FINITE = Check(
     "finite",
     "a record's gradient is not a number, and gets past clipping",
+    title="NaN and infinite gradients",
+    failed_title="Non-finite gradients escape clipping",
+    meaning="A record's gradient is NaN or infinite, which neither clipping nor noise hides, so "
+    "the model reveals that the record was in the batch.",
+    look_at="Check the loss of that record (logarithm or division of zero, overflow), and whether "
+    "samples with a non-finite norm are set to zero before clipping.",
+    topic="Clipping",
     each=True,
     always=True,
     wrong=lambda seen: "records" in seen,
@@ -50,6 +57,7 @@ FINITE = Check(
             "the model shows whether the record was there",
             "the loss of that record (a logarithm or a quotient of zero, an overflow), and whether "
             "clipping leaves samples out whose norm is not finite",
+            headline="A non-finite gradient escapes clipping",
             rank=-7,
         ),
     ),

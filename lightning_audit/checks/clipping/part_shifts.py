@@ -1,4 +1,4 @@
-"""Shift of a canary by the part of a split batch that it enters."""
+"""Shifts of canaries, by the part of a split batch that they enter."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from lightning_audit.layout import FloatArray
 from lightning_audit.stats.evalues.coin_bet import CoinBet
 from lightning_audit.stats.evalues.sequential import PredictableCentre
 
-#: Parts count differently if their shifts do by so much, and by so many standard errors.
+#: Least difference of the shifts of parts that count differently, and in standard errors.
 _GAP, _ERRORS = 0.25, 3.0
 
 
 class ShiftEstimate:
-    """Estimated signal of canaries: mean residual of those that are in, against the others.
+    """Estimate of the canaries' signal: mean residual of those that are in, minus that of the rest.
 
     Args:
         canaries: number of canaries of a step.
@@ -27,7 +27,7 @@ class ShiftEstimate:
         self.sums = np.zeros((2, 3))
 
     def update(self, coins: FloatArray, readings: FloatArray) -> FloatArray:
-        """Take in a step; return its centred residuals."""
+        """Update with a step; return its centered residuals."""
         residual = readings - coins
         centred = np.asarray(residual - self._centre.value)
         self._centre.update(residual)
@@ -38,7 +38,7 @@ class ShiftEstimate:
 
     @property
     def shift(self) -> float:
-        """1 for a correct implementation, 0 for a dead canary."""
+        """Estimated signal: 1 for a correct implementation, 0 for canaries without effect."""
         means = self.sums[:, 1] / np.maximum(self.sums[:, 0], 1.0)
         return float(1.0 + means[1] - means[0])
 
@@ -52,7 +52,7 @@ class ShiftEstimate:
 
     @property
     def error(self) -> float:
-        """Standard error of the shift; infinite before both groups were seen."""
+        """Standard error of the shift; infinite until both groups were observed."""
         numbers = self.sums[:, 0]
         if numbers.min() < 2:
             return math.inf
@@ -62,10 +62,10 @@ class ShiftEstimate:
 class PartShifts:
     """Bets and shifts of canaries in earlier parts of a batch, and of those in its last part.
 
-    Parts may count differently, so that on average nothing shows. Each kind of part has a bet of
-    its own, from the first step on whose canaries enter an earlier part. Which part they enter is
-    drawn beforehand, so that each bet, which rests in the steps of the other kind, is an e-process
-    in the filtration of all steps, and so is an average of them.
+    If parts count differently, their average may look correct. So each kind of part has its own
+    bet, from the first step on whose canaries enter an earlier part. The part is drawn before the
+    step, and each bet is constant in steps of the other kind. So each bet is an e-process in the
+    filtration of all steps, and so is their average.
 
     Args:
         earlier: the bet of earlier parts.
@@ -78,18 +78,18 @@ class PartShifts:
         self.earlier, self.last = ShiftEstimate(canaries), ShiftEstimate(canaries)
 
     def update(self, coins: FloatArray, readings: FloatArray, *, earlier: bool) -> None:
-        """Take in one step."""
+        """Update with one step."""
         self._bets[0 if earlier else 1].update(coins, readings)
         (self.earlier if earlier else self.last).update(coins, readings)
 
     @property
     def differ(self) -> bool:
-        """Whether earlier parts and last ones count differently, by their estimates."""
+        """Whether the shifts of earlier parts and of last parts differ."""
         gap = abs(self.earlier.shift - self.last.shift)
         return gap > max(_GAP, _ERRORS * math.hypot(self.earlier.error, self.last.error))
 
     @property
     def log_e(self) -> float:
-        """Log of the mean e-value of the two."""
+        """Log of the mean of the two e-values."""
         earlier, last = (float(bet.log_e) for bet in self._bets)
         return float(np.logaddexp(earlier, last)) - math.log(2.0)

@@ -1,4 +1,4 @@
-"""Does a canary add more than clipping allows?"""
+"""The check `sensitivity`: whether a canary adds more than clipping allows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ from lightning_audit.stats.evalues.coin_bet import CoinBet
 SENSITIVITY = Check(
     "sensitivity",
     "one record adds more than clipping allows",
-    # It needs the most steps of all: what is left over helps it most.
+    title="Influence of one record",
+    failed_title="One record counts too much",
+    meaning="A canary, a test record that the audit adds, moved the gradient by more than the "
+    "clipping norm, so the noise is too small to hide one record.",
+    look_at="Check that each per-sample gradient is clipped at `max_grad_norm`, by its norm over "
+    "all tensors, before gradients are summed or averaged.",
+    topic="Clipping",
+    # It needs the most steps of all checks, so it gets the largest weight.
     weight=130,
     group="clipping",
     needs="no finite gradient was read of a step with canaries",
@@ -32,37 +39,37 @@ SENSITIVITY = Check(
 
 CHECKS = (SENSITIVITY,)
 
-#: One-sided 95 % point of the normal distribution, for the "is the canary alive" limit.
+#: One-sided 95 % point of the normal distribution, for the limits of the shift.
 _Z95 = 1.6448536269514722
-#: Steps of which the norm of all "in" readings is kept, to tell clipping faults apart.
+#: Number of steps whose norm of all "in" readings is kept, to distinguish clipping faults.
 _KEPT_NORMS = 64
-#: A canary is loud if it passes with more than this, and than so many standard deviations of the
-#: noise, in clipping norms; of how many steps the numbers are kept.
+#: A canary is unclipped if its reading exceeds the first number, and 1 plus the second number of
+#: standard deviations of the noise, in clipping norms; number of such steps that are kept.
 _LOUD, _DEVIATIONS, _KEPT_STEPS = 3.0, 8.0, 8
-#: Steps that are several, and part of canaries that is most of them: some are small.
+#: Least number of steps, and fraction of canaries, for clipping to be missing since a step.
 _SEVERAL, _MOST = 3, 0.6
-#: Part of the stake that is on all parts together, once batches are split.
+#: Fraction of the stake that is on all parts together, once batches are split.
 _TOGETHER = 0.5
 
 
 class LoudSteps:
-    """Steps in which canaries pass with much more than the clipping norm.
+    """Steps with unclipped canaries: readings far above the clipping norm.
 
     Args:
         count: number of canaries, k.
     """
 
     def __init__(self, count: int) -> None:
-        #: Numbers of the first loud steps.
+        #: Numbers of the first steps with an unclipped canary.
         self.numbers: list[int] = []
-        # Of canaries that are in, by whether they were loud: how often, and their readings' sum.
+        # Canaries that are in, clipped and unclipped: counts, and sums of their readings.
         self._seen, self._sums = np.zeros((2, count)), np.zeros((2, count))
         self._without = 0
-        # Since the first loud step: steps with a canary, canaries that are in, and loud ones.
+        # Since the first such step: steps with a canary, canaries that are in, unclipped ones.
         self._since = [0, 0, 0]
 
     def update(self, entry: NDArray[np.void]) -> None:
-        """Take in one entry whose coins count."""
+        """Update with one entry whose coins count."""
         inside, readings = np.asarray(entry["coins"]) == 1, np.asarray(entry["readings"])
         loud = readings > max(_LOUD, 1.0 + _DEVIATIONS * float(entry["noise_multiplier"]))
         for kind, chosen in enumerate((inside & ~loud, inside & loud)):
@@ -78,35 +85,35 @@ class LoudSteps:
 
     @property
     def rare(self) -> bool:
-        """Whether canaries are loud now and then, each of which is clipped in most steps."""
+        """Whether some canaries are unclipped at times, and clipped in most steps."""
         quiet, loud = self._seen[:, self._seen[1] > 0]
-        if not len(loud) or self._without:  # without a canary, the data are so loud
+        if not len(loud) or self._without:  # such a reading without its canary is from the data
             return False
         most = float(np.mean(2.0 * loud <= quiet)) > 0.5
         return most and 0.5 < float(self._sums[0].sum() / max(self._seen[0].sum(), 1.0)) < 1.5
 
     @property
     def from_then_on(self) -> bool:
-        """Whether most canaries are loud since the first loud step, of several steps."""
+        """Whether most canaries are unclipped since the first such step, for several steps."""
         steps, inside, loud = self._since
         return steps >= _SEVERAL and loud > _MOST * inside
 
     @property
     def shift(self) -> float:
-        """Mean of what canaries add where they are loud; 0 where they never are."""
+        """Mean reading of unclipped canaries; 0 if there are none."""
         return float(self._sums[1].sum() / max(self._seen[1].sum(), 1.0))
 
     @property
     def part(self) -> float:
-        """Part of the canaries' entries in which they are loud."""
+        """Fraction of the readings of canaries that are in which are unclipped."""
         return float(self._seen[1].sum() / max(self._seen.sum(), 1.0))
 
 
 class SensitivityCheck:
-    """`sensitivity`: the shift between readings with and without the canary, against 1.
+    """Test of `sensitivity`: the shift between readings with and without the canary is at most 1.
 
     Args:
-        header: what the entries mean.
+        header: layout of the entries.
         significance: of the whole run.
     """
 
@@ -117,18 +124,18 @@ class SensitivityCheck:
         self._signal = header.signal
         self._coin_probability = header.coin_probability
         self._bet: CoinBet | None = None
-        # By part of a split batch, and what the bet had come to when the first one was seen.
+        # By part of a split batch, and the bet's log e-value when the first one was seen.
         self.parts: PartShifts | None = None
         self._before_parts = 0.0
         self._all = ShiftEstimate(self._k)
         self._each = np.zeros((2, 2, self._k))  # out, in: number and sum of residuals, by canary
         self.loud = LoudSteps(self._k)
-        # Canaries in, norm of their readings, scale and noise multiplier of the first steps.
+        # Number of canaries in, norm of their readings, scale, noise multiplier; of first steps.
         self._norms: list[tuple[float, float, float, float]] = []
         self.evidence = SENSITIVITY.test(significance)
 
     def update(self, entry: NDArray[np.void]) -> None:
-        """Take in one entry whose coins count."""
+        """Update with one entry whose coins count."""
         coins = np.asarray(entry["coins"], dtype=np.float64)
         readings = np.asarray(entry["readings"])
         if self._bet is None:
@@ -156,7 +163,7 @@ class SensitivityCheck:
         return CoinBet((self._k,), self._signal, scale, self._coin_probability, self._kinds)
 
     def _log_e(self, bet: CoinBet) -> float:
-        """Log e-value now: the bet goes on with a part of its stake, the rest is on the parts."""
+        """Return the log e-value: the bet keeps a part of its stake, the rest is on the parts."""
         if self.parts is None:
             return float(bet.log_e)
         of_parts = self._before_parts + self.parts.log_e
@@ -166,17 +173,17 @@ class SensitivityCheck:
 
     @property
     def together(self) -> float:
-        """Part of the stake that is on all steps alike."""
+        """Fraction of the stake that is on all steps alike."""
         return 1.0 if self.parts is None else _TOGETHER
 
     @property
     def shift(self) -> float:
-        """Estimated signal of a canary: 1 for a correct implementation, 0 for a dead canary."""
+        """Estimated signal of a canary: 1 for a correct implementation, 0 if it has no effect."""
         return self._all.shift
 
     @property
     def largest_shift(self) -> float:
-        """The same, where parts of a batch count differently that of those which count most."""
+        """`shift`, or the largest shift of a part if parts of a batch count differently."""
         parts = self.parts
         if parts is None or not parts.differ:
             return self.shift
@@ -184,7 +191,7 @@ class SensitivityCheck:
 
     @property
     def shift_upper(self) -> float:
-        """Upper 95 % limit of the largest shift that any part has; inf before all were seen."""
+        """Upper 95 % limit of the largest shift of any part; inf until all were observed."""
         parts = self.parts
         upper = self.shift + _Z95 * self.shift_error
         if parts is None:
@@ -193,7 +200,7 @@ class SensitivityCheck:
         return max(upper, *own)
 
     def shifts(self) -> FloatArray:
-        """Estimated signal of each canary, NaN where it was not seen both in and out, ``[k]``."""
+        """Return each canary's estimated signal, NaN if it was not both in and out, ``[k]``."""
         counts, sums = self._each[:, 0], self._each[:, 1]
         with np.errstate(invalid="ignore", divide="ignore"):
             means = sums / counts
@@ -201,11 +208,11 @@ class SensitivityCheck:
 
     @property
     def shift_error(self) -> float:
-        """Standard error of `shift`; infinite before both groups were seen."""
+        """Standard error of `shift`; infinite until both groups were observed."""
         return self._all.error
 
     def shift_errors(self) -> FloatArray:
-        """Standard errors of `shifts`, from the spread that all canaries have, ``[k]``."""
+        """Return standard errors of `shifts`, from the spread of all canaries, ``[k]``."""
         with np.errstate(divide="ignore"):
             return np.asarray(self.residual_std * np.sqrt((1.0 / self._each[:, 0]).sum(axis=0)))
 
@@ -216,25 +223,25 @@ class SensitivityCheck:
 
     @property
     def shift_lower(self) -> float:
-        """Lower 95 % limit of the shift; -inf before both groups were seen."""
+        """Lower 95 % limit of the shift; -inf until both groups were observed."""
         return self.shift - _Z95 * self.shift_error
 
     @property
     def observations(self) -> int:
-        """Readings taken in."""
+        """Number of readings."""
         return int(self._all.sums[:, 0].sum())
 
     @property
     def sum_is_clipped(self) -> bool:
-        """Whether the canaries share one norm, as when an average is clipped as a whole.
+        """Whether all canaries together have one norm, as if their average was clipped.
 
-        Clipped one by one at ``c``, n canaries give readings of norm ``c * sqrt(n)``; clipped
-        after averaging, they give norm ``scale`` (the expected batch size), whatever n.
+        Clipped one by one at ``c``, n canaries give readings of norm ``c * sqrt(n)``. Clipped after
+        averaging, they give norm ``scale`` (the expected batch size) for any n.
         """
         if not self._norms:
             return False
         number, norm, scale, sigma = np.array(self._norms).T
-        # The shorter canary of a step, in alone, may be hidden by the data of its batch.
+        # A single small canary may be hidden by the data of its batch.
         kept = (number > 1) | (norm > 0.5 * scale)
         if not kept.any():
             return False
@@ -248,7 +255,7 @@ class SensitivityCheck:
         )
 
     def results(self) -> tuple[CheckResult, ...]:
-        """Result of the check."""
+        """Return the result of the check."""
         by_part = {}
         if self.parts is not None:
             shifts = {"earlier": self.parts.earlier.shift, "last": self.parts.last.shift}

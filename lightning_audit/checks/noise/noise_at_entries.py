@@ -35,6 +35,12 @@ NOISE_ENTRIES = dataclasses.replace(
     name="noise.entries",
     weight=5,
     finds="single entries of the gradient with too little noise, or with the same at every step",
+    title="Noise at single entries",
+    failed_title="Single entries lack noise",
+    meaning="Some entries of the gradient have too little noise, or the same noise at every step.",
+    look_at="Check that the noise has the shape of the gradient, and look for later writes to "
+    "single entries: a mask, an index, a slice.",
+    topic="Noise",
     needs="no step's noise was read apart from its clipped sums",
     fine="every entry that is read has its own noise, of at least the claimed size",
     faults=(
@@ -43,6 +49,7 @@ NOISE_ENTRIES = dataclasses.replace(
             "noise of some entries: single entries of the gradient have too little noise, or none",
             "whether the noise has the gradient's shape, and what writes to single entries after "
             "it was added: a mask, an index, a slice",
+            headline="Single entries get too little noise or none",
             rank=0.7,
             explains=("noise.tensor",),
             explains_groups=("reuse", "channel", "leakage"),
@@ -57,6 +64,7 @@ _OVER_A_TENSOR = FaultRule(
     "noise too small: over all entries of a tensor it is smaller than claimed",
     "the standard deviation with which this tensor's noise is drawn, and what is done to it before "
     "it is added",
+    headline="A whole tensor gets too little noise",
     rank=0.65,
     explains_groups=("reuse", "channel", "leakage"),
     applies=lambda seen: seen["smallest_ratio"] < _MORE_THAN_ENTRIES,
@@ -69,6 +77,12 @@ NOISE_WHOLE = dataclasses.replace(
     finds="too little noise over all entries of a tensor, at one step or more (Opacus, in one "
     "process)",
     needs="no step's whole tensors were read together with their clipped sums",
+    title="Noise over whole tensors",
+    failed_title="A whole tensor lacks noise",
+    meaning="Over all entries of a tensor, the noise of a step is smaller than claimed, if only "
+    "slightly.",
+    look_at="Check the shape and the scale of the noise that is drawn for this tensor.",
+    topic="Noise",
     fine="over all entries of each tensor, no step's noise is smaller than claimed",
     # The rank of `noise.entries` lies between these two: a few entries without noise make a whole
     # tensor's noise slightly too small.

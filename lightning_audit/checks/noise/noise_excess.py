@@ -16,6 +16,12 @@ NOISE_EXCESS = dataclasses.replace(
     NOISE_MEAN,
     name="noise.excess",
     finds="noise that is larger than claimed (a warning: no privacy is lost, no gate fails)",
+    title="Noise above the claim",
+    failed_title="More noise than claimed",
+    meaning="The noise is larger than claimed; no privacy is lost, but accuracy is.",
+    look_at="Check whether noise is added more than once, such as in each part of a split batch or "
+    "in each process with one seed, or to the mean instead of the sum.",
+    topic="Noise",
     fine="the noise is no larger than claimed",
     # Clipped sums that are too long, and processes with equal noise, are found without an e-value.
     wrong=lambda _: True,

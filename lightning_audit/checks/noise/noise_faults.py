@@ -15,12 +15,29 @@ from lightning_audit.checks.base.candidates import (
 )
 from lightning_audit.checks.base.registry import group
 from lightning_audit.checks.noise.noise_at_entries import NOISE_WHOLE
-from lightning_audit.checks.noise.noise_size import NOISE, NOISE_CANARY, NOISE_STEP, NOISE_TENSOR
+from lightning_audit.checks.noise.noise_size_checks import (
+    NOISE,
+    NOISE_CANARY,
+    NOISE_STEP,
+    NOISE_TENSOR,
+)
 from lightning_audit.stats.evalues.noise_scale import interval_in_words, rounded_up
 
 if TYPE_CHECKING:
     from lightning_audit.checks.monitor import AuditMonitor
 
+#: Headlines of the faults that no check names alone.
+HEADLINES = {
+    "no_noise": "No noise is added",
+    "noise_divided_by_batch": "The noise is divided by the batch size once too often",
+    "noise_averaged_over_processes": "Averaging over processes shrinks the noise",
+    "noise_of_squared_norm": "The noise is scaled by the clipping norm twice",
+    "noise_of_squared_multiplier": "The noise is scaled by the noise multiplier twice",
+    "noise_missing_in_tensors": "Some tensors get no noise",
+    "noise_too_small_in_tensors": "Some tensors get too little noise",
+    "noise_missing_in_steps": "Some steps get too little noise or none",
+    "noise_too_small_from_a_step_on": "The noise becomes too small at some step",
+}
 #: Ratios of reading to claim at which a tensor's noise is assumed to be right.
 _HEALTHY = (0.95, 1.08)
 #: Ratio over all steps above which only a few steps lack noise; the same if `noise.step` is the

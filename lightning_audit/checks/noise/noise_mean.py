@@ -13,6 +13,12 @@ from lightning_audit.stats.evalues.noise_shape import sign_log_e
 NOISE_MEAN = Check(
     "noise.mean",
     "noise whose mean is not zero (a warning: no privacy is lost, no gate fails)",
+    title="Mean of the noise",
+    failed_title="Noise mean is not zero",
+    meaning="The noise is not centered at zero; no privacy is lost, but the training drifts.",
+    look_at="Check the distribution that the noise is drawn from, and whether a constant is added "
+    "to it.",
+    topic="Noise",
     weight=500,
     needs=NOISE_SHAPE.needs,
     each=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,8 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_audit.checks.base.check import Check
 from lightning_audit.checks.base.evidence import Evidence
+from lightning_audit.checks.noise.noise_size_checks import (
+    NOISE,
+    NOISE_CANARY,
+    NOISE_STEP,
+    NOISE_TENSOR,
+)
 from lightning_audit.layout import FloatArray
 from lightning_audit.record.store import RecordHeader
 from lightning_audit.results.audit_report import CheckResult
@@ -35,37 +39,6 @@ SHOW_THE_RELEASE = (
     "if the noisy gradient is post-processed before the update, do so after Opacus' add_noise, or "
     "show the noisy gradient first: grads = lightning_audit.released(grads, module=self)"
 )
-
-_FINDS = "too little noise: everywhere, in a tensor, in a few steps, on a canary"
-
-_NO_STEP = "no finite gradient was read at a step with claimed noise"
-
-_SIZE = Check(
-    "noise",
-    _FINDS,
-    weight=100,
-    group="noise",
-    needs=_NO_STEP,
-    each=True,
-    always=True,
-    must_run=True,
-    doubtful=True,
-    size_of="noise",
-)
-# One statistic gives the results of these three.
-NOISE = dataclasses.replace(_SIZE, reads="steps", init=lambda *about: WitnessNoiseCheck(*about))
-NOISE_TENSOR = dataclasses.replace(_SIZE, name="noise.tensor")
-NOISE_STEP = dataclasses.replace(_SIZE, name="noise.step", size_of=None)
-
-NOISE_CANARY = dataclasses.replace(
-    _SIZE,
-    name="noise.canary",
-    needs="no finite gradient was read at a step with canaries",
-    reads="canaries",
-    init=lambda *about: CanaryNoiseCheck(*about),
-)
-
-CHECKS = (NOISE, NOISE_TENSOR, NOISE_STEP, NOISE_CANARY)
 
 #: Least number of steps before and after an onset; ratio of noise below which it is clearly less.
 _SEVERAL, _LESS = 3, 0.9

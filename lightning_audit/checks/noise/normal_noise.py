@@ -12,6 +12,13 @@ from lightning_audit.stats.evalues.sequential import log_mean_exp
 NOISE_SHAPE = Check(
     "noise.shape",
     "noise whose tails are not those of normal noise, or that lies on a lattice",
+    title="Distribution of the noise",
+    failed_title="Noise is not Gaussian",
+    meaning="The noise does not have the tails of a normal distribution, or lies on a lattice, so "
+    "the accountant's epsilon does not apply.",
+    look_at="Check which distribution is drawn, and whether the noise is rounded, clipped or cast "
+    "to low precision afterwards.",
+    topic="Noise",
     weight=10,
     group="channel",
     needs="no step's entries were read between its noise and its update",

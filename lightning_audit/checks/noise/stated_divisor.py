@@ -19,6 +19,13 @@ BATCH_NORMALISED = dataclasses.replace(
     "(Opacus' optimizers in one process; by hand where gradients pass through "
     "lightning_audit.per_sample and the data leave enough of the noise to see, sometimes as "
     "`noise.step`; the report says if the divisor could not be tested)",
+    title="Divisor of the noisy sum",
+    failed_title="Divided by actual batch size",
+    meaning="The noisy sum is divided by the number of records that were drawn, so large batches "
+    "have too little noise.",
+    look_at="Check the division after the noise: the divisor must be the expected batch size, a "
+    "constant.",
+    topic="Noise",
     needs="no step was read whose other possible divisors are known",
     fine="the noisy sum is divided by the stated divisor",
     public=("message",),
@@ -31,6 +38,7 @@ BATCH_NORMALISED = dataclasses.replace(
             "it drew, and large batches have too little",
             "what the sum of gradients and noise is divided by: it must be the expected batch "
             "size, a constant",
+            headline="The noisy sum is divided by the actual batch size",
             rank=0,
             explains=("noise.shape", "noise.entries", "noise.whole"),
             explains_groups=("clipping", "reuse", "leakage"),

@@ -20,6 +20,13 @@ REUSE_FORECAST = dataclasses.replace(
     weight=5,
     finds="noise that depends on that of earlier steps: in part, with opposite sign, or so that "
     "it cancels",
+    title="Noise given earlier noise",
+    failed_title="Noise depends on earlier noise",
+    meaning="Part of a step's noise can be computed from the noise of earlier steps, and then be "
+    "subtracted.",
+    look_at="Check what is kept of the noise between steps (momentum, sums, buffers); if the "
+    "correlation is intended, state `PrivacyClaim(noise_coefficients=...)`.",
+    topic="Fresh randomness",
     needs="no step's noise was read after that of an earlier step",
     fine="the noise of earlier steps does not predict that of a step",
     faults=(
@@ -30,6 +37,7 @@ REUSE_FORECAST = dataclasses.replace(
             "what keeps noise from step to step and adds it again: a momentum, a running sum, a "
             "buffer or a generator that is restored; and, if the noise is correlated by design, "
             "whether PrivacyClaim(noise_coefficients=...) states the weights of the draws",
+            headline="The noise depends on that of earlier steps",
             rank=0.5,
             explains_groups=("reuse", "channel", "leakage"),
             applies=lambda seen: seen["left"] < EXPLAINED,

@@ -18,6 +18,13 @@ RECURRENCE = dataclasses.replace(
     name="reuse.recurrence",
     finds="noise that recurs at irregular steps, as from few seeds, or depends on that of earlier "
     "steps otherwise than is claimed",
+    title="Noise of distant steps",
+    failed_title="Noise repeats at irregular steps",
+    meaning="The noise of a step equals that of an earlier step, as if drawn from few seeds, or "
+    "depends on it.",
+    look_at="Check how seeds are chosen: all noise must come from one generator that is seeded "
+    "once.",
+    topic="Fresh randomness",
     # One or two steps show recurring noise, with enough evidence for a small share.
     weight=8,
     needs="no step's entries were read between its noise and its update",

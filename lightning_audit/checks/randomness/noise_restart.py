@@ -15,6 +15,13 @@ from lightning_audit.stats.evalues.sequential import log_mean_exp
 NOISE_RESTARTED = Check(
     "reuse.resume",
     "a seeded noise generator that restarts when the training is resumed",
+    title="Noise after a resume",
+    failed_title="Noise restarts on resume",
+    meaning="When the training was resumed, the noise generator started again and repeated the "
+    "noise of the first steps.",
+    look_at="Check what seeds the noise generator before a resume, and whether its state is saved "
+    "and restored.",
+    topic="Fresh randomness",
     weight=2,
     needs="the first steps of the training, or those after the resume, were not read",
     each=True,
@@ -30,6 +37,7 @@ NOISE_RESTARTED = Check(
             "checkpoint['rng'] = torch.get_rng_state() in on_save_checkpoint, "
             "torch.set_rng_state(checkpoint['rng']) in on_load_checkpoint (of a noise_generator: "
             "its get_state and set_state)",
+            headline="The noise starts again when the training is resumed",
             rank=-5,
             explains=("reuse.lag", "reuse.recurrence"),
         ),

@@ -22,6 +22,12 @@ from lightning_audit.stats.evalues.sequential import is_look, log_mean_exp
 _REUSE = Check(
     "reuse.lag",
     "noise that is not drawn independently",
+    title="Noise across steps",
+    failed_title="Noise repeats between steps",
+    meaning="The same noise is added in several steps, so subtracting one step from another "
+    "removes it.",
+    look_at="Look for a generator that is seeded or restored between steps.",
+    topic="Fresh randomness",
     weight=80,
     group="reuse",
     needs="no reading was compared with one of an earlier step",
@@ -34,6 +40,11 @@ REUSE_LAG = dataclasses.replace(_REUSE, reads="steps", init=lambda *about: Reuse
 REUSE_BROADCAST = dataclasses.replace(
     _REUSE,
     name="reuse.broadcast",
+    title="Noise across coordinates",
+    failed_title="Coordinates share one noise value",
+    meaning="Many coordinates of a step share one draw, so their differences have no noise.",
+    look_at="Check the shape that the noise is drawn with: it must be that of the gradient.",
+    topic="Fresh randomness",
     weight=100,
     needs="no readings of one step were compared with each other",
 )
@@ -41,6 +52,11 @@ REUSE_BROADCAST = dataclasses.replace(
 REUSE_PAIR = dataclasses.replace(
     _REUSE,
     name="reuse.pair",
+    title="Noise across tensors",
+    failed_title="Tensors share their noise",
+    meaning="Two tensors get the same draw, so their difference has no noise.",
+    look_at="Check whether one seed or key serves several tensors.",
+    topic="Fresh randomness",
     weight=70,
     needs="no readings of two tensors were compared with each other",
 )

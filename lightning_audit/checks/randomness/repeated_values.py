@@ -9,6 +9,10 @@ from lightning_audit.checks.noise.noise_faults import added_ratio
 from lightning_audit.checks.noise.normal_noise import NOISE_SHAPE
 from lightning_audit.checks.randomness.shared_entries import REUSE_ENTRIES
 
+#: Headlines of the faults that no check names alone.
+HEADLINES = {
+    "noise_repeated_in_step": "Noise repeats within a step",
+}
 #: Least share of repeated values in a step; ratio to the claim below which there is no noise.
 _REPEATED, _NOTHING = 0.25, 1e-3
 

@@ -13,7 +13,7 @@ from lightning_audit.checks.base.candidates import (
 )
 from lightning_audit.checks.base.registry import REGISTRY, group
 from lightning_audit.checks.noise.noise_at_entries import NOISE_WHOLE
-from lightning_audit.checks.noise.noise_size import NOISE_CANARY, NOISE_STEP
+from lightning_audit.checks.noise.noise_size_checks import NOISE_CANARY, NOISE_STEP
 from lightning_audit.checks.randomness.noise_forecast import REUSE_FORECAST
 from lightning_audit.checks.randomness.noise_recurrence import CORRELATED_OVER_STEPS, RECURRENCE
 from lightning_audit.checks.randomness.noise_reuse import REUSE_BROADCAST, REUSE_LAG, REUSE_PAIR
@@ -21,6 +21,12 @@ from lightning_audit.checks.randomness.noise_reuse import REUSE_BROADCAST, REUSE
 if TYPE_CHECKING:
     from lightning_audit.checks.monitor import AuditMonitor
 
+#: Headlines of the faults that no check names alone.
+HEADLINES = {
+    "same_noise_at_every_step": "The same noise is added at every step",
+    "same_noise_in_every_epoch": "The same noise is added in every epoch",
+    "noise_in_a_cycle": "The noise repeats in a cycle",
+}
 #: A residual below this multiple of the plain one is evidence for re-used noise, not small noise.
 _REUSE_GAIN = 0.7
 #: The same for noise whose size is known without the data.

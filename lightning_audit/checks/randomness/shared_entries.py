@@ -55,6 +55,13 @@ REUSE_ENTRIES = dataclasses.replace(
     name="reuse.entries",
     weight=5,
     finds="entries of a step that share their noise: tiled, mirrored, repeated along an axis",
+    title="Repeats within one step",
+    failed_title="Noise is tiled or mirrored",
+    meaning="Entries of a step share noise that is tiled, mirrored or repeated, so combinations of "
+    "them have no noise.",
+    look_at="Check the shape that the noise is drawn with, and whether it is repeated, mirrored or "
+    "rolled to that of the gradient.",
+    topic="Fresh randomness",
     needs="no step's whole tensors were read together with their clipped sums",
     fine="no entries of a step share their noise",
     faults=(
@@ -63,6 +70,7 @@ REUSE_ENTRIES = dataclasses.replace(
             "noise re-used: several entries of one step's noise have the same numbers",
             "the shape that the noise is drawn with, and whether it is repeated, mirrored or "
             "rolled to that of the gradient",
+            headline="Several entries of a step get the same noise",
             rank=0.6,
             explains_groups=("reuse", "channel", "leakage"),
             applies=lambda seen: seen["left"] < EXPLAINED,

@@ -24,6 +24,12 @@ def noise_shared_result(shared: bool) -> CheckResult:
 NOISE_SHARED = Check(
     "reuse.optimizers",
     "the noise generators of two private optimizers started in the same state",
+    title="Noise of several optimizers",
+    failed_title="Optimizers share their noise",
+    meaning="The noise generators of two private optimizers started in the same state, so both add "
+    "the same noise.",
+    look_at="Check where the noise generators of the optimizers are seeded.",
+    topic="Fresh randomness",
     always=True,
     optimizers=2,
     wrong=lambda seen: seen["shared"] is not False,
@@ -35,6 +41,7 @@ NOISE_SHARED = Check(
             "noise_shared_by_optimizers",
             "noise re-used: the generators of two optimizers started in the same state",
             "where the generators of the optimizers are seeded",
+            headline="Two optimizers draw the same noise",
             rank=-3,
         ),
     ),

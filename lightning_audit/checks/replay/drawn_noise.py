@@ -1,8 +1,7 @@
-"""Tests of several draws of one step's noise, at every entry that is looked at.
+"""Tests of several draws of one step's noise, at every entry that is read.
 
-A draw is what a step releases where no record adds anything, in units of the claimed noise; what
-all draws have in common (a mean, decay of the weights) is no noise and counts in no test but that
-of values that come twice.
+A draw is the release of a step without records, in units of the claimed noise. The part that all
+draws have in common (a mean, weight decay) is not noise; only the test of repeated values uses it.
 """
 
 from __future__ import annotations
@@ -28,42 +27,42 @@ from lightning_audit.stats.evalues.noise_scale import chosen_upper, interval_in_
 from lightning_audit.stats.evalues.noise_shape import TailBet
 from lightning_audit.stats.evalues.sequential import log_mean_exp
 
-#: The kind of entries that go together, of which looks are multiplied.
+#: Kind of finding for correlated entries; the e-values of its looks are multiplied.
 TOGETHER = "together"
-#: Too little noise somewhere, over all of a tensor, and in every tensor, whose noise is less than
-#: this part of the claim.
+#: Kinds for too little noise somewhere, over a whole tensor, and in every tensor; in the last case
+#: the noise of every tensor is below the following fraction of the claim.
 SIZES = SMALL, TENSOR, SCALE = "small", "tensor", "scale"
 _ALL_SMALL = 0.95
 _SEEN = math.log(1000.0)
-#: Numbers by which the noise of a tensor is told from the claim.
+#: Least number of entries that determine the size of a tensor's noise.
 _LARGE_TENSOR = 500
-#: Log e-value of what has no chance at all where noise is drawn anew for each entry.
+#: Log e-value of a finding that independent draws of each entry cannot produce.
 CERTAIN = 500.0
-#: Parts of the entries that may have less noise than the others.
+#: Assumed fractions of entries with less noise than the others.
 _PARTS = (0.1, 0.01, 0.001)
-#: Pairs of tensors that are compared, and entries of a matrix whose rank is looked at.
+#: Largest number of pairs of tensors compared, and of rows or columns whose rank is tested.
 _PAIRS, _SIDE = 60, 512
-#: Numbers whose tails are looked at.
+#: Largest number of entries whose tails are tested.
 _TAILS = 100_000
-#: Draws whose rank is looked at.
+#: Largest number of draws whose rank is tested.
 _RANKED = 3
-#: Least rows and columns of a matrix whose rank is looked at.
+#: Least number of rows and columns of a matrix whose rank is tested.
 _LEAST_SIDE = 4
-#: Mean square, over the claimed one, up to which entries that go together leave less than the
+#: Largest mean square, over the claimed one, at which correlated entries imply less than the
 #: claimed noise in some direction.
 _AS_CLAIMED = 1.02
-#: When a limit of the noise holds.
+#: Qualifier of a limit of the noise in messages.
 _AT = "at one look"
-#: Distances between entries that are compared.
+#: Distances at which entries are compared.
 _NEAR = (1, 2, 3, 4)
 
 
 class Seen(NamedTuple):
-    """What one test saw.
+    """Result of one test.
 
     Args:
-        log_e: log e-value for noise that is drawn as claimed.
-        what: in words, for a finding.
+        log_e: log e-value against noise that is drawn as claimed.
+        what: description for a finding.
     """
 
     log_e: float
@@ -75,12 +74,12 @@ class Draws:
     """Draws of the noise of one step.
 
     Args:
-        tensors: of each tensor its entries, or its first rows, in units of the claimed noise,
+        tensors: entries or first rows of each tensor, in units of the claimed noise,
             ``[draws, rows, columns]``.
         names: of the tensors.
-        shift: of the largest change by one record, over the claimed noise.
-        sized: whether what is read is the noise itself, and nothing that is made of it.
-        with_rows: entries of a release with records in it, as those of a draw; None if none is.
+        shift: largest change by one record, over the claimed noise.
+        sized: whether the values are the noise itself, and not a function of it.
+        with_rows: entries of a release with records, at the same places; None if there is none.
     """
 
     tensors: Sequence[FloatArray]
@@ -91,7 +90,7 @@ class Draws:
 
     @property
     def count(self) -> int:
-        """How many draws."""
+        """Number of draws."""
         return len(self.tensors[0])
 
     @property
@@ -101,14 +100,14 @@ class Draws:
 
     @property
     def sums(self) -> FloatArray:
-        """Of all tensors together and of each that has numbers enough: count, sum of squares."""
+        """Count and sum of squares of all tensors together, and of each large one, ``[n, 2]``."""
         parts = [np.square(contrasts(own)).ravel() for own in self.tensors]
         large = [part for part in parts if part.size >= _LARGE_TENSOR]
         return np.array([(part.size, part.sum()) for part in (np.concatenate(parts), *large)])
 
     @property
     def repeated_part(self) -> str:
-        """What is said of noise as large as claimed of which all draws share a part; or empty."""
+        """Message about noise of the claimed size that all draws share in part; or empty."""
         squares = sum(float(np.square(own).sum()) for own in self.tensors)
         whole = squares / sum(own.size for own in self.tensors)
         own = sum(float(np.square(contrasts(own)).sum()) for own in self.tensors)
@@ -119,18 +118,18 @@ class Draws:
 
 
 def draws_seen(draws: Draws) -> dict[str, Seen]:
-    """What each family of tests saw; families that could not be asked saw nothing.
+    """Return the result of each family of tests; a family that cannot run has a log e-value of 0.
 
     Args:
         draws: two or more.
 
     Returns:
-        By the families' names. Their e-values are averaged by `examined_noise`.
+        Results by name of the family. `examined_noise` averages their e-values.
     """
     seen = {kind: family(draws) for kind, family in FAMILIES.items()}
     sums = draws.sums
     ratios = np.sqrt(sums[:, 1] / sums[:, 0])
-    if min(ratios) < _ALL_SMALL:  # tails say something of noise of the claimed size alone
+    if min(ratios) < _ALL_SMALL:  # tails are valid only for noise of the claimed size
         seen["tails"] = NOTHING
     if seen[SMALL].log_e > _SEEN and max(ratios) < _ALL_SMALL:
         upper = max(chosen_upper(n, squares, len(sums)) for n, squares in sums)
@@ -147,7 +146,7 @@ NOTHING = Seen(0.0, "")
 
 
 def _small(draws: Draws) -> Seen:
-    """Too little noise in tensors, their rows and columns, or in some entries."""
+    """Test for too little noise in tensors, their rows and columns, or in some entries."""
     if not draws.sized:
         return NOTHING
     told = _whole(draws)
@@ -163,13 +162,13 @@ def _small(draws: Draws) -> Seen:
         entries.append(squares.ravel())
     each = np.concatenate(entries)
     told.append(_in_entries(each, draws.count - 1))
-    # Tensors that are too small to tell alone do together.
+    # Tensors that are too small to test alone are tested together.
     told.append(_sized(each.sum()[None], count * each.size, among, "all tensors together"))
     return _mean(told)
 
 
 def _whole(draws: Draws) -> list[Seen]:
-    """Too little noise over all of each tensor."""
+    """Test for too little noise over all of each tensor."""
     noise = [np.square(contrasts(own)) for own in draws.tensors]
     return [
         _sized(squares.sum()[None], squares.size, _among(draws), f"`{name}`")
@@ -178,12 +177,12 @@ def _whole(draws: Draws) -> list[Seen]:
 
 
 def _among(draws: Draws) -> int:
-    """Of how many tensors, rows and columns one is named."""
+    """Return the number of tensors, rows and columns, plus one, of which one is named."""
     return 1 + sum(1 + sum(own.shape[1:]) for own in draws.tensors)
 
 
 def _sized(squares: FloatArray, count: int, among: int, where: str) -> Seen:
-    """Mean e-value of sums of squares of so many terms each; the limit holds ``among`` so many."""
+    """Return the mean e-value of sums of ``count`` squares; the limit holds for ``among`` sums."""
     log_e = float(log_mean_exp(noise_log_e(np.full(len(squares), count), squares)))
     if log_e <= 0.0:
         return Seen(log_e, "")
@@ -192,7 +191,7 @@ def _sized(squares: FloatArray, count: int, among: int, where: str) -> Seen:
 
 
 def _in_entries(squares: FloatArray, count: int) -> Seen:
-    """E-value for some entries, nobody knows which, that have less noise than the others."""
+    """Return an e-value for an unknown set of entries with less noise than the others."""
     log_e = noise_log_e(np.full(len(squares), count), squares)
     parts = [np.logaddexp(np.log1p(-part), np.log(part) + log_e).sum() for part in _PARTS]
     few = int((log_e > np.log(1.0 / _PARTS[-1])).sum())
@@ -202,7 +201,7 @@ def _in_entries(squares: FloatArray, count: int) -> Seen:
 
 
 def _low_rank(draws: Draws) -> Seen:
-    """Matrices whose noise has few directions."""
+    """Test for matrices whose noise has low rank."""
     told = []
     for name, own in zip(draws.names, draws.tensors, strict=True):
         if draws.sized and min(own.shape[1:]) >= _LEAST_SIDE:
@@ -213,7 +212,7 @@ def _low_rank(draws: Draws) -> Seen:
 
 
 def _tails(draws: Draws) -> Seen:
-    """Tails that are not those of normal noise."""
+    """Test for tails that are not those of normal noise."""
     if not draws.sized:
         return NOTHING
     bet, left = TailBet(), _TAILS
@@ -230,7 +229,7 @@ def _tails(draws: Draws) -> Seen:
 
 
 def _neighbours(draws: Draws) -> Seen:
-    """Entries that follow each other, or stand above each other, in a tensor."""
+    """Test for dependence of adjacent entries, in a row or column of a tensor."""
     told = []
     for name, own in zip(draws.names, draws.tensors, strict=True):
         noise = differences(own)
@@ -245,7 +244,7 @@ def _neighbours(draws: Draws) -> Seen:
 
 
 def _tensors(draws: Draws) -> Seen:
-    """Tensors whose entries have the same noise, or parts of it."""
+    """Test for tensors that share noise, or parts of it."""
     found = repeated_numbers(_first_two(draws), across=True)
     if found or (draws.sized and (found := copied_entries(draws.flat))):
         return Seen(CERTAIN, found)
@@ -261,7 +260,7 @@ def _tensors(draws: Draws) -> Seen:
 
 
 def _draws(draws: Draws) -> Seen:
-    """Draws by other random numbers that are alike."""
+    """Test for draws by different random numbers that are alike."""
     flat = draws.flat
     alike = [
         (a, b) for a, b in combinations(range(len(flat)), 2) if np.array_equal(flat[a], flat[b])
@@ -278,11 +277,11 @@ def _draws(draws: Draws) -> Seen:
 
 
 def _together(draws: Draws) -> Seen:
-    """Entries that go together, wherever they stand."""
+    """Test for correlated entries, at any distance."""
     if not draws.sized:
         return NOTHING
     noise = contrasts(draws.flat)
-    # Noise that is larger than claimed may be the claimed noise and a part that goes together.
+    # Noise that is larger than claimed may be the claimed noise plus a correlated part.
     if float(np.square(noise).mean()) > _AS_CLAIMED:
         return NOTHING
     return Seen(together_log_e(noise), "entries of the noise, not near each other, go together")
@@ -292,7 +291,7 @@ def _together(draws: Draws) -> Seen:
 
 
 def _twice(draws: Draws) -> Seen:
-    """Numbers of a draw that stand at several places."""
+    """Test for numbers that a draw contains at several places."""
     found = repeated_numbers(_first_two(draws))
     if not found and draws.sized:
         each = (copied_entries(own.reshape(len(own), -1)) for own in draws.tensors)
@@ -302,21 +301,21 @@ def _twice(draws: Draws) -> Seen:
 
 
 def _one_value(draws: Draws) -> Seen:
-    """One number at all entries of a draw."""
+    """Test for one number at all entries of a draw."""
     several = sum(own[0].size for own in draws.tensors) > 2
     values = {float(v) for own in draws.tensors for v in np.unique(np.round(own[0], 6))}
     if not several or len(values) > 1 or values == {0.0}:
         return NOTHING
-    return Seen(CERTAIN, "one number stands at all entries")
+    return Seen(CERTAIN, "all entries have one number")
 
 
 def _first_two(draws: Draws) -> list[FloatArray]:
-    """Two draws of each tensor, in which numbers are compared."""
+    """Return two draws of each tensor, whose numbers are compared."""
     return [own.reshape(len(own), -1)[:2] for own in draws.tensors]
 
 
 def _few(draws: Draws) -> Seen:
-    """Noise of few values beside sums of many."""
+    """Test for noise with few values, if sums have many."""
     if draws.with_rows is None:
         return NOTHING
     noise = np.concatenate([own.ravel() for own in draws.tensors])
@@ -326,14 +325,14 @@ def _few(draws: Draws) -> Seen:
 
 
 def _mean(told: Sequence[Seen]) -> Seen:
-    """The mean of e-values, and what the largest of them says."""
+    """Return the mean of e-values, with the description of the largest."""
     if not told:
         return NOTHING
     largest = max(told, key=lambda seen: seen.log_e)
     return Seen(float(log_mean_exp([seen.log_e for seen in told])), largest.what)
 
 
-#: What is tested, in the order in which a fault is named.
+#: Tests by kind, in the order in which a fault is named.
 FAMILIES: dict[str, Callable[[Draws], Seen]] = {
     "one_value": _one_value,
     "twice": _twice,

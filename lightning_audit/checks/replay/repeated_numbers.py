@@ -1,4 +1,4 @@
-"""Numbers of one draw that stand at several entries, judged against the chance of a coincidence."""
+"""Tests for numbers that a draw contains several times, against the chance of a coincidence."""
 
 from __future__ import annotations
 
@@ -10,31 +10,30 @@ from numpy.typing import NDArray
 
 from lightning_audit.layout import FloatArray
 
-#: Entries of all draws of which runs are compared, and of which pairs are counted.
+#: Largest number of entries whose runs are compared, and whose pairs are counted.
 _COMPARED, _COUNTED = 100_000, 3000
-#: Expected coincidences of runs, over all pairs, at the most.
+#: Largest expected number of coincidences of runs, over all pairs.
 _CHANCE = 1e-9
-#: Smallest chance of a pair that is reckoned with; shortest and longest runs.
+#: Smallest assumed chance of a pair; shortest and longest runs.
 _LEAST, _SHORTEST, _LONGEST = 1e-6, 4, 32
-#: Entries from which on values are counted; part of them that are few; part of a release's that
-#: the noise has, too, where both lie on one lattice.
+#: Least number of entries whose values are counted; fraction of distinct values below which they
+#: are few; fraction of a release's values among those of the noise if both lie on one lattice.
 _MANY, _FEW, _SHARED = 40, 0.6, 0.1
 
 
 def repeated_numbers(draws: Sequence[FloatArray], *, across: bool = False) -> str:
-    """Tell whether runs of numbers, up to their sign and direction, come twice.
+    """Find runs of numbers that occur twice, up to sign and direction.
 
-    A run is so long that not one coincidence is to be expected in 10^9 draws, by the rate at which
-    two single numbers agree.
+    A run is long enough that less than one coincidence is expected in 10^9 draws, given the rate at
+    which two single numbers agree.
 
     Args:
         draws: of each tensor, ``[draws, entries]``.
-        across: whether runs of one tensor count that come in another; else those that come twice
-            in one tensor.
+        across: whether to count runs that occur in two tensors; else runs that occur twice in one
+            tensor.
 
     Returns:
-        What was found, in words; empty if nothing was, or if so many numbers agree that runs tell
-        nothing.
+        The finding as text; empty if there is none, or if too many numbers agree for such a test.
     """
     total = sum(own.size for own in draws)
     share = min(1.0, _COMPARED / max(total, 1))
@@ -60,18 +59,17 @@ def repeated_numbers(draws: Sequence[FloatArray], *, across: bool = False) -> st
     if not twice:
         return ""
     where = "in several tensors" if across else "at several places of a tensor"
-    return f"runs of {length} numbers stand {where}, {twice} of {runs}"
+    return f"runs of {length} numbers occur {where}, {twice} of {runs}"
 
 
 def copied_entries(draws: FloatArray) -> str:
-    """Tell whether entries have the numbers of others in all draws, up to their sign.
+    """Find entries that equal another entry in all draws, up to sign.
 
     Args:
         draws: of all tensors, ``[draws, entries]``.
 
     Returns:
-        What was found, in words; empty if nothing was, or if numbers agree so often that draws
-        tell nothing.
+        The finding as text; empty if there is none, or if numbers agree too often for such a test.
     """
     columns = draws.T.astype(np.float32)
     columns = columns[(columns != 0.0).all(axis=1)]
@@ -85,7 +83,7 @@ def copied_entries(draws: FloatArray) -> str:
 
 
 def pair_rate(numbers: NDArray[np.floating]) -> float:
-    """How often two numbers of a sample are equal up to their sign; zeros are left out."""
+    """Return the rate at which two numbers of a sample are equal up to sign, without zeros."""
     some = np.abs(numbers[numbers != 0.0])
     some = some[:: max(1, len(some) // _COUNTED)]
     if len(some) < 2:
@@ -95,7 +93,7 @@ def pair_rate(numbers: NDArray[np.floating]) -> float:
 
 
 def _runs(row: NDArray[np.float32], length: int) -> NDArray[np.uint64]:
-    """A number for each run, the same for its negative and for its reverse."""
+    """Hash each run; its negative and its reverse have the same hash."""
     windows = np.lib.stride_tricks.sliding_window_view(row, length)
     windows = windows[(windows != 0.0).all(axis=1)]
     forth, back = (_hashed(w) for w in (windows, windows[:, ::-1]))
@@ -114,16 +112,16 @@ def _hashed(windows: NDArray[np.float32]) -> NDArray[np.uint64]:
 
 
 def few_values(noise: FloatArray, released: FloatArray) -> str:
-    """Tell whether noise has few values beside a release that has others.
+    """Find noise with few distinct values, if a release has other values.
 
-    The lattice of the noise is coarser than that of the sum then, which shows in the last digits.
+    The lattice of the noise is then coarser than that of the sum, which its last digits show.
 
     Args:
         noise: of several draws, ``[n]``.
-        released: a draw and a sum, ``[m]``.
+        released: a draw plus a sum, ``[m]``.
 
     Returns:
-        What was found, in words; empty if nothing was.
+        The finding as text; empty if there is none.
     """
     there = np.abs(noise[noise != 0.0])
     there = there[:: max(1, len(there) // _COMPARED)]

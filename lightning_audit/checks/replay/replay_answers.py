@@ -1,4 +1,4 @@
-"""What examinations by replay came to: answers to their questions, and the checks made of them."""
+"""Answers of examinations by replay, and the results of the checks by replay."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ from lightning_audit.checks.replay.replay_checks import (
 from lightning_audit.checks.replay.replay_findings import Finding
 from lightning_audit.results.audit_report import CheckResult
 
-#: A gradient that adds less than this part of its norm was clipped, at some norm.
+#: A gradient that adds less than this fraction of its norm was clipped, at some norm.
 _WHOLE = 0.9
-#: Norms within this factor are one.
+#: Norms within this factor count as equal.
 _ALIKE = 1.5
-#: What was not asked because there was nothing to ask it of.
+#: Reason if no step was examined at all.
 NOT_EXAMINED = "no step was examined"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a question.
+    """Result of one test of an examined step.
 
     Args:
-        asked: neighbours that were replayed.
-        findings: those that are too far off, the farthest first.
-        noise: what was seen of the noise; None where it was another question.
-        kept: what steps to come are held against, in memory alone; None if nothing is.
-        alone: whether all that a step leaves behind was seen to follow from its release alone,
-            whatever the step's own noise is.
+        asked: number of neighboring batches that were replayed.
+        findings: those that differ by too much, the largest difference first.
+        noise: look at the noise; None for tests of other properties.
+        kept: values that later steps are compared with, in memory only; None if there are none.
+        alone: whether the state after the step follows from its release alone, for any noise.
         kind: which fault it is, see `clipping_kind`, `sensitivity_kind`, `examine_release`; empty
-            where a few more replays do not tell.
-        reason: why the question was not asked; empty where it was.
+            if a few more replays do not show it.
+        reason: why the test was not run; empty if it was.
     """
 
     asked: int = 0
@@ -49,7 +48,7 @@ class Answer:
     kind: str = ""
 
     def describe(self) -> str:
-        """What came of it, in a line."""
+        """Return the answer in one line."""
         if self.reason:
             return f"not asked: {self.reason}"
         if not self.findings:
@@ -60,10 +59,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class _Words:
-    """How a check by replay speaks.
+    """Texts of a check by replay if something was found.
 
     Args:
-        wrong: where something was.
+        wrong: the message.
         advice: what to look at.
     """
 
@@ -75,7 +74,7 @@ _WORDS: Mapping[str, tuple[Check, _Words]] = {
     REPLAY_SENSITIVITY.name: (
         REPLAY_SENSITIVITY,
         _Words(
-            "one record moves what a step releases too far ({finding})",
+            "one record changes what a step releases by too much ({finding})",
             "look at everything between training_step and the noise that one record can change: "
             "clipping factors, sums, several rows of one record, losses over the batch",
         ),
@@ -90,24 +89,24 @@ _WORDS: Mapping[str, tuple[Check, _Words]] = {
     REPLAY_RELEASE.name: (
         REPLAY_RELEASE,
         _Words(
-            "what a step leaves behind shows a record beside the release ({finding})",
-            "look for what is computed of raw gradients, inputs or losses and kept: momentum, "
+            "the state after a step depends on a record in addition to the release ({finding})",
+            "look for what is computed from raw gradients, inputs or losses and kept: momentum, "
             "learning rates, clipping norms, statistics, weights that are changed elsewhere",
         ),
     ),
 }
-#: How `replay.release` says which of a step's settings its records decide.
+#: Messages of `replay.release` if records decide a setting of a step.
 _DECIDED = {
     "step": "whether a step is taken depends on the records of its batch ({finding})",
     "noise": "the noise_multiplier of a step depends on records ({finding})",
 }
-#: Names of the checks that are made of answers.
+#: Names of the checks that these answers decide.
 REPLAY_CHECKS = tuple(_WORDS)
 
 
 @dataclass
 class _Told:
-    """What came of one question at all examinations."""
+    """Summary of one test over all examinations."""
 
     asked: int = 0
     findings: int = 0
@@ -125,12 +124,13 @@ class _Told:
 
 @dataclass
 class ExaminationLog:
-    """What the examinations of a run came to.
+    """Log of the examinations of a run.
 
     Args:
-        steps: that were examined, from 0.
-        off: why none is, or empty.
-        between_epochs: epochs between which weights changed, where no replay goes.
+        steps: numbers of the examined steps, from 0.
+        off: why no step is examined, or empty.
+        between_epochs: number of epochs after which weights changed outside of steps, which no
+            replay covers.
         cost: see `AuditReport.examination_cost`.
     """
 
@@ -138,7 +138,7 @@ class ExaminationLog:
     off: str = ""
     between_epochs: int = 0
     cost: dict[str, float] = field(default_factory=dict)
-    #: Steps of which all that is left behind follows from their release alone.
+    #: Steps after which the state follows from their release alone.
     alone: list[int] = field(default_factory=list)
     noise: NoiseLog = field(default_factory=NoiseLog)
     _told: dict[str, _Told] = field(
@@ -146,7 +146,7 @@ class ExaminationLog:
     )
 
     def found(self, significance: float) -> bool:
-        """Whether something was found.
+        """Return whether something was found.
 
         Args:
             significance: of the whole run.
@@ -155,15 +155,15 @@ class ExaminationLog:
         return findings or self.noise.found(significance)
 
     def asked(self, name: str) -> int:
-        """How many neighbours a question was asked of."""
+        """Return the number of neighboring batches that a test replayed."""
         return self._told[name].asked
 
     def take(self, step: int, answers: Mapping[str, Answer]) -> None:
-        """Take in an examination.
+        """Add an examination.
 
         Args:
             step: number of the step, from 0.
-            answers: to the questions that were due.
+            answers: by check, of the tests that were due.
         """
         if step not in self.steps:
             self.steps.append(step)
@@ -176,11 +176,11 @@ class ExaminationLog:
                 _add(told, step, answer)
 
     def spend(self, seconds: float, step_times: float) -> None:
-        """Take in the time of an examination; its replays follow the sizes of batches.
+        """Add the time of an examination, whose number of replays depends on the batch.
 
         Args:
             seconds: that it took.
-            step_times: the same in times of a step.
+            step_times: the same in units of the time of a step.
         """
         if self.cost:
             self.cost["later"] += seconds
@@ -188,7 +188,7 @@ class ExaminationLog:
             self.cost = {"first": seconds, "first_step_times": step_times, "later": 0.0}
 
     def results(self, significance: float) -> list[CheckResult]:
-        """Results of the checks by replay.
+        """Return the results of the checks by replay.
 
         Args:
             significance: of the whole run.
@@ -229,11 +229,11 @@ class ExaminationLog:
         )
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds: nothing of which steps were examined, nor of what was seen."""
+        """Return the state for a checkpoint: no examined steps and no findings."""
         return {"between_epochs": self.between_epochs}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint's state."""
+        """Continue from a checkpoint's state."""
         self.between_epochs = state["between_epochs"]
 
 
@@ -247,7 +247,7 @@ def _add(told: _Told, step: int, answer: Answer) -> None:
         told.step, told.size, told.allowed = step, worst.rounded, worst.allowed
         told.finding, told.decides = worst.describe(), worst.decides
         told.alike = _alike(answer.findings)
-        # Where earlier steps were clipped as claimed, it is none of these.
+        # If earlier steps were clipped as claimed, it is none of these faults.
         told.kind = answer.kind if told.asked == answer.asked else ""
         told.in_one_tensor = any(found.in_one_tensor for found in answer.findings)
         told.passes_whole = any(
@@ -259,6 +259,6 @@ def _add(told: _Told, step: int, answer: Answer) -> None:
 
 
 def _alike(findings: Sequence[Finding]) -> bool:
-    """Whether gradients that are clipped too late are all clipped at one norm."""
+    """Return whether the gradients that were clipped at too large a norm have one norm."""
     clipped = [f.size for f in findings if f.whole is not None and f.size < _WHOLE * f.whole]
     return not clipped or max(clipped) <= _ALIKE * min(clipped)

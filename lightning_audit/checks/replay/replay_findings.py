@@ -1,4 +1,4 @@
-"""What an examination by replay found."""
+"""Findings of an examination by replay."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Finding:
-    """A neighbour whose step is too far off.
+    """A neighboring batch whose step differs by more than DP-SGD allows.
 
     Args:
-        name: of the neighbour.
-        size: of a release, norm of the difference over the clipping norm; of what a step leaves
-            behind, the relative difference. Infinite where it has no size.
-        allowed: what the definition allows.
+        name: of the neighboring batch.
+        size: norm of the difference of releases over the clipping norm, or relative difference of
+            the states after the step. Infinite if it is unknown.
+        allowed: largest size that the definition of DP-SGD allows.
         whole: norm of a crafted gradient over the clipping norm; None for a record.
-        in_one_tensor: whether all of that gradient is in one of several tensors.
-        decides: what of a step its records decide: whether it is taken, or its noise multiplier.
+        in_one_tensor: whether that gradient is zero outside one of several tensors.
+        decides: what the records of a step decide: whether it is taken, or its noise multiplier.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Finding:
 
     @property
     def rounded(self) -> float | None:
-        """The size by two digits, or as many as tell it from what is allowed; None if infinite."""
+        """The size in two digits, or in as many as exceed what is allowed; None if infinite."""
         if not math.isfinite(self.size):
             return None
         return next(
@@ -40,7 +40,7 @@ class Finding:
         )
 
     def describe(self) -> str:
-        """The neighbour and how far off it is."""
+        """Return the neighbor and its size as text."""
         size = self.rounded
         if not self.allowed:
             return self.name

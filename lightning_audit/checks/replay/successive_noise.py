@@ -1,4 +1,4 @@
-"""Is the noise of steps that follow each other independent: each is forecast by those before it."""
+"""Test of independence of the noise of successive steps: forecasts from the previous ones."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from lightning_audit.layout import FloatArray
 from lightning_audit.stats.dependence.symmetric_noise import product_log_e
 from lightning_audit.stats.evalues.sequential import log_mean_exp
 
-#: Earlier steps that a forecast by least squares is made of.
+#: Number of earlier steps in a forecast by least squares.
 _ORDER = 3
-#: Log e-value of a forecast that says enough by itself.
+#: Log e-value of a forecast that is evidence enough alone.
 _CLEAR = 7.0
 
 
 def successive_seen(noise: Sequence[FloatArray]) -> Seen:
-    """E-value of several steps' noise for "each is symmetric, whatever came before".
+    """Return an e-value of several steps' noise for "each is symmetric given its past".
 
-    Each step is multiplied with forecasts that its past makes: every earlier step, their sum, and
-    a fit of earlier steps to one another. Their e-values are averaged, those of steps multiplied.
+    Each step is multiplied with forecasts from its past: every earlier step, their sum, and a fit
+    of earlier steps to one another. E-values of forecasts are averaged, those of steps multiplied.
 
     Args:
-        noise: of each step, in their order, with no part that all have in common, ``[n]``.
+        noise: of each step, in order, without a part that all have in common, ``[n]``.
     """
     log_e, largest = 0.0, NOTHING
     for number in range(1, len(noise)):
@@ -35,7 +35,7 @@ def successive_seen(noise: Sequence[FloatArray]) -> Seen:
             )
             for name, forecast in forecasts(noise[:number])
         ]
-        # What one earlier step or their sum tells is said before what only a fit of them does.
+        # A finding by one earlier step, or by their sum, takes precedence over one by a fit.
         plain = max(told[: number + 1], key=lambda seen: seen.log_e)
         now_largest = plain if plain.log_e > _CLEAR else max(told, key=lambda seen: seen.log_e)
         largest = max(largest, now_largest, key=lambda seen: seen.log_e)
@@ -44,13 +44,13 @@ def successive_seen(noise: Sequence[FloatArray]) -> Seen:
 
 
 def forecasts(past: Sequence[FloatArray]) -> Iterator[tuple[str, FloatArray]]:
-    """What the noise of a step may be made of, by earlier noise alone.
+    """Yield forecasts of a step's noise from earlier noise alone.
 
     Args:
         past: noise of earlier steps, one or more, the latest last, ``[n]`` each.
 
     Yields:
-        What it is in words, and the forecast, ``[n]``.
+        The forecast's description, and the forecast, ``[n]``.
     """
     for lag in range(1, len(past) + 1):
         yield f"that of {lag} step{'s' * (lag > 1)} before", past[-lag]
@@ -58,7 +58,7 @@ def forecasts(past: Sequence[FloatArray]) -> Iterator[tuple[str, FloatArray]]:
         yield "the sum of all before", np.sum(past, axis=0)
     order = min(_ORDER, len(past) - 1)
     if order > 1:
-        # Fitted where both sides are of the past, then applied to the latest steps.
+        # Fitted to past steps on both sides, then applied to the latest steps.
         before = np.stack([past[-1 - lag] for lag in range(1, order + 1)], axis=1)
         weights = np.linalg.lstsq(before, past[-1], rcond=None)[0]
         latest = np.stack([past[-lag] for lag in range(1, order + 1)], axis=1)

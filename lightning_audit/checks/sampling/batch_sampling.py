@@ -1,4 +1,4 @@
-"""Do the batches of a sampler of unknown type look as Poisson sampling makes them?"""
+"""The checks `sampling.not_poisson` and `sampling.rate`, for samplers of unknown type."""
 
 from __future__ import annotations
 
@@ -18,27 +18,34 @@ from lightning_audit.stats.evalues.batch_sizes import (
 )
 from lightning_audit.stats.evalues.sequential import log_mean_exp
 
-#: A loader's rate is often rounded: no finding for one per cent.
+#: Largest ratio of rates without a finding: a loader's rate is often rounded.
 RATE_TOLERANCE = 1.01
 
-#: What to do where another sampling is claimed than the loader's.
+#: What to do if the claim states another sampling than the loader's.
 LEAVE_OUT = "leave sampling out of the claim"
 
 
 def _unknown_sampling(found: CheckResult) -> str:
-    # Where no subsampling is accounted for, it is of no consequence how the loader draws.
-    supposed = [found.evidence.get(name) for name in ("accounted_rate", "sampling")]
-    if found.status != "not_run" or supposed == [None, None]:
+    # If no subsampling is accounted for, any sampling is fine.
+    stated = [found.evidence.get(name) for name in ("accounted_rate", "sampling")]
+    if found.status != "not_run" or stated == [None, None]:
         return ""
     if found.message.endswith(LEAVE_OUT):
         return found.message
     return f"{found.message}; if it does, set allow={found.name!r}"
 
 
-# Of samplers whose type does not tell how they draw; a wrong one is seen in a few batches.
+# For samplers whose type does not show how they draw; a wrong one is detected in a few batches.
 NOT_POISSON = Check(
     "sampling.not_poisson",
-    "the loader draws otherwise than the accountant supposes",
+    "the loader draws otherwise than the accountant assumes",
+    title="How batches are drawn",
+    failed_title="Batches are not Poisson-sampled",
+    meaning="The accountant assumes that each record enters a batch independently with the same "
+    "probability, and the loader draws otherwise.",
+    look_at="Return `DPDataLoader.from_data_loader(loader)` from `train_dataloader`; Lightning "
+    "does not use the loader that `make_private` returns.",
+    topic="Sampling and bookkeeping",
     kind="accounting",
     weight=10,
     always=True,
@@ -61,18 +68,19 @@ NOT_POISSON = Check(
     faults=(
         FaultRule(
             "record_twice_in_a_batch",
-            "wrong sampling: a record stands twice in a batch, where it adds up to twice the "
-            "clipping norm",
+            "wrong sampling: a batch contains a record twice, which adds up to twice the clipping "
+            "norm",
             "the sampler, and what fills batches up",
+            headline="A batch contains a record twice",
             rank=6,
             explains=("sampling.rate", "ledger.draws"),
             applies=lambda seen: bool(seen.get("doubled")),
         ),
         FaultRule(
             "not_poisson",
-            "wrong sampling: the loader is not Poisson although the accountant supposes it",
-            "which loader train_dataloader returns: Lightning does not take the one of "
-            "make_private",
+            "wrong sampling: the loader is not Poisson although the accountant assumes it",
+            "which loader train_dataloader returns: Lightning does not use the one of make_private",
+            headline="Batches are not Poisson-sampled",
             rank=6,
             explains=("sampling.rate", "ledger.draws"),
         ),
@@ -82,7 +90,14 @@ NOT_POISSON = Check(
 SAMPLING_RATE = dataclasses.replace(
     NOT_POISSON,
     name="sampling.rate",
-    needs="no batch was seen whose rate the accountant was told",
+    title="Sampling rate of the loader",
+    failed_title="Records are drawn too often",
+    meaning="Records enter batches more often than the accountant assumes, so the steps cost more "
+    "than is accounted.",
+    look_at="Compare the batch size of the loader that is trained on with that of the loader given "
+    "to `make_private`, and check that the sampler favors no record.",
+    topic="Sampling and bookkeeping",
+    needs="no batch was seen for which the accountant recorded a rate",
     fine="the batches hold no more records than the accountant's rate allows",
     always=False,
     wrong=lambda seen: seen["loader_rate"] > RATE_TOLERANCE * seen["accounted_rate"],
@@ -90,28 +105,31 @@ SAMPLING_RATE = dataclasses.replace(
     faults=(
         FaultRule(
             "records_drawn_too_often",
-            "wrong sampling: some records are drawn more often than the accountant is told",
-            "the sampler: records that it favours or gives again soon, and its rate beside the "
+            "wrong sampling: some records are drawn more often than the accountant assumes",
+            "the sampler: records that it favors or repeats early, and its rate compared with the "
             "accountant's",
+            headline="Some records are drawn more often than accounted",
             rank=9,
             explains=("ledger.draws",),
-            applies=lambda seen: "loader_rate" not in seen,  # told by the batches themselves
+            applies=lambda seen: "loader_rate" not in seen,  # found in the batches themselves
         ),
         FaultRule(
             "sampled_too_often_later",
             "wrong sampling: from a later epoch on the loader draws more often than the accountant "
-            "is told",
-            "what exchanges the loader, or sets its batch sampler's sample_rate, between epochs: "
+            "assumes",
+            "what replaces the loader, or sets its batch sampler's sample_rate, between epochs: "
             "the accountant's step hook needs the new rate, or the loader keeps the old one",
+            headline="The loader draws more often from some epoch on",
             rank=9,
             explains=("ledger.draws",),
             applies=lambda seen: seen.get("raised_in") is not None,
         ),
         FaultRule(
             "sampled_too_often",
-            "wrong sampling: the loader draws more often than the accountant is told",
+            "wrong sampling: the loader draws more often than the accountant assumes",
             "the batch sizes of the loader that is trained on and of the one that make_private was "
             "given",
+            headline="The loader draws more often than accounted",
             rank=9,
             explains=("ledger.draws",),
         ),
@@ -120,19 +138,19 @@ SAMPLING_RATE = dataclasses.replace(
 
 CHECKS = (NOT_POISSON, SAMPLING_RATE)
 
-#: A record's probability above which the tests do not hold.
+#: Largest sampling rate for which the tests are valid.
 _LARGEST_RATE = 0.5
 
 _SEEN = {
     "size": "batches are too equal in size: Poisson batches vary by about the root of their size",
-    "unseen": "records hardly come twice in an epoch: the sampler goes through the data instead of "
-    "drawing every record anew for each batch",
-    "repeated": "the batches of an epoch are those of the epoch before",
+    "unseen": "records are hardly ever drawn twice in an epoch: the sampler goes through the data "
+    "instead of drawing every record independently for each batch",
+    "repeated": "the batches of an epoch are those of the previous epoch",
 }
 
 
 class BatchCheck:
-    """Tests the batches that a sampler yields, in memory; no index and no count leaves it.
+    """Test of the batches that a sampler yields, in memory: it releases no index and no count.
 
     Args:
         records: number of records in the data set, >= 1.
@@ -148,21 +166,21 @@ class BatchCheck:
         self._doubled = 0
         #: Why the batches cannot be tested; empty if they can.
         self.obstacle = ""
-        #: Whether a record that stands twice in a batch counts twice; code that averages its
-        #: gradients before clipping, for augmentations of it, does not let it.
+        #: Whether a record that is in a batch twice counts twice. It does not if the step averages
+        #: its gradients before clipping, as for augmentations.
         self.twice_counts = True
 
     @property
     def batches(self) -> int:
-        """Batches taken in."""
+        """Number of batches so far."""
         return self._bets.batches
 
     def start_epoch(self) -> None:
-        """Take note that the sampler starts anew."""
+        """Record that the sampler starts an epoch."""
         self._bets.start_epoch()
 
     def take(self, batch: Any) -> None:
-        """Take in what the sampler yields; what cannot be read ends the test."""
+        """Update with a batch of the sampler; one that cannot be read ends the test."""
         if self.obstacle:
             return
         numbers = record_numbers(batch, self.records)
@@ -175,10 +193,10 @@ class BatchCheck:
         self._poisson.update(self._bets.log_e, self._bets.batches)
 
     def settle(self, rate: float | None) -> None:
-        """Let the bets on the rate count for the batches since the last call.
+        """Update the bets on the rate with the batches since the last call.
 
         Args:
-            rate: the largest rate that the accountant was told of these batches; None if unknown.
+            rate: the largest rate that the accountant recorded for these batches; None if unknown.
         """
         allowed = 1.0 if rate is None else RATE_TOLERANCE * rate
         if allowed < 1.0:
@@ -188,7 +206,7 @@ class BatchCheck:
         self._bets.counts[:] = 0
 
     def results(self, description: str, rate: float) -> tuple[CheckResult, ...]:
-        """Results of `sampling.not_poisson` and `sampling.rate`.
+        """Return the results of `sampling.not_poisson` and `sampling.rate`.
 
         Args:
             description: the sampler, in words.
@@ -197,17 +215,17 @@ class BatchCheck:
         self.settle(rate)
         unknown = {"accounted_rate": rate}
         if self._doubled and self.twice_counts:
-            message = f"{description} yields batches in which a record stands twice"
-            advice = "draw each record at most once a batch, and fill no batch up"
+            message = f"{description} yields batches that contain a record twice"
+            advice = "draw each record at most once per batch, and do not pad batches"
             found = NOT_POISSON.judged({"doubled": True, "poisson": False}, "", message, advice)
         elif self.obstacle or self._doubled or rate > _LARGEST_RATE:
-            twice = "a record stands twice in a batch" if self._doubled else ""
-            why = self.obstacle or twice or f"a sample rate of {rate:.3g} is too high to tell"
-            message = f"it cannot be read off whether {description} draws Poisson batches: {why}"
+            twice = "a batch contains a record twice" if self._doubled else ""
+            why = self.obstacle or twice or f"a sample rate of {rate:.3g} is too high to test"
+            message = f"it is unknown whether {description} draws Poisson batches: {why}"
             found = NOT_POISSON.not_run(message, unknown)
         elif not self._poisson.violated and not self._could_have_seen():
             message = (
-                f"{self._bets.batches} batches are too few or too small to tell whether "
+                f"{self._bets.batches} batches are too few or too small to test whether "
                 f"{description} draws Poisson batches"
             )
             found = NOT_POISSON.not_run(message, unknown)
@@ -216,7 +234,7 @@ class BatchCheck:
             found = NOT_POISSON.result(
                 self._poisson,
                 f"the batches of {description} agree with Poisson sampling",
-                f"the accountant supposes Poisson sampling, but {description} does not draw so: "
+                f"the accountant assumes Poisson sampling, but {description} draws otherwise: "
                 f"{seen}",
                 "",
                 {"batches": self._bets.batches},
@@ -224,14 +242,13 @@ class BatchCheck:
         return found, SAMPLING_RATE.result(
             self._rate,
             f"the batches hold no more records than the accountant's rate {rate:.4g} allows",
-            "records come more often than with the probability that the accountant is told, "
-            f"{rate:.4g}",
-            "give the sampler and the accountant the same rate; records that are favoured need the "
-            "largest",
+            f"records are drawn more often than with the accountant's probability {rate:.4g}",
+            "give the sampler and the accountant the same rate; if records have different rates, "
+            "give the accountant the largest",
             {"accounted_rate": rate},
         )
 
     def _could_have_seen(self) -> bool:
-        """Whether equal sizes, and batches without a record in common, would have been flagged."""
+        """Return whether equal sizes, and batches without common records, would be detected."""
         needed = self._poisson.threshold + math.log(len(self._bets.NAMES))
         return bool(self._bets.could_win.min() >= needed)

@@ -1,6 +1,6 @@
-"""Are the batches of a sampler drawn anew, and no record more often than the accountant supposes?
+"""The check `ledger.draws`: whether batches repeat, or records are drawn too often.
 
-In memory alone: no index and no count leaves it, and a training that goes on begins anew.
+It runs in memory and releases no index and no count. A resumed training starts it again.
 """
 
 from __future__ import annotations
@@ -18,26 +18,34 @@ from lightning_audit.stats.evalues.sequential import log_mean_exp
 
 LEDGER_DRAWS = Check(
     "ledger.draws",
-    "batches that were drawn before come again, or records that come more often than the others",
+    "batches that repeat earlier ones, or records that are drawn more often than others",
+    title="Independence of the draws",
+    failed_title="Draws are not independent",
+    meaning="Batches repeat, or some records are drawn more often than others.",
+    look_at="Check what the sampler keeps or seeds at the start of an epoch, and whether it favors "
+    "some records.",
+    topic="Sampling and bookkeeping",
     kind="accounting",
     weight=20,
-    needs="no batch was seen of which the records are known",
+    needs="no batch was seen whose records are known",
     private=True,
-    fine="no batch is one that was drawn before, and no record comes too often",
+    fine="no batch repeats an earlier one, and no record is drawn too often",
     public=("message",),
     refutes=OF_BATCHES,
     faults=(
         FaultRule(
             "batches_come_again",
-            "wrong sampling: batches that were drawn before come again",
-            "what the sampler keeps or seeds at an epoch's start: each batch must be drawn anew",
+            "wrong sampling: earlier batches are drawn again",
+            "what the sampler keeps or seeds at an epoch's start: each batch must be a new draw",
+            headline="Earlier batches are drawn again",
             rank=7,
             applies=lambda seen: seen.get("of") == "again",
         ),
         FaultRule(
             "records_are_favoured",
-            "wrong sampling: some records come more often than the accountant supposes",
+            "wrong sampling: some records are drawn more often than the accountant assumes",
             "how the sampler chooses records: the accountant needs the largest probability of all",
+            headline="Some records are drawn more often than others",
             rank=7,
             explains=("sampling.rate",),
         ),
@@ -46,17 +54,17 @@ LEDGER_DRAWS = Check(
 
 CHECKS = (LEDGER_DRAWS,)
 
-#: Records of which counts are kept.
+#: Largest number of records that are counted.
 MOST_RECORDS = 50_000_000
-#: Rates above, and data sets below, at which two fresh batches may begin with the same records.
+#: Rates above the first, and data sets below the second, may give two new batches that begin alike.
 _LARGE, _FEW = 0.25, 64
-_AGAIN = "{again} of {batches} batches are ones that were drawn before"
-_FAVOURED = "some records come more often than with the probability {rate:.4g} of the accountant"
-_ADVICE = "draw each batch anew, each record with the probability that the accountant is told"
+_AGAIN = "{again} of {batches} batches repeat earlier ones"
+_FAVOURED = "some records are drawn more often than with the accountant's probability {rate:.4g}"
+_ADVICE = "draw each batch independently, each record with the accountant's probability"
 
 
 class DrawnBatches:
-    """The batches that a loader's sampler yields.
+    """Test of the batches that a loader's sampler yields.
 
     Args:
         records: number of records in the data set, >= 1.
@@ -69,14 +77,14 @@ class DrawnBatches:
         self._bet = RepeatBet(records)
         self._counts = np.zeros(records if records <= MOST_RECORDS else 0, dtype=np.int32)
         self._batches = 0
-        #: Largest rate that the accountant was told; None while none is known.
+        #: Largest rate that the accountant recorded; None while none is known.
         self.rate: float | None = None
-        #: Why the batches cannot be looked at; empty if they can.
+        #: Why the batches cannot be tested; empty if they can.
         self.obstacle = "" if len(self._counts) else f"there are {records:,} records"
         self._waiting: list[np.ndarray[Any, Any]] = []
 
     def take(self, batch: Any) -> None:
-        """Take in what the sampler yields; what cannot be read ends the test."""
+        """Update with a batch of the sampler; one that cannot be read ends the test."""
         if self.obstacle:
             return
         numbers = record_numbers(batch, self.records)
@@ -89,7 +97,7 @@ class DrawnBatches:
             self._settle(self.rate)
 
     def _settle(self, rate: float) -> None:
-        """Let the batches count that came before the rate was known."""
+        """Update the test with the batches that were drawn before the rate was known."""
         for indices in self._waiting:
             self._bet.update(hash(indices.tobytes()), len(indices), min(rate, 0.999))
             self._counts[indices] += 1
@@ -98,14 +106,14 @@ class DrawnBatches:
 
     @property
     def never_again(self) -> bool:
-        """Whether batches are unlike each other, and none was drawn twice."""
+        """Whether new batches differ with near certainty, and none was drawn twice."""
         if self.obstacle or self.rate is None or self.rate > _LARGE or self.records < _FEW:
             return False
         self._settle(self.rate)
         return self._batches > 0 and not self._bet.again
 
     def result(self) -> CheckResult:
-        """The result of `ledger.draws`."""
+        """Return the result of `ledger.draws`."""
         if self.obstacle:
             return LEDGER_DRAWS.not_run(f"not tested: {self.obstacle}")
         if self.rate is None or self.rate >= 1.0:

@@ -1,4 +1,4 @@
-"""Does the loader draw its batches as the accountant supposes?"""
+"""The sampling checks: whether the loader draws its batches as the accountant assumes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ from lightning_audit.results.audit_report import CheckResult
 REPEATED = Check(
     "sampling.repeated",
     "every process draws from all records, so that one may enter a step several times",
+    title="Records shared among processes",
+    failed_title="Every process draws all records",
+    meaning="Each process draws from all records, so one record can enter a step several times.",
+    look_at="Check that the loader deals the records out to the processes: "
+    "`DPDataLoader.from_data_loader(loader, distributed=True)`.",
+    topic="Sampling and bookkeeping",
     kind="accounting",
     wrong=lambda seen: seen["processes"] > 1,
     refutes=OF_BATCHES,
@@ -29,6 +35,7 @@ REPEATED = Check(
             "wrong sampling: every process draws from all records, so a record may enter a step "
             "several times",
             "whether the loader deals the records out to the processes",
+            headline="Every process draws from all records",
             rank=8,
         ),
     ),
@@ -45,36 +52,36 @@ _WRITE_INSTEAD = (
     "DPDataLoader.from_data_loader(loader)` (from opacus.data_loader), or wrap the data module in "
     "opacus.lightning.DPLightningDataModule"
 )
-#: Of a loader without a batch sampler: no Poisson sampling is of it, and Opacus refuses it.
+#: Advice for a loader without a batch sampler, which Poisson sampling and Opacus need.
 _ITERABLE = (
-    "an IterableDataset gives no record by its index, so that nothing can draw Poisson batches of "
-    "it: give the records a length, as DataLoader(list(dataset), batch_size=...) does where they "
+    "an IterableDataset gives no record by its index, so that nothing can draw Poisson batches "
+    "from it: give the records a length, as DataLoader(list(dataset), batch_size=...) does if they "
     "fit into memory, and return DPDataLoader.from_data_loader(loader) (from opacus.data_loader) "
     "from train_dataloader; give make_private the same loader"
 )
 _INFINITE = "_InfiniteConstantSampler"
 _BY_CHOICE = (
-    "make_private was told poisson_sampling=False, and the accountant supposes Poisson sampling "
-    "all the same: leave poisson_sampling at True and return DPDataLoader.from_data_loader(loader) "
+    "make_private was called with poisson_sampling=False, and the accountant still assumes Poisson "
+    "sampling: leave poisson_sampling at True and return DPDataLoader.from_data_loader(loader) "
     "from train_dataloader, or claim the epsilon that holds: "
     "PrivacyClaim(sampling='shuffled', epsilon=..., delta=...)"
 )
 
 
 def what_holds(noise_multiplier: float, passes: int, delta: float) -> str:
-    """Which epsilon holds where each record enters one step a pass, in words.
+    """Describe the epsilon that holds if each record enters one step per pass.
 
     Args:
-        noise_multiplier: the smallest of the steps, > 0.
-        passes: over the data, >= 1.
+        noise_multiplier: smallest noise multiplier of the steps, > 0.
+        passes: number of passes over the data, >= 1.
         delta: the delta.
     """
     zeroed = epsilon_of_passes(noise_multiplier, passes, delta)
     replaced = epsilon_of_passes(noise_multiplier, passes, delta, "replace_one")
     many = "one epoch costs" if passes == 1 else f"{passes} epochs cost"
     return (
-        f". What holds: each record enters one step an epoch, so that {many} epsilon {zeroed:.4g} "
-        f"at delta {delta:.3g} where a record is zeroed out, {replaced:.4g} where it is replaced"
+        f". What holds: each record enters one step per epoch, so that {many} epsilon {zeroed:.4g} "
+        f"at delta {delta:.3g} if a record is zeroed out, {replaced:.4g} if it is replaced"
     )
 
 
@@ -91,20 +98,20 @@ def sampling_results(
     epsilon_that_holds: float | None = None,
     raised_in: int | None = None,
 ) -> tuple[CheckResult, ...]:
-    """Compare the loader with the accountant's supposition of Poisson sampling.
+    """Compare the loader with the Poisson sampling that the accountant assumes.
 
     Args:
-        kind: what the loader's type tells.
+        kind: what the loader's type shows.
         description: the loader's batch sampler, in words.
         loader_rate: the sampler's rate, None if it has none.
         accounted_rate: the accountant's rate, None if nothing is accounted.
-        batch_sizes: sizes of the batches so far, the last of each epoch left out; held in memory
-            only, since they are not private.
-        batches: the test of the batches, where the loader's type does not tell.
-        by_choice: whether make_private was told ``poisson_sampling=False``.
-        holds: which epsilon holds with this loader, in words; empty if that is not known.
-        epsilon_that_holds: the same as a number, between the data sets that the claim is about.
-        raised_in: epoch, from 0, from which on the sampler has its rate; None where it always had.
+        batch_sizes: sizes of the batches so far, without the last of each epoch; held in memory
+            only, because no noise covers them.
+        batches: the test of the batches, if the loader's type does not show how it draws.
+        by_choice: whether make_private was called with ``poisson_sampling=False``.
+        holds: which epsilon holds with this loader, in words; empty if that is unknown.
+        epsilon_that_holds: the same as a number, for the adjacency of the claim.
+        raised_in: epoch, from 0, since which the sampler has its rate; None if it always had it.
 
     Returns:
         Results of `sampling.not_poisson` and, for a Poisson loader, `sampling.rate`.
@@ -122,7 +129,7 @@ def sampling_results(
         kind, description = "not_poisson", f"{description}, with batches all of one size"
     if kind == "not_poisson":
         message = (
-            f"the accountant supposes Poisson sampling at rate {accounted_rate:.4g}, but the "
+            f"the accountant assumes Poisson sampling at rate {accounted_rate:.4g}, but the "
             f"trainer's loader is not Poisson: {description}"
         )
         evidence: dict[str, Any] = {"loader": description, "poisson": False}
@@ -133,7 +140,7 @@ def sampling_results(
             advice = _ITERABLE
         return (NOT_POISSON.judged(evidence, "", f"{message}{holds}", advice),)
     if kind == "unknown":
-        message = f"it cannot be read off whether {description} draws Poisson batches"
+        message = f"it is unknown whether {description} draws Poisson batches"
         evidence = {"accounted_rate": accounted_rate}
         return (NOT_POISSON.not_run(message, evidence),)
     message = f"the loader is Poisson: {description}"
@@ -144,28 +151,28 @@ def sampling_results(
 
 
 def shuffled_result(kind: LoaderKind, description: str, *, once: bool) -> CheckResult:
-    """Result of `sampling.not_poisson` where batches are shuffled by the claim.
+    """Return the result of `sampling.not_poisson` if the claim states shuffled batches.
 
     Args:
-        kind: what the loader's type tells.
+        kind: what the loader's type shows.
         description: the loader's batch sampler, in words.
-        once: whether each record enters one batch an epoch at most.
+        once: whether each record enters at most one batch per epoch.
     """
     if once:
-        message = f"each record enters one step an epoch at most, as is claimed: {description}"
+        message = f"each record enters at most one step per epoch, as claimed: {description}"
         evidence = {"poisson": False, "sampling": "shuffled"}
         return NOT_POISSON.judged(evidence, message, "", "")
     message = (
         f"sampling='shuffled' is claimed, and the loader is Poisson ({description}): {LEAVE_OUT}"
         if kind == "poisson"
-        else "sampling='shuffled' is claimed, and it cannot be read off whether each record enters "
-        f"one step an epoch at most, once: {description}"
+        else "sampling='shuffled' is claimed, and it is unknown whether each record enters at most "
+        f"one step per epoch, once: {description}"
     )
     return NOT_POISSON.not_run(message, {"sampling": "shuffled"})
 
 
 def _rates(loader_rate: float, accounted_rate: float, raised_in: int | None) -> CheckResult:
-    """Result of `sampling.rate`."""
+    """Return the result of `sampling.rate`."""
     evidence: dict[str, Any] = {"loader_rate": loader_rate, "accounted_rate": accounted_rate}
     since = ""
     if raised_in is not None:
@@ -180,7 +187,7 @@ def _rates(loader_rate: float, accounted_rate: float, raised_in: int | None) -> 
 
 
 def repeated_result(processes: int, accounted_rate: float | None) -> CheckResult:
-    """Result of `sampling.repeated`, for processes that each draw from all records.
+    """Return the result of `sampling.repeated`, for processes that each draw from all records.
 
     Args:
         processes: number of processes.
@@ -192,14 +199,14 @@ def repeated_result(processes: int, accounted_rate: float | None) -> CheckResult
         {"processes": processes, "accounted_rate": accounted_rate},
         "",
         f"each of {processes} processes draws from all records at rate {accounted_rate:.4g}, so a "
-        "record may be clipped and added several times in a step that is accounted as once",
+        "record may be clipped and added several times in a step, and is accounted once",
         "write DPDataLoader.from_data_loader(loader, distributed=True), which deals the records "
         "out to the processes",
     )
 
 
 def _too_equal(sizes: Sequence[int], rate: float) -> bool:
-    """Whether Poisson batches would agree in size so well with probability below 1e-9."""
+    """Return whether Poisson batches are all of one size with probability below 1e-9."""
     if not sizes or len(set(sizes)) > 1:
         return False
     variance = sizes[0] * (1.0 - rate)

@@ -1,4 +1,4 @@
-"""Reads the batches of a sampler as the numbers of their records."""
+"""Converts the batches of a sampler to record numbers."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import numpy as np
 
 
 def record_numbers(batch: Any, records: int) -> np.ndarray[Any, Any] | None:
-    """The numbers of a batch's records, in their order; None if it is no list of such.
+    """Return the numbers of a batch's records, in order; None if it is no list of such numbers.
 
     Args:
-        batch: what a sampler yields; an iterator is left as it is.
-        records: in the data set, whose numbers are 0 to ``records - 1``.
+        batch: what a sampler yields; an iterator is not consumed.
+        records: number of records in the data set; their numbers are 0 to ``records - 1``.
     """
     if hasattr(batch, "__next__"):
         return None
     try:
         numbers = np.asarray(batch)
-    except Exception:  # of whatever else a sampler may yield
+    except Exception:  # a sampler may yield any object
         return None
     if numbers.size == 0:
         return np.zeros(0, dtype=np.int64)

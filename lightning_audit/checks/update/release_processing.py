@@ -1,7 +1,7 @@
-"""Is the gradient of the update seen to be computed of the releases alone?
+"""Test of whether the gradient of the update is computed from the releases alone.
 
-Canaries are out of a release, so that nothing tells by them whether noise is taken away again
-behind it. But most of what is done to releases can be followed entry by entry.
+A release has no canaries, so canaries cannot show whether noise is removed after it. But most
+processing of releases can be explained entry by entry.
 """
 
 from __future__ import annotations
@@ -12,37 +12,38 @@ import numpy as np
 
 from lightning_audit.layout import FloatArray
 
-#: Releases of the past that are compared.
+#: Number of past releases that are compared.
 _LAGS = 8
-#: What may be left of the gradient, relative to its size, for it to be explained.
+#: Largest residual of an explained gradient, relative to the gradient.
 _ROUNDING = 1e-3
-#: Steps whose gradient was not explained above which nothing passes, and their share.
+#: Largest number, and fraction, of unexplained gradients with which a run can pass.
 _FEW, _SHARE = 9, 0.1
 
 
 class ReleaseProcessing:
-    """Follows what becomes of releases, at the witnesses.
+    """Explains the gradients of updates by releases, at the probe coordinates.
 
-    Explained are: the release times one number where it was not set to zero (clipping to a norm,
-    masks, top-k), a function of each entry that never falls (signs, clipping, quantisation), and
-    sums over the releases of nine steps and the gradient before (averages, filters, momentum).
+    A gradient is explained if it is the release times one number, apart from entries set to zero
+    (clipping to a norm, masks, top-k); a nondecreasing function of each entry (signs, clipping,
+    quantization); or a linear combination of the releases of nine steps and the previous gradient
+    (averages, filters, momentum).
     """
 
     def __init__(self) -> None:
         self._past: deque[FloatArray] = deque(maxlen=_LAGS)
         self._before: FloatArray | None = None
         self._steps = self._unexplained = 0
-        #: Of each step, by its number, whether it was not explained.
+        #: By step number, whether its gradient was not explained.
         self._which = bytearray()
 
     def update(self, step: int, release: FloatArray, used: FloatArray | None) -> None:
-        """Take in a step.
+        """Update with a step.
 
         Args:
             step: its number, from 0.
             release: entries of the noisy gradient, ``[n]``.
-            used: the same entries of the gradient when the update was done; None where it is the
-                release times one number.
+            used: the same entries of the gradient at the update; None if it is the release times
+                one number.
         """
         self._steps += 1
         kept = release if used is None else used
@@ -75,9 +76,9 @@ class ReleaseProcessing:
 
     @property
     def followed(self) -> bool:
-        """Whether nearly all gradients were explained."""
+        """Whether at least nine tenths of the gradients, or all but nine, were explained."""
         return self._unexplained <= max(_FEW, _SHARE * self._steps)
 
     def was_unexplained(self, step: int) -> bool:
-        """Whether the gradient of a step was not explained."""
+        """Return whether the gradient of a step was not explained."""
         return step < len(self._which) and bool(self._which[step])

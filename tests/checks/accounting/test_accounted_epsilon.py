@@ -39,9 +39,9 @@ def test_numbers_of_the_comparison_are_told() -> None:
 
 def test_what_replacing_costs_is_told_beside_what_removing_does() -> None:
     result = accounting_result(16.0, 8.0, 1e-5, "the accountant", 7.9)
-    assert "epsilon 16 at delta 1e-05 where a record is replaced as privacy" in result.message
+    assert "epsilon 16 at delta 1e-05 if a record is replaced as privacy" in result.message
     assert result.evidence["epsilon_by_removal"] == 7.9
-    assert "adding or removing one costs 7.9 only, which is what Opacus'" in result.advice
+    assert "adding or removing one costs only 7.9, which is what Opacus'" in result.advice
     # Steps that cost too much in either way are wrong by their number.
     more = accounting_result(32.0, 8.0, 1e-5, "the accountant", 15.0)
     assert more.advice.startswith("stop earlier")

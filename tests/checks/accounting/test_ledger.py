@@ -28,7 +28,7 @@ def test_all_steps_told_is_fine() -> None:
 def test_steps_that_were_not_told_are_found() -> None:
     found = accountant((1.0, 0.01, 20))
     assert (found.status, found.evidence["missing"]) == ("violated", 30)
-    assert "30 of 50 steps" in found.message
+    assert found.message == "the accountant recorded 20 of 50 steps"
 
 
 def test_what_was_told_before_counts_for_no_step_of_now() -> None:
@@ -48,7 +48,7 @@ def test_noise_that_was_told_before_is_of_no_step_of_now() -> None:
     assert accountant((5.0, 0.01, 31), (1.2, 0.01, 49), **earlier).status == "violated"
 
 
-@pytest.mark.parametrize(("hook", "part"), [("unread", "cannot be followed"), ("none", "no acc")])
+@pytest.mark.parametrize(("hook", "part"), [("unread", "cannot be identified"), ("none", "no acc")])
 def test_where_no_accountant_is_known_nothing_is_compared(hook: str, part: str) -> None:
     (found, *_) = Ledger(hook=hook).results([], TAKEN)
     assert found.status == "not_run"
@@ -61,5 +61,5 @@ def test_steps_on_one_batch_and_records_that_stand_twice_are_found() -> None:
     assert found["ledger.steps"].status == found["ledger.records"].status == "violated"
     found = results([(1.0, 0.01, 50)], unknown=3, repeated=0)
     assert found["ledger.steps"].status == found["ledger.records"].status == "ok"
-    assert "of batches with several steps it is not known" in found["ledger.steps"].message
+    assert "for batches with several steps it is unknown" in found["ledger.steps"].message
     assert "ledger.records" not in results([(1.0, 0.01, 50)])

@@ -1,4 +1,4 @@
-"""What the rules that name a fault are given, and what they give."""
+"""Input and output of the rules that name a fault: the case, and candidates."""
 
 from __future__ import annotations
 

@@ -5,7 +5,12 @@ from lightning_audit.checks.base.registry import REGISTRY, entailed, group, shar
 from lightning_audit.checks.noise.noise_at_entries import NOISE_ENTRIES, NOISE_WHOLE
 from lightning_audit.checks.noise.noise_excess import NOISE_EXCESS
 from lightning_audit.checks.noise.noise_mean import NOISE_MEAN
-from lightning_audit.checks.noise.noise_size import NOISE, NOISE_CANARY, NOISE_STEP, NOISE_TENSOR
+from lightning_audit.checks.noise.noise_size_checks import (
+    NOISE,
+    NOISE_CANARY,
+    NOISE_STEP,
+    NOISE_TENSOR,
+)
 from lightning_audit.checks.noise.normal_noise import NOISE_SHAPE
 from lightning_audit.checks.noise.stated_divisor import BATCH_NORMALISED
 from lightning_audit.results.audit_report import CheckResult

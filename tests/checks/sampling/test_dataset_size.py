@@ -75,7 +75,7 @@ def test_a_private_number_of_records_is_violated_where_the_divisor_alone_costs_m
     result = of_512(PRIVATE)
     assert (result.status, result.kind) == ("violated", "accounting")
     assert not blocks(result)
-    assert "by 15, and the number of records is private: the other size of" in result.message
+    assert "by 15, and the number of records is private: the different size of" in result.message
     assert result.message.endswith("(1e+05 parameters times steps), and 3 is claimed")
     assert "PrivacyClaim(expected_batch_size=...)" in result.advice
 
@@ -98,14 +98,14 @@ def test_a_divisor_that_no_record_changes_is_free_where_their_number_is_private(
     assert result is not None
     assert result.status == "ok"
     assert not blocks(result)
-    assert result.message == "one record more or less leaves the divisor of the gradients the same"
+    assert result.message == "one record more or less does not change the divisor of the gradients"
 
 
 def test_replacing_a_record_costs_nothing() -> None:
     result = of_512(dataclasses.replace(PUBLIC, adjacency="replace_one"))
     assert result.status == "ok"
     assert "epsilon_of_divisor" not in result.evidence
-    assert result.message.endswith("= 16, which replacing a record leaves the same")
+    assert result.message.endswith("= 16, which replacing a record does not change")
 
 
 def test_a_neighbour_without_a_divisor_is_told_apart_surely() -> None:

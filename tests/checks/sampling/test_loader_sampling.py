@@ -100,8 +100,8 @@ def test_passes_over_shuffled_batches_cost_what_steps_on_all_records_do(
     steps = [Phase(sigma, 1.0, passes)]
     zeroed = epsilon_of_history(steps, 1e-5)
     replaced = epsilon_of_history(steps, 1e-5, adjacency="replace_one")
-    assert f"epsilon {zeroed:.4g} at delta 1e-05 where a record is zeroed out" in told
-    assert f"{replaced:.4g} where it is replaced" in told
+    assert f"epsilon {zeroed:.4g} at delta 1e-05 if a record is zeroed out" in told
+    assert f"{replaced:.4g} if it is replaced" in told
     assert ("one epoch costs" in told) == (passes == 1)
 
 
@@ -110,17 +110,17 @@ def test_what_was_chosen_is_told_otherwise_than_what_lightning_does() -> None:
     (dropped,) = sampling_results(*given)
     (chosen,) = sampling_results(*given, by_choice=True, holds=". What holds: so much")
     assert "Lightning trains on the loader" in dropped.advice
-    assert chosen.advice.startswith("make_private was told poisson_sampling=False")
+    assert chosen.advice.startswith("make_private was called with poisson_sampling=False")
     assert chosen.message == f"{dropped.message}. What holds: so much"
 
 
 @pytest.mark.parametrize(
     ("kind", "once", "status", "said"),
     [
-        ("not_poisson", True, "ok", "as is claimed: a loader"),
+        ("not_poisson", True, "ok", "per epoch, as claimed: a loader"),
         ("poisson", False, "not_run", "leave sampling out of the claim"),
-        ("not_poisson", False, "not_run", "it cannot be read off"),
-        ("unknown", False, "not_run", "it cannot be read off"),
+        ("not_poisson", False, "not_run", "it is unknown whether"),
+        ("unknown", False, "not_run", "it is unknown whether"),
     ],
 )
 def test_shuffled_batches_are_as_claimed_or_a_pass_is_blocked(
